@@ -1,0 +1,36 @@
+"""The errors the engine raises; each protocol maps them to its own codes in one table.
+
+An error here is the client's or the operator's business. Anything else that escapes the engine is a bug.
+"""
+
+
+class BrokerError(Exception):
+    """Base of all errors an adapter must translate; `str()` is a sentence fit for the client."""
+
+
+class NotFound(BrokerError):
+    """No such exchange, queue, topic, partition or consumer."""
+
+
+class AccessRefused(BrokerError):
+    """The name is reserved, the exchange is internal, or the credentials are wrong."""
+
+
+class PreconditionFailed(BrokerError):
+    """Declared again with other properties, in use, not empty, or an unknown delivery id."""
+
+
+class ResourceLocked(BrokerError):
+    """An exclusive queue of another connection."""
+
+
+class InvalidArgument(BrokerError):
+    """A name, argument or configuration value that can never work."""
+
+
+class LimitExceeded(BrokerError):
+    """A configured limit was reached (size, count or length)."""
+
+
+class StorageUnavailable(BrokerError):
+    """The log cannot be written now (disk full, I/O error); nothing was confirmed. Trying again later may work."""

@@ -1,0 +1,136 @@
+"""What a message is to the engine.
+
+1. A message keeps the property bytes of the protocol it came in by (`Properties.raw`, tagged with `protocol`); only what
+   routing and expiry need is extracted, once. Other protocols read the neutral form, decoded on first use.
+2. `Properties` are immutable and shared: adapters intern them by their raw bytes, so that a run of messages with the same
+   properties costs one object. Compare them by identity on the hot path.
+3. A `Slab` is a run of messages with one exchange, one routing key and one `Properties` object. It is the unit that
+   is routed, logged, queued and delivered; a slab of one message is normal. Slabs are never changed after publishing.
+4. Names are `str`; bytes that are not UTF-8 travel as surrogate escapes, so nothing is lost on the way through.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+RESERVED_HEADER_PREFIX = "millrace."
+
+NAME_ENCODING_ERRORS = "surrogateescape"
+
+
+@dataclass(slots=True)
+class NeutralProperties:
+    """Properties in no protocol's form. `None` means absent; `headers` are the application's own."""
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    headers: dict[str, Any] = field(default_factory=dict)
+    persistent: bool = False
+    priority: int | None = None
+    correlation_id: bytes | None = None
+    reply_to: str | None = None
+    expiration_ms: int | None = None
+    message_id: str | None = None
+    timestamp_s: int | None = None
+    type: str | None = None
+    user_id: str | None = None
+    app_id: str | None = None
+
+
+Decoder = Callable[[bytes], NeutralProperties]
+
+_decoders: dict[str, Decoder] = {}
+
+
+def register_decoder(protocol: str, decode: Decoder) -> None:
+    """Make `decode` the way to read raw properties tagged `protocol` (a short ASCII tag such as "amqp")."""
+    _decoders[protocol] = decode
+
+
+class Properties:
+    """Immutable, shared properties of messages; see the module's rules 1 and 2.
+
+    `wire` is scratch space for adapters: encoded forms keyed by protocol and size, so that delivery encodes once.
+    """
+
+    __slots__ = ("_neutral", "_record_headers", "log_tag", "persistent", "priority", "protocol", "raw", "wire")
+
+    def __init__(self, protocol: str, raw: bytes, *, persistent: bool, priority: int = 0) -> None:
+        self.protocol = protocol
+        self.raw = raw
+        self.persistent = persistent
+        self.priority = priority
+        self.wire: dict[Any, Any] = {}
+        self.log_tag = b"%b\0%b%b" % (protocol.encode(), b"\1" if persistent else b"\0", raw)
+        self._neutral: NeutralProperties | None = None
+        self._record_headers: list[tuple[str, bytes | None]] | None = None
+
+    @classmethod
+    def from_log_tag(cls, tag: bytes) -> Properties:
+        """The inverse of `log_tag`, as read back from a home partition."""
+        protocol, _, rest = tag.partition(b"\0")
+        return cls(protocol.decode(), rest[1:], persistent=rest[:1] == b"\1")
+
+    @property
+    def neutral(self) -> NeutralProperties:
+        """The neutral form, decoded on first use."""
+        if self._neutral is None:
+            self._neutral = _decoders[self.protocol](self.raw)
+        return self._neutral
+
+    @property
+    def record_headers(self) -> list[tuple[str, bytes | None]]:
+        """Headers of a topic's record: the application's own, then typed properties under a reserved prefix."""
+        if self._record_headers is None:
+            self._record_headers = _to_record_headers(self.neutral)
+        return self._record_headers
+
+
+_TYPED_NAMES = (
+    "content_type", "content_encoding", "priority", "correlation_id", "reply_to", "expiration_ms", "message_id",
+    "timestamp_s", "type", "user_id", "app_id",
+)  # fmt: skip
+
+
+def _to_record_headers(neutral: NeutralProperties) -> list[tuple[str, bytes | None]]:
+    headers = [(name, _header_value(value)) for name, value in neutral.headers.items()]
+    for name in _TYPED_NAMES:
+        value = getattr(neutral, name)
+        if value is not None:
+            headers.append((RESERVED_HEADER_PREFIX + name.replace("_", "-"), _header_value(value)))
+    return headers
+
+
+def _header_value(value: Any) -> bytes | None:
+    """Bytes as they are, text as UTF-8, everything else as JSON."""
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", NAME_ENCODING_ERRORS)
+    return json.dumps(value, default=str).encode()
+
+
+class Slab:
+    """A run of messages with one route and one `Properties` object; see the module's rule 3.
+
+    `size` is the sum of the body lengths in bytes. `wire` is scratch space for adapters, as in `Properties`,
+    shared by all who deliver this slab: encode a fan-out once per wire form.
+    """
+
+    __slots__ = ("bodies", "exchange", "properties", "routing_key", "size", "wire")
+
+    def __init__(
+        self, exchange: str, routing_key: str, properties: Properties, bodies: list[bytes], size: int | None = None
+    ) -> None:
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.properties = properties
+        self.bodies = bodies
+        self.size = sum(map(len, bodies)) if size is None else size
+        self.wire: dict[Any, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.bodies)
