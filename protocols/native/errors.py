@@ -1,0 +1,182 @@
+"""The errors of the native protocol: one table for the wire, one small tree for Python.
+
+1. A code is for ever: numbers are never reused, new ones are added at the end, and a client that does not know a code
+   goes by the retriable flag, which travels with every error.
+2. Retriable means: the same request may succeed later without anybody changing it.
+3. Every error a broker answered is a `MillraceError` with its `code`; the classes below exist for those worth catching.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+WireError = tuple[int, bool, str]
+"""Code, retriable, message: how an error looks on the wire."""
+
+
+class ErrorCode(IntEnum):
+    """Numbers on the wire; see `RETRIABLE` and the table in README.md."""
+
+    MALFORMED_FRAME = 1
+    REQUEST_TOO_LARGE = 2
+    UNKNOWN_API = 3
+    INVALID_REQUEST = 4
+    HELLO_REQUIRED = 5
+    UNSUPPORTED_VERSION = 6
+    AUTHENTICATION_FAILED = 7
+    UNKNOWN_TOPIC = 8
+    UNKNOWN_PARTITION = 9
+    OFFSET_OUT_OF_RANGE = 10
+    CORRUPT_BATCH = 11
+    BATCH_TOO_LARGE = 12
+    STORAGE_UNAVAILABLE = 13
+    REQUEST_TIMED_OUT = 14
+    OUT_OF_ORDER = 15
+    LIMIT_EXCEEDED = 16
+    INVALID_ARGUMENT = 17
+    NOT_FOUND = 18
+    ACCESS_REFUSED = 19
+    PRECONDITION_FAILED = 20
+    NOT_LEADER = 21
+    SHUTTING_DOWN = 22
+    INTERNAL = 23
+
+
+MEANINGS: dict[ErrorCode, str] = {
+    ErrorCode.MALFORMED_FRAME: "the frame is not one whole msgpack array; the connection closes",
+    ErrorCode.REQUEST_TOO_LARGE: "the announced length is above request_bytes_max; the connection closes",
+    ErrorCode.UNKNOWN_API: "no such api in this version",
+    ErrorCode.INVALID_REQUEST: "a field has the wrong type or range, or the number of fields is wrong",
+    ErrorCode.HELLO_REQUIRED: "the first request must be hello, once; the connection closes",
+    ErrorCode.UNSUPPORTED_VERSION: "no version of the protocol in common; the connection closes",
+    ErrorCode.AUTHENTICATION_FAILED: "user or password are wrong; the connection closes",
+    ErrorCode.UNKNOWN_TOPIC: "the topic does not exist",
+    ErrorCode.UNKNOWN_PARTITION: "the topic has no partition of that number",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "the offset is below the log's start or above its high watermark",
+    ErrorCode.CORRUPT_BATCH: "not exactly one whole data batch of format 2 with a correct CRC",
+    ErrorCode.BATCH_TOO_LARGE: "the batch is larger than the topic's message_bytes_max",
+    ErrorCode.STORAGE_UNAVAILABLE: "the log cannot be written now",
+    ErrorCode.REQUEST_TIMED_OUT: "not committed within timeout_ms; it may be later",
+    ErrorCode.OUT_OF_ORDER: "an earlier batch for the partition was refused in the same round",
+    ErrorCode.LIMIT_EXCEEDED: "a configured limit was reached",
+    ErrorCode.INVALID_ARGUMENT: "a name or value that can never work",
+    ErrorCode.NOT_FOUND: "no such exchange, binding or group",
+    ErrorCode.ACCESS_REFUSED: "the name is reserved or not yours",
+    ErrorCode.PRECONDITION_FAILED: "it exists with other properties, or is in use",
+    ErrorCode.NOT_LEADER: "another node leads the partition; ask for metadata again",
+    ErrorCode.SHUTTING_DOWN: "the broker is stopping; the connection closes",
+    ErrorCode.INTERNAL: "a bug of the broker; its log says more",
+}
+
+RETRIABLE = frozenset(
+    {
+        ErrorCode.STORAGE_UNAVAILABLE,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.OUT_OF_ORDER,
+        ErrorCode.NOT_LEADER,
+        ErrorCode.SHUTTING_DOWN,
+    }
+)
+
+
+def wire_error(code: ErrorCode, message: str = "") -> WireError:
+    """The error as it travels; without a message of its own, with what the table says."""
+    return (int(code), code in RETRIABLE, message or MEANINGS[code])
+
+
+class MillraceError(Exception):
+    """Base of everything the native clients raise. `code` is an `ErrorCode` number, 0 when no broker said it."""
+
+    code = 0
+
+    def __init__(self, message: str = "", *, code: int | None = None, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+        """Whether the same request may succeed later."""
+        if code is not None:
+            self.code = code
+
+
+class ConnectionLost(MillraceError):
+    """The connection could not be made or ended; what was under way may or may not have happened."""
+
+
+class ProtocolError(MillraceError):
+    """The peer sent what this protocol does not allow."""
+
+
+class RequestTimedOut(MillraceError):
+    """No reply in time, or not committed in time; it may still happen."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
+
+
+class BufferFull(MillraceError):
+    """`send` found no room in the producer's buffer for `max_block_ms`; the record was not taken."""
+
+
+class DeliveryTimedOut(MillraceError):
+    """A record was not acknowledged within `delivery_timeout_ms`; it may or may not be in the log."""
+
+
+class UnknownTopic(MillraceError):
+    """The topic does not exist."""
+
+    code = ErrorCode.UNKNOWN_TOPIC
+
+
+class UnknownPartition(MillraceError):
+    """The topic has no partition of that number."""
+
+    code = ErrorCode.UNKNOWN_PARTITION
+
+
+class OffsetOutOfRange(MillraceError):
+    """The offset is below the log's start or above its high watermark."""
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+class BatchTooLarge(MillraceError):
+    """The batch is larger than the topic's message_bytes_max."""
+
+    code = ErrorCode.BATCH_TOO_LARGE
+
+
+class StorageUnavailable(MillraceError):
+    """The broker's log cannot be written now."""
+
+    code = ErrorCode.STORAGE_UNAVAILABLE
+
+
+class AuthenticationFailed(MillraceError):
+    """User or password are wrong."""
+
+    code = ErrorCode.AUTHENTICATION_FAILED
+
+
+class PreconditionFailed(MillraceError):
+    """It exists with other properties, or is in use."""
+
+    code = ErrorCode.PRECONDITION_FAILED
+
+
+class NotFound(MillraceError):
+    """No such exchange, binding or group."""
+
+    code = ErrorCode.NOT_FOUND
+
+
+_CLASSES: dict[int, type[MillraceError]] = {
+    int(kind.code): kind
+    for kind in (
+        RequestTimedOut, UnknownTopic, UnknownPartition, OffsetOutOfRange, BatchTooLarge, StorageUnavailable,
+        AuthenticationFailed, PreconditionFailed, NotFound,
+    )
+}  # fmt: skip
+
+
+def error_from_wire(error: WireError) -> MillraceError:
+    """The exception for an error a broker answered; a `MillraceError` itself for codes without a class."""
+    code, retriable, message = error
+    return _CLASSES.get(code, MillraceError)(message, code=code, retriable=retriable)

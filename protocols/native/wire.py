@@ -1,0 +1,423 @@
+"""The native protocol's messages as bytes: README.md is the specification, this is its only codec.
+
+1. A frame is a 4-byte big-endian length and that many bytes: exactly one msgpack array, `[api, correlation_id, ...]`.
+2. msgpack writes; msgspec reads, because it checks every type, range and count against the schema *while* decoding
+   (nothing hostile is built first, so depth and sizes are bounded by the schema) and leaves record batches as views of
+   the frame. The two are each other's oracle in the tests.
+3. Record batches are never copied here: encoders return a list of pieces, the batches among them as they were given.
+4. Requests must have exactly the fields of their version; readers of replies ignore further fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+import msgpack
+import msgspec
+from msgspec import Meta, Struct
+
+from protocols.native.errors import ErrorCode, ProtocolError, WireError
+from protocols.sansio import RemoteProtocolError
+
+VERSION = 1
+LENGTH_BYTES = 4
+FETCH_API, ERROR_API = 8, 255
+
+ACKS_NONE, ACKS_WRITTEN, ACKS_ALL = 0, 1, -1
+LATEST, EARLIEST = -1, -2
+"""Values of `ListOffsets` entries that are no timestamps."""
+
+BytesLike = bytes | bytearray | memoryview
+Pieces = list[BytesLike]
+
+_NAME_LENGTH_MAX = 255
+_ENTRIES_MAX = 10_000
+_CONFIG_MAX = 100
+
+Correlation = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+Name = Annotated[str, Meta(min_length=1, max_length=_NAME_LENGTH_MAX)]
+Text = Annotated[str, Meta(max_length=4096)]
+Count = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF)]
+Offset = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
+Argument = str | int | float | bool | None
+
+
+class Request(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Base of all requests; the subclass's tag is the api number."""
+
+    correlation_id: Correlation
+
+
+class Hello(Request, tag=0):
+    """First request of a connection. `credentials` is user and password."""
+
+    version_min: Count
+    version_max: Count
+    client_name: Text
+    credentials: tuple[Text, Text] | None
+
+
+class Metadata(Request, tag=1):
+    """Topics and who leads their partitions; `topics` None asks for all, `create_missing` creates where allowed."""
+
+    topics: Annotated[list[Name], Meta(max_length=_ENTRIES_MAX)] | None
+    create_missing: bool
+
+
+class CreateTopic(Request, tag=2):
+    """`config` as text, by the names of the log's configuration."""
+
+    name: Name
+    partitions: Annotated[int, Meta(ge=1, le=1_000_000)]
+    config: Annotated[dict[Name, Text], Meta(max_length=_CONFIG_MAX)]
+
+
+class DeleteTopic(Request, tag=3):
+    """The topic and all its records."""
+
+    name: Name
+
+
+class DescribeTopic(Request, tag=4):
+    """Configuration and offsets of a topic."""
+
+    name: Name
+
+
+class Bind(Request, tag=5):
+    """Copy what an exchange routes by `pattern` to the topic."""
+
+    topic: Name
+    exchange: Annotated[str, Meta(max_length=_NAME_LENGTH_MAX)]
+    pattern: Text
+    arguments: Annotated[dict[Name, Argument], Meta(max_length=_CONFIG_MAX)]
+
+
+class Unbind(Request, tag=6):
+    """The inverse of `Bind`, with the same fields."""
+
+    topic: Name
+    exchange: Annotated[str, Meta(max_length=_NAME_LENGTH_MAX)]
+    pattern: Text
+    arguments: Annotated[dict[Name, Argument], Meta(max_length=_CONFIG_MAX)]
+
+
+class ProduceEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Exactly one record batch for a partition."""
+
+    topic: Name
+    partition: Count
+    batch: memoryview
+
+
+class Produce(Request, tag=7):
+    """Batches to append, in order; see README.md for `acks` and `round`."""
+
+    acks: Literal[-1, 0, 1]
+    timeout_ms: Count
+    round: Count
+    entries: Annotated[list[ProduceEntry], Meta(min_length=1, max_length=_ENTRIES_MAX)]
+
+
+class FetchEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Where to read a partition from, and how much at most."""
+
+    topic: Name
+    partition: Count
+    offset: Offset
+    bytes_max: Count
+
+
+class Fetch(Request, tag=FETCH_API):
+    """Whole batches from each entry's offset on; waits up to `wait_ms_max` for `bytes_min`."""
+
+    wait_ms_max: Count
+    bytes_min: Count
+    bytes_max: Count
+    entries: Annotated[list[FetchEntry], Meta(min_length=1, max_length=_ENTRIES_MAX)]
+
+
+class ListOffsets(Request, tag=9):
+    """Entries are (topic, partition, which): EARLIEST, LATEST, or a time in ms for the first record not before it."""
+
+    entries: Annotated[
+        list[tuple[Name, Count, Annotated[int, Meta(ge=EARLIEST, le=0x7FFF_FFFF_FFFF_FFFF)]]],
+        Meta(min_length=1, max_length=_ENTRIES_MAX),
+    ]
+
+
+class CommitOffsets(Request, tag=10):
+    """Entries are (topic, partition, next offset to read, metadata); durable when answered."""
+
+    group: Name
+    entries: Annotated[list[tuple[Name, Count, Offset, Text]], Meta(min_length=1, max_length=_ENTRIES_MAX)]
+
+
+class FetchOffsets(Request, tag=11):
+    """What a group committed; `partitions` None asks for all."""
+
+    group: Name
+    partitions: Annotated[list[tuple[Name, Count]], Meta(max_length=_ENTRIES_MAX)] | None
+
+
+class Reply(Struct, array_like=True, gc=False):
+    """Base of all replies; the subclass's tag is the api number of the request."""
+
+    correlation_id: int | None
+
+
+class ErrorReply(Reply, tag=ERROR_API):
+    """The whole request failed. Without a correlation id: the connection did, and closes."""
+
+    error: WireError
+
+
+class HelloReply(Reply, tag=0):
+    """The version both will speak, and the limits of this broker by name."""
+
+    version: int
+    server: str
+    node_id: int
+    limits: dict[str, int]
+
+
+class MetadataReply(Reply, tag=1):
+    """nodes: (id, host, port); topics: (name, error, [(partition, leader's node id, leader epoch)])."""
+
+    nodes: list[tuple[int, str, int]]
+    topics: list[tuple[str, WireError | None, list[tuple[int, int, int]]]]
+
+
+class CreateTopicReply(Reply, tag=2):
+    """Created, durably."""
+
+
+class DeleteTopicReply(Reply, tag=3):
+    """Deleted, durably."""
+
+
+class PartitionDescription(Struct, array_like=True, gc=False):
+    """One partition as `DescribeTopic` tells it."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    size_bytes: int
+
+
+class DescribeTopicReply(Reply, tag=4):
+    """The topic's own configuration and each partition."""
+
+    name: str
+    config: dict[str, str]
+    partitions: list[PartitionDescription]
+
+
+class BindReply(Reply, tag=5):
+    """Bound, durably."""
+
+
+class UnbindReply(Reply, tag=6):
+    """Unbound, durably."""
+
+
+class ProduceReply(Reply, tag=7):
+    """(error, base offset) of each entry, in the order of the request."""
+
+    entries: list[tuple[WireError | None, int]]
+
+
+class FetchedPartition(Struct, array_like=True, gc=False):
+    """What one entry of a fetch got: whole record batches, back to back."""
+
+    error: WireError | None
+    log_start_offset: int
+    high_watermark: int
+    records: memoryview
+
+
+class FetchReply(Reply, tag=FETCH_API):
+    """Each entry's result, in the order of the request."""
+
+    entries: list[FetchedPartition]
+
+
+class ListOffsetsReply(Reply, tag=9):
+    """(error, offset or None when no record is that young, timestamp or -1) of each entry, in order."""
+
+    entries: list[tuple[WireError | None, int | None, int]]
+
+
+class CommitOffsetsReply(Reply, tag=10):
+    """Committed, durably."""
+
+
+class FetchOffsetsReply(Reply, tag=11):
+    """(topic, partition, offset, metadata) of what is committed; the rest is absent."""
+
+    entries: list[tuple[str, int, int, str]]
+
+
+AnyRequest = (
+    Hello | Metadata | CreateTopic | DeleteTopic | DescribeTopic | Bind | Unbind | Produce | Fetch | ListOffsets
+    | CommitOffsets | FetchOffsets
+)  # fmt: skip
+AnyReply = (
+    ErrorReply | HelloReply | MetadataReply | CreateTopicReply | DeleteTopicReply | DescribeTopicReply | BindReply
+    | UnbindReply | ProduceReply | FetchReply | ListOffsetsReply | CommitOffsetsReply | FetchOffsetsReply
+)  # fmt: skip
+
+_REQUEST_APIS = range(12)
+
+_request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
+_reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
+
+
+class BadRequest(RemoteProtocolError):
+    """A frame that is no request. `correlation_id` is None when it could not be read; `fatal` means: close."""
+
+    def __init__(self, code: ErrorCode, message: str, correlation_id: int | None, *, fatal: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.correlation_id = correlation_id
+        self.fatal = fatal
+
+
+def decode_request(frame: BytesLike) -> AnyRequest:
+    """The request in a frame (without its length). Batches are views of `frame`. Raises BadRequest."""
+    try:
+        return _request_decoder.decode(frame)
+    except msgspec.ValidationError as error:
+        api, correlation_id = _peek(frame)
+        if correlation_id is None:
+            raise BadRequest(ErrorCode.MALFORMED_FRAME, str(error), None, fatal=True) from None
+        code = ErrorCode.INVALID_REQUEST if api in _REQUEST_APIS else ErrorCode.UNKNOWN_API
+        raise BadRequest(code, str(error), correlation_id, fatal=False) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(ErrorCode.MALFORMED_FRAME, str(error), _peek(frame)[1], fatal=True) from None
+
+
+def _peek(frame: BytesLike) -> tuple[int | None, int | None]:
+    """Api and correlation id of a frame that could not be decoded, as far as they can be read."""
+    unpacker = msgpack.Unpacker(max_buffer_size=64)
+    unpacker.feed(bytes(frame[:32]))
+    try:
+        if unpacker.read_array_header() < 2:
+            return None, None
+        api, correlation_id = unpacker.unpack(), unpacker.unpack()
+    except (msgpack.UnpackException, ValueError):
+        return None, None
+    if type(correlation_id) is not int or not 0 <= correlation_id <= 0xFFFF_FFFF:
+        return None, None
+    return (api if type(api) is int else None), correlation_id
+
+
+def decode_reply(frame: BytesLike) -> AnyReply:
+    """The reply in a frame (without its length). Records are views of `frame`. Raises ProtocolError."""
+    try:
+        return _reply_decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"the broker's reply cannot be read: {error}") from None
+
+
+def _framed(pieces: Pieces) -> Pieces:
+    """`pieces` with the length before them."""
+    pieces[0] = sum(map(len, pieces)).to_bytes(LENGTH_BYTES, "big") + pieces[0]
+    return pieces
+
+
+def _api(message: Request | Reply) -> int:
+    tag = type(message).__struct_config__.tag
+    assert isinstance(tag, int)
+    return tag
+
+
+def _plain(value: Any) -> Any:
+    """Structs nested in a message, as the lists they are on the wire."""
+    if isinstance(value, Struct):
+        return [_plain(item) for item in msgspec.structs.astuple(value)]
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def encode(message: Request | Reply) -> Pieces:
+    """Any request or reply as a frame in pieces; batches are passed through uncopied."""
+    if isinstance(message, Produce):
+        return _encode_produce(message)
+    if isinstance(message, FetchReply):
+        return encode_fetch_reply(
+            message.correlation_id,
+            [(e.error, e.log_start_offset, e.high_watermark, [e.records]) for e in message.entries],
+        )
+    return _framed([msgpack.packb((_api(message), *_plain(message)))])
+
+
+def joined(pieces: Iterable[BytesLike], *, large_bytes: int = 64 << 10) -> Pieces:
+    """`pieces` with small neighbours joined, for fewer sends; those of `large_bytes` and more stay as they are."""
+    result: Pieces = []
+    small: Pieces = []
+    for piece in pieces:
+        if len(piece) < large_bytes:
+            small.append(piece)
+            continue
+        if small:
+            result.append(b"".join(small))
+            small = []
+        result.append(piece)
+    if small:
+        result.append(b"".join(small))
+    return result
+
+
+def _bin_header(size: int) -> bytes:
+    return b"\xc6" + size.to_bytes(4, "big")
+
+
+def _join(head: bytearray, pieces: Pieces, blobs: Iterable[BytesLike]) -> None:
+    """Add a bin made of `blobs` after `head`, which starts anew."""
+    blobs = list(blobs)
+    head += _bin_header(sum(map(len, blobs)))
+    pieces.append(bytes(head))
+    pieces += blobs
+    head.clear()
+
+
+def _encode_produce(request: Produce) -> Pieces:
+    packer = msgpack.Packer()
+    head = bytearray(packer.pack_array_header(6))
+    for field in (_api(request), request.correlation_id, request.acks, request.timeout_ms, request.round):
+        head += packer.pack(field)
+    head += packer.pack_array_header(len(request.entries))
+    pieces: Pieces = []
+    for entry in request.entries:
+        head += packer.pack_array_header(3)
+        head += packer.pack(entry.topic)
+        head += packer.pack(entry.partition)
+        _join(head, pieces, (entry.batch,))
+    return _framed(pieces)
+
+
+def encode_fetch_reply(
+    correlation_id: int | None, entries: Sequence[tuple[WireError | None, int, int, Sequence[BytesLike]]]
+) -> Pieces:
+    """A `FetchReply` from (error, log start offset, high watermark, batches) of each entry; batches uncopied."""
+    packer = msgpack.Packer()
+    head = bytearray(packer.pack_array_header(3))
+    head += packer.pack(FETCH_API)
+    head += packer.pack(correlation_id)
+    head += packer.pack_array_header(len(entries))
+    pieces: Pieces = []
+    for error, log_start_offset, high_watermark, batches in entries:
+        head += packer.pack_array_header(4)
+        head += packer.pack(error)
+        head += packer.pack(log_start_offset)
+        head += packer.pack(high_watermark)
+        _join(head, pieces, batches)
+    if not pieces:
+        pieces.append(bytes(head))
+    return _framed(pieces)
