@@ -1,0 +1,307 @@
+"""What to read: the options of a read, and the ranges of offsets they mean.
+
+1. Options and their meanings are those of Spark's own Kafka source, so that a job can change the format and stay as it
+   is. What is unknown or contradictory is refused with a sentence; nothing is ignored.
+2. `resolve` asks the broker once, at planning. The ranges it returns are all a task needs, so a task that runs again
+   reads the same records.
+3. Plain data only: options and ranges are pickled into other processes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+EARLIEST = -2
+LATEST = -1
+
+_SERVERS = ("millrace.servers", "bootstrap.servers", "kafka.bootstrap.servers")
+_TOPICS = ("subscribe", "subscribePattern", "assign")
+_STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+_ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_OTHERS = ("startingOffsetsByTimestampStrategy", "failOnDataLoss", "includeHeaders", "minPartitions")
+KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, *_OTHERS)
+
+ByPartition = dict[str, dict[int, int]]
+
+
+class OptionError(ValueError):
+    """An option of the read is missing, unknown, malformed or at odds with another one."""
+
+
+class DataLoss(RuntimeError):
+    """Records that were asked for are no longer in the log (and `failOnDataLoss` is true)."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """One end of what is read: a number for all partitions or one for each, offsets or timestamps in ms."""
+
+    value: int | ByPartition
+    is_time: bool
+    option: str
+
+    def of(self, topic: str, partition: int) -> int:
+        """The number for one partition."""
+        return self.value if isinstance(self.value, int) else self.value[topic][partition]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """The options of one read, checked. Exactly one of `topics`, `pattern` and `assignment` is set."""
+
+    servers: tuple[str, ...]
+    topics: tuple[str, ...] | None
+    pattern: str | None
+    assignment: dict[str, list[int]] | None
+    start: Boundary
+    end: Boundary
+    fail_on_data_loss: bool
+    include_headers: bool
+    start_time_missing: Literal["error", "latest"]
+    input_partitions_min: int
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """The records of one partition with start_offset <= offset < end_offset."""
+
+    topic: str
+    partition: int
+    start_offset: int
+    end_offset: int
+
+
+class OffsetSource(Protocol):
+    """What `resolve` asks of a client; `protocols.native.blocking.BlockingClient` has it."""
+
+    def metadata(self, topics: list[str] | None = None) -> dict[str, list[int]]:
+        """Partitions by topic; all topics for None. Raises for a topic that does not exist."""
+
+    def list_offsets(self, topic: str, partition: int, at: str | int) -> int | None:
+        """The offset at "earliest", "latest" or a timestamp in ms; None when no record is that late."""
+
+
+def parse_options(options: Mapping[str, str]) -> ReadOptions:
+    """Check the options of a read (names in any case). Raises `OptionError`."""
+    by_lower_name = {name.lower(): name for name in KNOWN_OPTIONS}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        known = by_lower_name.get(name.lower())
+        if known is None:
+            raise OptionError(f"unknown option {name!r}; the options are {', '.join(KNOWN_OPTIONS)}")
+        given[known] = value
+    servers = _one_of(given, _SERVERS, required=True)
+    chosen = _one_of(given, _TOPICS, required=True)
+    start = _boundary(given, _STARTS, default=EARLIEST, refused=LATEST)
+    end = _boundary(given, _ENDS, default=LATEST, refused=EARLIEST)
+    return ReadOptions(
+        servers=_names("the list of servers", given[str(servers)]),
+        topics=_names("subscribe", given["subscribe"]) if chosen == "subscribe" else None,
+        pattern=_pattern(given["subscribePattern"]) if chosen == "subscribePattern" else None,
+        assignment=_assignment(given["assign"]) if chosen == "assign" else None,
+        start=start,
+        end=end,
+        fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
+        include_headers=_flag(given, "includeHeaders", default=False),
+        start_time_missing=_strategy(given, start),
+        input_partitions_min=_count(given, "minPartitions"),
+    )
+
+
+def resolve(client: OffsetSource, options: ReadOptions) -> list[OffsetRange]:
+    """The ranges that `options` mean now, without empty ones, in the order of topic and partition.
+
+    Raises `OptionError` for partitions that do not exist or are not named, `DataLoss` for offsets out of the log.
+    """
+    partitions = _partitions(client, options)
+    for boundary in (options.start, options.end):
+        _check_named(boundary, partitions)
+    ranges = [_resolve_range(client, options, topic, partition) for topic, partition in partitions]
+    return _split([one for one in ranges if one.start_offset < one.end_offset], options.input_partitions_min)
+
+
+def _resolve_range(client: OffsetSource, options: ReadOptions, topic: str, partition: int) -> OffsetRange:
+    earliest = client.list_offsets(topic, partition, "earliest") or 0
+    latest = client.list_offsets(topic, partition, "latest") or 0
+
+    def place(boundary: Boundary) -> int | None:
+        number = boundary.of(topic, partition)
+        if boundary.is_time:
+            return client.list_offsets(topic, partition, number)
+        return {EARLIEST: earliest, LATEST: latest}.get(number, number)
+
+    start, end = place(options.start), place(options.end)
+    if start is None:
+        if options.start_time_missing == "error":
+            raise OptionError(
+                f"{options.start.option}: no record of {topic}-{partition} is that late; "
+                "startingOffsetsByTimestampStrategy=latest reads nothing of such a partition instead"
+            )
+        start = latest
+    end = latest if end is None else end
+    if start > end and not options.start.is_time and not options.end.is_time:
+        raise OptionError(f"{topic}-{partition}: the starting offset {start} is after the ending offset {end}")
+    if options.fail_on_data_loss and not (earliest <= start <= latest and end <= latest) and start < end:
+        raise DataLoss(
+            f"{topic}-{partition}: offsets {start} to {end} were asked for, the log has {earliest} to {latest}; "
+            "failOnDataLoss=false reads what there is"
+        )
+    return OffsetRange(topic, partition, max(start, earliest), min(end, latest))
+
+
+def _split(ranges: list[OffsetRange], count_min: int) -> list[OffsetRange]:
+    """Cut ranges so that there are about `count_min`, in proportion to their sizes."""
+    if len(ranges) >= count_min:
+        return ranges
+    total = sum(one.end_offset - one.start_offset for one in ranges)
+    parts: list[OffsetRange] = []
+    for one in ranges:
+        size = one.end_offset - one.start_offset
+        pieces = max(1, min(size, round(size / total * count_min)))
+        cuts = [one.start_offset + size * piece // pieces for piece in range(pieces + 1)]
+        parts += [OffsetRange(one.topic, one.partition, low, high) for low, high in zip(cuts, cuts[1:], strict=False)]
+    return parts
+
+
+def _partitions(client: OffsetSource, options: ReadOptions) -> list[tuple[str, int]]:
+    if options.pattern is not None:
+        existing = client.metadata(None)
+        wanted = {name: existing[name] for name in existing if re.fullmatch(options.pattern, name)}
+    else:
+        names = sorted(set(options.topics if options.topics is not None else options.assignment or ()))
+        existing = client.metadata(names)
+        missing = [name for name in names if name not in existing]
+        if missing:
+            raise OptionError(f"there is no topic {missing[0]!r}")
+        wanted = existing if options.assignment is None else options.assignment
+    pairs = sorted((topic, partition) for topic, numbers in wanted.items() for partition in set(numbers))
+    for topic, partition in pairs:
+        if partition not in existing[topic]:
+            raise OptionError(f"assign: topic {topic!r} has no partition {partition}")
+    return pairs
+
+
+def _check_named(boundary: Boundary, partitions: list[tuple[str, int]]) -> None:
+    """Offsets given one by one must name each partition that is read, and no other."""
+    if isinstance(boundary.value, int):
+        return
+    named = {(topic, partition) for topic, numbers in boundary.value.items() for partition in numbers}
+    for what, odd in (("does not name", set(partitions) - named), ("names", named - set(partitions))):
+        if odd:
+            listed = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(odd))
+            raise OptionError(f"{boundary.option} {what} {listed}; it must name the partitions that are read")
+
+
+def _one_of(given: Mapping[str, str], names: tuple[str, ...], *, required: bool = False) -> str | None:
+    chosen = [name for name in names if name in given]
+    if len(chosen) > 1:
+        raise OptionError(f"the options {' and '.join(chosen)} contradict each other: give one of them")
+    if not chosen and required:
+        raise OptionError(f"one of the options {', '.join(names)} is needed")
+    return chosen[0] if chosen else None
+
+
+def _boundary(given: Mapping[str, str], names: tuple[str, ...], *, default: int, refused: int) -> Boundary:
+    chosen = _one_of(given, names)
+    if chosen is None:
+        return Boundary(default, False, names[0])
+    text = given[chosen].strip()
+    if chosen.endswith("Timestamp") and not chosen.endswith("ByTimestamp"):
+        return Boundary(_timestamp(chosen, text), True, chosen)
+    by_time = chosen.endswith("ByTimestamp")
+    words = {} if by_time else {"earliest": EARLIEST, "latest": LATEST}
+    value: int | ByPartition = words[text.lower()] if text.lower() in words else _by_partition(chosen, text)
+    numbers = [value] if isinstance(value, int) else [one for each in value.values() for one in each.values()]
+    for number in numbers:
+        if number < (0 if by_time else EARLIEST):
+            raise OptionError(f"{chosen}: {number} is no {'timestamp' if by_time else 'offset'}")
+        if number == refused and not by_time:
+            side, word = ("start", "latest (-1)") if refused == LATEST else ("end", "earliest (-2)")
+            raise OptionError(f"{chosen}: a batch read cannot {side} at {word}")
+    return Boundary(value, by_time, chosen)
+
+
+def _by_partition(option: str, text: str) -> ByPartition:
+    parsed = _json_object(option, text)
+    try:
+        return {topic: {int(part): _integer(number) for part, number in each.items()} for topic, each in parsed.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise OptionError(f'{option} must look like {{"topic": {{"0": 23, "1": -2}}}}, not {text}') from None
+
+
+def _assignment(text: str) -> dict[str, list[int]]:
+    parsed = _json_object("assign", text)
+    try:
+        assignment = {topic: [_integer(number) for number in numbers] for topic, numbers in parsed.items()}
+    except (TypeError, ValueError):
+        raise OptionError(f'assign must look like {{"topic": [0, 1]}}, not {text}') from None
+    if not any(assignment.values()):
+        raise OptionError("assign names no partition")
+    return assignment
+
+
+def _json_object(option: str, text: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"{option} is not JSON ({error}): {text}") from None
+    if not isinstance(parsed, dict):
+        raise OptionError(f"{option} must be a JSON object, not {text}")
+    return parsed
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError
+    return value
+
+
+def _timestamp(option: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise OptionError(f"{option} must be milliseconds since 1970, not {text!r}")
+    return int(text)
+
+
+def _names(what: str, text: str) -> tuple[str, ...]:
+    names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
+    if not names:
+        raise OptionError(f"{what} is empty")
+    return names
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise OptionError(f"subscribePattern is not a regular expression: {error}") from None
+    return text
+
+
+def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = given.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise OptionError(f"{name} must be true or false, not {given[name]!r}")
+    return text == "true"
+
+
+def _count(given: Mapping[str, str], name: str) -> int:
+    text = given.get(name, "1")
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise OptionError(f"{name} must be a number from 1, not {text!r}")
+    return int(text)
+
+
+def _strategy(given: Mapping[str, str], start: Boundary) -> Literal["error", "latest"]:
+    name = "startingOffsetsByTimestampStrategy"
+    text = given.get(name, "error").lower()
+    if name in given and not start.is_time:
+        raise OptionError(f"{name} is for startingTimestamp and startingOffsetsByTimestamp")
+    if text == "error":
+        return "error"
+    if text == "latest":
+        return "latest"
+    raise OptionError(f"{name} must be error or latest, not {given[name]!r}")

@@ -1,0 +1,188 @@
+"""Options of a read, and the ranges they resolve to."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_bridge.offsets import DataLoss, OffsetRange, OptionError, ReadOptions, parse_options, resolve
+
+
+class Log:
+    """Topics as lists of partitions, each (log start offset, timestamps of the records from there on)."""
+
+    def __init__(self, topics: dict[str, list[tuple[int, list[int]]]]) -> None:
+        self.topics = topics
+
+    def metadata(self, topics: list[str] | None = None) -> dict[str, list[int]]:
+        names = self.topics if topics is None else [name for name in topics if name in self.topics]
+        return {name: list(range(len(self.topics[name]))) for name in names}
+
+    def list_offsets(self, topic: str, partition: int, at: str | int) -> int | None:
+        start, times = self.topics[topic][partition]
+        if at == "earliest":
+            return start
+        if at == "latest":
+            return start + len(times)
+        return next((start + index for index, time in enumerate(times) if time >= int(at)), None)
+
+
+LOG = Log(
+    {
+        "a": [(0, [100, 200, 300]), (5, [150, 250]), (0, [])],
+        "b": [(0, [1000])],
+        "ab": [(0, [1])],
+    }
+)
+
+
+def options(**given: str) -> ReadOptions:
+    return parse_options({"bootstrap.servers": "h:1", **given})
+
+
+def ranges(log: Log = LOG, **given: str) -> list[tuple[str, int, int, int]]:
+    found = resolve(log, options(**given))
+    return [(one.topic, one.partition, one.start_offset, one.end_offset) for one in found]
+
+
+A_ALL = [("a", 0, 0, 3), ("a", 1, 5, 7)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"subscribe": "a"}, A_ALL),
+        ({"subscribe": " b , a,a "}, [*A_ALL, ("b", 0, 0, 1)]),
+        ({"SUBSCRIBE": "b"}, [("b", 0, 0, 1)]),
+        ({"subscribePattern": "a.?"}, [*A_ALL, ("ab", 0, 0, 1)]),
+        ({"subscribePattern": "a"}, A_ALL),
+        ({"subscribePattern": "nothing"}, []),
+        ({"assign": '{"a": [1], "b": [0]}'}, [("a", 1, 5, 7), ("b", 0, 0, 1)]),
+        ({"subscribe": "a", "startingOffsets": "earliest", "endingOffsets": "latest"}, A_ALL),
+        ({"assign": '{"a": [0]}', "startingOffsets": '{"a": {"0": 1}}'}, [("a", 0, 1, 3)]),
+        ({"assign": '{"a": [0, 1]}', "startingOffsets": '{"a": {"0": -2, "1": 6}}'}, [("a", 0, 0, 3), ("a", 1, 6, 7)]),
+        ({"assign": '{"a": [0, 1]}', "endingOffsets": '{"a": {"0": 2, "1": -1}}'}, [("a", 0, 0, 2), ("a", 1, 5, 7)]),
+        ({"assign": '{"a": [0]}', "startingOffsets": '{"a": {"0": 3}}'}, []),
+        ({"subscribe": "a", "startingTimestamp": "150"}, None),
+        ({"assign": '{"a": [0, 1]}', "startingTimestamp": "150"}, [("a", 0, 1, 3), ("a", 1, 5, 7)]),
+        ({"assign": '{"a": [0, 1]}', "endingTimestamp": "250"}, [("a", 0, 0, 2), ("a", 1, 5, 6)]),
+        ({"assign": '{"a": [0, 1]}', "endingTimestamp": "9999"}, A_ALL),
+        ({"assign": '{"a": [0, 1]}', "startingTimestamp": "160", "endingTimestamp": "160"}, []),
+        ({"assign": '{"a": [0, 1]}', "startingTimestamp": "260"}, None),
+        (
+            {
+                "assign": '{"a": [0, 1]}',
+                "startingTimestamp": "260",
+                "startingOffsetsByTimestampStrategy": "latest",
+            },
+            [("a", 0, 2, 3)],
+        ),
+        (
+            {
+                "assign": '{"a": [0, 1]}',
+                "startingOffsetsByTimestamp": '{"a": {"0": 201, "1": 201}}',
+                "endingOffsetsByTimestamp": '{"a": {"0": 300, "1": 300}}',
+            },
+            [("a", 1, 6, 7)],
+        ),
+        ({"assign": '{"a": [1]}', "startingOffsets": '{"a": {"1": 4}}'}, DataLoss),
+        ({"assign": '{"a": [1]}', "startingOffsets": '{"a": {"1": 4}}', "failOnDataLoss": "false"}, [("a", 1, 5, 7)]),
+        ({"assign": '{"a": [1]}', "endingOffsets": '{"a": {"1": 8}}'}, DataLoss),
+        ({"assign": '{"a": [1]}', "endingOffsets": '{"a": {"1": 8}}', "failOnDataLoss": "False"}, [("a", 1, 5, 7)]),
+        ({"subscribe": "a", "minPartitions": "5"}, [*[("a", 0, i, i + 1) for i in range(3)], ("a", 1, 5, 6), ("a", 1, 6, 7)]),
+        ({"subscribe": "a", "minPartitions": "1"}, A_ALL),
+    ],
+)  # fmt: skip
+def test_ranges(given: dict[str, str], expected: list[tuple[str, int, int, int]] | type[Exception] | None) -> None:
+    if isinstance(expected, list):
+        assert ranges(**given) == expected
+    else:
+        with pytest.raises(expected or OptionError):
+            ranges(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "one of the options subscribe, subscribePattern, assign is needed"),
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, "subscribe and assign contradict"),
+        ({"subscribe": "a", "startingTimestamp": "1", "startingOffsets": "earliest"}, "contradict"),
+        ({"subscribe": "a", "endingTimestamp": "1", "endingOffsetsByTimestamp": "{}"}, "contradict"),
+        ({"subscribe": "a", "millrace.servers": "h:2"}, "millrace.servers and bootstrap.servers contradict"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "5"}, "unknown option 'maxOffsetsPerTrigger'; the options are"),
+        ({"subscribe": "a", "path": "x"}, "unknown option 'path'"),
+        ({"subscribe": " , "}, "subscribe is empty"),
+        ({"subscribe": "nowhere"}, "there is no topic 'nowhere'"),
+        ({"subscribePattern": "("}, "not a regular expression"),
+        ({"assign": "a"}, "assign is not JSON"),
+        ({"assign": "[0]"}, "must be a JSON object"),
+        ({"assign": '{"a": 0}'}, "must look like"),
+        ({"assign": '{"a": [0.5]}'}, "must look like"),
+        ({"assign": '{"a": [true]}'}, "must look like"),
+        ({"assign": '{"a": []}'}, "names no partition"),
+        ({"assign": '{"a": [3]}'}, "topic 'a' has no partition 3"),
+        ({"assign": '{"c": [0]}'}, "there is no topic 'c'"),
+        ({"subscribe": "a", "startingOffsets": "latest"}, r"cannot start at latest"),
+        ({"subscribe": "a", "endingOffsets": "earliest"}, r"cannot end at earliest"),
+        ({"subscribe": "b", "startingOffsets": '{"b": {"0": -1}}'}, r"cannot start at latest"),
+        ({"subscribe": "b", "endingOffsets": '{"b": {"0": -2}}'}, r"cannot end at earliest"),
+        ({"subscribe": "b", "startingOffsets": '{"b": {"0": -3}}'}, "-3 is no offset"),
+        ({"subscribe": "b", "startingOffsets": '{"b": {"0": "1"}}'}, "must look like"),
+        ({"subscribe": "b", "startingOffsets": '{"b": {"zero": 1}}'}, "must look like"),
+        ({"subscribe": "b", "startingOffsets": '{"b": [1]}'}, "must look like"),
+        ({"subscribe": "b", "startingOffsets": "soon"}, "startingOffsets is not JSON"),
+        ({"subscribe": "b", "startingOffsetsByTimestamp": '{"b": {"0": -1}}'}, "-1 is no timestamp"),
+        ({"subscribe": "b", "startingTimestamp": "yesterday"}, "milliseconds since 1970"),
+        ({"subscribe": "b", "startingTimestamp": "2000"}, "no record of b-0 is that late"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": 1}}'}, "does not name a-1, a-2"),
+        ({"subscribe": "b", "startingOffsets": '{"b": {"0": 0, "1": 0}}'}, "names b-1"),
+        ({"subscribe": "b", "startingOffsets": '{"b": {"0": 1}}', "endingOffsets": '{"b": {"0": 0}}'}, "after the ending"),
+        ({"subscribe": "b", "failOnDataLoss": "no"}, "failOnDataLoss must be true or false"),
+        ({"subscribe": "b", "includeHeaders": "1"}, "includeHeaders must be true or false"),
+        ({"subscribe": "b", "minPartitions": "0"}, "minPartitions must be a number from 1"),
+        ({"subscribe": "b", "startingOffsetsByTimestampStrategy": "latest"}, "is for startingTimestamp"),
+        (
+            {"subscribe": "b", "startingTimestamp": "1", "startingOffsetsByTimestampStrategy": "x"},
+            "must be error or latest",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(OptionError, match=sentence):
+        ranges(**given)
+
+
+def test_a_server_is_needed() -> None:
+    with pytest.raises(OptionError, match=r"one of the options millrace\.servers, bootstrap\.servers"):
+        parse_options({"subscribe": "a"})
+
+
+@pytest.mark.parametrize("name", ["millrace.servers", "bootstrap.servers", "kafka.bootstrap.servers"])
+def test_servers(name: str) -> None:
+    assert parse_options({"subscribe": "a", name: "one:1, two:2"}).servers == ("one:1", "two:2")
+
+
+def test_options_and_ranges_travel_between_processes() -> None:
+    everything = options(subscribe="a", startingOffsets='{"a": {"0": 1}}')
+    one = OffsetRange("a", 0, 1, 2)
+    assert pickle.loads(pickle.dumps((everything, one))) == (everything, one)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 40))
+def test_splitting_keeps_every_offset_once(sizes: list[int], count: int) -> None:
+    log = Log({"t": [(index, [0] * size) for index, size in enumerate(sizes)]})
+    found = ranges(log, subscribe="t", minPartitions=str(count))
+    covered = [(partition, offset) for _, partition, start, end in found for offset in range(start, end)]
+    assert covered == [(index, index + n) for index, size in enumerate(sizes) for n in range(size)]
+    assert all(start < end for _, _, start, end in found)
+
+
+@given(st.dictionaries(st.sampled_from(["assign", "startingOffsets", "endingOffsets", "startingTimestamp"]), st.text()))
+def test_nothing_but_option_errors_for_nonsense(given_options: dict[str, str]) -> None:
+    try:
+        options(**given_options)
+    except OptionError:
+        pass
