@@ -4,8 +4,8 @@ Each protocol class opens connections, encodes a tape of messages to publish, co
 the size of one delivery and encodes acknowledgements.
 
 A tape is either uniform (one message again and again) or varied: `VARIETY` body sizes in turn, and a message id (AMQP)
-or a topic (MQTT, fan-out) that changes from message to message. `VARIETY` divides 65,535, the number of MQTT packet ids,
-so that a varied tape can be repeated and deliveries keep a period of `VARIETY`.
+or a topic (MQTT, fan-out) that changes from message to message. `VARIETY` divides 65,535, the number of MQTT packet
+ids, so that a varied tape can be repeated and deliveries keep a period of `VARIETY`.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Conn:
     """One blocking client connection; subclasses know the protocol.
 
     A subclass has `trailer`, the bytes of a message after its body, and `head`, the leading bytes that are the same in
-    all deliveries of one size. Its `handshake` is a generator of pairs (bytes to send, expected reply) that is sent each
-    reply's arguments, so that one connection or a whole batch in lockstep can be driven by it.
+    all deliveries of one size. Its `handshake` is a generator of pairs (bytes to send, expected reply) that is sent
+    each reply's arguments, so that one connection or a whole batch in lockstep can be driven by it.
     """
 
     trailer: ClassVar[int]

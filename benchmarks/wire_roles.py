@@ -4,7 +4,8 @@ The generator is meant to be far cheaper than any broker, so that the broker is 
 of a tape of whole messages in big writes. Subscribers learn the wire sizes of one period of deliveries from the first
 ones (one size for uniform messages), then only divide byte counts, checking after every read that the last whole
 delivery starts where it should. Acknowledgements are built by strided slicing (MQTT) or are one `multiple` frame per
-batch (AMQP). Each role reports its own CPU use: when one is near 100 % of a core, the generator, not the broker, set the figure.
+batch (AMQP). Each role reports its own CPU use: when one is near 100 % of a core, the generator, not the broker, set
+the figure.
 """
 
 from __future__ import annotations
@@ -57,15 +58,20 @@ class Stream:
             self.starts.append(start + size)
         return True
 
-    def pull(self) -> None:
-        """Read once; count, check and acknowledge the deliveries that are complete."""
+    def pull(self) -> bool:
+        """Read once; count, check and acknowledge what is complete. Whether the buffer was filled: more is waiting."""
+        room = READ_SIZE - self.fill
         got = self.conn.sock.recv_into(self.view[self.fill :])
         if not got:
             raise BrokerError(f"subscriber disconnected after {self.count} messages")
-        end = self.fill + got
-        if not self.learn(end):
-            self.pull_first(end)
-            return
+        if self.learn(self.fill + got):
+            self.take(self.fill + got)
+        else:
+            self.pull_first(self.fill + got)
+        return got == room
+
+    def take(self, end: int) -> None:
+        """The deliveries that are complete in the first `end` bytes of the buffer."""
         period, sizes = self.plan.period, self.starts
         base = sizes[self.count % period]  # where in its period the buffer starts
         rounds, part = divmod(base + end, sizes[-1])
@@ -135,11 +141,10 @@ def consume(sync: Sync, options: argparse.Namespace, plan: Plan, name: str, tota
     unhurried = not (plan.reliable or plan.rate)  # nothing waits for what is read
     while True:
         ready = poll.poll(0.1)
-        for fd, _ in ready:
-            streams[fd].pull()
+        full = [streams[fd].pull() for fd, _ in ready]
         if ready:
             last, silence = now(), 0.0
-            if unhurried:
+            if unhurried and not any(full):
                 time.sleep(COALESCE_S)
         elif total.value >= 0:
             silence += 0.1
