@@ -34,3 +34,11 @@ class LimitExceeded(BrokerError):
 
 class StorageUnavailable(BrokerError):
     """The log cannot be written now (disk full, I/O error); nothing was confirmed. Trying again later may work."""
+
+
+class UnknownExchangeType(InvalidArgument):
+    """An exchange kind that does not exist here."""
+
+
+class NotImplementedYet(BrokerError):
+    """A known feature that this version does not have; refused rather than ignored."""

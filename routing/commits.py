@@ -1,0 +1,106 @@
+"""Waiting for durability, many at a time.
+
+A waiter names what it needs, pairs of log and offset, and is called once when every log has committed that far or one of
+them failed. Nothing is awaited: a log tells its listeners once per flush, and only the waiters at the front of that
+log's line are looked at.
+
+A requirement is met when the log's `committed_offset` (with `sync`) or `written_offset` (without) has reached the offset.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from core_log.partition_log import PartitionLog
+from routing.errors import StorageUnavailable
+
+Done = Callable[[StorageUnavailable | None], None]
+
+
+class _Waiter:
+    __slots__ = ("done", "remaining")
+
+    def __init__(self, remaining: int, done: Done | None) -> None:
+        self.remaining = remaining
+        self.done = done
+
+
+class _Line:
+    """Who waits for one log, in offset order."""
+
+    __slots__ = ("synced", "written")
+
+    def __init__(self) -> None:
+        self.synced: deque[tuple[int, _Waiter]] = deque()
+        self.written: deque[tuple[int, _Waiter]] = deque()
+
+
+def storage_error(log: PartitionLog) -> StorageUnavailable:
+    """What to tell a client whose message the log could not take."""
+    return StorageUnavailable(f"the log cannot be written: {log.error}")
+
+
+class CommitWaiter:
+    """See the module. One for the whole broker."""
+
+    def __init__(self) -> None:
+        self._lines: dict[PartitionLog, _Line] = {}
+
+    def when_committed(
+        self, requirements: Iterable[tuple[PartitionLog, int]], done: Done, *, sync: bool = True
+    ) -> None:
+        """Call `done(None)` once every log has committed (`sync`) or written all below its offset, or `done(error)`.
+
+        With nothing left to wait for, `done` is called before this returns.
+        """
+        unmet = []
+        for log, offset in requirements:
+            if (log.committed_offset if sync else log.written_offset) >= offset:
+                continue
+            if log.error is not None:
+                done(storage_error(log))
+                return
+            unmet.append((log, offset))
+        if not unmet:
+            done(None)
+            return
+        waiter = _Waiter(len(unmet), done)
+        for log, offset in unmet:
+            line = self._lines.get(log)
+            if line is None:
+                line = self._lines[log] = _Line()
+                log.listeners.append(self._advanced)
+            if sync:
+                log.request_sync()
+                line.synced.append((offset, waiter))
+            else:
+                line.written.append((offset, waiter))
+
+    def forget(self, log: PartitionLog) -> None:
+        """The log is closed or deleted: fail whoever still waits for it."""
+        line = self._lines.pop(log, None)
+        if line is not None:
+            self._fail(line, StorageUnavailable("the log was closed"))
+
+    def _advanced(self, log: PartitionLog) -> None:
+        line = self._lines.get(log)
+        if line is None:
+            return
+        for waiting, reached in ((line.synced, log.committed_offset), (line.written, log.written_offset)):
+            while waiting and waiting[0][0] <= reached:
+                waiter = waiting.popleft()[1]
+                waiter.remaining -= 1
+                if not waiter.remaining and waiter.done is not None:
+                    waiter.done(None)
+        if log.error is not None:
+            self._fail(line, storage_error(log))
+
+    @staticmethod
+    def _fail(line: _Line, error: StorageUnavailable) -> None:
+        for waiting in (line.synced, line.written):
+            while waiting:
+                waiter = waiting.popleft()[1]
+                done, waiter.done = waiter.done, None
+                if done is not None:
+                    done(error)

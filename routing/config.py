@@ -1,0 +1,40 @@
+"""Limits and defaults of the engine, with their units."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Everything the engine can be told; the gateway reads it from file, environment and flags."""
+
+    stripes: int = 4
+    """Home partitions of durable queues. More spread the work of a cluster; each one written to costs an fsync."""
+    fsync: str = "commit"
+    """For durable queues: "commit" syncs before a confirm, "interval" every `fsync_interval_ms`, "never" leaves it to the system."""
+    fsync_interval_ms: int = 1000
+    queue_segment_bytes: int = 64 << 20
+    topic_segment_bytes: int = 1 << 30
+    stripe_cache_bytes: int = 4 << 20
+    """Message memory of each stripe, not counting what is not yet written."""
+    transient_memory_bytes: int = 16 << 20
+    """Message memory of non-durable queues; beyond it the oldest are spilled to scratch files."""
+    cold_read_bytes: int = 512 << 10
+    """How much of a backlog is read from disk at once."""
+    checkpoint_interval_bytes: int = 64 << 20
+    """How much log is replayed at most after a crash, for each stripe."""
+    message_bytes_max: int = 16 << 20
+    unflushed_bytes_max: int = 64 << 20
+    """Readers wait while more than this waits for the disk."""
+    flush_retry_interval_ms: int = 500
+    housekeeping_interval_ms: int = 1000
+    routes_cached_max: int = 65536
+    queues_max: int = 100_000
+    exchanges_max: int = 10_000
+    bindings_max: int = 1_000_000
+    topics_max: int = 10_000
+    partitions_max: int = 1_000
+    """Partitions of one topic."""
+    auto_create_topics: bool = True
+    auto_create_partitions: int = 1
+    retention_check_interval_ms: int = 300_000

@@ -1,0 +1,442 @@
+"""A home partition: one log and the queues that live on it.
+
+A body is written once, with the id of the set of queues it goes to; each queue only notes the offsets. What queues settle
+is noted in control batches of the same log (`settlement.py`), so replaying the log rebuilds the queues (`replay.py`).
+
+1. Offsets are given out when a slab is enqueued and written when the turn ends: `seal` makes one data batch of all that the
+   turn brought, and one control batch of all that it settled.
+2. A new destination set is rare. Its definition is appended at once, ahead of the slab that uses it.
+3. Messages are delivered from memory (`SlabCache`, bounded in bytes once written), else from chunks read off the loop.
+4. A transient partition is the same thing without promises: nothing is written until memory runs short, then the oldest
+   slabs are spilled to a scratch log, under their own offsets. Its settlements are not logged.
+5. Gaps between offsets are normal.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from core_log.errors import CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.partition_log import PartitionLog
+from core_log.record_batch import BatchBuilder, BatchHeader, decode_header_block, decode_runs, encode_headers, parse_header
+from routing.config import BrokerConfig
+from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+from routing.settlement import (
+    DESTINATIONS_KEY,
+    SETTLED_KEY,
+    encode_destinations,
+    encode_settled,
+)
+from routing.slab_cache import CachedSlab, SlabCache
+
+if TYPE_CHECKING:
+    from routing.queue import Queue
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_BITS = 14
+"""Live messages are counted for blocks of this many offset bits."""
+_BATCH_BYTES = 1 << 20
+"""A batch is closed when it reaches this size; one message may be larger."""
+_HEADER_BLOCKS_MAX = 1024
+_COLD_CHUNKS_MAX = 8
+
+Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
+
+
+class Definition:
+    """What a destination set's id stands for; `offset` is where the log says so, -1 while it does not."""
+
+    __slots__ = ("id", "offset", "queue_ids")
+
+    def __init__(self, set_id: int, queue_ids: tuple[int, ...], offset: int) -> None:
+        self.id = set_id
+        self.queue_ids = queue_ids
+        self.offset = offset
+
+
+class DestinationSet:
+    """The queues of one home partition that a route leads to."""
+
+    __slots__ = ("definition", "header_blocks", "queues")
+
+    def __init__(self, definition: Definition, queues: tuple[Queue, ...]) -> None:
+        self.definition = definition
+        self.queues = queues
+        self.header_blocks: dict[tuple[str, Properties], bytes] = {}
+
+    def header_block(self, slab: Slab) -> bytes:
+        """The record headers of a slab for this set: `d` set id, `x` exchange, `p` tagged properties."""
+        key = (slab.exchange, slab.properties)
+        block = self.header_blocks.get(key)
+        if block is None:
+            if len(self.header_blocks) >= _HEADER_BLOCKS_MAX:
+                self.header_blocks.clear()
+            block = self.header_blocks[key] = encode_headers(
+                [
+                    ("d", self.definition.id.to_bytes(4, "big")),
+                    ("x", slab.exchange.encode("utf-8", NAME_ENCODING_ERRORS)),
+                    ("p", slab.properties.log_tag),
+                ]
+            )
+        return block
+
+
+def set_id_of(header_block: bytes) -> int:
+    """The destination set id in a header block written by `DestinationSet.header_block`."""
+    # count 3, key length 1, "d", value length 4: one byte each, zigzag varints.
+    if header_block[:4] != b"\x06\x02d\x08":
+        raise CorruptBatch("a record of a home partition names no destination set")
+    return int.from_bytes(header_block[4:8], "big")
+
+
+class _ColdChunk:
+    """Slabs read back from the log: everything in [first, end)."""
+
+    __slots__ = ("end", "entries", "first", "firsts", "read_ahead")
+
+    def __init__(self, first: int, end: int, entries: list[CachedSlab]) -> None:
+        self.first = first
+        self.end = end
+        self.entries = entries
+        self.firsts = [entry.first for entry in entries]
+        self.read_ahead = False
+
+    def find(self, offset: int) -> CachedSlab | None:
+        index = bisect_right(self.firsts, offset) - 1
+        if index >= 0 and offset < self.entries[index].end:
+            return self.entries[index]
+        return None
+
+
+class QueuePartition:
+    """See the module. `index` is its stripe number, -1 for the transient one."""
+
+    def __init__(
+        self,
+        index: int,
+        log: PartitionLog,
+        config: BrokerConfig,
+        *,
+        spawn: Spawn,
+        mark_dirty: Callable[[QueuePartition], None],
+        loaded: Callable[[], None],
+    ) -> None:
+        self.index = index
+        self.log = log
+        self.durable = index >= 0
+        self.queues: dict[int, Queue] = {}
+        self.next_offset = log.log_end_offset
+        self.next_set_id = 1
+        self.definitions: dict[int, Definition] = {}
+        self.checkpointed_bytes = 0
+        self._config = config
+        self._spawn = spawn
+        self._mark_dirty = mark_dirty
+        self._loaded = loaded
+        self._sets: dict[tuple[int, ...], DestinationSet] = {}
+        self._open: list[tuple[int, Slab, DestinationSet]] = []
+        self._settled: list[tuple[int, int, int]] = []
+        self._cache = SlabCache()
+        self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
+        self._live: dict[int, int] = {}
+        self._chunks: list[_ColdChunk] = []
+        self._loading: dict[int, set[Queue]] = {}
+        self._parsed_blocks: dict[bytes, tuple[int, str, Properties]] = {}
+        log.listeners.append(self._log_advanced)
+
+    def adopt(self, definition: Definition) -> None:
+        """Take over a definition that the log already holds."""
+        self.definitions[definition.id] = definition
+        queues = tuple(self.queues[queue_id] for queue_id in definition.queue_ids if queue_id in self.queues)
+        if len(queues) == len(definition.queue_ids):
+            self._sets[definition.queue_ids] = DestinationSet(definition, queues)
+
+    # --- messages in -------------------------------------------------------------------
+
+    def destination_set(self, queues: tuple[Queue, ...]) -> DestinationSet:
+        """The set of exactly these queues, made on first use."""
+        key = tuple(sorted(queue.id for queue in queues))
+        found = self._sets.get(key)
+        if found is None:
+            ordered = tuple(sorted(queues, key=lambda queue: queue.id))
+            definition = Definition(self.next_set_id, key, -1)
+            self.definitions[definition.id] = definition
+            self.next_set_id += 1
+            found = self._sets[key] = DestinationSet(definition, ordered)
+        return found
+
+    def enqueue(self, slab: Slab, destinations: DestinationSet) -> int:
+        """Give the slab its offsets and put them into the queues; returns the offset behind the last.
+
+        Raises LogUnavailable if a new destination set cannot be defined because the log refuses writes.
+        """
+        if destinations.definition.offset < 0:
+            self._define(destinations.definition)
+        first = self.next_offset
+        count = len(slab.bodies)
+        self.next_offset = end = first + count
+        queues = destinations.queues
+        self._cache.add(first, slab, len(queues))
+        if self.durable:
+            self._open.append((first, slab, destinations))
+        self._count_live(first, count, len(queues))
+        self._mark_dirty(self)
+        for queue in queues:
+            queue.enqueue(first, count)
+        return end
+
+    def _define(self, definition: Definition) -> None:
+        if self.durable:
+            self._seal_data()
+            value = encode_destinations(definition.id, definition.queue_ids)
+            definition.offset = self._append_control(DESTINATIONS_KEY, value)
+        else:
+            definition.offset = self.next_offset
+
+    def _count_live(self, first: int, count: int, sign: int) -> None:
+        """Add `sign` for each offset in the range to its block's count."""
+        live = self._live
+        end = first + count
+        while first < end:
+            block = first >> _BLOCK_BITS
+            stop = min(end, (block + 1) << _BLOCK_BITS)
+            left = live.get(block, 0) + (stop - first) * sign
+            if left:
+                live[block] = left
+            else:
+                del live[block]
+            first = stop
+
+    def restore(self, ranges: list[tuple[int, int]]) -> None:
+        """Count messages that replay found to be live in one queue."""
+        for first, count in ranges:
+            self._count_live(first, count, 1)
+
+    # --- messages out ------------------------------------------------------------------
+
+    def settle(self, queue_id: int, first: int, count: int) -> None:
+        """One queue is done with these messages; the record of it joins the next batch."""
+        self._count_live(first, count, -1)
+        self._cache.release(first, count)
+        if not self.durable:
+            return
+        settled = self._settled
+        if settled:
+            last_id, last_first, last_count = settled[-1]
+            if last_id == queue_id and last_first + last_count == first:
+                settled[-1] = (queue_id, last_first, last_count + count)
+                return
+        settled.append((queue_id, first, count))
+        self._mark_dirty(self)
+
+    def find(self, offset: int) -> CachedSlab | None:
+        """The slab that holds `offset`, if it is in memory."""
+        entry = self._cache.find(offset)
+        if entry is not None:
+            return entry
+        for chunk in self._chunks:
+            if chunk.first <= offset < chunk.end:
+                if not chunk.read_ahead and offset - chunk.first > (chunk.end - chunk.first) // 2:
+                    self._read_ahead(chunk)
+                return chunk.find(offset)
+        return None
+
+    def _read_ahead(self, chunk: _ColdChunk) -> None:
+        chunk.read_ahead = True
+        end = chunk.end
+        if end >= self.log.high_watermark or self._cache.find(end) or end in self._loading:
+            return
+        if not any(other.first <= end < other.end for other in self._chunks):
+            self._loading[end] = set()
+            self._spawn(self._load, end)
+
+    def load(self, offset: int, queue: Queue) -> None:
+        """Read what `offset` begins from the log; the queue is pumped again when it is here."""
+        if any(chunk.first <= offset < chunk.end for chunk in self._chunks):
+            # The log was read there and does not hold the message: damage, not a reason to ask for ever.
+            logger.error("offset %d of %s cannot be read: message lost", offset, self.log.directory)
+            queue.skip_unreadable(offset)
+            return
+        waiting = self._loading.get(offset)
+        if waiting is None:
+            self._loading[offset] = {queue}
+            self._spawn(self._load, offset)
+        else:
+            waiting.add(queue)
+
+    async def load_now(self, offset: int, queue: Queue) -> None:
+        """As `load`, for one who can wait; afterwards `find` knows the offset, or the message is given up."""
+        if any(chunk.first <= offset < chunk.end for chunk in self._chunks):
+            self.load(offset, queue)
+        else:
+            self._loading.setdefault(offset, set())
+            await self._load(offset)
+
+    async def _load(self, offset: int) -> None:
+        try:
+            batches = await self.log.read_cold(offset, self._config.cold_read_bytes)
+            chunk = self._decode(offset, batches)
+        except (OSError, CorruptBatch, OffsetOutOfRange) as error:
+            logger.error("cannot read %s at offset %d: %s", self.log.directory, offset, error)
+            chunk = _ColdChunk(offset, offset + 1, [])
+        if len(self._chunks) >= _COLD_CHUNKS_MAX:
+            del self._chunks[0]
+        self._chunks.append(chunk)
+        for queue in self._loading.pop(offset, ()):
+            queue.wake()
+        self._loaded()
+
+    def _decode(self, offset: int, batches: list[Any]) -> _ColdChunk:
+        entries: list[CachedSlab] = []
+        end = offset + 1
+        for batch in batches:
+            header: BatchHeader = parse_header(batch)
+            end = max(end, header.next_offset)
+            if header.is_control:
+                continue
+            for run in decode_runs(batch):
+                _, exchange, properties = self.parse_block(run.header_block)
+                key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)
+                entries.append(CachedSlab(run.first_offset, Slab(exchange, key, properties, run.values), 0))
+        return _ColdChunk(offset, end, entries)
+
+    def parse_block(self, block: bytes) -> tuple[int, str, Properties]:
+        """Set id, exchange and properties of a header block; equal blocks give the same objects."""
+        parsed = self._parsed_blocks.get(block)
+        if parsed is None:
+            if len(self._parsed_blocks) >= _HEADER_BLOCKS_MAX:
+                self._parsed_blocks.clear()
+            headers = decode_header_block(block)
+            if len(headers) != 3 or headers[1][1] is None or headers[2][1] is None:
+                raise CorruptBatch("a record of a home partition lacks its headers")
+            exchange = headers[1][1].decode("utf-8", NAME_ENCODING_ERRORS)
+            parsed = self._parsed_blocks[block] = (set_id_of(block), exchange, Properties.from_log_tag(headers[2][1]))
+        return parsed
+
+    # --- the log -----------------------------------------------------------------------
+
+    def seal(self) -> None:
+        """Hand what the turn brought to the log, then keep memory within its bound."""
+        if self.durable:
+            if self.log.error is None:
+                try:
+                    self._seal_data()
+                    if self._settled:
+                        settled, self._settled = self._settled, []
+                        self._append_control(SETTLED_KEY, encode_settled(settled))
+                except LogUnavailable:
+                    pass  # kept; `_log_advanced` comes back to it when the log takes writes again
+        elif self._cache.unspilled_bytes > self._cache_bytes_max:
+            self._spill()
+        if self._cache.bytes > self._cache_bytes_max:
+            self._evict()
+
+    def _seal_data(self) -> None:
+        while self._open:
+            taken, size = 0, 0
+            for _, slab, _ in self._open:
+                taken += 1
+                size += slab.size
+                if size >= _BATCH_BYTES:
+                    break
+            self._append_data([(first, slab, destinations) for first, slab, destinations in self._open[:taken]])
+            del self._open[:taken]
+
+    def _append_data(self, slabs: list[tuple[int, Slab, DestinationSet]]) -> None:
+        builder = BatchBuilder(slabs[0][0], self.log.leader_epoch, time.time_ns() // 1_000_000)
+        for first, slab, destinations in slabs:
+            key = slab.routing_key.encode("utf-8", NAME_ENCODING_ERRORS)
+            builder.add_run(first, key, slab.bodies, destinations.header_block(slab))
+        self.log.append(builder.build(), base_offset=slabs[0][0])
+
+    def _append_control(self, key: bytes, value: bytes) -> int:
+        offset = self.next_offset
+        builder = BatchBuilder(offset, self.log.leader_epoch, time.time_ns() // 1_000_000, control=True)
+        builder.add(offset, key, value, [])
+        self.log.append(builder.build(), base_offset=offset)
+        self.next_offset = offset + 1
+        return offset
+
+    def _spill(self) -> None:
+        """Write the oldest half of a transient partition's memory to its scratch log, to be dropped once written."""
+        if self.log.error is not None:
+            return
+        goal = self._cache_bytes_max // 2
+        batch: list[tuple[int, Slab, DestinationSet]] = []
+        size = 0
+        for entry in self._cache.entries():
+            if self._cache.unspilled_bytes <= goal:
+                break
+            if entry.spilled:
+                continue
+            self._cache.mark_spilled(entry)
+            batch.append((entry.first, entry.slab, _SCRATCH_SET))
+            size += entry.bytes
+            if size >= _BATCH_BYTES:
+                self._append_data(batch)
+                batch, size = [], 0
+        if batch:
+            self._append_data(batch)
+
+    def _evict(self) -> None:
+        written = self.log.written_offset
+        cache = self._cache
+        while cache.bytes > self._cache_bytes_max:
+            entry = cache.oldest()
+            if entry is None or entry.end > written or not (self.durable or entry.spilled):
+                return
+            cache.drop_oldest()
+
+    def _log_advanced(self, log: PartitionLog) -> None:
+        if self._cache.bytes > self._cache_bytes_max:
+            self._evict()
+        if log.error is None and (self._settled or self._open):
+            self._mark_dirty(self)
+
+    # --- housekeeping ------------------------------------------------------------------
+
+    @property
+    def first_live_offset(self) -> int:
+        """No queue needs anything below this offset (block by block)."""
+        return min(self._live) << _BLOCK_BITS if self._live else self.next_offset
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of log kept on disk for the sake of messages that are still live."""
+        return self.log.size_bytes
+
+    def delete_dead_prefix(self) -> None:
+        """Let the log drop whole segments that no queue needs.
+
+        Definitions in the part that goes are written again first; their place in the log does not matter to replay.
+        """
+        before = min(self.first_live_offset, self.log.committed_offset if self.durable else self.log.written_offset)
+        if before <= self.log.log_start_offset or self.log.error is not None:
+            return
+        if self.durable:
+            for definition in self.definitions.values():
+                if 0 <= definition.offset < before:
+                    self._define(definition)
+        self.log.delete_prefix(before)
+
+    def queue_deleted(self, queue: Queue) -> None:
+        """Forget a queue: its messages are settled without a record, its sets are not used again."""
+        self.queues.pop(queue.id, None)
+        for key in [key for key in self._sets if queue.id in key]:
+            del self._sets[key]
+        for definition in list(self.definitions.values()):
+            if not any(queue_id in self.queues for queue_id in definition.queue_ids):
+                del self.definitions[definition.id]
+
+    def forget(self, first: int, count: int) -> None:
+        """Messages of a deleted queue: no longer live, and no record needed."""
+        self._count_live(first, count, -1)
+        self._cache.release(first, count)
+
+
+_SCRATCH_SET = DestinationSet(Definition(0, (), 0), ())

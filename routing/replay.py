@@ -1,0 +1,140 @@
+"""Rebuilding the queues of a home partition after a start, and the checkpoint that keeps it short.
+
+A checkpoint says what was live in each queue when the log ended at `offset`. Replay begins there (or at the log's start) and
+reads the rest: records add to the queues of their destination set, SETTLED records take away. Only record headers are
+looked at, never bodies. Definitions may stand anywhere in the log, so sets are resolved at the end.
+
+After a clean stop the checkpoint is the whole truth. After a crash nobody knows which messages were delivered since, so all
+that come back are marked redelivered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import msgpack
+
+from core_log.checkpoint import load, save
+from core_log.files import Files
+from core_log.record_batch import decode_runs, iterate_records, parse_header
+from routing.offset_set import OffsetSet, Range, subtract
+from routing.queue import Queue
+from routing.queue_partition import Definition, QueuePartition, set_id_of
+from routing.settlement import DESTINATIONS_KEY, SETTLED_KEY, decode_destinations, decode_settled
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 4 << 20
+
+
+def snapshot(partition: QueuePartition, outstanding: Iterable[tuple[Queue, int, int]], *, clean: bool) -> bytes:
+    """The checkpoint of a sealed partition as it is now; `outstanding` is what sessions hold of its queues."""
+    returned: dict[int, list[Range]] = defaultdict(list)
+    for queue, first, count in outstanding:
+        if queue.partition is partition and not queue.deleted:
+            returned[queue.id].append((first, count))
+    queues = {}
+    for queue in partition.queues.values():
+        back = [*queue.returned.ranges(), *returned[queue.id]]
+        queues[queue.id] = [list(queue.ready.ranges()), back, queue.redelivered_before]
+    state = {
+        "offset": partition.next_offset,
+        "clean": clean,
+        "next_set_id": partition.next_set_id,
+        "sets": {definition.id: definition.queue_ids for definition in partition.definitions.values()},
+        "queues": queues,
+    }
+    return msgpack.packb(state)  # type: ignore[no-any-return]
+
+
+def checkpoint_path(partition: QueuePartition) -> str:
+    """Where a partition's checkpoint lies."""
+    return f"{partition.log.directory}/checkpoint"
+
+
+def save_checkpoint(files: Files, partition: QueuePartition, state: bytes) -> None:
+    """Write a checkpoint; what it speaks of must be durable in the log."""
+    save(files, checkpoint_path(partition), state)
+
+
+def _load(files: Files, partition: QueuePartition) -> dict[str, Any] | None:
+    data = load(files, checkpoint_path(partition))
+    if data is None:
+        return None
+    state: dict[str, Any] = msgpack.unpackb(data, strict_map_key=False)
+    log = partition.log
+    if not log.log_start_offset <= state["offset"] <= log.log_end_offset:
+        logger.warning("%s: the checkpoint is not of this log, replaying all of it", log.directory)
+        return None
+    return state
+
+
+class _Replay:
+    """What reading the log brought to light."""
+
+    def __init__(self) -> None:
+        self.definitions: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.runs: list[tuple[int, int, int]] = []
+        self.settled: dict[int, list[Range]] = defaultdict(list)
+
+    def read(self, partition: QueuePartition, offset: int) -> None:
+        log = partition.log
+        while offset < log.log_end_offset:
+            for batch in log.read_blocking(offset, _READ_BYTES, before=log.log_end_offset):
+                header = parse_header(batch)
+                if header.is_control:
+                    self._control(batch)
+                else:
+                    for run in decode_runs(batch, with_values=False):
+                        self.runs.append((set_id_of(run.header_block), run.first_offset, run.count))
+                offset = header.next_offset
+
+    def _control(self, batch: Any) -> None:
+        for record in iterate_records(batch):
+            value = bytes(record.value or b"")
+            if record.key == DESTINATIONS_KEY:
+                set_id, queue_ids = decode_destinations(value)
+                self.definitions[set_id] = (queue_ids, record.offset)
+            elif record.key == SETTLED_KEY:
+                for queue_id, first, count in decode_settled(value):
+                    self.settled[queue_id].append((first, count))
+
+
+def restore(files: Files, partition: QueuePartition) -> None:
+    """Fill the partition's queues (already registered in `partition.queues`) from checkpoint and log."""
+    log = partition.log
+    state = _load(files, partition)
+    start = state["offset"] if state else log.log_start_offset
+    found = _Replay()
+    if state:
+        found.definitions = {set_id: (tuple(ids), 0) for set_id, ids in state["sets"].items()}
+    found.read(partition, start)
+    clean = bool(state and state["clean"] and start == log.log_end_offset)
+    highest = max([run[0] for run in found.runs] + list(found.definitions), default=0)
+    partition.next_set_id = max(highest + 1, state["next_set_id"] if state else 1)
+    live: dict[int, list[Range]] = defaultdict(list)
+    for set_id, first, count in found.runs:
+        if set_id not in found.definitions:
+            logger.error("%s: offsets %d to %d name no queue", log.directory, first, first + count - 1)
+            continue
+        for queue_id in found.definitions[set_id][0]:
+            live[queue_id].append((first, count))
+    for queue in partition.queues.values():
+        ready, returned, redelivered_before = state["queues"].get(queue.id, ([], [], 0)) if state else ([], [], 0)
+        if clean:
+            queue.ready = OffsetSet(ready)
+            for first, count in returned:
+                queue.returned.add(first, count)
+            queue.redelivered_before = redelivered_before
+        else:
+            earlier = sorted([(first, count) for first, count in [*ready, *returned]])
+            queue.ready = OffsetSet(subtract([*earlier, *live[queue.id]], found.settled[queue.id]))
+            queue.redelivered_before = log.log_end_offset
+        partition.restore(list(queue.live_ranges()))
+    for set_id, (queue_ids, offset) in found.definitions.items():
+        if any(queue_id in partition.queues for queue_id in queue_ids):
+            partition.adopt(Definition(set_id, queue_ids, offset))
+    partition.checkpointed_bytes = log.size_bytes

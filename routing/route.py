@@ -1,0 +1,57 @@
+"""Where messages of one exchange and routing key go, worked out once.
+
+A route names, for each home partition, the set of queues there, and the topics. The broker caches it until the topology
+changes; only routes that pass a headers exchange are worked out anew for each set of properties.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from routing.commits import storage_error
+from routing.errors import StorageUnavailable
+from routing.message import Slab
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+    from routing.queue import Queue
+    from routing.queue_partition import DestinationSet, QueuePartition
+    from routing.topic import Topic
+
+
+class Route:
+    """See the module."""
+
+    __slots__ = ("durable_homes", "homes", "topics")
+
+    def __init__(self, queues: list[Queue], topics: list[Topic]) -> None:
+        by_home: dict[QueuePartition, list[Queue]] = {}
+        for queue in queues:
+            by_home.setdefault(queue.partition, []).append(queue)
+        self.homes: list[tuple[QueuePartition, DestinationSet]] = [
+            (home, home.destination_set(tuple(members))) for home, members in by_home.items()
+        ]
+        self.durable_homes = [home for home in by_home if home.durable]
+        self.topics = topics
+
+    def error(self) -> StorageUnavailable | None:
+        """Why the route cannot take messages now, if a log it leads to refuses writes."""
+        for home in self.durable_homes:
+            if home.log.error is not None:
+                return storage_error(home.log)
+        for topic in self.topics:
+            failed = topic.error()
+            if failed is not None:
+                return failed
+        return None
+
+    def deliver(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
+        """Put the slab into everything the route leads to; the durable logs it went to, with the offsets it ends at."""
+        targets = []
+        for home, destinations in self.homes:
+            end = home.enqueue(slab, destinations)
+            if home.durable:
+                targets.append((home.log, end))
+        for topic in self.topics:
+            targets.append(topic.append_slab(slab))
+        return targets

@@ -1,0 +1,427 @@
+"""What a client's channel is to the engine.
+
+1. Deliveries get dense ids, 1, 2, ..., per session. What is unsettled is kept as runs of ids that map to runs of offsets, so a
+   million unsettled messages of one backlog are one entry.
+2. Publishes with `confirm` get dense sequence numbers. Once a turn the session notes what its publishes of that turn wait
+   for; when that is met, and everything before it, the sink gets one cumulative `confirm`.
+3. Everything here is synchronous. The sink may only append to its outbox.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from routing.errors import AccessRefused, PreconditionFailed, StorageUnavailable
+from routing.message import Slab
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+    from routing.broker import Broker
+    from routing.queue import Queue
+
+_UNLIMITED = 1 << 30
+
+
+class Outcome(Enum):
+    """What becomes of delivered messages."""
+
+    ACK = "ack"
+    REQUEUE = "requeue"
+    DISCARD = "discard"
+
+
+class DeliverySink(Protocol):
+    """What an adapter implements. All calls are synchronous and only append to the outbox."""
+
+    def deliver(
+        self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool
+    ) -> None:
+        """Send slab.bodies[start:stop] under the delivery ids first_id, first_id + 1, ..."""
+
+    def confirm(self, up_to: int) -> None:
+        """Every publish with a sequence number <= `up_to` is safe."""
+
+    def refuse(self, first: int, last: int) -> None:
+        """The publishes with these sequence numbers were not made safe."""
+
+    def returned(self, slab: Slab, reason: str) -> None:
+        """A mandatory slab had nowhere to go."""
+
+    def cancelled(self, consumer: Consumer) -> None:
+        """The consumer's queue is gone, and so is the consumer."""
+
+    def writable(self) -> bool:
+        """False while the peer does not take what it was sent; call `Session.resume` when that changes."""
+
+
+class Consumer:
+    """A subscription of a session to a queue. `context` is the adapter's own."""
+
+    __slots__ = ("context", "exclusive", "no_ack", "outstanding", "prefetch", "queue", "session", "tag")
+
+    def __init__(
+        self, session: Session, queue: Queue, tag: str, *, no_ack: bool, exclusive: bool, prefetch: int, context: object
+    ) -> None:
+        self.session = session
+        self.queue = queue
+        self.tag = tag
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.prefetch = prefetch
+        self.outstanding = 0
+        self.context: Any = context
+
+    @property
+    def queue_name(self) -> str:
+        """The name of the queue it consumes."""
+        return self.queue.name
+
+    def credit(self) -> int:
+        """How many messages it may get now."""
+        session = self.session
+        if session.paused or not session.sink.writable():
+            return 0
+        if self.no_ack:
+            return _UNLIMITED
+        credit = self.prefetch - self.outstanding if self.prefetch else _UNLIMITED
+        if session.prefetch:
+            credit = min(credit, session.prefetch - session.outstanding)
+        return credit
+
+
+class _Unsettled:
+    """A run of deliveries: ids [first, end), the offset of the first, and whose they are (no consumer after a get)."""
+
+    __slots__ = ("consumer", "end", "first", "offset", "queue")
+
+    def __init__(self, first: int, end: int, offset: int, queue: Queue, consumer: Consumer | None) -> None:
+        self.first = first
+        self.end = end
+        self.offset = offset
+        self.queue = queue
+        self.consumer = consumer
+
+
+class Got:
+    """The answer to a get: one message, `slab.bodies[index]`."""
+
+    __slots__ = ("delivery_id", "index", "message_count", "redelivered", "slab")
+
+    def __init__(self, delivery_id: int, slab: Slab, index: int, redelivered: bool, message_count: int) -> None:
+        self.delivery_id = delivery_id
+        self.slab = slab
+        self.index = index
+        self.redelivered = redelivered
+        self.message_count = message_count
+
+
+class _PendingConfirm:
+    __slots__ = ("error", "first", "last", "settled")
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first = first
+        self.last = last
+        self.settled = False
+        self.error: StorageUnavailable | None = None
+
+
+def _entry_first(entry: _Unsettled) -> int:
+    return entry.first
+
+
+class Session:
+    """See the module. Made by `Broker.session`."""
+
+    def __init__(self, broker: Broker, sink: DeliverySink, *, protocol: str, owner: object) -> None:
+        self.broker = broker
+        self.sink = sink
+        self.protocol = protocol
+        self.owner = owner
+        self.prefetch = 0
+        """Unsettled messages the session may have in all; 0 is no limit."""
+        self.prefetch_default = 0
+        """The limit that new consumers get; 0 is none."""
+        self.outstanding = 0
+        self.paused = False
+        self.closed = False
+        self.consumers: list[Consumer] = []
+        self.unsettled: list[_Unsettled] = []
+        self._next_id = 1
+        self._published = 0
+        self._noted = 0
+        self._pending: deque[_PendingConfirm] = deque()
+        self._requirements: dict[PartitionLog, int] = {}
+        self._needs_sync = False
+
+    # --- publishing --------------------------------------------------------------------
+
+    def publish(self, slab: Slab, *, mandatory: bool = False, confirm: bool = False) -> None:
+        """Route a slab to its queues and topics.
+
+        With `confirm` each message takes the next sequence number and is confirmed through the sink. Raises NotFound
+        when there is no such exchange, AccessRefused when it is internal, LimitExceeded for a message that is too large.
+        """
+        broker = self.broker
+        route = broker.route(slab)
+        if confirm:
+            self._published += len(slab.bodies)
+            broker.confirming[self] = None
+        if not route.homes and not route.topics:
+            if mandatory:
+                self.sink.returned(slab, "NO_ROUTE")
+            return
+        failed = route.error()
+        if failed is not None:
+            broker.refused_messages += len(slab.bodies)
+            if confirm:
+                self._refuse(len(slab.bodies), failed)
+            return
+        targets = route.deliver(slab)
+        if confirm and targets:
+            self._requirements.update(targets)
+            if slab.properties.persistent:
+                self._needs_sync = True
+
+    def _refuse(self, count: int, error: StorageUnavailable) -> None:
+        """The last `count` publishes could not even be appended."""
+        first = self._published - count + 1
+        self._note(first - 1)
+        pending = _PendingConfirm(first, self._published)
+        pending.settled, pending.error = True, error
+        self._pending.append(pending)
+        self._noted = self._published
+
+    def note_confirms(self) -> None:
+        """The turn ends: wait for what it published."""
+        self._note(self._published)
+        self._advance()
+
+    def _note(self, last: int) -> None:
+        if last <= self._noted:
+            return
+        pending = _PendingConfirm(self._noted + 1, last)
+        self._pending.append(pending)
+        self._noted = last
+        requirements, self._requirements = self._requirements, {}
+        needs_sync, self._needs_sync = self._needs_sync, False
+        if not requirements:
+            pending.settled = True
+            return
+
+        def done(error: StorageUnavailable | None) -> None:
+            pending.settled, pending.error = True, error
+            self._advance()
+
+        self.broker.commits.when_committed(requirements.items(), done, sync=needs_sync)
+
+    def _advance(self) -> None:
+        pending, up_to = self._pending, 0
+        while pending and pending[0].settled:
+            entry = pending.popleft()
+            if entry.error is None:
+                up_to = entry.last
+            elif not self.closed:
+                if up_to:
+                    self.sink.confirm(up_to)
+                    up_to = 0
+                self.sink.refuse(entry.first, entry.last)
+        if up_to and not self.closed:
+            self.sink.confirm(up_to)
+
+    # --- consuming ---------------------------------------------------------------------
+
+    def consume(
+        self,
+        queue_name: str,
+        *,
+        tag: str,
+        no_ack: bool,
+        exclusive: bool = False,
+        arguments: dict[str, Any] | None = None,
+        context: object = None,
+    ) -> Consumer:
+        """Subscribe to a queue; deliveries begin when the turn ends.
+
+        Raises NotFound, ResourceLocked (another connection's exclusive queue) and AccessRefused (an exclusive consumer is there,
+        or is asked for and others are).
+        """
+        queue = self.broker.queue(queue_name, self.owner)
+        if queue.consumers and (exclusive or queue.consumers[0].exclusive):
+            raise AccessRefused(f"queue '{queue_name}' in vhost '/' in exclusive use")
+        consumer = Consumer(
+            self, queue, tag, no_ack=no_ack, exclusive=exclusive, prefetch=self.prefetch_default, context=context
+        )
+        queue.consumers.append(consumer)
+        self.consumers.append(consumer)
+        queue.wake()
+        return consumer
+
+    def cancel(self, consumer: Consumer) -> None:
+        """End a subscription; what it has unsettled stays with the session."""
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
+            consumer.queue.consumers.remove(consumer)
+            self.broker.consumer_gone(consumer.queue)
+
+    def queue_gone(self, consumer: Consumer) -> None:
+        """The queue was deleted under the consumer."""
+        self.consumers.remove(consumer)
+        self.sink.cancelled(consumer)
+
+    async def get(self, queue_name: str, *, no_ack: bool) -> Got | None:
+        """Take one message, waiting for the disk if need be; None when the queue is empty."""
+        queue = self.broker.queue(queue_name, self.owner)
+        while True:
+            first, count, redelivered = queue.head()
+            if not count:
+                return None
+            entry = queue.partition.find(first)
+            if entry is not None:
+                break
+            await queue.partition.load_now(first, queue)
+        queue.take(1)
+        delivery_id = self._next_id
+        self._next_id += 1
+        if no_ack:
+            queue.settle(first, 1)
+        else:
+            self.unsettled.append(_Unsettled(delivery_id, delivery_id + 1, first, queue, None))
+            self.outstanding += 1
+        return Got(delivery_id, entry.slab, first - entry.first, redelivered, queue.message_count)
+
+    def hand_over(
+        self, consumer: Consumer, slab: Slab, start: int, stop: int, offset: int, redelivered: bool
+    ) -> None:
+        """Called by the queue: give messages to the sink, and remember them until they are settled."""
+        count = stop - start
+        first = self._next_id
+        self._next_id = end = first + count
+        if consumer.no_ack:
+            self.sink.deliver(consumer, first, slab, start, stop, redelivered)
+            consumer.queue.settle(offset, count)
+            return
+        unsettled = self.unsettled
+        last = unsettled[-1] if unsettled else None
+        if (
+            last is not None
+            and last.end == first
+            and last.consumer is consumer
+            and last.offset + last.end - last.first == offset
+        ):
+            last.end = end
+        else:
+            unsettled.append(_Unsettled(first, end, offset, consumer.queue, consumer))
+        consumer.outstanding += count
+        self.outstanding += count
+        self.sink.deliver(consumer, first, slab, start, stop, redelivered)
+
+    # --- settling ----------------------------------------------------------------------
+
+    def settle(self, first_id: int, last_id: int, outcome: Outcome) -> None:
+        """Settle a range of deliveries. Raises PreconditionFailed at the first id that is not outstanding."""
+        while first_id <= last_id:
+            index = bisect_right(self.unsettled, first_id, key=_entry_first) - 1
+            if index < 0 or first_id >= self.unsettled[index].end:
+                raise PreconditionFailed(f"unknown delivery tag {first_id}")
+            stop = min(last_id + 1, self.unsettled[index].end)
+            self._settle_part(index, first_id, stop, outcome)
+            first_id = stop
+
+    def settle_up_to(self, last_id: int, outcome: Outcome) -> None:
+        """Settle every delivery up to and including `last_id`, all of them for 0.
+
+        Raises PreconditionFailed if there is none to settle, except for 0.
+        """
+        unsettled = self.unsettled
+        if last_id == 0:
+            last_id = self._next_id - 1
+        elif last_id >= self._next_id or not unsettled or unsettled[0].first > last_id:
+            raise PreconditionFailed(f"unknown delivery tag {last_id}")
+        whole = 0
+        for entry in unsettled:
+            if entry.end - 1 > last_id:
+                break
+            whole += 1
+        done = unsettled[:whole]
+        del unsettled[:whole]
+        for entry in done:
+            self._finish(entry, entry.offset, entry.end - entry.first, outcome)
+        if unsettled and unsettled[0].first <= last_id:
+            self._settle_part(0, unsettled[0].first, last_id + 1, outcome)
+
+    def _settle_part(self, index: int, first: int, stop: int, outcome: Outcome) -> None:
+        """Settle the ids [first, stop) of one entry, which shrinks, splits or goes."""
+        unsettled = self.unsettled
+        entry = unsettled[index]
+        offset = entry.offset + first - entry.first
+        if first == entry.first:
+            if stop == entry.end:
+                del unsettled[index]
+            else:
+                entry.first, entry.offset = stop, offset + stop - first
+        else:
+            if stop < entry.end:
+                rest = _Unsettled(stop, entry.end, offset + stop - first, entry.queue, entry.consumer)
+                unsettled.insert(index + 1, rest)
+            entry.end = first
+        self._finish(entry, offset, stop - first, outcome)
+
+    def _finish(self, entry: _Unsettled, offset: int, count: int, outcome: Outcome) -> None:
+        if outcome is Outcome.REQUEUE:
+            entry.queue.give_back(offset, count)
+        else:
+            entry.queue.settle(offset, count)
+        limited = self.prefetch and self.outstanding >= self.prefetch
+        self.outstanding -= count
+        if limited:
+            for consumer in self.consumers:
+                consumer.queue.wake()
+        consumer_ = entry.consumer
+        if consumer_ is not None:
+            consumer_.outstanding -= count
+            if consumer_.queue.message_count:
+                consumer_.queue.wake()
+
+    def recover(self, requeue: bool = True) -> None:
+        """Return every unsettled delivery to its queue (AMQP 0-9-1 basic.recover; `requeue` false is the same, as in RabbitMQ)."""
+        self.settle_up_to(0, Outcome.REQUEUE)
+
+    # --- flow --------------------------------------------------------------------------
+
+    def set_prefetch(self, count: int, *, per_session: bool) -> None:
+        """Limit unsettled messages: of the whole session, or of each consumer that is made from now on; 0 is no limit."""
+        if per_session:
+            self.prefetch = count
+            self.resume()
+        else:
+            self.prefetch_default = count
+
+    def pause(self, paused: bool) -> None:
+        """Stop or go on with deliveries to this session."""
+        self.paused = paused
+        if not paused:
+            self.resume()
+
+    def resume(self) -> None:
+        """Deliveries may be possible again."""
+        for consumer in self.consumers:
+            consumer.queue.wake()
+
+    def close(self) -> None:
+        """Give everything back. The sink is not called any more."""
+        if self.closed:
+            return
+        self.closed = True
+        self._note(self._published)
+        queues = {consumer.queue for consumer in self.consumers}
+        for consumer in self.consumers:
+            consumer.queue.consumers.remove(consumer)
+        self.consumers.clear()
+        self.settle_up_to(0, Outcome.REQUEUE)
+        self.broker.sessions.pop(self, None)
+        self.broker.confirming.pop(self, None)
+        for queue in queues:
+            self.broker.consumer_gone(queue)

@@ -1,0 +1,141 @@
+"""A topic: partition logs read by cursors that do not consume.
+
+Batches come in two ways: whole, from partitioned producers (`TopicPartition.append`, the same bytes are stored), and as slabs
+routed by an exchange (`append_slab`), which become records of the batch that is sealed when the turn ends. A record's
+key is the slab's routing key; keys choose the partition by murmur2, as Kafka's clients do, so one device or one order
+stays in one partition whichever door it came through. The header `x-partition-key` goes before the routing key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from core_log.errors import LogUnavailable
+from core_log.partition_log import PartitionLog
+from core_log.record_batch import BatchBuilder, encode_headers
+from routing.commits import storage_error
+from routing.errors import StorageUnavailable
+from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+
+_HEADER_BLOCKS_MAX = 1024
+_KEYS_MAX = 65536
+_BATCH_BYTES = 900 << 10
+PARTITION_KEY_HEADER = "x-partition-key"
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's 32-bit murmur2 (org.apache.kafka.common.utils.Utils.murmur2), unsigned."""
+    mask, multiplier = 0xFFFFFFFF, 0x5BD1E995
+    length = len(data)
+    value = 0x9747B28C ^ length
+    whole = length & ~3
+    for at in range(0, whole, 4):
+        part = int.from_bytes(data[at : at + 4], "little") * multiplier & mask
+        part = (part ^ part >> 24) * multiplier & mask
+        value = (value * multiplier & mask) ^ part
+    tail = data[whole:]
+    if tail:
+        value = (value ^ int.from_bytes(tail, "little")) * multiplier & mask
+    value = (value ^ value >> 13) * multiplier & mask
+    return value ^ value >> 15
+
+
+class TopicPartition:
+    """One partition: its log, and the slabs waiting to be sealed into it."""
+
+    __slots__ = ("_header_blocks", "_mark_dirty", "_open", "index", "log", "next_offset", "topic_name")
+
+    def __init__(
+        self, topic_name: str, index: int, log: PartitionLog, mark_dirty: Callable[[TopicPartition], None]
+    ) -> None:
+        self.topic_name = topic_name
+        self.index = index
+        self.log = log
+        self.next_offset = log.log_end_offset
+        self._mark_dirty = mark_dirty
+        self._open: list[tuple[int, bytes, Slab]] = []
+        self._header_blocks: dict[Properties, bytes] = {}
+        log.listeners.append(self._log_advanced)
+
+    def append(self, batch: bytes | bytearray | memoryview) -> int:
+        """Append a validated record batch as it is; its base offset. Raises LogUnavailable, BatchTooLarge."""
+        if self._open:
+            self.seal()
+        base_offset = self.log.append(batch)
+        self.next_offset = self.log.log_end_offset
+        return base_offset
+
+    def append_slab(self, slab: Slab, key: bytes) -> int:
+        """Add a slab to the open batch; the offset behind its last record."""
+        self._open.append((self.next_offset, key, slab))
+        self.next_offset += len(slab.bodies)
+        self._mark_dirty(self)
+        return self.next_offset
+
+    def seal(self) -> None:
+        """Make batches of the open slabs and hand them to the log."""
+        while self._open:
+            taken, size = 0, 0
+            for _, _, slab in self._open:
+                if taken and size + slab.size > _BATCH_BYTES:
+                    break
+                taken += 1
+                size += slab.size
+            base_offset = self._open[0][0]
+            builder = BatchBuilder(base_offset, self.log.leader_epoch, time.time_ns() // 1_000_000)
+            for first, key, slab in self._open[:taken]:
+                builder.add_run(first, key, slab.bodies, self._header_block(slab.properties))
+            try:
+                self.log.append(builder.build(), base_offset=base_offset)
+            except LogUnavailable:
+                return
+            del self._open[:taken]
+
+    def _header_block(self, properties: Properties) -> bytes:
+        block = self._header_blocks.get(properties)
+        if block is None:
+            if len(self._header_blocks) >= _HEADER_BLOCKS_MAX:
+                self._header_blocks.clear()
+            block = self._header_blocks[properties] = encode_headers(properties.record_headers)
+        return block
+
+    def _log_advanced(self, log: PartitionLog) -> None:
+        if self._open and log.error is None:
+            self._mark_dirty(self)
+
+
+class Topic:
+    """A named set of partitions; `config` is as given when it was created."""
+
+    __slots__ = ("_partition_of_key", "config", "name", "partitions")
+
+    def __init__(self, name: str, config: dict[str, str], partitions: list[TopicPartition]) -> None:
+        self.name = name
+        self.config = config
+        self.partitions = partitions
+        self._partition_of_key: dict[str, tuple[bytes, TopicPartition]] = {}
+
+    def error(self) -> StorageUnavailable | None:
+        """Why a partition cannot take messages now."""
+        for partition in self.partitions:
+            if partition.log.error is not None:
+                return storage_error(partition.log)
+        return None
+
+    def append_slab(self, slab: Slab) -> tuple[PartitionLog, int]:
+        """Append a routed slab to the partition of its key; that log, and the offset behind the last record."""
+        key = slab.routing_key
+        if slab.properties.raw:
+            chosen = slab.properties.neutral.headers.get(PARTITION_KEY_HEADER)
+            if isinstance(chosen, str):
+                key = chosen
+        found = self._partition_of_key.get(key)
+        if found is None:
+            if len(self._partition_of_key) >= _KEYS_MAX:
+                self._partition_of_key.clear()
+            encoded = key.encode("utf-8", NAME_ENCODING_ERRORS)
+            partition = self.partitions[(murmur2(encoded) & 0x7FFFFFFF) % len(self.partitions)]
+            found = self._partition_of_key[key] = (encoded, partition)
+        encoded, partition = found
+        return partition.log, partition.append_slab(slab, encoded)
