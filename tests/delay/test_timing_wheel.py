@@ -1,0 +1,232 @@
+"""The wheel against the plainest model there is: a list, sorted."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from delay.timing_wheel import TimingWheel
+
+
+def drain(wheel: TimingWheel, now_ms: int, limit: int | None = None) -> list[int]:
+    """All that is due at `now_ms`, taken in bites of `limit`."""
+    due: list[int] = []
+    while (next_ms := wheel.next_due_ms()) is not None and next_ms <= now_ms:
+        bite = wheel.advance(now_ms, limit)
+        assert limit is None or len(bite) <= limit
+        due += bite
+    return due + wheel.advance(now_ms, limit)
+
+
+@pytest.mark.parametrize(
+    ("tick_ms", "deadline_ms", "due_at_ms"),
+    [
+        (1, 7, 7),
+        (10, 70, 70),
+        (10, 71, 80),
+        (10, 0, 0),
+        (10, -5, 0),
+        (1, 255, 255),
+        (1, 256, 256),
+        (1, 1 << 40, 1 << 40),
+    ],
+)
+def test_due_at_the_end_of_its_tick_never_early(tick_ms: int, deadline_ms: int, due_at_ms: int) -> None:
+    wheel = TimingWheel(tick_ms=tick_ms, slots=4, levels=2)
+    wheel.add(deadline_ms, 1)
+    if due_at_ms:
+        assert drain(wheel, due_at_ms - 1) == []
+        assert len(wheel) == 1
+    assert drain(wheel, due_at_ms) == [1]
+    assert len(wheel) == 0
+    assert wheel.next_due_ms() is None
+
+
+@pytest.mark.parametrize(("tick_ms", "slots", "levels"), [(0, 4, 1), (1, 3, 1), (1, 1, 1), (1, 4, 0), (1, 0, 1)])
+def test_impossible_sizes_are_refused(tick_ms: int, slots: int, levels: int) -> None:
+    with pytest.raises(ValueError, match="no such wheel"):
+        TimingWheel(tick_ms=tick_ms, slots=slots, levels=levels)
+
+
+def test_deadline_beyond_64_bits_is_refused_and_leaves_the_wheel_whole() -> None:
+    wheel = TimingWheel()
+    with pytest.raises(OverflowError):
+        wheel.add(1 << 63, 1)
+    wheel.add(5, 2)
+    assert drain(wheel, 10) == [2]
+
+
+def test_a_clock_that_steps_back_returns_nothing() -> None:
+    wheel = TimingWheel(tick_ms=1)
+    assert wheel.advance(100) == []
+    wheel.add(50, 1)
+    assert wheel.advance(40) == []
+    assert wheel.advance(100) == [1]
+
+
+def test_one_tick_keeps_the_order_of_adding_across_levels_and_bites() -> None:
+    wheel = TimingWheel(tick_ms=1, slots=4, levels=2)
+    for key in range(50):
+        wheel.add(64, key)
+    assert wheel.advance(64, 10) == []  # ten were moved down
+    wheel.add(64, 50)  # queues up behind the forty others
+    wheel.add(3, 51)  # long past
+    assert drain(wheel, 64, 7) == list(range(52))
+
+
+def test_a_bite_touches_no_more_than_its_limit() -> None:
+    wheel = TimingWheel(tick_ms=1, slots=4, levels=2)
+    for key in range(1000):
+        wheel.add(1_000_000, key)
+    bites = 0
+    due: list[int] = []
+    while len(due) < 1000:
+        due += wheel.advance(1_000_000, 10)
+        bites += 1
+    assert due == list(range(1000))
+    assert bites >= 200, "a thousand timers moved down at least once and returned, ten at a time"
+
+
+def test_years_of_silence_are_skipped_in_one_call() -> None:
+    wheel = TimingWheel(tick_ms=1, slots=4, levels=2)
+    wheel.add(1 << 45, 1)
+    assert wheel.advance((1 << 45) - 1, 1) == []
+    assert drain(wheel, 1 << 45, 1) == [1]
+
+
+def test_cancelled_timers_give_their_memory_back() -> None:
+    wheel = TimingWheel(tick_ms=1)
+    tracemalloc.start()
+    try:
+        for key in range(200_000):
+            wheel.add(10_000 + key, key)
+            if key >= 100:
+                wheel.cancel(key - 100)
+        assert len(wheel) == 100
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert drain(wheel, 1_000_000) == list(range(199_900, 200_000))
+
+
+def test_a_cancelled_key_may_come_back() -> None:
+    wheel = TimingWheel(tick_ms=1)
+    wheel.add(10, 1)
+    wheel.add(20, 2)
+    wheel.cancel(1)
+    wheel.add(30, 1)
+    assert drain(wheel, 29) == [2]
+    assert drain(wheel, 30) == [1]
+
+
+def test_with_all_cancelled_there_is_no_next_wake_up() -> None:
+    wheel = TimingWheel(tick_ms=1)
+    for key in range(3):
+        wheel.add(1 << (10 * key), key)
+    for key in range(3):
+        wheel.cancel(key)
+    assert wheel.next_due_ms() is None
+    assert drain(wheel, 1 << 50) == []
+
+
+def test_a_million_timers_cost_about_their_bytes() -> None:
+    tracemalloc.start()
+    try:
+        wheel = TimingWheel(tick_ms=10)
+        for key in range(100_000):
+            wheel.add(key * 36, key)
+        assert tracemalloc.get_traced_memory()[0] / 100_000 < 20
+    finally:
+        tracemalloc.stop()
+
+
+@given(
+    deadlines=st.lists(st.integers(0, 5000), max_size=300),
+    tick_ms=st.sampled_from([1, 3, 10]),
+    slots=st.sampled_from([2, 4, 16]),
+    levels=st.integers(1, 3),
+    limit=st.one_of(st.none(), st.integers(1, 20)),
+    start_ms=st.integers(0, 1000),
+)
+@settings(max_examples=150, deadline=None)
+def test_one_jump_returns_all_in_order(
+    deadlines: list[int], tick_ms: int, slots: int, levels: int, limit: int | None, start_ms: int
+) -> None:
+    wheel = TimingWheel(tick_ms, slots, levels, start_ms)
+    for key, deadline_ms in enumerate(deadlines):
+        wheel.add(deadline_ms, key)
+    ticks = [max(start_ms // tick_ms, -(-deadline_ms // tick_ms)) for deadline_ms in deadlines]
+    assert drain(wheel, 10_000, limit) == sorted(range(len(deadlines)), key=lambda key: (ticks[key], key))
+
+
+class WheelMachine(RuleBasedStateMachine):
+    """Add, cancel, advance in any order, in whole and in bites; a dict of key to tick is the model."""
+
+    @initialize(tick_ms=st.sampled_from([1, 7]), slots=st.sampled_from([2, 4, 8]), levels=st.integers(1, 3))
+    def start(self, tick_ms: int, slots: int, levels: int) -> None:
+        self.tick_ms = tick_ms
+        self.now_ms = 0
+        self.wheel = TimingWheel(tick_ms, slots, levels)
+        self.waiting: dict[int, int] = {}
+        self.key = 0
+
+    @rule(after_ms=st.one_of(st.integers(-5, 40), st.integers(0, 100_000)), count=st.integers(1, 8))
+    def add(self, after_ms: int, count: int) -> None:
+        for _ in range(count):
+            self.key += 1
+            self.wheel.add(self.now_ms + after_ms, self.key)
+            self.waiting[self.key] = -(-(self.now_ms + after_ms) // self.tick_ms)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.wheel.cancel(key)
+        del self.waiting[key]
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel_and_add_again(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.wheel.cancel(key)
+        self.wheel.add(self.now_ms, key)
+        self.waiting[key] = -(-self.now_ms // self.tick_ms)
+
+    @rule(by_ms=st.one_of(st.integers(0, 30), st.integers(0, 50_000)), limit=st.one_of(st.none(), st.integers(1, 5)))
+    def advance_fully(self, by_ms: int, limit: int | None) -> None:
+        self.now_ms += by_ms
+        due = drain(self.wheel, self.now_ms, limit)
+        self._take(due)
+        assert all(tick > self.now_ms // self.tick_ms for tick in self.waiting.values())
+
+    @rule(by_ms=st.integers(0, 200), limit=st.integers(1, 5))
+    def advance_one_bite(self, by_ms: int, limit: int) -> None:
+        self.now_ms += by_ms
+        due = self.wheel.advance(self.now_ms, limit)
+        assert len(due) <= limit
+        self._take(due)
+
+    def _take(self, due: list[int]) -> None:
+        assert len(set(due)) == len(due)
+        for key in due:
+            assert self.waiting.pop(key) <= self.now_ms // self.tick_ms
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "wheel"):
+            return
+        assert len(self.wheel) == len(self.waiting)
+        next_ms = self.wheel.next_due_ms()
+        if self.waiting:
+            assert next_ms is not None
+            assert next_ms <= max(min(self.waiting.values()), self.now_ms // self.tick_ms) * self.tick_ms
+        else:
+            assert next_ms is None or next_ms >= 0
+
+
+TestWheelMachine = WheelMachine.TestCase
+TestWheelMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
