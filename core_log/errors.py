@@ -1,0 +1,29 @@
+"""The errors of the log engine; anything else that escapes it, apart from `OSError` at opening, is a bug."""
+
+from __future__ import annotations
+
+
+class LogError(Exception):
+    """Base of the errors of the log engine."""
+
+
+class CorruptBatch(LogError):
+    """Bytes that are not a whole, valid record batch. The only error malformed input raises."""
+
+
+class OffsetOutOfRange(LogError):
+    """A read below `log_start_offset` or above `log_end_offset`."""
+
+    def __init__(self, offset: int, log_start_offset: int, log_end_offset: int) -> None:
+        super().__init__(f"offset {offset} is not in [{log_start_offset}, {log_end_offset}]")
+        self.offset = offset
+        self.log_start_offset = log_start_offset
+        self.log_end_offset = log_end_offset
+
+
+class LogUnavailable(LogError):
+    """The disk refuses writes now, or the log is closed; nothing of this append was kept."""
+
+
+class BatchTooLarge(LogError):
+    """A batch above `message_bytes_max`."""

@@ -1,0 +1,211 @@
+"""The only door to the disk: a small interface and its three implementations.
+
+1. Paths are `str`, separated by "/", relative to a root the implementation knows; "" is the root itself.
+2. A file is written at positions (`pwritev`), never appended to, so that writing the same bytes again is harmless.
+3. What was written is durable after `sync` of the file; that a name exists, is gone or was renamed is durable after
+   `sync_directory` of its directory. `make_directory` is rare and durable when it returns.
+4. Everything raises `OSError` as the operating system does. All implementations may be used from several threads.
+
+`OsFiles` is the disk, `MemoryFiles` a disk in memory that knows what a power loss would leave (`memory_files.py`), and
+`FaultyFiles` makes another one fail on request (same place).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Protocol
+
+BytesLike = bytes | bytearray | memoryview
+
+IO_VECTORS_MAX = 1024
+"""Buffers one pwritev takes (IOV_MAX of Linux)."""
+
+
+class File(Protocol):
+    """An open file."""
+
+    def pwritev(self, buffers: Sequence[BytesLike], position: int) -> int:
+        """Write all of `buffers` at `position`; loops until everything is written and returns the number of bytes."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Up to `size` bytes at `position`; less only at the end of the file."""
+
+    def sync(self) -> None:
+        """Make the written bytes durable (fdatasync)."""
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes."""
+
+    def close(self) -> None:
+        """Give the handle back. Does not sync."""
+
+
+class Files(Protocol):
+    """A directory tree."""
+
+    def open(self, path: str, *, create: bool = True) -> File:
+        """Open for reading and writing; a missing file is created, or `FileNotFoundError` with create=False."""
+
+    def exists(self, path: str) -> bool:
+        """Is there a file or directory of that name?"""
+
+    def size(self, path: str) -> int:
+        """Bytes of a file."""
+
+    def list(self, directory: str) -> Sequence[str]:
+        """Sorted names in a directory; empty when it does not exist."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name in the same directory, replacing what has it."""
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents, durably; nothing happens when it exists."""
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory and all it holds; nothing happens when it does not exist."""
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable."""
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def pwritev(self, buffers: Sequence[BytesLike], position: int) -> int:
+        """See `File`."""
+        start = position
+        at = 0
+        while at < len(buffers):
+            some = buffers[at : at + IO_VECTORS_MAX]
+            size = sum(map(len, some))
+            written = os.pwritev(self._descriptor, some, position)
+            position += written
+            if written < size:
+                position += self._write_rest(b"".join(some)[written:], position)
+            at += IO_VECTORS_MAX
+        return position - start
+
+    def _write_rest(self, data: bytes, position: int) -> int:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._descriptor, view, position)
+            if written == 0:
+                raise OSError(errno.EIO, "the disk took no bytes")
+            position += written
+            view = view[written:]
+        return len(data)
+
+    def pread(self, size: int, position: int) -> bytes:
+        """See `File`."""
+        data = os.pread(self._descriptor, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < size and (data := os.pread(self._descriptor, size - got, position + got)):
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def sync(self) -> None:
+        """See `File`."""
+        os.fdatasync(self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        """See `File`."""
+        os.ftruncate(self._descriptor, size)
+
+    def close(self) -> None:
+        """See `File`."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class OsFiles:
+    """`Files` below a directory of the operating system."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = os.fspath(root)
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def open(self, path: str, *, create: bool = True) -> OsFile:
+        """See `Files`."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return OsFile(os.open(self._path(path), flags, 0o644))
+
+    def exists(self, path: str) -> bool:
+        """See `Files`."""
+        return os.path.exists(self._path(path))
+
+    def size(self, path: str) -> int:
+        """See `Files`."""
+        return os.stat(self._path(path)).st_size
+
+    def list(self, directory: str) -> Sequence[str]:
+        """See `Files`."""
+        try:
+            return sorted(os.listdir(self._path(directory)))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, path: str) -> None:
+        """See `Files`."""
+        os.unlink(self._path(path))
+
+    def rename(self, source: str, target: str) -> None:
+        """See `Files`."""
+        os.replace(self._path(source), self._path(target))
+
+    def make_directory(self, path: str) -> None:
+        """See `Files`."""
+        if os.path.isdir(self._path(path)):
+            return
+        parent = path.rpartition("/")[0]
+        if parent:
+            self.make_directory(parent)
+        else:
+            os.makedirs(self._root, exist_ok=True)
+        if path:
+            try:
+                os.mkdir(self._path(path), 0o755)
+            except FileExistsError:
+                if not os.path.isdir(self._path(path)):
+                    raise
+            self.sync_directory(parent)
+
+    def remove_directory(self, path: str) -> None:
+        """See `Files`."""
+        try:
+            shutil.rmtree(self._path(path))
+        except FileNotFoundError:
+            pass
+
+    def sync_directory(self, path: str) -> None:
+        """See `Files`."""
+        descriptor = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+from core_log.memory_files import FaultyFiles, MemoryFiles  # noqa: E402  (they build on the interface above)
+
+__all__ = ["BytesLike", "FaultyFiles", "File", "Files", "MemoryFiles", "OsFile", "OsFiles"]
