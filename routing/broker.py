@@ -15,12 +15,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
-
-from core_log.errors import LogUnavailable
-from core_log.files import Files
 from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
+
+from core_log.errors import LogUnavailable
+from core_log.files import Files
 from delay.timer_service import TimerService
 from routing.catalog import Catalog
 from routing.commits import CommitWaiter
@@ -50,7 +50,9 @@ def _wall_clock_ms() -> int:
 class Broker:
     """See the module. Use `open_broker`."""
 
-    def __init__(self, files: Files, config: BrokerConfig, flusher: LogFlusher, timers: TimerService, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, files: Files, config: BrokerConfig, flusher: LogFlusher, timers: TimerService, nursery: trio.Nursery
+    ) -> None:
         self.files = files
         self.config = config
         self.flusher = flusher
@@ -86,7 +88,12 @@ class Broker:
         stripes = [self._open_home(f"queues/{index}", index, config.fsync) for index in range(stripe_count)]
         transient = self._open_home(f"{_SCRATCH}/0", -1, "never")
         self.topology = Topology(
-            config, catalog, stripes=stripes, transient=transient, runnable=self._runnable_queue, changed=self._topology_changed
+            config,
+            catalog,
+            stripes=stripes,
+            transient=transient,
+            runnable=self._runnable_queue,
+            changed=self._topology_changed,
         )
         self.topology.recover_queues()
         for partition in stripes:
@@ -126,7 +133,9 @@ class Broker:
         if not self.files.exists("topics"):
             return
         known = {
-            f"{topic.name}-{partition.index}" for topic in self.topology.topics.values() for partition in topic.partitions
+            f"{topic.name}-{partition.index}"
+            for topic in self.topology.topics.values()
+            for partition in topic.partitions
         }
         for directory in self.files.list("topics"):
             if directory not in known:
@@ -279,7 +288,9 @@ class Broker:
         arguments: Mapping[str, Any] | None = None,
         owner: object = None,
     ) -> QueueInfo:
-        """Raises AccessRefused, PreconditionFailed, ResourceLocked, NotImplementedYet, LimitExceeded, StorageUnavailable."""
+        """Raises AccessRefused, PreconditionFailed, ResourceLocked, NotImplementedYet, LimitExceeded,
+        StorageUnavailable.
+        """
         with _storage_errors():
             info, concerned = self.topology.declare_queue(
                 name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments, owner=owner
@@ -297,7 +308,9 @@ class Broker:
     async def delete_queue(
         self, name: str, *, if_unused: bool = False, if_empty: bool = False, owner: object = None
     ) -> int:
-        """How many messages it held; 0 if it is not there. Raises ResourceLocked, PreconditionFailed, StorageUnavailable."""
+        """How many messages it held; 0 if it is not there. Raises ResourceLocked, PreconditionFailed,
+        StorageUnavailable.
+        """
         with _storage_errors():
             count, concerned = self.topology.delete_queue(name, if_unused=if_unused, if_empty=if_empty, owner=owner)
         await self._commit(concerned)
@@ -318,7 +331,9 @@ class Broker:
         syntax: str = "amqp",
         owner: object = None,
     ) -> None:
-        """Bind a "queue", "exchange" or "topic". Raises NotFound, AccessRefused, ResourceLocked, InvalidArgument, StorageUnavailable."""
+        """Bind a "queue", "exchange" or "topic". Raises NotFound, AccessRefused, ResourceLocked, InvalidArgument,
+        StorageUnavailable.
+        """
         binding = Binding.make(exchange, (destination_kind, destination), pattern, arguments, syntax)
         with _storage_errors():
             concerned = self.topology.bind(binding, owner)
@@ -409,7 +424,9 @@ class Broker:
         partition.seal()
         partition.checkpointed_bytes = log.appended_bytes
         outstanding = [
-            (entry.queue, entry.offset, entry.end - entry.first) for session in self.sessions for entry in session.unsettled
+            (entry.queue, entry.offset, entry.end - entry.first)
+            for session in self.sessions
+            for entry in session.unsettled
         ]
         state = snapshot(partition, outstanding, clean=False)
 

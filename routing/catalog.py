@@ -1,8 +1,8 @@
 """The durable topology: exchanges, queues, bindings and topics, as records of a keyed store.
 
-Keys and values are msgpack. A key is an array whose first item is the kind of entity; a value is a map of what was declared.
-The entities themselves live in `topology.py`; this file only knows how they are written down. Queue ids are never used
-twice, because the logs name queues by id: the next one is an entry of its own.
+Keys and values are msgpack. A key is an array whose first item is the kind of entity; a value is a map of what was
+declared. The entities themselves live in `topology.py`; this file only knows how they are written down. Queue ids are
+never used twice, because the logs name queues by id: the next one is an entry of its own.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgpack
-
 from core_log.keyed_store import KeyedStore
+
 from routing.exchange import Binding, Exchange
 from routing.queue import Queue
 

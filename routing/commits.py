@@ -1,10 +1,11 @@
 """Waiting for durability, many at a time.
 
-A waiter names what it needs, pairs of log and offset, and is called once when every log has committed that far or one of
-them failed. Nothing is awaited: a log tells its listeners once per flush, and only the waiters at the front of that
+A waiter names what it needs, pairs of log and offset, and is called once when every log has committed that far or one
+of them failed. Nothing is awaited: a log tells its listeners once per flush, and only the waiters at the front of that
 log's line are looked at.
 
-A requirement is met when the log's `committed_offset` (with `sync`) or `written_offset` (without) has reached the offset.
+A requirement is met when the log's `committed_offset` (with `sync`) or `written_offset` (without) has reached the
+offset.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from core_log.partition_log import PartitionLog
+
 from routing.errors import StorageUnavailable
 
 Done = Callable[[StorageUnavailable | None], None]

@@ -11,7 +11,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stripes: int = 4
     """Home partitions of durable queues. More spread the work of a cluster; each one written to costs an fsync."""
     fsync: str = "commit"
-    """For durable queues: "commit" syncs before a confirm, "interval" every `fsync_interval_ms`, "never" leaves it to the system."""
+    """For durable queues: "commit" syncs before a confirm, "interval" every `fsync_interval_ms`, "never" leaves it
+    to the system.
+    """
     fsync_interval_ms: int = 1000
     queue_segment_bytes: int = 64 << 20
     topic_segment_bytes: int = 1 << 30

@@ -1,8 +1,8 @@
 """Exchanges and how each kind finds the destinations of a message.
 
-A kind is a matcher: it is given bindings and asked for the destinations of a routing key, or of headers. Kinds are looked up
-by name in `KINDS`; an exchange is the matcher plus its declared properties. The result of a match is cached by
-the broker under the catalog's version (`route.py`), so matchers need to be right rather than fast.
+A kind is a matcher: it is given bindings and asked for the destinations of a routing key, or of headers. Kinds are
+looked up by name in `KINDS`; an exchange is the matcher plus its declared properties. The result of a match is cached
+by the broker under the catalog's version (`route.py`), so matchers need to be right rather than fast.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class TopicMatcher:
 
 
 class HeadersMatcher:
-    """Headers equal to the binding's arguments: `x-match` all (default), any, and the forms that count `x-` headers too."""
+    """Headers equal to the binding's arguments: `x-match` all (default), any, and the forms that count `x-` headers
+    too.
+    """
 
     needs_headers = True
     _KINDS = ("all", "any", "all-with-x", "any-with-x")

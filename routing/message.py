@@ -1,9 +1,9 @@
 """What a message is to the engine.
 
-1. A message keeps the property bytes of the protocol it came in by (`Properties.raw`, tagged with `protocol`); only what
-   routing and expiry need is extracted, once. Other protocols read the neutral form, decoded on first use.
-2. `Properties` are immutable and shared: adapters intern them by their raw bytes, so that a run of messages with the same
-   properties costs one object. Compare them by identity on the hot path.
+1. A message keeps the property bytes of the protocol it came in by (`Properties.raw`, tagged with `protocol`); only
+   what routing and expiry need is extracted, once. Other protocols read the neutral form, decoded on first use.
+2. `Properties` are immutable and shared: adapters intern them by their raw bytes, so that a run of messages with the
+   same properties costs one object. Compare them by identity on the hot path.
 3. A `Slab` is a run of messages with one exchange, one routing key and one `Properties` object. It is the unit that
    is routed, logged, queued and delivered; a slab of one message is normal. Slabs are never changed after publishing.
 4. Names are `str`; bytes that are not UTF-8 travel as surrogate escapes, so nothing is lost on the way through.

@@ -1,8 +1,8 @@
 """Ordered sets of offsets: what a queue still has to give out.
 
 A backlog is ranges of integers, never objects. `OffsetSet` grows at its end and shrinks at its front, and that is all a
-queue needs: a contiguous backlog is one range whatever its length, a sparse one costs 8 bytes a range. Ranges are packed
-into one unsigned 64-bit integer, `offset << 16 | (count - 1)`, in chunks that are dropped as they are used up.
+queue needs: a contiguous backlog is one range whatever its length, a sparse one costs 8 bytes a range. Ranges are
+packed into one unsigned 64-bit integer, `offset << 16 | (count - 1)`, in chunks that are dropped as they are used up.
 
 `ReturnedOffsets` holds what consumers gave back: few ranges, in offset order, inserted anywhere.
 """

@@ -1,7 +1,8 @@
 """A queue: a destructive cursor over its home partition.
 
-A message is known here by its offset alone. It is ready, or delivered (then a session holds its offset until it is settled),
-or returned; what has been settled is simply not there any more. Returned messages go first, in their original order.
+A message is known here by its offset alone. It is ready, or delivered (then a session holds its offset until it is
+settled), or returned; what has been settled is simply not there any more. Returned messages go first, in their
+original order.
 
 Whoever changes something that may allow a delivery calls `wake`; the broker pumps the woken queues when the turn ends.
 With one consumer a run is handed over whole; with several each gets its turn, in shares no larger than what keeps all
@@ -27,8 +28,8 @@ class Queue:
     """One queue. Its properties never change after it was declared."""
 
     __slots__ = (
-        "_next_consumer", "_runnable", "arguments", "auto_delete", "awake", "consumers", "deleted", "durable", "exclusive",
-        "id", "name", "outstanding", "owner", "partition", "ready", "redelivered_before", "returned",
+        "_next_consumer", "_runnable", "arguments", "auto_delete", "awake", "consumers", "deleted", "durable",
+        "exclusive", "id", "name", "outstanding", "owner", "partition", "ready", "redelivered_before", "returned",
     )  # fmt: skip
 
     def __init__(

@@ -1,10 +1,11 @@
 """A home partition: one log and the queues that live on it.
 
-A body is written once, with the id of the set of queues it goes to; each queue only notes the offsets. What queues settle
-is noted in control batches of the same log (`settlement.py`), so replaying the log rebuilds the queues (`replay.py`).
+A body is written once, with the id of the set of queues it goes to; each queue only notes the offsets. What queues
+settle is noted in control batches of the same log (`settlement.py`), so replaying the log rebuilds the queues
+(`replay.py`).
 
-1. Offsets are given out when a slab is enqueued and written when the turn ends: `seal` makes one data batch of all that the
-   turn brought, and one control batch of all that it settled.
+1. Offsets are given out when a slab is enqueued and written when the turn ends: `seal` makes one data batch of all
+   that the turn brought, and one control batch of all that it settled.
 2. A new destination set is rare. Its definition is appended at once, ahead of the slab that uses it.
 3. Messages are delivered from memory (`SlabCache`, bounded in bytes once written), else from chunks read off the loop.
 4. A transient partition is the same thing without promises: nothing is written until memory runs short, then the oldest
@@ -20,9 +21,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from core_log.errors import CorruptBatch, LogUnavailable, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
-from core_log.record_batch import BatchBuilder, BatchHeader, decode_header_block, decode_runs, encode_headers, parse_header
+
+from core_log.errors import CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.record_batch import (
+    BatchBuilder,
+    BatchHeader,
+    decode_header_block,
+    decode_runs,
+    encode_headers,
+    parse_header,
+)
 from routing.config import BrokerConfig
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
 from routing.settlement import (

@@ -1,11 +1,11 @@
 """Rebuilding the queues of a home partition after a start, and the checkpoint that keeps it short.
 
-A checkpoint says what was live in each queue when the log ended at `offset`. Replay begins there (or at the log's start) and
-reads the rest: records add to the queues of their destination set, SETTLED records take away. Only record headers are
-looked at, never bodies. Definitions may stand anywhere in the log, so sets are resolved at the end.
+A checkpoint says what was live in each queue when the log ended at `offset`. Replay begins there (or at the log's
+start) and reads the rest: records add to the queues of their destination set, SETTLED records take away. Only record
+headers are looked at, never bodies. Definitions may stand anywhere in the log, so sets are resolved at the end.
 
-After a clean stop the checkpoint is the whole truth. After a crash nobody knows which messages were delivered since, so all
-that come back are marked redelivered.
+After a clean stop the checkpoint is the whole truth. After a crash nobody knows which messages were delivered since,
+so all that come back are marked redelivered.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgpack
-
 from core_log.checkpoint import load, save
+
 from core_log.files import Files
 from core_log.record_batch import decode_runs, iterate_records, parse_header
 from routing.offset_set import OffsetSet, Range, subtract

@@ -14,6 +14,7 @@ from routing.message import Slab
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
+
     from routing.queue import Queue
     from routing.queue_partition import DestinationSet, QueuePartition
     from routing.topic import Topic
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Route:
     """See the module."""
 
-    __slots__ = ("durable_homes", "homes", "topics")
+    __slots__ = ("body_bytes_max", "durable_homes", "homes", "topics")
 
     def __init__(self, queues: list[Queue], topics: list[Topic]) -> None:
         by_home: dict[QueuePartition, list[Queue]] = {}
@@ -33,6 +34,8 @@ class Route:
         ]
         self.durable_homes = [home for home in by_home if home.durable]
         self.topics = topics
+        self.body_bytes_max = min((topic.body_bytes_max for topic in topics), default=0)
+        """The largest body that every topic takes; 0 is no limit."""
 
     def error(self) -> StorageUnavailable | None:
         """Why the route cannot take messages now, if a log it leads to refuses writes."""

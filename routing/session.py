@@ -1,9 +1,9 @@
 """What a client's channel is to the engine.
 
-1. Deliveries get dense ids, 1, 2, ..., per session. What is unsettled is kept as runs of ids that map to runs of offsets, so a
-   million unsettled messages of one backlog are one entry.
-2. Publishes with `confirm` get dense sequence numbers. Once a turn the session notes what its publishes of that turn wait
-   for; when that is met, and everything before it, the sink gets one cumulative `confirm`.
+1. Deliveries get dense ids, 1, 2, ..., per session. What is unsettled is kept as runs of ids that map to runs of
+   offsets, so a million unsettled messages of one backlog are one entry.
+2. Publishes with `confirm` get dense sequence numbers. Once a turn the session notes what its publishes of that turn
+   wait for; when that is met, and everything before it, the sink gets one cumulative `confirm`.
 3. Everything here is synchronous. The sink may only append to its outbox.
 """
 
@@ -14,11 +14,12 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from routing.errors import AccessRefused, PreconditionFailed, StorageUnavailable
+from routing.errors import AccessRefused, LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.message import Slab
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
+
     from routing.broker import Broker
     from routing.queue import Queue
 
@@ -36,9 +37,7 @@ class Outcome(Enum):
 class DeliverySink(Protocol):
     """What an adapter implements. All calls are synchronous and only append to the outbox."""
 
-    def deliver(
-        self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool
-    ) -> None:
+    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """Send slab.bodies[start:stop] under the delivery ids first_id, first_id + 1, ..."""
 
     def confirm(self, up_to: int) -> None:
@@ -162,10 +161,13 @@ class Session:
         """Route a slab to its queues and topics.
 
         With `confirm` each message takes the next sequence number and is confirmed through the sink. Raises NotFound
-        when there is no such exchange, AccessRefused when it is internal, LimitExceeded for a message that is too large.
+        when there is no such exchange, AccessRefused when it is internal, LimitExceeded for a message that is too
+        large.
         """
         broker = self.broker
         route = broker.route(slab)
+        if route.body_bytes_max and max(map(len, slab.bodies)) > route.body_bytes_max:
+            raise LimitExceeded(f"a topic takes messages of at most {route.body_bytes_max} bytes")
         if confirm:
             self._published += len(slab.bodies)
             broker.confirming[self] = None
@@ -245,8 +247,8 @@ class Session:
     ) -> Consumer:
         """Subscribe to a queue; deliveries begin when the turn ends.
 
-        Raises NotFound, ResourceLocked (another connection's exclusive queue) and AccessRefused (an exclusive consumer is there,
-        or is asked for and others are).
+        Raises NotFound, ResourceLocked (another connection's exclusive queue) and AccessRefused (an exclusive consumer
+        is there, or is asked for and others are).
         """
         queue = self.broker.queue(queue_name, self.owner)
         if queue.consumers and (exclusive or queue.consumers[0].exclusive):
@@ -292,9 +294,7 @@ class Session:
             self.outstanding += 1
         return Got(delivery_id, entry.slab, first - entry.first, redelivered, queue.message_count)
 
-    def hand_over(
-        self, consumer: Consumer, slab: Slab, start: int, stop: int, offset: int, redelivered: bool
-    ) -> None:
+    def hand_over(self, consumer: Consumer, slab: Slab, start: int, stop: int, offset: int, redelivered: bool) -> None:
         """Called by the queue: give messages to the sink, and remember them until they are settled."""
         count = stop - start
         first = self._next_id
@@ -386,13 +386,17 @@ class Session:
                 consumer_.queue.wake()
 
     def recover(self, requeue: bool = True) -> None:
-        """Return every unsettled delivery to its queue (AMQP 0-9-1 basic.recover; `requeue` false is the same, as in RabbitMQ)."""
+        """Return every unsettled delivery to its queue (AMQP 0-9-1 basic.recover; `requeue` false is the same, as in
+        RabbitMQ).
+        """
         self.settle_up_to(0, Outcome.REQUEUE)
 
     # --- flow --------------------------------------------------------------------------
 
     def set_prefetch(self, count: int, *, per_session: bool) -> None:
-        """Limit unsettled messages: of the whole session, or of each consumer that is made from now on; 0 is no limit."""
+        """Limit unsettled messages: of the whole session, or of each consumer that is made from now on; 0 is no
+        limit.
+        """
         if per_session:
             self.prefetch = count
             self.resume()

@@ -1,6 +1,7 @@
 """The control records of a home partition.
 
-They are ordinary control batches of the record format, which every Kafka client skips. Key: version and type, two int16.
+They are ordinary control batches of the record format, which every Kafka client skips. Key: version and type, two
+int16.
 
     DESTINATIONS   value: set id, then the ids of its queues                     all uint32
     SETTLED        value: (queue id uint32, first offset uint64, count uint32) repeated

@@ -1,8 +1,8 @@
 """The slabs of a home partition that are in memory, by offset.
 
-Slabs enter at the end in offset order and leave when every queue has settled all of their messages, or from the front when
-there are too many bytes. Finding one is a bisection; entering and leaving cost about half a microsecond each, whatever the
-slab's length.
+Slabs enter at the end in offset order and leave when every queue has settled all of their messages, or from the front
+when there are too many bytes. Finding one is a bisection; entering and leaving cost about half a microsecond each,
+whatever the slab's length.
 """
 
 from __future__ import annotations

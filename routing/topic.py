@@ -1,9 +1,10 @@
 """A topic: partition logs read by cursors that do not consume.
 
-Batches come in two ways: whole, from partitioned producers (`TopicPartition.append`, the same bytes are stored), and as slabs
-routed by an exchange (`append_slab`), which become records of the batch that is sealed when the turn ends. A record's
-key is the slab's routing key; keys choose the partition by murmur2, as Kafka's clients do, so one device or one order
-stays in one partition whichever door it came through. The header `x-partition-key` goes before the routing key.
+Batches come in two ways: whole, from partitioned producers (`TopicPartition.append`, the same bytes are stored), and
+as slabs routed by an exchange (`append_slab`), which become records of the batch that is sealed when the turn ends. A
+record's key is the slab's routing key; keys choose the partition by murmur2, as Kafka's clients do, so one device or
+one order stays in one partition whichever door it came through. The header `x-partition-key` goes before the routing
+key.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
+
+from core_log.errors import LogUnavailable
 from core_log.record_batch import BatchBuilder, encode_headers
 from routing.commits import storage_error
 from routing.errors import StorageUnavailable
@@ -21,6 +23,8 @@ from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
 _HEADER_BLOCKS_MAX = 1024
 _KEYS_MAX = 65536
 _BATCH_BYTES = 900 << 10
+_BATCH_ROOM_BYTES = 1024
+"""What a batch's header and a record's key and headers may add to a body."""
 PARTITION_KEY_HEADER = "x-partition-key"
 
 
@@ -108,12 +112,13 @@ class TopicPartition:
 class Topic:
     """A named set of partitions; `config` is as given when it was created."""
 
-    __slots__ = ("_partition_of_key", "config", "name", "partitions")
+    __slots__ = ("_partition_of_key", "body_bytes_max", "config", "name", "partitions")
 
     def __init__(self, name: str, config: dict[str, str], partitions: list[TopicPartition]) -> None:
         self.name = name
         self.config = config
         self.partitions = partitions
+        self.body_bytes_max = partitions[0].log.config.message_bytes_max - _BATCH_ROOM_BYTES
         self._partition_of_key: dict[str, tuple[bytes, TopicPartition]] = {}
 
     def error(self) -> StorageUnavailable | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-
 from core_log.partition_log import LogConfig
+
 from routing.config import BrokerConfig
 from routing.errors import InvalidArgument
 

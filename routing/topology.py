@@ -1,7 +1,7 @@
 """Exchanges, queues, bindings and topics as they stand, and the rules for changing them.
 
-All changes are synchronous and seen at once; those that must outlive the process are written to the catalog, and whoever asked
-waits for `Catalog.commit` before saying that they are done. The rules and texts are RabbitMQ's.
+All changes are synchronous and seen at once; those that must outlive the process are written to the catalog, and
+whoever asked waits for `Catalog.commit` before saying that they are done. The rules and texts are RabbitMQ's.
 """
 
 from __future__ import annotations
@@ -329,7 +329,9 @@ class Topology:
     # --- bindings ----------------------------------------------------------------------
 
     def bind(self, binding: Binding, owner: object) -> bool:
-        """Add a binding; whether the catalog is concerned. Raises NotFound, AccessRefused, InvalidArgument, LimitExceeded."""
+        """Add a binding; whether the catalog is concerned. Raises NotFound, AccessRefused, InvalidArgument,
+        LimitExceeded.
+        """
         exchange, durable = self._ends(binding, owner)
         if binding in exchange.bindings:
             return durable
@@ -386,7 +388,8 @@ class Topology:
     def _is_durable(self, binding: Binding, exchange: Exchange) -> bool:
         kind, name = binding.destination
         if kind == "queue":
-            # A queue that is being deleted is not in `queues` any more; deleting a record that is not there is harmless.
+            # A queue that is being deleted is not in `queues` any more; deleting a record that is not there is
+            # harmless.
             queue = self.queues.get(name)
             return exchange.durable and (queue is None or queue.partition.durable)
         if kind == "exchange":
@@ -416,9 +419,9 @@ class Topology:
 
     # --- routing -----------------------------------------------------------------------
 
-    def resolve(self, exchange: Exchange, key: str, headers: Callable[[], Mapping[str, Any]]) -> tuple[
-        list[Queue], list[Topic], bool
-    ]:
+    def resolve(
+        self, exchange: Exchange, key: str, headers: Callable[[], Mapping[str, Any]]
+    ) -> tuple[list[Queue], list[Topic], bool]:
         """Queues and topics that a message reaches, each once, and whether its headers had a say."""
         queues: dict[Queue, None] = {}
         topics: dict[Topic, None] = {}
@@ -433,7 +436,9 @@ class Topology:
                     queues[queue] = None
                 continue
             dynamic = dynamic or current.matcher.needs_headers
-            found: Iterable[Destination] = current.matcher.match(key, headers() if current.matcher.needs_headers else {})
+            found: Iterable[Destination] = current.matcher.match(
+                key, headers() if current.matcher.needs_headers else {}
+            )
             for kind, name in found:
                 if kind == "queue":
                     queues[self.queues[name]] = None
