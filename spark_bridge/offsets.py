@@ -13,7 +13,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, Protocol
+
+from protocols.native.errors import UnknownTopic
 
 EARLIEST = -2
 LATEST = -1
@@ -79,9 +82,9 @@ class OffsetSource(Protocol):
     """What `resolve` asks of a client; `protocols.native.blocking.BlockingClient` has it."""
 
     def metadata(self, topics: list[str] | None = None) -> dict[str, list[int]]:
-        """Partitions by topic; all topics for None. Raises for a topic that does not exist."""
+        """Partitions by topic; all topics for None. Raises UnknownTopic."""
 
-    def list_offsets(self, topic: str, partition: int, at: str | int) -> int | None:
+    def list_offsets(self, topic: str, partition: int, which: Literal["earliest", "latest"] | int) -> int | None:
         """The offset at "earliest", "latest" or a timestamp in ms; None when no record is that late."""
 
 
@@ -163,7 +166,7 @@ def _split(ranges: list[OffsetRange], count_min: int) -> list[OffsetRange]:
         size = one.end_offset - one.start_offset
         pieces = max(1, min(size, round(size / total * count_min)))
         cuts = [one.start_offset + size * piece // pieces for piece in range(pieces + 1)]
-        parts += [OffsetRange(one.topic, one.partition, low, high) for low, high in zip(cuts, cuts[1:], strict=False)]
+        parts += [OffsetRange(one.topic, one.partition, low, high) for low, high in pairwise(cuts)]
     return parts
 
 
@@ -172,11 +175,12 @@ def _partitions(client: OffsetSource, options: ReadOptions) -> list[tuple[str, i
         existing = client.metadata(None)
         wanted = {name: existing[name] for name in existing if re.fullmatch(options.pattern, name)}
     else:
-        names = sorted(set(options.topics if options.topics is not None else options.assignment or ()))
-        existing = client.metadata(names)
-        missing = [name for name in names if name not in existing]
-        if missing:
-            raise OptionError(f"there is no topic {missing[0]!r}")
+        existing = {}
+        for name in set(options.topics if options.topics is not None else options.assignment or ()):
+            try:
+                existing |= client.metadata([name])
+            except UnknownTopic:
+                raise OptionError(f"there is no topic {name!r}") from None
         wanted = existing if options.assignment is None else options.assignment
     pairs = sorted((topic, partition) for topic, numbers in wanted.items() for partition in set(numbers))
     for topic, partition in pairs:

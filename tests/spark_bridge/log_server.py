@@ -1,0 +1,128 @@
+"""A server of the native protocol that holds batches given by hand, for what a real broker cannot be told to do:
+gaps, control batches, log append time, and records that vanish between planning and reading."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from core_log.record_batch import decode_columns, parse_header
+from protocols.native import wire
+from protocols.native.errors import ErrorCode, wire_error
+
+
+@dataclass
+class Partition:
+    """Batches in order of offset. The log may begin later than the first batch and end later than the last."""
+
+    batches: list[bytes] = field(default_factory=list)
+    start_offset: int = 0
+    extra_end: int = 0
+
+    @property
+    def end_offset(self) -> int:
+        """The high watermark."""
+        return (parse_header(self.batches[-1]).next_offset if self.batches else self.start_offset) + self.extra_end
+
+
+class LogServer:
+    """Topics as lists of partitions, served on a loopback port."""
+
+    def __init__(self, topics: dict[str, list[Partition]]) -> None:
+        self.topics = topics
+        self.fetches = 0
+        """Fetch requests answered."""
+        self.broken_fetches: set[int] = set()
+        """Numbers, from 1, of the fetches whose connection is closed instead of answering."""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._connections: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening and drop all connections."""
+        for one in (self._listener, *self._connections):
+            try:
+                one.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            one.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._connections.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        stream = connection.makefile("rb")
+        while head := stream.read(4):
+            request = wire.decode_request(stream.read(int.from_bytes(head, "big")))
+            if isinstance(request, wire.Fetch):
+                self.fetches += 1
+                if self.fetches in self.broken_fetches:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return
+            connection.sendall(b"".join(wire.encode(self._answer(request))))
+
+    def _answer(self, request: wire.Request) -> wire.Reply:
+        number = request.correlation_id
+        match request:
+            case wire.Hello():
+                return wire.HelloReply(number, wire.VERSION, "test", 0, {})
+            case wire.Metadata(topics=names):
+                entries = [self._metadata(name) for name in (self.topics if names is None else names)]
+                return wire.MetadataReply(number, [], entries)
+            case wire.ListOffsets(entries=((topic, partition, which),)):
+                return wire.ListOffsetsReply(number, [self._list_offset(self.topics[topic][partition], which)])
+            case wire.Fetch(entries=[entry]):
+                partition_log = self.topics[entry.topic][entry.partition]
+                return wire.FetchReply(number, [self._fetch(partition_log, entry)])
+        raise AssertionError(f"unexpected request {request}")
+
+    def _metadata(self, name: str) -> tuple[str, wire.WireError | None, list[tuple[int, int, int]]]:
+        if name not in self.topics:
+            return name, wire_error(ErrorCode.UNKNOWN_TOPIC), []
+        return name, None, [(index, 0, 0) for index in range(len(self.topics[name]))]
+
+    @staticmethod
+    def _list_offset(log: Partition, which: int) -> tuple[wire.WireError | None, int | None, int]:
+        if which == wire.EARLIEST:
+            return None, log.start_offset, -1
+        if which == wire.LATEST:
+            return None, log.end_offset, -1
+        for batch in log.batches:
+            columns = decode_columns(batch)
+            for offset, time_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
+                if time_ms >= which:
+                    return None, offset, time_ms
+        return None, None, -1
+
+    @staticmethod
+    def _fetch(log: Partition, entry: wire.FetchEntry) -> wire.FetchedPartition:
+        if not log.start_offset <= entry.offset <= log.end_offset:
+            error = wire_error(ErrorCode.OFFSET_OUT_OF_RANGE)
+            return wire.FetchedPartition(error, log.start_offset, log.end_offset, memoryview(b""))
+        records = bytearray()
+        for batch in log.batches:
+            if parse_header(batch).next_offset > entry.offset and (
+                not records or len(records) + len(batch) <= entry.bytes_max
+            ):
+                records += batch
+        return wire.FetchedPartition(None, log.start_offset, log.end_offset, memoryview(records))
+
+
+@contextmanager
+def log_server(topics: dict[str, list[Partition]]) -> Iterator[LogServer]:
+    """A running server, closed at the end."""
+    server = LogServer(topics)
+    try:
+        yield server
+    finally:
+        server.close()
