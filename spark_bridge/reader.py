@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from core_log.record_batch import decode_columns, parse_header
+from core_log.record_batch import decode_columns, parse_header, validate
 from protocols.native.blocking import BlockingClient
 from protocols.native.errors import ConnectionLost, OffsetOutOfRange
 from spark_bridge.offsets import DataLoss, OffsetRange, ReadOptions, resolve
@@ -139,8 +139,8 @@ class _Rows:
         return self.count >= ROWS_PER_BATCH or self._bytes >= BYTES_PER_BATCH
 
     def add(self, batch: memoryview, start_offset: int, end_offset: int) -> None:
-        """Append the records of one record batch that lie in the range."""
-        header = parse_header(batch)
+        """Append the records of one record batch that lie in the range. Raises CorruptBatch."""
+        header = validate(batch)
         if header.is_control:
             return
         columns = decode_columns(batch)

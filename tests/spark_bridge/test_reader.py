@@ -8,10 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from crc32c import crc32c
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from core_log.record_batch import BatchBuilder, Compression, encode_headers
+from core_log.record_batch import BatchBuilder, Compression, CorruptBatch, encode_headers
 from protocols.native.errors import ConnectionLost
 from spark_bridge import reader as reader_module
 from spark_bridge.data_source import MillraceDataSource, StreamingNotSupported
@@ -136,10 +137,18 @@ def test_headers() -> None:
 def test_log_append_time_is_told() -> None:
     stamped = bytearray(batch(0, [b"a", b"b"]))
     stamped[22] |= 0x08
+    stamped[17:21] = crc32c(memoryview(stamped)[21:]).to_bytes(4, "big")
     with log_server({"t": [Partition([bytes(stamped)])]}) as server:
         (rows,) = read(server)
     assert rows.column("timestampType").to_pylist() == [1, 1]
     assert [time.timestamp() for time in rows.column("timestamp").to_pylist()] == [1.001, 1.001]
+
+
+def test_a_damaged_batch_is_not_read() -> None:
+    damaged = bytearray(batch(0, [b"a", b"b"]))
+    damaged[-2] ^= 1
+    with log_server({"t": [Partition([bytes(damaged)])]}) as server, pytest.raises(CorruptBatch, match="CRC"):
+        read(server)
 
 
 def test_large_logs_come_in_batches_of_about_ten_thousand_rows(monkeypatch: pytest.MonkeyPatch) -> None:
