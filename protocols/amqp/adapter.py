@@ -1,0 +1,310 @@
+"""AMQP 0-9-1 on the engine: one adapter is one client connection. The README of this folder has the mapping.
+
+1. Publishes and acknowledgements go straight through to the engine; only control methods may wait, each in its turn.
+2. An engine error closes the channel it happened on, or the connection (`adapter_errors`); what was read from that
+   channel after it is dropped, as the peer will be told.
+3. After a close was sent the connection gives everything back at once and waits a few seconds for the peer's answer.
+4. A refused login is told with a 403 to clients that understand it (capability `authentication_failure_close`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import platform
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from protocols.amqp import adapter_topology, methods
+from protocols.amqp.adapter_channel import Channel
+from protocols.amqp.adapter_errors import to_amqp_error
+from protocols.amqp.adapter_properties import intern
+from protocols.amqp.config import AmqpConfig
+from protocols.amqp.connection import HEARTBEAT_FRAME, AmqpConnection, Event, MethodReceived, State
+from protocols.amqp.errors import AmqpError
+from protocols.amqp.login import MECHANISMS, Credentials, read_credentials
+from protocols.amqp.method_codec import Method
+from protocols.amqp.publish_run import AckRange, AckUpTo, PublishRun
+from protocols.amqp.timers import ConnectionTimers, Due
+from protocols.sansio import Outbox
+from routing.broker import Broker
+from routing.errors import BrokerError
+from routing.session import Outcome
+
+Authenticate = Callable[[str, bytes, str], bool | Awaitable[bool]]
+"""(user name, password, peer) -> whether they may connect."""
+
+CAPABILITIES = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "authentication_failure_close": True,
+    "per_consumer_qos": True,
+}
+
+log = logging.getLogger(__name__)
+
+_TOPOLOGY: dict[type[Method], Callable[[Channel, Any], Awaitable[None]]] = {
+    methods.ExchangeDeclare: adapter_topology.declare_exchange,
+    methods.ExchangeDelete: adapter_topology.delete_exchange,
+    methods.ExchangeBind: adapter_topology.bind_exchange,
+    methods.ExchangeUnbind: adapter_topology.unbind_exchange,
+    methods.QueueDeclare: adapter_topology.declare_queue,
+    methods.QueueBind: adapter_topology.bind_queue,
+    methods.QueueUnbind: adapter_topology.unbind_queue,
+    methods.QueuePurge: adapter_topology.purge_queue,
+    methods.QueueDelete: adapter_topology.delete_queue,
+    methods.BasicGet: Channel.get,
+}
+
+_DIRECT: dict[type[Method], Callable[[Channel, Any], None]] = {
+    methods.BasicNack: Channel.negative,
+    methods.BasicReject: Channel.reject,
+    methods.BasicConsume: Channel.consume,
+    methods.BasicCancel: Channel.cancel,
+    methods.BasicQos: Channel.limit_prefetch,
+    methods.BasicRecover: Channel.recover,
+    methods.BasicRecoverAsync: Channel.recover,
+    methods.ChannelFlow: Channel.flow,
+    methods.ConfirmSelect: Channel.select_confirms,
+    methods.ChannelFlowOk: lambda channel, method: None,
+    methods.BasicCancelOk: lambda channel, method: None,
+    methods.AccessRequest: lambda channel, method: channel.reply(methods.AccessRequestOk()),
+}
+
+
+class AmqpAdapter:
+    """See the module; implements `protocols.sansio.Adapter`."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        outbox: Outbox,
+        *,
+        peer: str,
+        clock: Callable[[], float],
+        config: AmqpConfig | None = None,
+        authenticate: Authenticate | None = None,
+    ) -> None:
+        """`peer` is the address, for `authenticate` and for logs; without `authenticate` nobody may log in."""
+        self.closed = False
+        self.broker = broker
+        self.config = config or AmqpConfig()
+        self.notifies_cancel = False
+        self._outbox = outbox
+        self._peer = peer
+        self._clock = clock
+        self._authenticate = authenticate
+        self._capabilities: dict[str, Any] = {}
+        self._user = ""
+        self._timers = ConnectionTimers(clock(), self.config.handshake_timeout_s)
+        self._channels: dict[int, Channel] = {}
+        self._released = False
+        self._connection = AmqpConnection(
+            self.config,
+            self.write,
+            lambda raw: intern(raw, self._user),
+            server_properties=self._server_properties(),
+            mechanisms=MECHANISMS,
+        )
+        outbox.on_writable = self._resume
+
+    def _server_properties(self) -> dict[str, Any]:
+        return {
+            "capabilities": CAPABILITIES,
+            "product": self.config.product,
+            "version": self.config.version,
+            "platform": f"Python {platform.python_version()}",
+            "information": "Licensed under the Apache License 2.0",
+        }
+
+    # ---------------------------------------------------------------- for the channels
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The negotiated frame size."""
+        return self._connection.frame_bytes_max
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append to the outbox."""
+        self._timers.wrote = True
+        self._outbox.write(data)  # type: ignore[arg-type]
+
+    def writable(self) -> bool:
+        """Whether the outbox takes deliveries."""
+        return self._outbox.writable
+
+    def _resume(self) -> None:
+        for channel in self._channels.values():
+            channel.session.resume()
+
+    # ---------------------------------------------------------------- for the shell
+
+    async def handle(self, data: bytes) -> None:
+        """Take bytes read from the peer; b"" means that it closed its side."""
+        if not data:
+            self._leave()
+            self.closed = True
+            return
+        self._timers.received(self._clock())
+        connection = self._connection
+        channels = self._channels
+        for event in connection.receive_data(data):
+            kind = type(event)
+            try:
+                if kind is MethodReceived:
+                    await self._take_method(event)  # type: ignore[arg-type]
+                elif kind is AmqpError:
+                    raise event  # type: ignore[misc]
+                else:
+                    channel = channels.get(event.channel)
+                    if channel is not None:
+                        self._take_data(channel, event)
+            except BrokerError as error:
+                method_id = event.method.IDENT if isinstance(event, MethodReceived) else _METHOD_OF.get(kind, 0)
+                self._fail(to_amqp_error(error, event.channel, method_id))
+            except AmqpError as error:
+                self._fail(error)
+        if connection.closed:
+            self._leave()
+            self.closed = True
+
+    def next_timer_at(self) -> float:
+        """When a heartbeat is to be sent, or the peer has been silent for too long."""
+        return self._timers.next_at()
+
+    def handle_timer(self, now: float) -> None:
+        """Send a heartbeat, or give the connection up."""
+        due = self._timers.due(now)
+        if due is Due.SEND_HEARTBEAT:
+            self._outbox.write(HEARTBEAT_FRAME)
+        elif due is Due.GIVE_UP:
+            if self._connection.state is not State.CLOSING:
+                log.warning("AMQP %s: nothing heard in time (state %s)", self._peer, self._connection.state.value)
+            self._leave()
+            self.closed = True
+
+    def connection_lost(self) -> None:
+        """The transport is gone."""
+        self._leave()
+        self.closed = True
+
+    def shut_down(self, reason: str) -> None:
+        """Tell the peer that the broker is stopping."""
+        explanation = f"broker forced connection closure with reason '{reason}'"
+        self._fail(AmqpError("CONNECTION_FORCED", explanation))
+        self.closed = True
+
+    # ---------------------------------------------------------------- events
+
+    @staticmethod
+    def _take_data(channel: Channel, event: Event) -> None:
+        if isinstance(event, PublishRun):
+            channel.publish(event)
+        elif isinstance(event, AckRange):
+            channel.session.settle(event.first, event.last, Outcome.ACK)
+        elif isinstance(event, AckUpTo):
+            channel.session.settle_up_to(event.last, Outcome.ACK)
+
+    async def _take_method(self, event: MethodReceived) -> None:
+        if event.channel == 0:
+            await self._take_connection_method(event.method)
+            return
+        method = event.method
+        if isinstance(method, methods.ChannelOpen):
+            if self._connection.state is State.OPEN:
+                self._channels[event.channel] = channel = Channel(self, event.channel)
+                channel.reply(methods.ChannelOpenOk())
+            return
+        found = self._channels.get(event.channel)
+        if found is None:
+            return
+        kind = type(method)
+        if kind in _DIRECT:
+            _DIRECT[kind](found, method)
+        elif kind in _TOPOLOGY:
+            await _TOPOLOGY[kind](found, method)
+        elif kind is methods.ChannelClose:
+            del self._channels[event.channel]
+            found.reply(methods.ChannelCloseOk())
+            found.close()
+        else:
+            # What is left of the methods of a client is class tx.
+            raise AmqpError(
+                "NOT_IMPLEMENTED", f"{method.NAME} is not supported", channel=event.channel, method_id=method.IDENT
+            )
+
+    async def _take_connection_method(self, method: Method) -> None:
+        if self._connection.state is State.CLOSING:
+            return
+        if isinstance(method, methods.ConnectionStartOk):
+            await self._log_in(method)
+        elif isinstance(method, methods.ConnectionOpen):
+            if method.virtual_host != self.config.virtual_host:
+                raise AmqpError("NOT_ALLOWED", f"vhost {method.virtual_host} not found", method_id=method.IDENT)
+            self._timers.opened(self._clock(), self._connection.heartbeat_s)
+            self._connection.send(0, methods.ConnectionOpenOk())
+        elif isinstance(method, methods.ConnectionClose):
+            self._leave()
+            self._connection.send(0, methods.ConnectionCloseOk())
+        elif isinstance(method, methods.ConnectionUpdateSecret):
+            raise AmqpError("NOT_IMPLEMENTED", "connection.update-secret is not supported", method_id=method.IDENT)
+
+    async def _log_in(self, method: methods.ConnectionStartOk) -> None:
+        capabilities = method.client_properties.get("capabilities")
+        self._capabilities = capabilities if isinstance(capabilities, dict) else {}
+        self.notifies_cancel = self._capabilities.get("consumer_cancel_notify") is True
+        credentials = read_credentials(method.mechanism, method.response)
+        if await self._accepts(credentials):
+            self._user = credentials.user
+            self._connection.tune()
+            return
+        log.warning("AMQP %s: login of user %r was refused", self._peer, credentials.user)
+        if self._capabilities.get("authentication_failure_close") is True:
+            explanation = (
+                f"Login was refused using authentication mechanism {method.mechanism}. "
+                "For details see the broker logfile."
+            )
+            raise AmqpError("ACCESS_REFUSED", explanation)
+        self._connection.abandon()
+
+    async def _accepts(self, credentials: Credentials) -> bool:
+        if self._authenticate is None:
+            return False
+        answer = self._authenticate(credentials.user, credentials.password, self._peer)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    # ---------------------------------------------------------------- ends
+
+    def _fail(self, error: AmqpError) -> None:
+        """Close the channel or the connection with `error`."""
+        if not error.closes_connection:
+            channel = self._channels.pop(error.channel, None)
+            if channel is not None:
+                channel.close()
+            self._connection.close_channel(error)
+        elif self._connection.state not in (State.CLOSING, State.CLOSED):
+            log.warning("AMQP %s: closing the connection: %s", self._peer, error.reply_text)
+            self._leave()
+            self._connection.close_connection(error)
+            self._timers.closing(self._clock(), self.config.close_timeout_s)
+
+    def _leave(self) -> None:
+        """Give everything back to the engine; the second time there is nothing left to give."""
+        if self._released:
+            return
+        self._released = True
+        channels = list(self._channels.values())
+        self._channels.clear()
+        for channel in channels:
+            channel.close()
+        self.broker.release(self)
+
+
+_METHOD_OF: dict[type[Any], int] = {
+    PublishRun: methods.BasicPublish.IDENT,
+    AckRange: methods.BasicAck.IDENT,
+    AckUpTo: methods.BasicAck.IDENT,
+}

@@ -1,0 +1,244 @@
+"""A channel: one session of the engine, its consumers, and the sink the engine delivers to.
+
+1. Delivery tags are the session's delivery ids, publish sequence numbers the session's: both start at 1 on a channel.
+2. The sink's methods only append to the outbox.
+3. Control methods answer with their `-ok` unless the peer asked for none (`nowait`). Errors are raised, the engine's or
+   `AmqpError`; the connection's adapter closes.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import struct
+from collections.abc import Callable
+from typing import Protocol
+
+from protocols.amqp import methods
+from protocols.amqp.adapter_properties import raw_of
+from protocols.amqp.config import AmqpConfig
+from protocols.amqp.deliveries import (
+    SEPARATE_BYTES_MIN,
+    DeliveryPrefix,
+    content,
+    encode_large,
+    encode_run,
+    method_frame,
+)
+from protocols.amqp.errors import SOFT, AmqpError
+from protocols.amqp.method_codec import Method
+from protocols.amqp.publish_run import PublishRun
+from routing.broker import Broker
+from routing.message import Properties, Slab
+from routing.session import Consumer, Outcome
+
+_PREFIXES_MAX = 256
+_PREFIX_BYTES_MAX = 1024
+_CONFIRMATION = struct.Struct(">BHIIQBB")
+_ACK, _NACK = 0x3C0050, 0x3C0078
+_PUBLISH = 0x3C0028
+
+_PrefixKey = tuple[str, str, bool, Properties]
+
+
+class Link(Protocol):
+    """The connection as its channels see it."""
+
+    broker: Broker
+    config: AmqpConfig
+    notifies_cancel: bool
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The negotiated frame size."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append to the outbox."""
+
+    def writable(self) -> bool:
+        """Whether the outbox takes deliveries."""
+
+
+class Channel:
+    """See the module; implements `routing.session.DeliverySink`."""
+
+    def __init__(self, link: Link, number: int) -> None:
+        self.link = link
+        self.number = number
+        self.write = link.write
+        self.writable: Callable[[], bool] = link.writable
+        self.queue = ""
+        """The queue last declared, which an empty name means (AMQP 0-9-1, domain `queue-name`)."""
+        self.closed = False
+        self._confirming = False
+        self._confirmed = 0
+        self._consumers: dict[str, Consumer] = {}
+        self._joined_bytes_max = min(SEPARATE_BYTES_MIN - 1, link.frame_bytes_max - 8)
+        self.session = link.broker.session(self, protocol="amqp", owner=link)
+
+    def close(self) -> None:
+        """Give everything back to the engine."""
+        self.closed = True
+        self._consumers.clear()
+        self.session.close()
+
+    def reply(self, method: Method) -> None:
+        """Write a method, unless the channel was closed while its request waited."""
+        if not self.closed:
+            self.write(method_frame(self.number, method.encode()))
+
+    def queue_name(self, name: str) -> str:
+        """What an empty queue name stands for. Raises AmqpError 404."""
+        if name or self.queue:
+            return name or self.queue
+        raise AmqpError("NOT_FOUND", "no previously declared queue", channel=self.number)
+
+    # ---------------------------------------------------------------- publishing
+
+    def publish(self, run: PublishRun) -> None:
+        """Hand a run to the engine."""
+        properties = run.properties
+        if properties.__class__ is AmqpError:
+            raise AmqpError(properties.name, properties.explanation, channel=self.number, method_id=_PUBLISH)
+        slab = Slab(run.exchange, run.routing_key, properties, run.bodies)
+        self.session.publish(slab, mandatory=run.mandatory, confirm=self._confirming)
+
+    def select_confirms(self, method: methods.ConfirmSelect) -> None:
+        """`confirm.select`."""
+        self._confirming = True
+        if not method.nowait:
+            self.reply(methods.ConfirmSelectOk())
+
+    def confirm(self, up_to: int) -> None:
+        """All publishes up to `up_to` are safe: one `basic.ack`."""
+        multiple = up_to > self._confirmed + 1
+        self._confirmed = up_to
+        self.write(_CONFIRMATION.pack(1, self.number, 13, _ACK, up_to, multiple, 0xCE))
+
+    def refuse(self, first: int, last: int) -> None:
+        """These publishes were not made safe: `basic.nack`."""
+        if first == self._confirmed + 1:
+            ranges = [(last, last > first)]
+        else:
+            ranges = [(number, False) for number in range(first, last + 1)]
+        for number, multiple in ranges:
+            self.write(_CONFIRMATION.pack(1, self.number, 13, _NACK, number, multiple, 0xCE))
+        self._confirmed = max(self._confirmed, last)
+
+    def returned(self, slab: Slab, reason: str) -> None:
+        """A mandatory run had nowhere to go: `basic.return` for each message."""
+        method = methods.BasicReturn(SOFT[reason], reason, slab.exchange, slab.routing_key).encode()
+        raw = raw_of(slab.properties)
+        frame_bytes_max = self.link.frame_bytes_max
+        self.write(b"".join([content(self.number, method, raw, body, frame_bytes_max) for body in slab.bodies]))
+
+    # ---------------------------------------------------------------- consuming
+
+    def consume(self, method: methods.BasicConsume) -> None:
+        """`basic.consume`; deliveries begin when the turn ends, so after `consume-ok`."""
+        tag = method.consumer_tag or f"amq.ctag-{base64.urlsafe_b64encode(secrets.token_bytes(16)).decode()[:22]}"
+        if tag in self._consumers:
+            raise self._error("NOT_ALLOWED", f"attempt to reuse consumer tag '{tag}'", method)
+        limit = self.link.config.consumers_per_channel_max
+        if len(self._consumers) >= limit:
+            raise self._error("NOT_ALLOWED", f"reached maximum ({limit}) of consumers per channel", method)
+        prefixes: dict[_PrefixKey, DeliveryPrefix] = {}
+        self._consumers[tag] = self.session.consume(
+            self.queue_name(method.queue),
+            tag=tag,
+            no_ack=method.no_ack,
+            exclusive=method.exclusive,
+            arguments=method.arguments,
+            context=prefixes,
+        )
+        if not method.nowait:
+            self.reply(methods.BasicConsumeOk(tag))
+
+    def cancel(self, method: methods.BasicCancel) -> None:
+        """`basic.cancel`; a tag that is not known is no error."""
+        consumer = self._consumers.pop(method.consumer_tag, None)
+        if consumer is not None:
+            self.session.cancel(consumer)
+        if not method.nowait:
+            self.reply(methods.BasicCancelOk(method.consumer_tag))
+
+    def cancelled(self, consumer: Consumer) -> None:
+        """The consumer's queue is gone: tell the peer if it wants to know (consumer_cancel_notify)."""
+        self._consumers.pop(consumer.tag, None)
+        if self.link.notifies_cancel:
+            self.reply(methods.BasicCancel(consumer.tag, nowait=True))
+
+    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        """Encode a run of deliveries."""
+        bodies = slab.bodies
+        if stop - start != len(bodies):
+            bodies = bodies[start:stop]
+        prefixes: dict[_PrefixKey, DeliveryPrefix] = consumer.context
+        key = (slab.exchange, slab.routing_key, redelivered, slab.properties)
+        prefix = prefixes.get(key)
+        if prefix is None:
+            raw = raw_of(slab.properties)
+            prefix = DeliveryPrefix(self.number, consumer.tag, slab.exchange, slab.routing_key, raw, redelivered)
+            if len(raw) <= _PREFIX_BYTES_MAX:
+                if len(prefixes) >= _PREFIXES_MAX:
+                    prefixes.clear()
+                prefixes[key] = prefix
+        sizes = list(map(len, bodies))
+        if max(sizes) <= self._joined_bytes_max:
+            self.write(encode_run(prefix, first_id, bodies, sizes))
+        else:
+            for buffer in encode_large(prefix, self.number, first_id, bodies, self.link.frame_bytes_max):
+                self.write(buffer)
+
+    async def get(self, method: methods.BasicGet) -> None:
+        """`basic.get`; waits only for a message that must be read from disk."""
+        got = await self.session.get(self.queue_name(method.queue), no_ack=method.no_ack)
+        if self.closed:
+            return
+        if got is None:
+            self.reply(methods.BasicGetEmpty())
+            return
+        slab = got.slab
+        answer = methods.BasicGetOk(
+            got.delivery_id, got.redelivered, slab.exchange, slab.routing_key, min(got.message_count, 0xFFFFFFFF)
+        )
+        raw = raw_of(slab.properties)
+        self.write(content(self.number, answer.encode(), raw, slab.bodies[got.index], self.link.frame_bytes_max))
+
+    # ---------------------------------------------------------------- settling and flow
+
+    def negative(self, method: methods.BasicNack) -> None:
+        """`basic.nack`."""
+        outcome = Outcome.REQUEUE if method.requeue else Outcome.DISCARD
+        if method.multiple:
+            self.session.settle_up_to(method.delivery_tag, outcome)
+        else:
+            self.session.settle(method.delivery_tag, method.delivery_tag, outcome)
+
+    def reject(self, method: methods.BasicReject) -> None:
+        """`basic.reject`."""
+        outcome = Outcome.REQUEUE if method.requeue else Outcome.DISCARD
+        self.session.settle(method.delivery_tag, method.delivery_tag, outcome)
+
+    def recover(self, method: methods.BasicRecover | methods.BasicRecoverAsync) -> None:
+        """`basic.recover` and `recover-async`; without requeue it is not implemented, as in RabbitMQ."""
+        if not method.requeue:
+            raise self._error("NOT_IMPLEMENTED", "requeue=false", method)
+        self.session.recover(True)
+        if isinstance(method, methods.BasicRecover):
+            self.reply(methods.BasicRecoverOk())
+
+    def limit_prefetch(self, method: methods.BasicQos) -> None:
+        """`basic.qos`: per consumer made from now on, or with `global` for the whole channel."""
+        if method.prefetch_size:
+            raise self._error("NOT_IMPLEMENTED", f"prefetch_size!=0 ({method.prefetch_size})", method)
+        self.session.set_prefetch(method.prefetch_count, per_session=method.all_consumers)
+        self.reply(methods.BasicQosOk())
+
+    def flow(self, method: methods.ChannelFlow) -> None:
+        """`channel.flow` stops and resumes deliveries."""
+        self.session.pause(not method.active)
+        self.reply(methods.ChannelFlowOk(method.active))
+
+    def _error(self, name: str, explanation: str, method: Method) -> AmqpError:
+        return AmqpError(name, explanation, channel=self.number, method_id=method.IDENT)

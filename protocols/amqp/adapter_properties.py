@@ -1,0 +1,138 @@
+"""AMQP properties and the engine's: `Properties.raw` is the content header from its flags on.
+
+What a short string of AMQP cannot hold (more than 255 bytes) travels as the header `millrace.<name>` instead, and a
+header value without an AMQP type as its text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocols.amqp import wire
+from protocols.amqp.errors import AmqpError
+from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties
+from protocols.sansio import LocalProtocolError
+from routing.message import (
+    NAME_ENCODING_ERRORS,
+    RESERVED_HEADER_PREFIX,
+    NeutralProperties,
+    Properties,
+    register_decoder,
+)
+
+PROTOCOL = "amqp"
+PERSISTENT = 2
+
+_INTERNED_MAX = 4096
+_INTERNED_BYTES_MAX = 1024
+_interned: dict[bytes, Properties] = {}
+
+
+def to_neutral(raw: bytes) -> NeutralProperties:
+    """The neutral form of a property list that was checked when it was published."""
+    found = decode_properties(raw)
+    return NeutralProperties(
+        content_type=found.content_type,
+        content_encoding=found.content_encoding,
+        headers=found.headers or {},
+        persistent=found.delivery_mode == PERSISTENT,
+        priority=found.priority,
+        correlation_id=_to_bytes(found.correlation_id),
+        reply_to=found.reply_to,
+        expiration_ms=int(found.expiration) if found.expiration is not None else None,
+        message_id=found.message_id,
+        timestamp_s=found.timestamp,
+        type=found.type,
+        user_id=found.user_id,
+        app_id=found.app_id,
+    )
+
+
+register_decoder(PROTOCOL, to_neutral)
+
+
+def from_neutral(neutral: NeutralProperties) -> bytes:
+    """The property list of a message that came in by another protocol."""
+    headers = {
+        name: _to_field(value) for name, value in neutral.headers.items() if len(name.encode(errors="replace")) < 256
+    }
+    found = BasicProperties(
+        delivery_mode=PERSISTENT if neutral.persistent else 1,
+        priority=None if neutral.priority is None else max(0, min(255, neutral.priority)),
+        timestamp=None if neutral.timestamp_s is None else max(0, neutral.timestamp_s),
+    )
+    texts = {
+        "content_type": neutral.content_type,
+        "content_encoding": neutral.content_encoding,
+        "correlation_id": _to_text(neutral.correlation_id),
+        "reply_to": neutral.reply_to,
+        "expiration": None if neutral.expiration_ms is None else str(neutral.expiration_ms),
+        "message_id": neutral.message_id,
+        "type": neutral.type,
+        "user_id": neutral.user_id,
+        "app_id": neutral.app_id,
+    }
+    for name, text in texts.items():
+        if text is None:
+            continue
+        if len(text.encode("utf-8", NAME_ENCODING_ERRORS)) <= 255:
+            setattr(found, name, text)
+        else:
+            headers[RESERVED_HEADER_PREFIX + name.replace("_", "-")] = text
+    found.headers = headers or None
+    return encode_properties(found)
+
+
+def raw_of(properties: Properties) -> bytes:
+    """The property list to send for a message of any protocol, encoded once."""
+    if properties.protocol == PROTOCOL:
+        return properties.raw
+    raw: bytes | None = properties.wire.get(PROTOCOL)
+    if raw is None:
+        raw = properties.wire[PROTOCOL] = from_neutral(properties.neutral)
+    return raw
+
+
+def intern(raw: bytes, user: str) -> Properties | AmqpError:
+    """The `Properties` for the bytes of a content header, shared by all connections.
+
+    For properties that RabbitMQ refuses (a bad expiration, the name of another user) it is the error to close the
+    channel with. Raises SyntaxFault when the bytes are malformed.
+    """
+    properties = _interned.get(raw)
+    if properties is None:
+        found = decode_properties(raw)
+        if found.expiration is not None and not _is_expiration(found.expiration):
+            return AmqpError("PRECONDITION_FAILED", f"invalid expiration '{found.expiration}'")
+        properties = Properties(
+            PROTOCOL, raw, persistent=found.delivery_mode == PERSISTENT, priority=found.priority or 0
+        )
+        if found.user_id is not None:
+            if found.user_id != user:
+                explanation = f"user_id property set to '{found.user_id}' but authenticated user was '{user}'"
+                return AmqpError("PRECONDITION_FAILED", explanation)
+        elif len(raw) <= _INTERNED_BYTES_MAX:
+            if len(_interned) >= _INTERNED_MAX:
+                _interned.clear()
+            _interned[raw] = properties
+    return properties
+
+
+def _is_expiration(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) < 1 << 32
+
+
+def _to_bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8", NAME_ENCODING_ERRORS)
+
+
+def _to_text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", NAME_ENCODING_ERRORS)
+
+
+def _to_field(value: Any) -> Any:
+    try:
+        wire.table({"": value})
+    except (LocalProtocolError, UnicodeEncodeError, RecursionError):
+        return str(value).encode("utf-8", "replace").decode()
+    return value

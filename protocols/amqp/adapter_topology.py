@@ -1,0 +1,110 @@
+"""Exchanges, queues and bindings: the control methods that may wait for the disk.
+
+The engine checks and words everything about what exists and what is equivalent; here are only AMQP's own conventions:
+passive declarations, the empty queue name, `nowait`.
+"""
+
+from __future__ import annotations
+
+from protocols.amqp import methods
+from protocols.amqp.adapter_channel import Channel
+from protocols.amqp.errors import AmqpError
+from protocols.amqp.method_codec import Method
+
+_COUNT_MAX = 0xFFFFFFFF
+
+
+def _answer(channel: Channel, nowait: bool, method: Method) -> None:
+    if not nowait:
+        channel.reply(method)
+
+
+async def declare_exchange(channel: Channel, method: methods.ExchangeDeclare) -> None:
+    """`exchange.declare`."""
+    broker = channel.link.broker
+    if method.exchange == "":
+        explanation = "operation not permitted on the default exchange"
+        raise AmqpError("ACCESS_REFUSED", explanation, channel=channel.number, method_id=method.IDENT)
+    if method.passive:
+        broker.check_exchange(method.exchange)
+    else:
+        await broker.declare_exchange(
+            method.exchange,
+            method.kind,
+            durable=method.durable,
+            auto_delete=method.auto_delete,
+            internal=method.internal,
+            arguments=method.arguments,
+        )
+    _answer(channel, method.nowait, methods.ExchangeDeclareOk())
+
+
+async def delete_exchange(channel: Channel, method: methods.ExchangeDelete) -> None:
+    """`exchange.delete`."""
+    await channel.link.broker.delete_exchange(method.exchange, if_unused=method.if_unused)
+    _answer(channel, method.nowait, methods.ExchangeDeleteOk())
+
+
+async def bind_exchange(channel: Channel, method: methods.ExchangeBind) -> None:
+    """`exchange.bind`: from `source` to `destination`."""
+    await channel.link.broker.bind(
+        "exchange", method.destination, method.source, method.routing_key, method.arguments, owner=channel.link
+    )
+    _answer(channel, method.nowait, methods.ExchangeBindOk())
+
+
+async def unbind_exchange(channel: Channel, method: methods.ExchangeUnbind) -> None:
+    """`exchange.unbind`."""
+    await channel.link.broker.unbind(
+        "exchange", method.destination, method.source, method.routing_key, method.arguments, owner=channel.link
+    )
+    _answer(channel, method.nowait, methods.ExchangeUnbindOk())
+
+
+async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
+    """`queue.declare`; the name becomes what an empty one means on this channel."""
+    broker = channel.link.broker
+    if method.passive:
+        info = broker.check_queue(channel.queue_name(method.queue), channel.link)
+    else:
+        info = await broker.declare_queue(
+            method.queue,
+            durable=method.durable,
+            exclusive=method.exclusive,
+            auto_delete=method.auto_delete,
+            arguments=method.arguments,
+            owner=channel.link,
+        )
+    channel.queue = info.name
+    count = min(info.message_count, _COUNT_MAX)
+    _answer(channel, method.nowait, methods.QueueDeclareOk(info.name, count, info.consumer_count))
+
+
+async def bind_queue(channel: Channel, method: methods.QueueBind) -> None:
+    """`queue.bind`; with neither queue nor routing key, the routing key is the queue last declared."""
+    queue = channel.queue_name(method.queue)
+    routing_key = method.routing_key or ("" if method.queue else queue)
+    await channel.link.broker.bind("queue", queue, method.exchange, routing_key, method.arguments, owner=channel.link)
+    _answer(channel, method.nowait, methods.QueueBindOk())
+
+
+async def unbind_queue(channel: Channel, method: methods.QueueUnbind) -> None:
+    """`queue.unbind`."""
+    queue = channel.queue_name(method.queue)
+    routing_key = method.routing_key or ("" if method.queue else queue)
+    await channel.link.broker.unbind("queue", queue, method.exchange, routing_key, method.arguments, owner=channel.link)
+    channel.reply(methods.QueueUnbindOk())
+
+
+async def purge_queue(channel: Channel, method: methods.QueuePurge) -> None:
+    """`queue.purge`."""
+    count = await channel.link.broker.purge_queue(channel.queue_name(method.queue), owner=channel.link)
+    _answer(channel, method.nowait, methods.QueuePurgeOk(min(count, _COUNT_MAX)))
+
+
+async def delete_queue(channel: Channel, method: methods.QueueDelete) -> None:
+    """`queue.delete`."""
+    count = await channel.link.broker.delete_queue(
+        channel.queue_name(method.queue), if_unused=method.if_unused, if_empty=method.if_empty, owner=channel.link
+    )
+    _answer(channel, method.nowait, methods.QueueDeleteOk(min(count, _COUNT_MAX)))

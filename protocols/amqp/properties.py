@@ -1,0 +1,99 @@
+"""The property list of a content header: a 16-bit flag word, then the properties whose flags are set, in order.
+
+    header payload:  class id (2)  weight (2)  body size (8)  | flags (2)  property list
+
+What follows the bar is what this module reads and writes and what `Properties.raw` holds for messages published here.
+There are 14 properties, so the continuation bit (0) and bit 1 are never set
+(AMQP 0-9-1 section 2.3.5.2).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from protocols.amqp import wire
+from protocols.amqp.errors import SyntaxFault
+
+_SHORT = struct.Struct(">H")
+_LONG_LONG = struct.Struct(">Q")
+
+
+@dataclass(slots=True)
+class BasicProperties:
+    """The properties of class `basic`; None is absent."""
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    headers: dict[str, Any] | None = None
+    delivery_mode: int | None = None
+    priority: int | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    expiration: str | None = None
+    message_id: str | None = None
+    timestamp: int | None = None
+    type: str | None = None
+    user_id: str | None = None
+    app_id: str | None = None
+    cluster_id: str | None = None
+
+
+_FIELDS = tuple((1 << (15 - place), name) for place, name in enumerate(BasicProperties.__slots__))
+_KNOWN_FLAGS = sum(flag for flag, _ in _FIELDS)
+_OCTETS = ("delivery_mode", "priority")
+
+
+def decode_properties(raw: bytes) -> BasicProperties:
+    """Read a whole property list. Raises SyntaxFault."""
+    if len(raw) < 2:
+        raise SyntaxFault("content header without property flags")
+    (flags,) = _SHORT.unpack_from(raw)
+    if flags & ~_KNOWN_FLAGS:
+        raise SyntaxFault("unknown property flags")
+    found = BasicProperties()
+    pos = 2
+    for flag, name in _FIELDS:
+        if not flags & flag:
+            continue
+        value: Any
+        if name in _OCTETS:
+            if pos >= len(raw):
+                raise SyntaxFault(f"{name} cut short")
+            value = raw[pos]
+            pos += 1
+        elif name == "headers":
+            value, pos = wire.read_table(raw, pos)
+        elif name == "timestamp":
+            if pos + 8 > len(raw):
+                raise SyntaxFault("timestamp cut short")
+            (value,) = _LONG_LONG.unpack_from(raw, pos)
+            pos += 8
+        else:
+            value, pos = wire.read_short_string(raw, pos)
+        setattr(found, name, value)
+    if pos != len(raw):
+        raise SyntaxFault("content header longer than its properties")
+    return found
+
+
+def encode_properties(properties: BasicProperties) -> bytes:
+    """Write a property list. Raises LocalProtocolError for values the wire cannot hold."""
+    flags = 0
+    pieces = [b""]
+    for flag, name in _FIELDS:
+        value = getattr(properties, name)
+        if value is None:
+            continue
+        flags |= flag
+        if name in _OCTETS:
+            pieces.append(bytes((value,)))
+        elif name == "headers":
+            pieces.append(wire.table(value))
+        elif name == "timestamp":
+            pieces.append(_LONG_LONG.pack(value))
+        else:
+            pieces.append(wire.short_string(value))
+    pieces[0] = _SHORT.pack(flags)
+    return b"".join(pieces)

@@ -1,0 +1,62 @@
+"""The deadlines of a connection: handshake, heartbeats both ways, close. Pure: `now` is a parameter, in seconds.
+
+A heartbeat is sent every half interval in which nothing else was; a peer from which nothing came for two intervals is
+gone (AMQP 0-9-1 section 4.2.7).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+
+class Due(enum.Enum):
+    """What is to be done now."""
+
+    NOTHING = enum.auto()
+    SEND_HEARTBEAT = enum.auto()
+    GIVE_UP = enum.auto()
+
+
+class ConnectionTimers:
+    """See the module. `wrote` is set by whoever writes to the peer."""
+
+    def __init__(self, now: float, handshake_timeout_s: float) -> None:
+        self.wrote = False
+        self._deadline = now + handshake_timeout_s
+        self._interval_s = 0.0
+        self._received_at = now
+        self._send_at = math.inf
+
+    def opened(self, now: float, heartbeat_s: int) -> None:
+        """The handshake is over; 0 is no heartbeats."""
+        self._deadline = math.inf
+        self._interval_s = heartbeat_s
+        self._received_at = now
+        if heartbeat_s:
+            self._send_at = now + heartbeat_s / 2
+
+    def received(self, now: float) -> None:
+        """Bytes came from the peer."""
+        self._received_at = now
+
+    def closing(self, now: float, timeout_s: float) -> None:
+        """A close was sent; wait for the answer no longer than `timeout_s`."""
+        self._interval_s = 0.0
+        self._send_at = math.inf
+        self._deadline = now + timeout_s
+
+    def next_at(self) -> float:
+        """When `due` wants to be asked, `math.inf` for never."""
+        silent_at = self._received_at + 2 * self._interval_s if self._interval_s else math.inf
+        return min(self._deadline, self._send_at, silent_at)
+
+    def due(self, now: float) -> Due:
+        """What is due at `now`."""
+        if now >= self._deadline or (self._interval_s and now >= self._received_at + 2 * self._interval_s):
+            return Due.GIVE_UP
+        if now < self._send_at:
+            return Due.NOTHING
+        self._send_at = now + self._interval_s / 2
+        wrote, self.wrote = self.wrote, False
+        return Due.NOTHING if wrote else Due.SEND_HEARTBEAT
