@@ -1,0 +1,472 @@
+"""MQTT 3.1.1 on the engine: one adapter is one client connection. The README of this folder has the mapping.
+
+1. A read is a batch: a run of publishes becomes one slab, a run of acknowledgements one settled range, a confirm one
+   write of PUBACKs. Only CONNECT, SUBSCRIBE and UNSUBSCRIBE may suspend.
+2. A PUBACK is sent when the engine confirmed the message, never before. MQTT 3.1.1 has no way to refuse a publish, so a
+   message that could not be stored ends the connection, and the client sends it again.
+3. A fan-out is encoded once: the bytes of a slab at QoS 0 are kept in `Slab.wire`, where a publish that came in as the
+   very bytes a subscriber needs has put them already. At QoS 1 only the packet ids differ between subscribers.
+4. `_end` marks the connection as over, `_leave` gives everything back to the engine and publishes the will. The sink's
+   methods only mark: the engine may be in the middle of something.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import math
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from protocols.convert import routing_key_to_topic, topic_to_routing_key
+from protocols.mqtt.config import MqttConfig
+from protocols.mqtt.connection import ServerConnection
+from protocols.mqtt.inflight import PacketIds
+from protocols.mqtt.packets import (
+    ACCEPTED,
+    BAD_CREDENTIALS,
+    IDENTIFIER_REJECTED,
+    NOT_AUTHORIZED,
+    PINGRESP,
+    SUBSCRIBE_FAILURE,
+    Acknowledgements,
+    Connect,
+    Disconnect,
+    Event,
+    MqttProtocolError,
+    PingRequest,
+    PublishHeads,
+    PublishRun,
+    Subscribe,
+    Unsubscribe,
+    check_topic_name,
+    decode_text,
+    encode_connack,
+    encode_pubacks,
+    encode_publishes,
+    encode_publishes_with_ids,
+    encode_suback,
+    encode_unsuback,
+    publish_heads,
+)
+from protocols.sansio import Outbox
+from routing.errors import BrokerError
+from routing.message import NeutralProperties, Properties, Slab, register_decoder
+from routing.session import Consumer, Outcome, Session
+from routing.topic_trie import TopicTrie, parse_pattern
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+
+EXCHANGE = "amq.topic"
+KEEP_ALIVE_FACTOR = 1.5
+ROUTES_REMEMBERED_MAX = 4096
+
+Authenticate = Callable[[str, bytes, str], bool]
+"""(user name, password, peer) -> whether they may connect."""
+
+log = logging.getLogger(__name__)
+
+# MQTT 3.1.1 has no properties; the one raw byte is there so that the neutral form knows QoS 1 from QoS 0.
+_QOS_0 = Properties("mqtt", b"", persistent=False)
+_QOS_1 = Properties("mqtt", b"\1", persistent=True)
+register_decoder("mqtt", lambda raw: NeutralProperties(persistent=bool(raw)))
+
+# Keys of `Slab.wire`: a whole slab as QoS 0 packets; the heads of its messages as QoS 1 packets.
+_WIRE_QOS_0 = "mqtt qos 0"
+_HEADS_QOS_1 = "mqtt qos 1 heads"
+
+_clients: WeakKeyDictionary[Broker, dict[str, MqttAdapter]] = WeakKeyDictionary()
+"""The connection of each client identifier (MQTT-3.1.4-2)."""
+
+
+class Subscriptions:
+    """The topic filters of a client with the QoS granted to each."""
+
+    def __init__(self) -> None:
+        self.granted: dict[str, int] = {}
+        self._at_qos_1 = 0
+        self._trie = TopicTrie()
+
+    def grant(self, topic_filter: str, qos: int) -> None:
+        """Add a filter, or replace the one there is (MQTT-3.8.4-3)."""
+        self.remove(topic_filter)
+        self.granted[topic_filter] = qos
+        self._at_qos_1 += qos
+        self._trie.add(parse_pattern(topic_to_routing_key(topic_filter), "mqtt"), qos)
+
+    def remove(self, topic_filter: str) -> None:
+        """Take a filter away if it is there."""
+        qos = self.granted.pop(topic_filter, None)
+        if qos is not None:
+            self._at_qos_1 -= qos
+            self._trie.remove(parse_pattern(topic_to_routing_key(topic_filter), "mqtt"), qos)
+
+    @property
+    def qos_max(self) -> int:
+        """The highest QoS granted to any filter."""
+        return 1 if self._at_qos_1 else 0
+
+    def qos_for(self, routing_key: str) -> int:
+        """The highest QoS of the filters that match (MQTT-3.3.5-1); 0 if the last of them was just removed."""
+        if self._at_qos_1 in (0, len(self.granted)):
+            return self.qos_max
+        return max(self._trie.match(routing_key), default=0)
+
+
+class MqttAdapter:
+    """One MQTT connection; see the module. Implements `protocols.sansio.Adapter` and `routing.session.DeliverySink`."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        outbox: Outbox,
+        *,
+        peer: str,
+        clock: Callable[[], float],
+        config: MqttConfig | None = None,
+        authenticate: Authenticate | None = None,
+    ) -> None:
+        """`peer` is the address for logs and for the loopback rule; without `authenticate` no user name is accepted."""
+        self.closed = False
+        self._broker = broker
+        self._outbox = outbox
+        self._peer = peer
+        self._clock = clock
+        self._config = config or MqttConfig()
+        self._authenticate = authenticate
+        self._connection = ServerConnection(self._config)
+        self._deadline_s = clock() + self._config.connect_timeout_s
+        self._keep_alive_s = 0.0
+        self._connect = Connect(4, "")
+        self._session: Session | None = None
+        self._consumer: Consumer | None = None
+        self._queue = ""
+        self._subscriptions = Subscriptions()
+        self._routes: dict[str, tuple[bytes | None, int]] = {}
+        self._packet_ids = PacketIds()
+        self._published = 0
+        self._unconfirmed: deque[tuple[int, bytes]] = deque()
+        """Last publish sequence number and the PUBACKs of each run that is not yet confirmed."""
+
+    # The shell's side.
+
+    async def handle(self, data: bytes) -> None:
+        """Take bytes read from the peer; b"" means that it closed its side."""
+        if not data:
+            self._end("the client closed the transport", logging.DEBUG)
+            return
+        violation = None
+        try:
+            events = self._connection.receive_data(data)
+        except MqttProtocolError as error:
+            events, violation = error.events, error
+        try:
+            for event in events:
+                if self.closed:
+                    return
+                if type(event) is PublishRun:
+                    self._publish(event)
+                elif type(event) is Acknowledgements:
+                    self._acknowledge(event)
+                else:
+                    await self._control(event)
+        except BrokerError as error:
+            self._end(str(error))
+        if events and self._keep_alive_s and not self.closed:
+            self._deadline_s = self._clock() + self._keep_alive_s
+        if violation is not None and not self.closed:
+            self._outbox.write(violation.answer)
+            self._end(str(violation))
+
+    def next_timer_at(self) -> float:
+        """When CONNECT or the next packet is overdue."""
+        return self._deadline_s
+
+    def handle_timer(self, now: float) -> None:
+        """Close a connection that is silent for 1.5 times its keep-alive (MQTT-3.1.2-24), or sent no CONNECT."""
+        if now >= self._deadline_s:
+            self._end("no CONNECT in time" if self._session is None else "keep-alive timeout")
+
+    def connection_lost(self) -> None:
+        """The transport is gone."""
+        self._end("the transport was lost", logging.DEBUG)
+        self._leave()
+
+    def shut_down(self, reason: str) -> None:
+        """MQTT 3.1.1 has no packet for it: the transport is closed."""
+        self._end(reason, logging.DEBUG)
+
+    # Control packets.
+
+    async def _control(self, event: Event) -> None:
+        if isinstance(event, Connect):
+            self._open(event)
+        elif isinstance(event, Subscribe):
+            await self._subscribe(event)
+        elif isinstance(event, Unsubscribe):
+            await self._unsubscribe(event)
+        elif isinstance(event, PingRequest):
+            self._outbox.write(PINGRESP)
+        elif isinstance(event, Disconnect):
+            self._connect.will = None  # MQTT-3.14.4-3
+            self._end("the client disconnected", logging.DEBUG)
+
+    def _open(self, connect: Connect) -> None:
+        """Answer a CONNECT: refuse it, or make a session and take the client identifier over."""
+        code = self._refusal(connect)
+        if code != ACCEPTED:
+            self._outbox.write(encode_connack(code))
+            self._end(f"CONNECT refused with return code {code}")
+            return
+        excess = connect.will and self._config.over_limit(connect.will.topic)
+        if excess:
+            self._end(f"will {excess}")
+            return
+        connect.client_id = connect.client_id or f"auto-{secrets.token_hex(12)}"
+        clients = _clients.setdefault(self._broker, {})
+        previous = clients.get(connect.client_id)
+        if previous is not None:
+            previous._end("the client connected again", logging.DEBUG)
+            previous._leave()
+        clients[connect.client_id] = self
+        self._connect = connect
+        self._keep_alive_s = connect.keep_alive_s * KEEP_ALIVE_FACTOR
+        self._deadline_s = self._clock() + self._keep_alive_s if self._keep_alive_s else math.inf
+        self._session = self._broker.session(self, protocol="mqtt", owner=self)
+        self._session.set_prefetch(self._config.inflight_messages_max, per_session=True)
+        self._outbox.on_writable = self._session.resume
+        self._outbox.write(encode_connack(ACCEPTED))
+        log.debug("MQTT %s: client %r connected", self._peer, connect.client_id)
+
+    def _refusal(self, connect: Connect) -> int:
+        """The return code for a CONNECT (section 3.2.2.3)."""
+        if not connect.client_id and (not connect.clean_session or connect.protocol_level == 3):
+            return IDENTIFIER_REJECTED  # MQTT-3.1.3-8
+        if len(connect.client_id.encode()) > self._config.client_id_bytes_max:
+            return IDENTIFIER_REJECTED
+        if connect.user_name is None:
+            allowed = self._config.anonymous
+            return (
+                ACCEPTED
+                if allowed == "always" or (allowed == "loopback" and _is_loopback(self._peer))
+                else NOT_AUTHORIZED
+            )
+        password = connect.password or b""
+        if self._authenticate is None or not self._authenticate(connect.user_name, password, self._peer):
+            return BAD_CREDENTIALS
+        return ACCEPTED
+
+    async def _subscribe(self, event: Subscribe) -> None:
+        """Bind a queue for each filter, consume, and say what was granted: at most QoS 1."""
+        codes = [await self._bind(topic_filter, min(qos, 1)) for topic_filter, qos in event.requests]
+        if not self.closed:
+            self._routes.clear()
+            self._consume()
+            self._outbox.write(encode_suback(event.packet_id, codes))
+
+    async def _bind(self, topic_filter: str, qos: int) -> int:
+        """Make one filter effective; returns its return code in SUBACK."""
+        granted = self._subscriptions.granted
+        if self.closed or self._config.over_limit(topic_filter):
+            return SUBSCRIBE_FAILURE
+        if topic_filter not in granted:
+            if len(granted) >= self._config.subscriptions_max:
+                return SUBSCRIBE_FAILURE
+            try:
+                if not self._queue:
+                    self._queue = await self._declare_queue()
+                pattern = topic_to_routing_key(topic_filter)
+                await self._broker.bind("queue", self._queue, EXCHANGE, pattern, {}, syntax="mqtt", owner=self)
+            except BrokerError as error:
+                log.warning("MQTT %s: no subscription to %r: %s", self._peer, topic_filter, error)
+                return SUBSCRIBE_FAILURE
+        self._subscriptions.grant(topic_filter, qos)
+        return qos
+
+    async def _declare_queue(self) -> str:
+        info = await self._broker.declare_queue(
+            f"mqtt.{self._connect.client_id}",
+            durable=False,
+            exclusive=True,
+            auto_delete=True,
+            arguments={},
+            owner=self,
+        )
+        return info.name
+
+    async def _unsubscribe(self, event: Unsubscribe) -> None:
+        """Unbind; filters that are not there are answered all the same (MQTT-3.10.4-5)."""
+        for topic_filter in event.filters:
+            if topic_filter in self._subscriptions.granted:
+                self._subscriptions.remove(topic_filter)
+                pattern = topic_to_routing_key(topic_filter)
+                await self._broker.unbind("queue", self._queue, EXCHANGE, pattern, {}, syntax="mqtt", owner=self)
+        if not self.closed:
+            self._routes.clear()
+            self._outbox.write(encode_unsuback(event.packet_id))
+
+    def _consume(self) -> None:
+        """Consume without acknowledgement as long as nothing was granted QoS 1."""
+        no_ack, old = not self._subscriptions.qos_max, self._consumer
+        if self._session is None or not self._queue or (old is not None and (no_ack or not old.no_ack)):
+            return
+        # The new one first: the queue goes with its last consumer.
+        self._consumer = self._session.consume(self._queue, tag="", no_ack=no_ack)
+        if old is not None:
+            self._session.cancel(old)
+
+    # Publishing.
+
+    def _publish(self, run: PublishRun) -> None:
+        assert self._session is not None
+        routing_key = topic_to_routing_key(run.topic)
+        if run.qos:
+            self._published += len(run.payloads)
+            self._unconfirmed.append((self._published, encode_pubacks(run.packet_ids)))
+            self._session.publish(Slab(EXCHANGE, routing_key, _QOS_1, run.payloads), confirm=True)
+            return
+        slab = Slab(EXCHANGE, routing_key, _QOS_0, run.payloads)
+        if run.wire is not None:
+            slab.wire = {_WIRE_QOS_0: run.wire}
+        self._session.publish(slab)
+
+    def confirm(self, up_to: int) -> None:
+        """Send the PUBACKs of all publishes up to this sequence number (MQTT-4.3.2-2)."""
+        if self.closed:
+            return
+        unconfirmed, packets = self._unconfirmed, []
+        while unconfirmed and unconfirmed[0][0] <= up_to:
+            packets.append(unconfirmed.popleft()[1])
+        if unconfirmed:
+            last, pubacks = unconfirmed[0]
+            rest = 4 * (last - up_to)
+            if rest < len(pubacks):
+                packets.append(pubacks[:-rest])
+                unconfirmed[0] = (last, pubacks[-rest:])
+        if packets:
+            self._outbox.write(b"".join(packets))
+
+    def refuse(self, first: int, last: int) -> None:
+        """Publishes could not be stored; see the module's rule 2."""
+        self._end(f"{last - first + 1} messages could not be stored")
+
+    def returned(self, slab: Slab, reason: str) -> None:
+        """Never happens: nothing is published as mandatory."""
+
+    # Delivering.
+
+    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
+        session = self._session
+        if session is None or self.closed:
+            return
+        topic, granted = self._routes.get(slab.routing_key) or self._add_route(slab.routing_key)
+        if topic is None:
+            if not consumer.no_ack:
+                session.settle(first_id, first_id + stop - start - 1, Outcome.DISCARD)
+        elif granted and slab.properties.persistent and not consumer.no_ack:
+            heads = _heads(slab, topic)
+            for packet_id, count in self._packet_ids.take(first_id, stop - start):
+                end = start + count
+                some = heads if isinstance(heads, bytes) else heads[start:end]
+                self._outbox.write(encode_publishes_with_ids(some, slab.bodies[start:end], packet_id))
+                start = end
+        else:
+            self._outbox.write(_qos_0_packets(slab, start, stop, topic))
+            if not consumer.no_ack:
+                session.settle(first_id, first_id + stop - start - 1, Outcome.ACK)
+
+    def _add_route(self, routing_key: str) -> tuple[bytes | None, int]:
+        """The topic of a routing key and the QoS granted for it; no topic when MQTT cannot express the key."""
+        topic: bytes | None = None
+        try:
+            topic = routing_key_to_topic(routing_key).encode()
+            check_topic_name(decode_text(topic, "routing key"))
+        except (UnicodeEncodeError, MqttProtocolError) as error:
+            topic = None
+            log.warning("MQTT %s: messages with routing key %r are dropped: %s", self._peer, routing_key, error)
+        if len(self._routes) >= ROUTES_REMEMBERED_MAX:
+            self._routes.clear()
+        route = self._routes[routing_key] = (topic, self._subscriptions.qos_for(routing_key))
+        return route
+
+    def _acknowledge(self, event: Acknowledgements) -> None:
+        assert self._session is not None
+        for first, last in event.ranges:
+            for first_delivery, last_delivery in self._packet_ids.release(first, last):
+                self._session.settle(first_delivery, last_delivery, Outcome.ACK)
+
+    def cancelled(self, consumer: Consumer) -> None:
+        """Somebody deleted the queue: end the connection rather than go silent."""
+        self._end("the queue of the client was deleted")
+
+    def writable(self) -> bool:
+        """Whether deliveries may come."""
+        return self._outbox.writable and not self.closed
+
+    # Ending.
+
+    def _end(self, reason: str, level: int = logging.WARNING) -> None:
+        """The connection is over; the shell closes the transport and calls `connection_lost`."""
+        if self.closed:
+            return
+        self.closed = True
+        self._deadline_s = math.inf
+        log.log(level, "MQTT %s: closing the connection of client %r: %s", self._peer, self._connect.client_id, reason)
+        self._outbox.write(b"")  # makes the shell look at `closed` when it was not our own read that ended it
+
+    def _leave(self) -> None:
+        """Publish the will (MQTT-3.1.2-8) and give everything back, once."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        will = self._connect.will
+        if will is not None:
+            # A subscriber gets QoS 1 at most, so that a will of QoS 2 is the same as one of QoS 1.
+            slab = Slab(EXCHANGE, topic_to_routing_key(will.topic), _QOS_1 if will.qos else _QOS_0, [will.payload])
+            try:
+                session.publish(slab)
+            except BrokerError as error:
+                log.warning("MQTT %s: the will was not published: %s", self._peer, error)
+        session.close()
+        self._broker.release(self)
+        clients = _clients.get(self._broker, {})
+        if clients.get(self._connect.client_id) is self:
+            del clients[self._connect.client_id]
+
+
+def _qos_0_packets(slab: Slab, start: int, stop: int, topic: bytes) -> bytes:
+    """PUBLISH packets at QoS 0; those of the whole slab are made once."""
+    bodies = slab.bodies
+    if stop - start < len(bodies):
+        bodies = bodies[start:stop]
+        return encode_publishes(publish_heads(topic, bodies, 0), bodies)
+    if slab.wire is None:
+        slab.wire = {}
+    packets: bytes | None = slab.wire.get(_WIRE_QOS_0)
+    if packets is None:
+        packets = slab.wire[_WIRE_QOS_0] = encode_publishes(publish_heads(topic, bodies, 0), bodies)
+    return packets
+
+
+def _heads(slab: Slab, topic: bytes) -> PublishHeads:
+    if slab.wire is None:
+        slab.wire = {}
+    heads: PublishHeads | None = slab.wire.get(_HEADS_QOS_1)
+    if heads is None:
+        heads = slab.wire[_HEADS_QOS_1] = publish_heads(topic, slab.bodies, 1)
+    return heads
+
+
+def _is_loopback(peer: str) -> bool:
+    """Whether `peer` ("host:port" or "[host]:port") is this machine."""
+    try:
+        address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1 of a socket that takes both families
+    return address.is_loopback or (mapped is not None and mapped.is_loopback)

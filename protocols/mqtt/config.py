@@ -1,0 +1,44 @@
+"""Limits of the MQTT door. Everything a client can make the broker hold or do is bounded here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits and rights of MQTT connections; the units are in the names."""
+
+    packet_bytes_max: Annotated[int, Meta(ge=1024, le=256 << 20)] = 1 << 20
+    """Largest control packet, fixed header included. A larger one closes the connection before it is read."""
+
+    topic_bytes_max: Annotated[int, Meta(ge=1, le=255)] = 255
+    """Longest topic name or filter in UTF-8. At most 255: a longer name is no AMQP routing key."""
+
+    topic_levels_max: Annotated[int, Meta(ge=1, le=128)] = 32
+    """Most `/`-separated levels of a topic name or filter."""
+
+    subscriptions_max: Annotated[int, Meta(ge=1)] = 1000
+    """Most topic filters of one client; a SUBSCRIBE beyond is answered with 0x80 for the filters that are too many."""
+
+    inflight_messages_max: Annotated[int, Meta(ge=1, le=65_535)] = 1024
+    """Most QoS 1 messages sent to a client and not yet acknowledged by it."""
+
+    client_id_bytes_max: Annotated[int, Meta(ge=23, le=200)] = 200
+    """Longest client identifier; a longer one is refused with CONNACK 0x02. (It is part of a queue name.)"""
+
+    connect_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+    """Time from the opening of the transport to a complete CONNECT."""
+
+    anonymous: Literal["loopback", "always", "never"] = "loopback"
+    """Who may connect without a user name: peers on a loopback address, all, or nobody."""
+
+    def over_limit(self, topic: str) -> str | None:
+        """What limit a topic name or filter breaks, as a phrase; None when it breaks none."""
+        if len(topic) > self.topic_bytes_max or len(topic.encode()) > self.topic_bytes_max:
+            return f"topic longer than {self.topic_bytes_max} bytes"
+        if topic.count("/") >= self.topic_levels_max:
+            return f"topic of more than {self.topic_levels_max} levels"
+        return None

@@ -1,0 +1,84 @@
+"""Which packet identifiers are under way to a client, and for which deliveries (section 2.3.1).
+
+1. Identifiers 1 to 65535 are given out in circles; one that is not yet acknowledged is stepped over, so none is ever
+   used twice at a time (MQTT-2.3.1-4) whatever order the acknowledgements come in.
+2. The state is a list of runs, sorted by identifier, in each of which identifiers and delivery ids rise together:
+   one run as long as a client acknowledges in order, and taking or releasing a thousand messages is one step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from protocols.mqtt.packets import PACKET_ID_MAX
+from protocols.sansio import LocalProtocolError
+
+
+class PacketIds:
+    """See the module."""
+
+    __slots__ = ("_firsts", "_next", "_runs", "outstanding")
+
+    def __init__(self) -> None:
+        self.outstanding = 0
+        self._next = 1
+        self._firsts: list[int] = []
+        self._runs: dict[int, tuple[int, int]] = {}
+        """First packet id of a run: its last packet id, and the delivery id of the first."""
+
+    def take(self, first_delivery: int, count: int) -> list[tuple[int, int]]:
+        """Identifiers for `count` deliveries from `first_delivery` on, as (first, count): one pair, seldom more."""
+        if self.outstanding + count > PACKET_ID_MAX:
+            raise LocalProtocolError("more messages under way than there are packet identifiers")
+        self.outstanding += count
+        taken = []
+        while count:
+            first = self._next
+            at = bisect_right(self._firsts, first)
+            before = self._firsts[at - 1] if at else 0
+            if before and self._runs[before][0] >= first:
+                self._next = self._runs[before][0] % PACKET_ID_MAX + 1
+                continue
+            limit = self._firsts[at] - 1 if at < len(self._firsts) else PACKET_ID_MAX
+            last = min(first + count - 1, limit)
+            if (
+                before
+                and self._runs[before][0] == first - 1
+                and self._runs[before][1] + first - before == first_delivery
+            ):
+                self._runs[before] = (last, self._runs[before][1])
+            else:
+                self._firsts.insert(at, first)
+                self._runs[first] = (last, first_delivery)
+            taken.append((first, last - first + 1))
+            first_delivery += last - first + 1
+            count -= last - first + 1
+            self._next = last % PACKET_ID_MAX + 1
+        return taken
+
+    def release(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Free the identifiers `first..last`; returns the deliveries they stood for, as inclusive ranges.
+
+        Identifiers that are not in use are passed over: the standard gives them no meaning.
+        """
+        released = []
+        at = max(bisect_right(self._firsts, first) - 1, 0)
+        while at < len(self._firsts) and self._firsts[at] <= last:
+            run_first = self._firsts[at]
+            run_last, delivery = self._runs[run_first]
+            low, high = max(first, run_first), min(last, run_last)
+            if low > high:
+                at += 1
+                continue
+            self.outstanding -= high - low + 1
+            released.append((delivery + low - run_first, delivery + high - run_first))
+            if low > run_first:
+                self._runs[run_first] = (low - 1, delivery)
+                at += 1
+            else:
+                del self._runs[run_first], self._firsts[at]
+            if high < run_last:
+                self._firsts.insert(at, high + 1)
+                self._runs[high + 1] = (run_last, delivery + high + 1 - run_first)
+                at += 1
+        return released
