@@ -112,6 +112,11 @@ class TopicMatcher:
         return [binding.destination for binding in self._trie.match(key)]
 
 
+def _same(wanted: Any, value: Any) -> bool:
+    """Equal and of one class (true is not 1, nor 1 a float); a void in the binding asks for presence only."""
+    return wanted is None or (type(wanted) is type(value) and wanted == value)
+
+
 class HeadersMatcher:
     """Headers equal to the binding's arguments: `x-match` all (default), any, and the forms that count `x-` headers
     too.
@@ -141,7 +146,7 @@ class HeadersMatcher:
     def match(self, key: str, headers: Mapping[str, Any]) -> Iterable[Destination]:
         found = []
         for binding, (every, wanted) in self._bindings.items():
-            hits = (name in headers and (value is None or headers[name] == value) for name, value in wanted.items())
+            hits = (name in headers and _same(value, headers[name]) for name, value in wanted.items())
             if all(hits) if every else any(hits):
                 found.append(binding.destination)
         return found

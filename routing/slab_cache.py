@@ -14,6 +14,9 @@ from routing.message import Slab
 _MESSAGE_OVERHEAD_BYTES = 64
 """What a small body costs in memory beyond its length: the bytes object's header and its place in a list."""
 
+_PLACES_SPARE = 512
+"""Empty places are closed when they are the greater part of more than so many."""
+
 
 class CachedSlab:
     """A slab with its place in the log; `live` counts messages not yet settled, once for every queue that has them."""
@@ -32,12 +35,13 @@ class CachedSlab:
 class SlabCache:
     """Cached slabs in offset order; `bytes` is what they hold, `unspilled_bytes` the part that is nowhere else."""
 
-    __slots__ = ("_entries", "_firsts", "_head", "bytes", "unspilled_bytes")
+    __slots__ = ("_entries", "_firsts", "_head", "_held", "bytes", "unspilled_bytes")
 
     def __init__(self) -> None:
         self._entries: list[CachedSlab | None] = []
         self._firsts: list[int] = []
         self._head = 0
+        self._held = 0
         self.bytes = 0
         self.unspilled_bytes = 0
 
@@ -46,6 +50,7 @@ class SlabCache:
         entry = CachedSlab(first, slab, len(slab.bodies) * copies)
         self._entries.append(entry)
         self._firsts.append(first)
+        self._held += 1
         self.bytes += entry.bytes
         self.unspilled_bytes += entry.bytes
         return entry
@@ -67,13 +72,15 @@ class SlabCache:
             entry = entries[index]
             if entry is not None and entry.end > first:
                 if entry.first >= end:
-                    return
+                    break
                 entry.live -= min(end, entry.end) - max(first, entry.first)
                 if entry.live <= 0:
                     self._remove(index, entry)
                 if entry.end >= end:
-                    return
+                    break
             index += 1
+        if len(entries) > _PLACES_SPARE and self._held * 2 < len(entries):
+            self._tidy()
 
     def entries(self) -> list[CachedSlab]:
         """All slabs in offset order."""
@@ -98,22 +105,28 @@ class SlabCache:
         entry = self.oldest()
         if entry is not None:
             self._remove(self._head, entry)
+            if len(self._entries) > _PLACES_SPARE and self._held * 2 < len(self._entries):
+                self._tidy()
 
     def _remove(self, index: int, entry: CachedSlab) -> None:
+        """Empty a place. Places never move here: `release` is on its way through them."""
         self.bytes -= entry.bytes
         if not entry.spilled:
             self.unspilled_bytes -= entry.bytes
         self._entries[index] = None
-        if index == self._head:
+        self._held -= 1
+        if not self._held:
+            self._entries.clear()
+            self._firsts.clear()
+            self._head = 0
+        elif index == self._head:
             entries, head = self._entries, index + 1
-            while head < len(entries) and entries[head] is None:
+            while entries[head] is None:
                 head += 1
-            if head == len(entries):
-                entries.clear()
-                self._firsts.clear()
-                head = 0
-            elif head > 256 and head * 2 > len(entries):
-                del entries[:head]
-                del self._firsts[:head]
-                head = 0
             self._head = head
+
+    def _tidy(self) -> None:
+        """Close the empty places, wherever they are: one slab that stays may have many behind it that went."""
+        self._entries[:] = [entry for entry in self._entries if entry is not None]
+        self._firsts[:] = [entry.first for entry in self._entries if entry is not None]
+        self._head = 0

@@ -1,9 +1,9 @@
 """One trie for the wildcards of AMQP and MQTT.
 
-A pattern is words separated by dots. In AMQP syntax `*` stands for exactly one word and `#` for any number of words,
-anywhere. In MQTT syntax (the `/` of a filter already swapped for `.`) the wildcards are `+` and a final `#`, `*` is a
-literal, and a wildcard in the first place does not match a first word that begins with `$` [MQTT-4.7.2-1]. Patterns
-of both kinds live in one trie: wildcards are tokens of their own, never strings.
+A pattern is words separated by dots; the empty key has no words. In AMQP syntax `*` stands for exactly one word and `#`
+for any number of words, anywhere. In MQTT syntax (`/` in a filter already swapped for `.`) the wildcards are `+` and
+a final `#`, `*` is a literal, and a wildcard in the first place does not match a first word that begins with `$`
+[MQTT-4.7.2-1]. Patterns of both kinds live in one trie: wildcards are tokens of their own, never strings.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Token = str | Wildcard
 
 def parse_pattern(pattern: str, syntax: str) -> tuple[Token, ...]:
     """The tokens of `pattern`; `syntax` is "amqp" or "mqtt"."""
-    words = pattern.split(".")
+    words = pattern.split(".") if pattern else []
     if syntax == "amqp":
         return tuple(Wildcard.ONE if word == "*" else Wildcard.ANY if word == "#" else word for word in words)
     tokens: list[Token] = [Wildcard.ONE if word == "+" else Wildcard.ANY if word == "#" else word for word in words]
-    if tokens[0] is Wildcard.ONE:
+    if tokens and tokens[0] is Wildcard.ONE:
         tokens[0] = Wildcard.ONE_PLAIN
-    elif tokens[0] is Wildcard.ANY:
+    elif tokens and tokens[0] is Wildcard.ANY:
         tokens[0] = Wildcard.ANY_PLAIN
     return tuple(tokens)
 
@@ -80,7 +80,7 @@ class TopicTrie:
 
     def match(self, key: str) -> dict[Any, None]:
         """The values whose patterns match `key`, each once, in a stable order."""
-        words = key.split(".")
+        words = key.split(".") if key else []
         found: dict[Any, None] = {}
         seen: set[tuple[int, int]] = set()
         stack: list[tuple[_Node, int]] = [(self._root, 0)]

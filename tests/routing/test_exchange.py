@@ -1,0 +1,147 @@
+"""Every kind of exchange by itself."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from routing.errors import InvalidArgument
+from routing.exchange import Binding, Exchange
+
+QUEUE = ("queue", "q")
+
+
+def binding(pattern: str = "", arguments: dict[str, Any] | None = None, syntax: str = "amqp", to: str = "q") -> Binding:
+    return Binding.make("e", ("queue", to), pattern, arguments, syntax)
+
+
+def names(exchange: Exchange, key: str = "", headers: dict[str, Any] | None = None) -> list[str]:
+    return sorted(name for _, name in set(exchange.matcher.match(key, headers or {})))
+
+
+AB = {"a": 1, "b": "two"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "headers", "matches"),
+    [
+        # all is the default
+        (AB, {"a": 1, "b": "two"}, True),
+        (AB, {"a": 1, "b": "two", "c": 3}, True),
+        (AB, {"a": 1}, False),
+        (AB, {"a": 1, "b": "three"}, False),
+        (AB, {}, False),
+        ({}, {}, True),
+        ({}, {"a": 1}, True),
+        ({"x-match": "all"} | AB, {"a": 1, "b": "two"}, True),
+        ({"x-match": "all"} | AB, {"a": 1}, False),
+        ({"x-match": "all"}, {"a": 1}, True),
+        # any
+        ({"x-match": "any"} | AB, {"a": 1}, True),
+        ({"x-match": "any"} | AB, {"b": "two"}, True),
+        ({"x-match": "any"} | AB, {"a": 2, "b": "two"}, True),
+        ({"x-match": "any"} | AB, {"a": 2, "b": "three"}, False),
+        ({"x-match": "any"} | AB, {"c": 1}, False),
+        ({"x-match": "any"} | AB, {}, False),
+        ({"x-match": "any"}, {}, False),
+        ({"x-match": "any"}, {"a": 1}, False),
+        # void asks for presence
+        ({"a": None}, {"a": 1}, True),
+        ({"a": None}, {"a": None}, True),
+        ({"a": None}, {"b": 1}, False),
+        ({"x-match": "any", "a": None, "b": 1}, {"a": "x"}, True),
+        ({"a": 1}, {"a": None}, False),
+        # a value has a class
+        ({"a": 1}, {"a": True}, False),
+        ({"a": True}, {"a": 1}, False),
+        ({"a": 1}, {"a": 1.0}, False),
+        ({"a": 1.5}, {"a": 1.5}, True),
+        ({"a": "1"}, {"a": 1}, False),
+        ({"a": b"x"}, {"a": "x"}, False),
+        ({"a": Decimal("1.5")}, {"a": 1.5}, False),
+        ({"a": [1, 2]}, {"a": [1, 2]}, True),
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, False),
+        # headers that begin with x- count only when asked to
+        ({"x-a": 1, "b": 2}, {"b": 2}, True),
+        ({"x-match": "all", "x-a": 1}, {}, True),
+        ({"x-match": "any", "x-a": 1}, {"x-a": 1}, False),
+        ({"x-match": "all-with-x", "x-a": 1, "b": 2}, {"b": 2}, False),
+        ({"x-match": "all-with-x", "x-a": 1, "b": 2}, {"x-a": 1, "b": 2}, True),
+        ({"x-match": "any-with-x", "x-a": 1}, {"x-a": 1}, True),
+        ({"x-match": "any-with-x", "x-a": 1}, {"x-a": 2}, False),
+        ({"x-match": "any-with-x"}, {"x-match": "any-with-x"}, False),
+    ],
+)
+def test_headers(arguments: dict[str, Any], headers: dict[str, Any], matches: bool) -> None:
+    exchange = Exchange("e", "headers")
+    exchange.add(binding("the key does not matter", arguments))
+    assert names(exchange, "another", headers) == (["q"] if matches else [])
+
+
+@pytest.mark.parametrize("bad", ["ALL", "", 1, None, ["all"]])
+def test_headers_refuses_an_unknown_x_match(bad: object) -> None:
+    exchange = Exchange("e", "headers")
+    with pytest.raises(InvalidArgument, match="x-match"):
+        exchange.add(binding("", {"x-match": bad}))
+    assert not exchange.bindings
+
+
+def test_direct() -> None:
+    exchange = Exchange("e", "direct")
+    for key, queue in [("a", "1"), ("a", "2"), ("b", "2"), ("", "3"), ("a.#", "4")]:
+        exchange.add(binding(key, to=queue))
+    assert names(exchange, "a") == ["1", "2"]
+    assert names(exchange, "b") == ["2"]
+    assert names(exchange, "") == ["3"]
+    assert names(exchange, "a.x") == []
+    assert exchange.remove(binding("a", to="2"))
+    assert not exchange.remove(binding("a", to="2"))
+    assert names(exchange, "a") == ["1"]
+
+
+def test_fanout() -> None:
+    exchange = Exchange("e", "fanout")
+    exchange.add(binding("a", to="1"))
+    exchange.add(binding("b", to="1"))
+    exchange.add(binding("", to="2"))
+    assert names(exchange, "whatever") == ["1", "2"]
+    exchange.remove(binding("a", to="1"))
+    assert names(exchange) == ["1", "2"]
+    exchange.remove(binding("b", to="1"))
+    assert names(exchange) == ["2"]
+
+
+def test_topic_knows_both_syntaxes() -> None:
+    exchange = Exchange("e", "topic")
+    exchange.add(binding("*.b", to="amqp"))
+    exchange.add(binding("+.b", syntax="mqtt", to="mqtt"))
+    assert names(exchange, "a.b") == ["amqp", "mqtt"]
+    assert names(exchange, "$a.b") == ["amqp"]
+    exchange.remove(binding("*.b", to="amqp"))
+    assert names(exchange, "a.b") == ["mqtt"]
+
+
+def test_a_binding_is_what_was_said_and_nothing_else() -> None:
+    exchange = Exchange("e", "direct")
+    variants = [
+        binding("k"),
+        binding("k", {"a": 1}),
+        binding("k", {"a": True}),
+        binding("k", {"a": "1"}),
+        binding("k", {"a": 1.5}),
+        binding("k", syntax="mqtt"),
+        binding("k", to="other"),
+        binding("l"),
+    ]
+    for each in variants * 2:
+        exchange.add(each)
+    assert len(exchange.bindings) == len(variants)
+    assert exchange.remove(binding("k", {"a": 1}))
+    assert binding("k", {"a": True}) in exchange.bindings
+
+
+def test_the_order_of_arguments_does_not_matter() -> None:
+    assert binding("k", {"a": 1, "b": 2}) == binding("k", {"b": 2, "a": 1})
+    assert binding("k", {}) == binding("k", None)

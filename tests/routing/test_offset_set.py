@@ -1,0 +1,184 @@
+"""Sets of offsets against the plainest model there is: a list of integers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from routing.offset_set import OffsetSet, Range, ReturnedOffsets, subtract
+
+# What matters is where ranges are cut: 16 bits hold a range's length, a chunk holds 4096 ranges.
+_LENGTHS = st.one_of(st.integers(1, 5), st.sampled_from([65535, 65536, 65537, 131072, 200_000]))
+_GAPS = st.one_of(st.just(0), st.integers(1, 3), st.just(1 << 20))
+
+
+def offsets(ranges: list[Range]) -> list[int]:
+    return [offset for first, count in ranges for offset in range(first, first + count)]
+
+
+def joined(ranges: list[Range]) -> list[Range]:
+    """Contiguous neighbours as one range."""
+    out: list[Range] = []
+    for first, count in ranges:
+        if out and sum(out[-1]) == first:
+            out[-1] = (out[-1][0], out[-1][1] + count)
+        else:
+            out.append((first, count))
+    return out
+
+
+class OffsetSetMachine(RuleBasedStateMachine):
+    """The model is a list of joined ranges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real = OffsetSet()
+        self.model: list[Range] = []
+        self.end = 0
+
+    @rule(gap=_GAPS, count=_LENGTHS)
+    def append(self, gap: int, count: int) -> None:
+        self.real.append(self.end + gap, count)
+        self.model = joined([*self.model, (self.end + gap, count)])
+        self.end += gap + count
+
+    @rule(number=st.integers(1, 9000))
+    def append_single_messages(self, number: int) -> None:
+        for _ in range(number):
+            self.end += 1
+            self.real.append(self.end, 1)
+            self.model.append((self.end, 1))
+            self.end += 1
+
+    @precondition(lambda self: self.model)
+    @rule(share=st.floats(0, 1), times=st.integers(1, 5000))
+    def drop(self, share: float, times: int) -> None:
+        for _ in range(times):
+            first, count = self.real.head()
+            if not self.model:
+                assert count == 0
+                return
+            assert first == self.model[0][0]
+            assert 0 < count <= self.model[0][1]
+            taken = max(1, int(count * share))
+            self.real.drop(taken)
+            if taken == self.model[0][1]:
+                del self.model[0]
+            else:
+                self.model[0] = (first + taken, self.model[0][1] - taken)
+
+    @rule()
+    def clear(self) -> None:
+        self.real.clear()
+        self.model.clear()
+
+    @rule()
+    def look_at_the_head(self) -> None:
+        first, count = self.real.head()
+        if self.model:
+            assert first == self.model[0][0]
+            assert 0 < count <= self.model[0][1]
+        else:
+            assert count == 0
+
+    @invariant()
+    def same(self) -> None:
+        assert list(self.real.ranges()) == self.model
+        assert len(self.real) == self.real.count == sum(count for _, count in self.model)
+
+
+OffsetSetMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestOffsetSet = OffsetSetMachine.TestCase
+
+
+def test_a_range_of_any_length_is_given_out_whole_and_in_order() -> None:
+    ready = OffsetSet([(5, 1_000_000)])
+    ready.append(2_000_000, 1)
+    position = 5
+    while position < 1_000_005:
+        first, count = ready.head()
+        assert first == position
+        ready.drop(count)
+        position += count
+    assert ready.head() == (2_000_000, 1)
+
+
+def test_a_contiguous_backlog_is_one_range_in_memory() -> None:
+    ready = OffsetSet()
+    for first in range(0, 1_000_000, 10):
+        ready.append(first, 10)
+    assert list(ready.ranges()) == [(0, 1_000_000)]
+    assert not ready._chunks
+
+
+def test_used_chunks_are_dropped() -> None:
+    ready = OffsetSet((offset, 1) for offset in range(0, 100_000, 2))
+    assert len(ready._chunks) == 13
+    for _ in range(46_000):
+        ready.head()
+        ready.drop(1)
+    assert len(ready._chunks) == 2
+    assert next(ready.ranges()) == (92_000, 1)
+
+
+@given(st.lists(st.tuples(_GAPS, _LENGTHS), max_size=20))
+def test_ranges_build_an_equal_set(pieces: list[tuple[int, int]]) -> None:
+    ranges, end = [], 0
+    for gap, count in pieces:
+        ranges.append((end + gap, count))
+        end += gap + count
+    assert list(OffsetSet(ranges).ranges()) == joined(ranges)
+
+
+@given(st.permutations(range(40)), st.lists(st.integers(1, 6), min_size=40, max_size=40), st.data())
+@settings(max_examples=50)
+def test_returned_offsets_come_out_in_offset_order(order: list[int], sizes: list[int], data: st.DataObject) -> None:
+    returned = ReturnedOffsets()
+    held: list[int] = []
+    for place in order:
+        returned.add(place * 10, sizes[place])
+        held += range(place * 10, place * 10 + sizes[place])
+        if data.draw(st.booleans()):
+            first, count = returned.head()
+            held.sort()
+            taken = data.draw(st.integers(1, count))
+            assert list(range(first, first + taken)) == held[:taken]
+            returned.drop(taken)
+            del held[:taken]
+        assert len(returned) == returned.count == len(held)
+    assert offsets(list(returned.ranges())) == sorted(held)
+    returned.clear()
+    assert (returned.head(), returned.count, list(returned.ranges())) == ((0, 0), 0, [])
+
+
+_SMALL = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
+
+
+@given(_SMALL, _SMALL)
+def test_subtract_is_set_difference(have: list[Range], gone: list[Range]) -> None:
+    present = sorted(set(offsets(have)))
+    disjoint = joined([(offset, 1) for offset in present])
+    left = subtract(disjoint, gone)
+    removed = set(offsets(gone))
+    assert offsets(left) == [offset for offset in present if offset not in removed]
+    assert all(count > 0 for _, count in left)
+
+
+@pytest.mark.parametrize(
+    ("have", "gone", "left"),
+    [
+        ([], [], []),
+        ([(0, 10)], [], [(0, 10)]),
+        ([(0, 10)], [(0, 10)], []),
+        ([(0, 10)], [(3, 4)], [(0, 3), (7, 3)]),
+        ([(0, 10)], [(8, 10), (0, 1)], [(1, 7)]),
+        ([(0, 3), (5, 3)], [(2, 4)], [(0, 2), (6, 2)]),
+        ([(0, 3), (5, 3), (10, 3)], [(0, 100)], []),
+        ([(0, 10)], [(2, 1), (2, 5), (3, 1)], [(0, 2), (7, 3)]),
+        ([(0, 10), (20, 10)], [(0, 2), (1, 25)], [(26, 4)]),
+    ],
+)
+def test_subtract(have: list[Range], gone: list[Range], left: list[Range]) -> None:
+    assert subtract(have, gone) == left

@@ -1,0 +1,135 @@
+"""The trie against a matcher that tries everything, in both syntaxes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routing.topic_trie import TopicTrie, parse_pattern
+
+_WORDS = st.sampled_from(["a", "b", "", "$sys", "*", "+", "#", "é"])
+_KEYS = st.lists(_WORDS, max_size=5).map(".".join)
+_AMQP = st.lists(st.sampled_from(["a", "b", "", "$sys", "+", "*", "#", "#"]), max_size=5).map(".".join)
+_MQTT_WORDS = st.lists(st.sampled_from(["a", "b", "", "$sys", "*", "+", "+"]), min_size=1, max_size=4)
+_MQTT = st.tuples(_MQTT_WORDS, st.booleans()).map(lambda drawn: ".".join(drawn[0] + ["#"] * drawn[1])).filter(
+    bool
+) | st.just("#")
+
+
+def words_of(text: str) -> list[str]:
+    """AMQP: an empty key has no words at all."""
+    return text.split(".") if text else []
+
+
+def amqp_matches(pattern: list[str], words: list[str]) -> bool:
+    if not pattern:
+        return not words
+    if pattern[0] == "#":
+        return any(amqp_matches(pattern[1:], words[at:]) for at in range(len(words) + 1))
+    return bool(words) and pattern[0] in ("*", words[0]) and amqp_matches(pattern[1:], words[1:])
+
+
+def mqtt_matches(pattern: list[str], words: list[str]) -> bool:
+    """MQTT 5.0 section 4.7, with the levels separated already; a topic name has at least one character."""
+    if not words or (pattern[0] in ("+", "#") and words[0].startswith("$")):
+        return False
+    if pattern[-1] == "#":
+        return len(words) >= len(pattern) - 1 and all(p in ("+", w) for p, w in zip(pattern[:-1], words))
+    return len(words) == len(pattern) and all(p in ("+", w) for p, w in zip(pattern, words))
+
+
+def matches(pattern: str, syntax: str, key: str) -> bool:
+    if syntax == "amqp":
+        return amqp_matches(words_of(pattern), words_of(key))
+    return mqtt_matches(pattern.split("."), words_of(key))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "syntax", "hits", "misses"),
+    [
+        ("a.b", "amqp", ["a.b"], ["a", "a.b.c", "a.", ".a.b", "A.b", ""]),
+        ("*", "amqp", ["a", "$sys", "#"], ["", "a.b", "."]),
+        ("*.*", "amqp", ["a.b", ".", "a."], ["", "a", "a.b.c"]),
+        ("#", "amqp", ["", "a", "a.b.c", ".", "$sys.x"], []),
+        ("a.#", "amqp", ["a", "a.b", "a.b.c", "a."], ["", "b", "ab"]),
+        ("#.a", "amqp", ["a", "b.a", "a.a", "b.b.a"], ["", "a.b"]),
+        ("a.#.b", "amqp", ["a.b", "a.x.b", "a.b.b", "a.a.b"], ["a", "b", "a.b.c"]),
+        ("#.#", "amqp", ["", "a", "a.b"], []),
+        ("*.#", "amqp", ["a", "a.b"], [""]),
+        ("#.*.#", "amqp", ["a", "a.b.c"], [""]),
+        ("a.*.#.b", "amqp", ["a.x.b", "a.x.y.b"], ["a.b"]),
+        ("", "amqp", [""], ["a", "."]),
+        ("+.a", "amqp", ["+.a"], ["x.a"]),
+        ("lazy.#", "amqp", ["lazy", "lazy.brown.fox"], ["quick.lazy"]),
+        ("+", "mqtt", ["a", "é"], ["", "a.b", "$sys"]),
+        ("#", "mqtt", ["a", "a.b.c", ".", ".a"], ["", "$sys", "$sys.a"]),
+        ("a.#", "mqtt", ["a", "a.b", "a."], ["b", "$a"]),
+        ("$sys.#", "mqtt", ["$sys", "$sys.a.b"], ["a"]),
+        ("$sys.+", "mqtt", ["$sys.a"], ["$sys", "$sys.a.b"]),
+        ("+.+", "mqtt", [".a", "a.", "a.b"], ["a", "$sys.a"]),
+        ("+.a.#", "mqtt", ["x.a", "x.a.y"], ["a", "$x.a"]),
+        ("*.a", "mqtt", ["*.a"], ["x.a"]),
+        ("a.$b", "mqtt", ["a.$b"], []),
+        ("a.+", "mqtt", ["a.$b", "a."], ["a"]),
+    ],
+)
+def test_patterns(pattern: str, syntax: str, hits: list[str], misses: list[str]) -> None:
+    trie = TopicTrie()
+    trie.add(parse_pattern(pattern, syntax), pattern)
+    for key in hits:
+        assert matches(pattern, syntax, key), f"the model says {pattern} does not match {key}"
+        assert list(trie.match(key)) == [pattern], key
+    for key in misses:
+        assert not matches(pattern, syntax, key), f"the model says {pattern} matches {key}"
+        assert not trie.match(key), key
+
+
+_PATTERNS = st.lists(
+    st.tuples(_AMQP, st.just("amqp")) | st.tuples(_MQTT, st.just("mqtt")), min_size=1, max_size=12, unique=True
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_PATTERNS, st.lists(_KEYS, min_size=1, max_size=8), st.data())
+def test_against_all_possibilities(patterns: list[tuple[str, str]], keys: list[str], data: st.DataObject) -> None:
+    trie = TopicTrie()
+    for pattern in patterns:
+        trie.add(parse_pattern(*pattern), pattern)
+        trie.add(parse_pattern(*pattern), pattern)
+    removed = data.draw(st.sets(st.sampled_from(patterns)))
+    for pattern in removed:
+        trie.remove(parse_pattern(*pattern), pattern)
+    for key in keys:
+        found = list(trie.match(key))
+        assert len(found) == len(set(found))
+        assert set(found) == {p for p in patterns if p not in removed and matches(*p, key)}
+
+
+@given(_PATTERNS)
+def test_nothing_is_left_of_removed_patterns(patterns: list[tuple[str, str]]) -> None:
+    trie = TopicTrie()
+    for pattern in patterns:
+        trie.add(parse_pattern(*pattern), pattern)
+    trie.remove(parse_pattern("no.such.pattern", "amqp"), 1)
+    for pattern in patterns:
+        trie.remove(parse_pattern(*pattern), "no such value")
+        trie.remove(parse_pattern(*pattern), pattern)
+    assert not trie._root.children
+    assert not trie._root.values
+
+
+def test_many_wildcards_do_not_explode() -> None:
+    trie = TopicTrie()
+    trie.add(parse_pattern("#.a." * 20 + "#", "amqp"), 1)
+    assert not trie.match(".".join(["a"] * 19))
+    assert list(trie.match(".".join(["a"] * 60))) == [1]
+
+
+def test_a_pattern_of_many_words_needs_no_recursion() -> None:
+    trie = TopicTrie()
+    key = ".".join(["a"] * 100_000)
+    trie.add(parse_pattern(key, "amqp"), 1)
+    assert list(trie.match(key)) == [1]
+    trie.remove(parse_pattern(key, "amqp"), 1)
+    assert not trie._root.children
