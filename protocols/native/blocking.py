@@ -1,8 +1,8 @@
 """The native protocol over a plain blocking socket: for scripts, tools and Spark workers. No trio, no threads.
 
 1. One request is under way at a time; a client belongs to one thread.
-2. The connection is made on first use and made again after it was lost. A request that changes nothing is repeated once on
-   a fresh connection; `produce` is not, as nobody knows whether the lost one was stored.
+2. The connection is made on first use and made again after it was lost. A request that changes nothing is repeated once
+   on a fresh connection; `produce` is not, as nobody knows whether the lost one was stored.
 3. Records arrive as views of the reply: whole batches, never copied, valid as long as somebody holds them.
 """
 
@@ -18,6 +18,7 @@ from msgspec import Struct
 from protocols.native import wire
 from protocols.native.connection import split_address
 from protocols.native.errors import ConnectionLost, ProtocolError, RequestTimedOut, error_from_wire
+from protocols.native.records import split_batches
 from protocols.native.wire import BytesLike, Reply, Request
 
 Which = Literal["earliest", "latest"] | int
@@ -52,20 +53,6 @@ def which_offset(which: Which) -> int:
     if which not in ("earliest", "latest"):
         raise ValueError(f"{which!r} is not earliest, latest or a timestamp in ms")
     return wire.EARLIEST if which == "earliest" else wire.LATEST
-
-
-def split_batches(records: memoryview) -> list[memoryview]:
-    """Whole record batches, back to back, one by one. Raises ProtocolError when they do not fit."""
-    batches = []
-    position, end = 0, len(records)
-    while position < end:
-        # A batch is 8 bytes of base offset, 4 bytes of length, and that many bytes.
-        stop = position + 12 + int.from_bytes(records[position + 8 : position + 12], "big", signed=True)
-        if stop > end or stop < position + 61:
-            raise ProtocolError("the broker sent a record batch of a wrong length")
-        batches.append(records[position:stop])
-        position = stop
-    return batches
 
 
 class BlockingClient:
@@ -158,8 +145,8 @@ class BlockingClient:
 
         Raises the first error among them; others may have been stored.
         """
-        entries = [wire.ProduceEntry(topic, partition, memoryview(batch)) for topic, partition, batch in batches]
-        request = wire.Produce(0, acks, timeout_ms, 0, entries)  # type: ignore[arg-type]
+        entries = [wire.ProduceEntry(topic, partition, 0, memoryview(batch)) for topic, partition, batch in batches]
+        request = wire.Produce(0, acks, timeout_ms, entries)  # type: ignore[arg-type]
         if acks == wire.ACKS_NONE:
             self._send(self._connected(), request)
             return []
@@ -190,8 +177,8 @@ class BlockingClient:
         return FetchResult(split_batches(fetched.records), fetched.high_watermark, fetched.log_start_offset)
 
     def list_offsets(self, topic: str, partition: int, which: Which) -> int | None:
-        """The first offset ("earliest"), the next to be written ("latest"), or that of the first record not before a time
-        in ms; None when there is no such record.
+        """The first offset ("earliest"), the next to be readable ("latest"), or that of the first record not before a
+        time in ms; None when there is no such record.
         """
         request = wire.ListOffsets(0, [(topic, partition, which_offset(which))])
         ((error, offset, _),) = self._call(request, wire.ListOffsetsReply).entries

@@ -22,3 +22,5 @@ class NativeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     advertised_host: str = ""
     """What metadata says about how to reach this node; empty means the address the client already uses."""
     advertised_port: int = 0
+    anonymous_loopback: bool = True
+    """Clients on this machine need no user name; others always do."""

@@ -39,7 +39,6 @@ class ErrorCode(IntEnum):
     PRECONDITION_FAILED = 20
     NOT_LEADER = 21
     SHUTTING_DOWN = 22
-    INTERNAL = 23
 
 
 MEANINGS: dict[ErrorCode, str] = {
@@ -65,7 +64,6 @@ MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.PRECONDITION_FAILED: "it exists with other properties, or is in use",
     ErrorCode.NOT_LEADER: "another node leads the partition; ask for metadata again",
     ErrorCode.SHUTTING_DOWN: "the broker is stopping; the connection closes",
-    ErrorCode.INTERNAL: "a bug of the broker; its log says more",
 }
 
 RETRIABLE = frozenset(

@@ -104,19 +104,19 @@ class Unbind(Request, tag=6):
 
 
 class ProduceEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Exactly one record batch for a partition."""
+    """Exactly one record batch for a partition. `round` counts the producer's new starts there, see README.md."""
 
     topic: Name
     partition: Count
+    round: Count
     batch: memoryview
 
 
 class Produce(Request, tag=7):
-    """Batches to append, in order; see README.md for `acks` and `round`."""
+    """Batches to append, in order; see README.md for `acks`."""
 
     acks: Literal[-1, 0, 1]
     timeout_ms: Count
-    round: Count
     entries: Annotated[list[ProduceEntry], Meta(min_length=1, max_length=_ENTRIES_MAX)]
 
 
@@ -389,15 +389,15 @@ def _join(head: bytearray, pieces: Pieces, blobs: Iterable[BytesLike]) -> None:
 
 def _encode_produce(request: Produce) -> Pieces:
     packer = msgpack.Packer()
-    head = bytearray(packer.pack_array_header(6))
-    for field in (_api(request), request.correlation_id, request.acks, request.timeout_ms, request.round):
+    head = bytearray(packer.pack_array_header(5))
+    fields: tuple[int, ...] = (_api(request), request.correlation_id, request.acks, request.timeout_ms)
+    for field in fields:
         head += packer.pack(field)
     head += packer.pack_array_header(len(request.entries))
     pieces: Pieces = []
     for entry in request.entries:
-        head += packer.pack_array_header(3)
-        head += packer.pack(entry.topic)
-        head += packer.pack(entry.partition)
+        head += packer.pack_array_header(4)
+        head += packer.pack(entry.topic) + packer.pack(entry.partition) + packer.pack(entry.round)
         _join(head, pieces, (entry.batch,))
     return _framed(pieces)
 

@@ -1,0 +1,428 @@
+"""The native protocol between a connection and the engine. The only file of the folder that knows `routing`.
+
+1. Produce and fetch never suspend `handle`, but for creating a topic and for reading from disk what left memory: a
+   produce that waits for its commit and a fetch that waits for records are objects called back by the log, not tasks.
+   So a produce is not held up by the long poll before it, and replies come in any order.
+2. A batch is appended as the bytes that came: header and CRC are checked, records are not decoded.
+3. After a batch was refused with a retriable error, later batches for the partition are refused as well (OUT_OF_ORDER)
+   until the producer starts a new round, having seen the refusal: so pipelining keeps the order.
+4. When the connection ends, its fetches are dropped; what was appended is committed all the same.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, ClassVar
+
+from core_log import errors as log_errors
+from core_log.partition_log import PartitionLog
+from core_log.record_batch import validate
+from delay.timer_service import Timer
+from protocols.native import wire
+from protocols.native.config import NativeConfig
+from protocols.native.connection import FrameReader
+from protocols.native.errors import RETRIABLE, ErrorCode, WireError, wire_error
+from protocols.native.fetching import Fetches
+from protocols.sansio import Outbox
+from routing import errors
+from routing.broker import Broker
+from routing.topic import Topic, TopicPartition
+
+SERVER = "millrace 0.1.0"
+
+_CODES: dict[type[Exception], ErrorCode] = {
+    errors.NotFound: ErrorCode.NOT_FOUND,
+    errors.AccessRefused: ErrorCode.ACCESS_REFUSED,
+    errors.ResourceLocked: ErrorCode.ACCESS_REFUSED,
+    errors.PreconditionFailed: ErrorCode.PRECONDITION_FAILED,
+    errors.InvalidArgument: ErrorCode.INVALID_ARGUMENT,
+    errors.LimitExceeded: ErrorCode.LIMIT_EXCEEDED,
+    errors.StorageUnavailable: ErrorCode.STORAGE_UNAVAILABLE,
+    errors.BrokerError: ErrorCode.INVALID_ARGUMENT,
+    log_errors.LogUnavailable: ErrorCode.STORAGE_UNAVAILABLE,
+    log_errors.BatchTooLarge: ErrorCode.BATCH_TOO_LARGE,
+    log_errors.CorruptBatch: ErrorCode.CORRUPT_BATCH,
+    log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
+}
+_EngineError = (errors.BrokerError, log_errors.LogError)
+
+
+def engine_error(error: Exception) -> WireError:
+    """What the client is told of an error of the engine."""
+    code = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
+    return wire_error(code, str(error))
+
+
+def _is_loopback(peer: str) -> bool:
+    try:
+        address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+class _Refused(Exception):
+    """A request, or an entry of one, that is answered with `error`."""
+
+    def __init__(self, code: ErrorCode, message: str = "") -> None:
+        super().__init__(message)
+        self.error = wire_error(code, message)
+
+
+class _PendingProduce:
+    """A produce request until each of its entries is committed or refused."""
+
+    __slots__ = ("_adapter", "_remaining", "_request", "_results", "timer")
+
+    def __init__(self, adapter: NativeAdapter, request: wire.Produce) -> None:
+        self._adapter = adapter
+        self._request = request
+        self._results: list[tuple[WireError | None, int] | None] = [None] * len(request.entries)
+        self._remaining = len(request.entries)
+        self.timer: Timer | None = None
+
+    def settle(self, index: int, base_offset: int, error: WireError | None) -> None:
+        """Entry `index` is done; answers when it was the last."""
+        if self._results[index] is not None:
+            return
+        self._results[index] = (error, base_offset)
+        if error is not None:
+            self._adapter.refused(self._request.entries[index], error)
+        self._remaining -= 1
+        if not self._remaining:
+            self._adapter.produced(self, self._request, self._results)
+
+    def committed(self, index: int, base_offset: int, error: errors.StorageUnavailable | None) -> None:
+        """The log says that entry `index` is safe, or failed."""
+        self.settle(index, base_offset, None if error is None else engine_error(error))
+
+    def timed_out(self) -> None:
+        """Whatever is not committed by now is answered as such."""
+        for index in range(len(self._results)):
+            self.settle(index, -1, wire_error(ErrorCode.REQUEST_TIMED_OUT))
+
+    @property
+    def waiting(self) -> bool:
+        """Not answered yet."""
+        return self._remaining > 0
+
+
+class NativeAdapter:
+    """One client connection; see the module's rules and `protocols.sansio.Adapter`."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        outbox: Outbox,
+        *,
+        peer: str,
+        clock: Callable[[], float],
+        config: NativeConfig,
+        authenticate: Callable[[str, bytes, str], bool] | None = None,
+    ) -> None:
+        self._broker = broker
+        self._outbox = outbox
+        self._clock = clock
+        self._config = config
+        self._authenticate = authenticate
+        self._frames = FrameReader(config.request_bytes_max)
+        self._greeted = False
+        self._hello_deadline = clock() + config.hello_timeout_ms / 1000
+        self._fetches = Fetches(self._log_or_error, outbox, broker.timers, clock, config)
+        self._pending: dict[_PendingProduce, None] = {}
+        self._refused_rounds: dict[tuple[str, int], int] = {}
+        self.peer = peer
+        self.closed = False
+
+    # The shell's side
+
+    async def handle(self, data: bytes) -> None:
+        """Take bytes from the peer; `b""` is its end."""
+        if not data:
+            self.closed = True
+            return
+        try:
+            frames = self._frames.feed(data)
+        except wire.BadRequest as bad:
+            self._bad_request(bad)
+            return
+        for frame in frames:
+            if self.closed:
+                return
+            try:
+                request = wire.decode_request(frame)
+            except wire.BadRequest as bad:
+                self._bad_request(bad)
+                continue
+            await self._serve(request)
+
+    def next_timer_at(self) -> float:
+        """The end of the time to say hello."""
+        return math.inf if self._greeted else self._hello_deadline
+
+    def handle_timer(self, now: float) -> None:
+        """A connection that said nothing ends."""
+        if not self._greeted and now >= self._hello_deadline:
+            self.closed = True
+
+    def connection_lost(self) -> None:
+        """Drop what waits. Committing goes on without anybody to tell."""
+        self.closed = True
+        self._fetches.drop()
+        for pending in self._pending:
+            if pending.timer is not None:
+                pending.timer.cancel()
+        self._pending.clear()
+
+    def shut_down(self, reason: str) -> None:
+        """Answer parked fetches with what there is, say goodbye, close."""
+        self._fetches.answer_all()
+        self._goodbye(ErrorCode.SHUTTING_DOWN, reason)
+
+    # Requests
+
+    async def _serve(self, request: wire.AnyRequest) -> None:
+        if self._greeted == isinstance(request, wire.Hello):
+            self._goodbye(ErrorCode.HELLO_REQUIRED, correlation_id=request.correlation_id)
+            return
+        try:
+            reply = await self._HANDLERS[type(request)](self, request)
+        except _Refused as refusal:
+            reply = wire.ErrorReply(request.correlation_id, refusal.error)
+        except _EngineError as error:
+            reply = wire.ErrorReply(request.correlation_id, engine_error(error))
+        if reply is not None:
+            self._send(reply)
+
+    def _send(self, reply: wire.Reply) -> None:
+        for piece in wire.encode(reply):
+            self._outbox.write(piece)
+
+    def _bad_request(self, bad: wire.BadRequest) -> None:
+        if bad.fatal:
+            self._goodbye(bad.code, str(bad), bad.correlation_id)
+        else:
+            self._send(wire.ErrorReply(bad.correlation_id, wire_error(bad.code, str(bad))))
+
+    def _goodbye(self, code: ErrorCode, message: str = "", correlation_id: int | None = None) -> None:
+        if not self.closed:
+            self._send(wire.ErrorReply(correlation_id, wire_error(code, message)))
+            self.closed = True
+
+    async def _hello(self, request: wire.Hello) -> wire.Reply | None:
+        if not request.version_min <= wire.VERSION <= request.version_max:
+            self._goodbye(ErrorCode.UNSUPPORTED_VERSION, f"this is version {wire.VERSION}", request.correlation_id)
+            return None
+        if not self._authenticated(request.credentials):
+            self._goodbye(ErrorCode.AUTHENTICATION_FAILED, correlation_id=request.correlation_id)
+            return None
+        self._greeted = True
+        names = ("request_bytes_max", "fetch_bytes_max", "fetch_wait_ms_max", "produce_timeout_ms_max")
+        limits = {name: getattr(self._config, name) for name in (*names, "requests_in_flight_max")}
+        return wire.HelloReply(request.correlation_id, wire.VERSION, SERVER, self._config.node_id, limits)
+
+    def _authenticated(self, credentials: tuple[str, str] | None) -> bool:
+        if self._authenticate is None:
+            return True
+        if credentials is None:
+            return self._config.anonymous_loopback and _is_loopback(self.peer)
+        user, password = credentials
+        return self._authenticate(user, password.encode(), self.peer)
+
+    async def _metadata(self, request: wire.Metadata) -> wire.Reply:
+        topics: list[tuple[str, WireError | None, list[tuple[int, int, int]]]] = []
+        for name in sorted(self._broker.topics) if request.topics is None else request.topics:
+            topic = self._broker.topics.get(name)
+            try:
+                if topic is None and request.create_missing:
+                    topic = await self._create_missing(name)
+                if topic is None:
+                    raise _Refused(ErrorCode.UNKNOWN_TOPIC, f"no topic {name!r}")
+            except _Refused as refusal:
+                topics.append((name, refusal.error, []))
+            except _EngineError as error:
+                topics.append((name, engine_error(error), []))
+            else:
+                led = [(p.index, self._config.node_id, p.log.leader_epoch) for p in topic.partitions]
+                topics.append((name, None, led))
+        node = (self._config.node_id, self._config.advertised_host, self._config.advertised_port)
+        return wire.MetadataReply(request.correlation_id, [node], topics)
+
+    async def _create_missing(self, name: str) -> Topic | None:
+        """The topic, made if that is allowed; None if not."""
+        config = self._broker.config
+        if not config.auto_create_topics:
+            return None
+        try:
+            return await self._broker.create_topic(name, partitions=config.auto_create_partitions, config={})
+        except errors.PreconditionFailed:  # somebody else was faster, perhaps not done yet
+            topic = self._broker.topics.get(name)
+            if topic is None:
+                raise _Refused(ErrorCode.NOT_LEADER, f"topic {name!r} is being created") from None
+            return topic
+
+    async def _create_topic(self, request: wire.CreateTopic) -> wire.Reply:
+        await self._broker.create_topic(request.name, partitions=request.partitions, config=request.config)
+        return wire.CreateTopicReply(request.correlation_id)
+
+    async def _delete_topic(self, request: wire.DeleteTopic) -> wire.Reply:
+        await self._broker.delete_topic(self._topic(request.name).name)
+        return wire.DeleteTopicReply(request.correlation_id)
+
+    async def _describe_topic(self, request: wire.DescribeTopic) -> wire.Reply:
+        topic = self._topic(request.name)
+        partitions = [
+            wire.PartitionDescription(
+                partition.index,
+                self._config.node_id,
+                partition.log.leader_epoch,
+                partition.log.log_start_offset,
+                partition.log.high_watermark,
+                partition.log.log_end_offset,
+                partition.log.size_bytes,
+            )
+            for partition in topic.partitions
+        ]
+        return wire.DescribeTopicReply(request.correlation_id, topic.name, topic.config, partitions)
+
+    async def _bind(self, request: wire.Bind) -> wire.Reply:
+        topic = self._topic(request.topic).name
+        await self._broker.bind("topic", topic, request.exchange, request.pattern, request.arguments, owner=self)
+        return wire.BindReply(request.correlation_id)
+
+    async def _unbind(self, request: wire.Unbind) -> wire.Reply:
+        topic = self._topic(request.topic).name
+        await self._broker.unbind("topic", topic, request.exchange, request.pattern, request.arguments, owner=self)
+        return wire.UnbindReply(request.correlation_id)
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            raise _Refused(ErrorCode.UNKNOWN_TOPIC, f"no topic {name!r}")
+        return topic
+
+    def _partition(self, name: str, index: int) -> TopicPartition:
+        partitions = self._topic(name).partitions
+        if index >= len(partitions):
+            raise _Refused(ErrorCode.UNKNOWN_PARTITION, f"topic {name!r} has {len(partitions)} partitions")
+        return partitions[index]
+
+    def _log_or_error(self, name: str, index: int) -> PartitionLog | WireError:
+        try:
+            return self._partition(name, index).log
+        except _Refused as refusal:
+            return refusal.error
+
+    def _check_in_flight(self) -> None:
+        most = self._config.requests_in_flight_max
+        if len(self._pending) + len(self._fetches) >= most:
+            raise _Refused(ErrorCode.LIMIT_EXCEEDED, f"{most} requests wait for their reply")
+
+    # Records
+
+    async def _produce(self, request: wire.Produce) -> None:
+        if request.acks != wire.ACKS_NONE:
+            self._check_in_flight()
+        pending = _PendingProduce(self, request)
+        for index, entry in enumerate(request.entries):
+            try:
+                if entry.topic not in self._broker.topics:
+                    await self._create_missing(entry.topic)
+                log, base_offset = self._append(entry)
+            except _Refused as refusal:
+                pending.settle(index, -1, refusal.error)
+                continue
+            except _EngineError as error:
+                pending.settle(index, -1, engine_error(error))
+                continue
+            if request.acks == wire.ACKS_NONE:
+                pending.settle(index, base_offset, None)
+                continue
+            done = partial(pending.committed, index, base_offset)
+            sync = request.acks == wire.ACKS_ALL
+            self._broker.commits.when_committed([(log, log.log_end_offset)], done, sync=sync)
+        if pending.waiting:
+            timeout_ms = min(request.timeout_ms, self._config.produce_timeout_ms_max)
+            pending.timer = self._broker.timers.at(self._clock() + timeout_ms / 1000, pending.timed_out)
+            self._pending[pending] = None
+
+    def _append(self, entry: wire.ProduceEntry) -> tuple[PartitionLog, int]:
+        partition = self._partition(entry.topic, entry.partition)
+        refused_round = self._refused_rounds.get((entry.topic, entry.partition), -1)
+        if entry.round <= refused_round:
+            raise _Refused(ErrorCode.OUT_OF_ORDER)
+        header = validate(entry.batch)
+        if header.is_control:
+            raise _Refused(ErrorCode.CORRUPT_BATCH, "a client does not write control batches")
+        return partition.log, partition.append(entry.batch)
+
+    def refused(self, entry: wire.ProduceEntry, error: WireError) -> None:
+        """Keep later batches of the partition out until the producer has seen this; rule 3."""
+        if error[0] in RETRIABLE:
+            key = (entry.topic, entry.partition)
+            self._refused_rounds[key] = max(entry.round, self._refused_rounds.get(key, -1))
+
+    def produced(
+        self, pending: _PendingProduce, request: wire.Produce, results: list[tuple[WireError | None, int] | None]
+    ) -> None:
+        """All entries of `request` are settled."""
+        if pending.timer is not None:
+            pending.timer.cancel()
+        self._pending.pop(pending, None)
+        if request.acks != wire.ACKS_NONE and not self.closed:
+            entries = [result for result in results if result is not None]
+            self._send(wire.ProduceReply(request.correlation_id, entries))
+
+    async def _fetch(self, request: wire.Fetch) -> None:
+        self._check_in_flight()
+        await self._fetches.start(request)
+
+    async def _list_offsets(self, request: wire.ListOffsets) -> wire.Reply:
+        entries: list[tuple[WireError | None, int | None, int]] = []
+        for topic, index, which in request.entries:
+            try:
+                log = self._partition(topic, index).log
+            except _Refused as refusal:
+                entries.append((refusal.error, None, -1))
+                continue
+            if which == wire.EARLIEST:
+                entries.append((None, log.log_start_offset, -1))
+            elif which == wire.LATEST:
+                entries.append((None, log.high_watermark, -1))
+            else:
+                found = await log.offset_for_timestamp_cold(which)
+                entries.append((None, None, -1) if found is None else (None, *found))
+        return wire.ListOffsetsReply(request.correlation_id, entries)
+
+    # Groups
+
+    async def _commit_offsets(self, request: wire.CommitOffsets) -> wire.Reply:
+        offsets = {(topic, index): (offset, metadata) for topic, index, offset, metadata in request.entries}
+        for topic, index in offsets:
+            self._partition(topic, index)
+        await self._broker.offsets.commit(request.group, offsets)
+        return wire.CommitOffsetsReply(request.correlation_id)
+
+    async def _fetch_offsets(self, request: wire.FetchOffsets) -> wire.Reply:
+        found = self._broker.offsets.fetch(request.group, request.partitions)
+        entries = [(topic, index, offset, metadata) for (topic, index), (offset, metadata) in found.items()]
+        return wire.FetchOffsetsReply(request.correlation_id, entries)
+
+    _HANDLERS: ClassVar[dict[type[wire.Request], Callable[[NativeAdapter, Any], Awaitable[wire.Reply | None]]]] = {
+        wire.Hello: _hello,
+        wire.Metadata: _metadata,
+        wire.CreateTopic: _create_topic,
+        wire.DeleteTopic: _delete_topic,
+        wire.DescribeTopic: _describe_topic,
+        wire.Bind: _bind,
+        wire.Unbind: _unbind,
+        wire.Produce: _produce,
+        wire.Fetch: _fetch,
+        wire.ListOffsets: _list_offsets,
+        wire.CommitOffsets: _commit_offsets,
+        wire.FetchOffsets: _fetch_offsets,
+    }

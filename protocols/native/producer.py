@@ -1,0 +1,452 @@
+"""The producer: records in, batches out, many requests under way, and an answer for every record.
+
+1. `send` puts a record into its partition's open batch and returns; it suspends only for room in the buffer, for what
+   partitions a new topic has, and now and then so that other tasks run. One task (`_send_batches`) sends whatever is
+   due.
+2. Up to `in_flight_max` batches of a partition are under way at once. After one was refused, or the connection was
+   lost, the partition *recovers*: what is under way is awaited, what failed goes back to the front in its old order, a
+   new round begins, and one batch is sent at a time until one succeeds. The broker refuses the rest of the old round,
+   so records of a partition never overtake each other.
+3. Delivery is at least once: a batch whose reply was lost is sent again, and may be stored twice.
+4. Memory is bounded by `buffer_bytes_max`, counting every record from `send` to its answer.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Generator
+from functools import partial
+from typing import Any, Literal
+
+import trio
+
+from protocols.native import wire
+from protocols.native.client import LinkConfig, Service, partitions_of
+from protocols.native.errors import (
+    BatchTooLarge,
+    BufferFull,
+    ConnectionLost,
+    DeliveryTimedOut,
+    MillraceError,
+    ProtocolError,
+    UnknownPartition,
+    error_from_wire,
+)
+from protocols.native.partitioner import KeyPartitions
+from protocols.native.records import (
+    BATCH_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    BatchDraft,
+    Headers,
+    RecordMetadata,
+    as_bytes,
+    compression_of,
+    size_of,
+)
+
+Acks = Literal["all", 0, 1, -1]
+_CHECKPOINT_RECORDS = 500
+_REQUEST_ENTRIES_MAX = 1000
+_FAILED_KEPT_MAX = 100
+
+
+class _Batch(BatchDraft):
+    """A draft on its way to the broker, and what became of it."""
+
+    __slots__ = ("_done", "base_offset", "created_at", "data", "error", "finished", "observed", "sequence")
+
+    def __init__(self, timestamp_ms: int, created_at: float, sequence: int) -> None:
+        super().__init__(timestamp_ms)
+        self.created_at = created_at
+        self.sequence = sequence
+        self.data: bytes | None = None
+        self.finished = False
+        self.base_offset = -1
+        self.error: MillraceError | None = None
+        self.observed = False
+        """Somebody was told of the error."""
+        self._done: trio.Event | None = None
+
+    def finish(self, base_offset: int, error: MillraceError | None) -> None:
+        self.finished = True
+        self.base_offset = base_offset
+        self.error = error
+        self.data = None
+        if self._done is not None:
+            self._done.set()
+
+    async def wait(self) -> None:
+        if not self.finished:
+            if self._done is None:
+                self._done = trio.Event()
+            await self._done.wait()
+
+
+class Delivery:
+    """The fate of one record: await it for its `RecordMetadata`, or the error that kept it from being stored."""
+
+    __slots__ = ("_batch", "_index", "_partition")
+
+    def __init__(self, batch: _Batch, index: int, partition: int) -> None:
+        self._batch = batch
+        self._index = index
+        self._partition = partition
+
+    @property
+    def done(self) -> bool:
+        """Whether awaiting it returns at once."""
+        return self._batch.finished
+
+    def __await__(self) -> Generator[Any, Any, RecordMetadata]:
+        batch = self._batch
+        if not batch.finished:
+            yield from batch.wait().__await__()
+        if batch.error is not None:
+            batch.observed = True
+            raise batch.error
+        offset = batch.base_offset + self._index if batch.base_offset >= 0 else -1
+        return RecordMetadata(self._partition, offset, batch.timestamp_of(self._index))
+
+
+class _Partition:
+    """What waits for one partition, in order: refused batches, full ones, the open one; and what is under way."""
+
+    __slots__ = ("failed", "in_flight", "index", "open", "ready", "recovering", "resume_at", "round", "topic")
+
+    def __init__(self, topic: str, index: int) -> None:
+        self.topic = topic
+        self.index = index
+        self.open: _Batch | None = None
+        self.ready: deque[_Batch] = deque()
+        self.in_flight: list[_Batch] = []
+        self.failed: list[_Batch] = []
+        self.recovering = False
+        self.resume_at = 0.0
+        self.round = 0
+
+    def batches(self) -> list[_Batch]:
+        """All that is not finished."""
+        rest = [self.open] if self.open is not None else []
+        return [*self.in_flight, *self.failed, *self.ready, *rest]
+
+
+class _Topic:
+    """The partitions of a topic, and where records without a key go now."""
+
+    __slots__ = ("keys", "partitions", "sticky", "sticky_bytes_left")
+
+    def __init__(self, name: str, count: int) -> None:
+        self.partitions = [_Partition(name, index) for index in range(count)]
+        self.keys = KeyPartitions(count)
+        self.sticky = self.partitions[random.randrange(count)]
+        self.sticky_bytes_left = 0
+
+    def move_on(self, batch_bytes: int) -> None:
+        """The next `batch_bytes` of records without a key go to the next partition."""
+        self.sticky = self.partitions[(self.sticky.index + 1) % len(self.partitions)]
+        self.sticky_bytes_left = batch_bytes
+
+
+class Producer(Service):
+    """`async with Producer("host:port") as producer`; see the module's rules.
+
+    `acks`: "all" (durable as the topic says), 1 (written) or 0 (nobody asks). `linger_ms`: how long a batch waits for
+    more records. `compression`: None, "gzip", "snappy", "lz4" or "zstd". `max_block_ms`: how long `send` waits for room
+    or for a topic. `delivery_timeout_ms`: from `send` to giving up. `in_flight_max`: batches of a partition under way
+    at once.
+
+    Leaving the block waits for all records, as `flush` does; leaving it by an error drops what was not sent.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        acks: Acks = "all",
+        batch_bytes: int = 256 << 10,
+        linger_ms: float = 0,
+        compression: str | None = None,
+        buffer_bytes_max: int = 32 << 20,
+        max_block_ms: int = 60_000,
+        in_flight_max: int = 5,
+        delivery_timeout_ms: int = 120_000,
+        retry_backoff_ms: int = 100,
+        link: LinkConfig | None = None,
+    ) -> None:
+        super().__init__(server, link or LinkConfig())
+        if acks not in ("all", -1, 0, 1):
+            raise ValueError(f"acks is 'all', 1 or 0, not {acks!r}")
+        self._acks: Literal[-1, 0, 1] = -1 if acks == "all" else acks
+        self._batch_bytes = batch_bytes
+        self._linger_s = linger_ms / 1000
+        self._compression = compression_of(compression)
+        self._buffer_bytes_max = buffer_bytes_max
+        self._max_block_ms = max_block_ms
+        self._in_flight_max = in_flight_max
+        self._delivery_timeout_s = delivery_timeout_ms / 1000
+        self._retry_backoff_s = retry_backoff_ms / 1000
+        self._topics: dict[str, _Topic] = {}
+        self._active: dict[_Partition, None] = {}
+        self._buffered_bytes = 0
+        self._room = trio.Event()
+        self._wake = trio.Event()
+        self._flushing = 0
+        self._until_checkpoint = _CHECKPOINT_RECORDS
+        self._sequence = 0
+        self._failed: list[_Batch] = []
+
+    def _start(self) -> None:
+        self._nursery.start_soon(self._send_batches)
+
+    async def _finish(self) -> None:
+        await self.flush()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of records that wait for their answer."""
+        return self._buffered_bytes
+
+    # The application's side
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Delivery:
+        """Take a record for delivery; await what it returns to know where it went.
+
+        Without `partition` the key decides (Kafka's hash), without a key whichever partition's batch is being filled.
+        Raises BufferFull, UnknownTopic, UnknownPartition, RequestTimedOut, BatchTooLarge (it can never fit the buffer).
+        """
+        if type(value) is not bytes and value is not None:
+            value = as_bytes(value)
+        if key is None and headers is None and value is not None:
+            size = RECORD_OVERHEAD_BYTES + len(value)
+        else:
+            if type(key) is not bytes and key is not None:
+                key = as_bytes(key)
+            size = size_of(value, key, headers)
+        known = self._topics.get(topic)
+        if known is None:
+            known = await self._learn(topic)
+        self._until_checkpoint -= 1
+        if self._until_checkpoint < 0:
+            self._until_checkpoint = _CHECKPOINT_RECORDS
+            await trio.lowlevel.checkpoint()
+        if self._buffered_bytes + size > self._buffer_bytes_max:
+            await self._wait_for_room(size)
+        # Nothing suspends from here on.
+        if partition is not None:
+            if not 0 <= partition < len(known.partitions):
+                raise UnknownPartition(f"topic {topic!r} has {len(known.partitions)} partitions")
+            queue = known.partitions[partition]
+        elif key is not None:
+            queue = known.partitions[known.keys.partition(key)]
+        else:
+            known.sticky_bytes_left -= size
+            if known.sticky_bytes_left < 0:
+                known.move_on(self._batch_bytes - size)
+            queue = known.sticky
+        batch = queue.open
+        if batch is None or batch.size + size > self._batch_bytes:
+            batch = self._new_batch(queue)
+        index = batch.add(value, key, headers, timestamp_ms, size)
+        self._buffered_bytes += size
+        return Delivery(batch, index, queue.index)
+
+    async def flush(self) -> None:
+        """Send all that was taken so far and wait for the answers.
+
+        Raises the error of a record that was not stored, unless its delivery was awaited and so told somebody.
+        """
+        waiting = [batch for queue in self._active for batch in queue.batches()]
+        self._flushing += 1
+        self._wake.set()
+        try:
+            for batch in waiting:
+                await batch.wait()
+        finally:
+            self._flushing -= 1
+        failed, self._failed = self._failed, []
+        for batch in failed:
+            if not batch.observed and batch.error is not None:
+                raise batch.error
+
+    async def _learn(self, topic: str) -> _Topic:
+        numbers = await partitions_of(self._link, topic, create_missing=True, timeout_ms=self._max_block_ms)
+        return self._topics.setdefault(topic, _Topic(topic, len(numbers)))
+
+    async def _wait_for_room(self, size: int) -> None:
+        if size > self._buffer_bytes_max:
+            raise BatchTooLarge(f"a record of {size} bytes in a buffer of {self._buffer_bytes_max}")
+        with trio.move_on_after(self._max_block_ms / 1000):
+            while self._buffered_bytes + size > self._buffer_bytes_max:
+                self._room = trio.Event() if self._room.is_set() else self._room
+                await self._room.wait()
+            return
+        raise BufferFull(f"no room for {size} bytes within {self._max_block_ms} ms")
+
+    def _new_batch(self, queue: _Partition) -> _Batch:
+        if queue.open is not None:
+            queue.ready.append(queue.open)
+        self._sequence += 1
+        queue.open = _Batch(time.time_ns() // 1_000_000, trio.current_time(), self._sequence)
+        self._active[queue] = None
+        self._wake.set()
+        return queue.open
+
+    # Sending
+
+    async def _send_batches(self) -> None:
+        self._link.on_change = lambda: self._wake.set()
+        while True:
+            due_at = self._send_due(trio.current_time())
+            self._wake = trio.Event()
+            with trio.move_on_at(due_at):
+                await self._wake.wait()
+
+    def _send_due(self, now: float) -> float:
+        """Send what may be sent; when to look again if nothing happens before."""
+        due_at = math.inf
+        for queue in list(self._active):
+            self._expire(queue, now)
+            due_at = min(due_at, self._due_at(queue, now))
+        if self._link.failure is not None:
+            self._fail_all(self._link.failure)
+        while self._link.connected:
+            chosen = self._choose(now)
+            if not chosen:
+                break
+            self._post(chosen)
+        return due_at
+
+    def _due_at(self, queue: _Partition, now: float) -> float:
+        """When something will be due that is not now."""
+        times = [batch.created_at + self._delivery_timeout_s for batch in (*queue.failed, *queue.ready)]
+        if queue.open is not None:
+            times += (queue.open.created_at + self._delivery_timeout_s, queue.open.created_at + self._linger_s)
+        if queue.recovering:
+            times.append(queue.resume_at)
+        return min((at for at in times if at > now), default=math.inf)
+
+    def _choose(self, now: float) -> list[tuple[_Partition, _Batch]]:
+        """At most one batch of each partition, for one request."""
+        chosen: list[tuple[_Partition, _Batch]] = []
+        bytes_left = self._link.limits["request_bytes_max"]
+        for queue in self._active:
+            batch = self._next(queue, now)
+            if batch is None:
+                continue
+            bytes_left -= batch.size + len(queue.topic) * 4 + 64
+            if chosen and (bytes_left < 0 or len(chosen) >= _REQUEST_ENTRIES_MAX):
+                break
+            if queue.ready:
+                queue.ready.popleft()
+            else:
+                queue.open = None
+            queue.in_flight.append(batch)
+            chosen.append((queue, batch))
+        return chosen
+
+    def _next(self, queue: _Partition, now: float) -> _Batch | None:
+        """The batch of a partition that may be sent now; it stays where it is."""
+        if queue.recovering:
+            if queue.in_flight or now < queue.resume_at:
+                return None
+        elif len(queue.in_flight) >= self._in_flight_max:
+            return None
+        if queue.ready:
+            return queue.ready[0]
+        if queue.open is not None and (self._flushing or now >= queue.open.created_at + self._linger_s):
+            return queue.open
+        return None
+
+    def _post(self, chosen: list[tuple[_Partition, _Batch]]) -> None:
+        entries = []
+        for queue, batch in chosen:
+            if batch.data is None:
+                batch.data = batch.build(self._compression)
+            entries.append(wire.ProduceEntry(queue.topic, queue.index, queue.round, memoryview(batch.data)))
+        timeout_ms = self._link.config.request_timeout_ms
+        request = wire.Produce(0, self._acks, timeout_ms, entries)
+        answered = partial(self._answered, chosen)
+        try:
+            if self._acks == wire.ACKS_NONE:
+                self._link.post(request, None, on_sent=answered)
+            else:
+                self._link.post(request, answered, wait_ms=timeout_ms)
+        except MillraceError as error:
+            answered(error)
+
+    # Answers
+
+    def _answered(self, chosen: list[tuple[_Partition, _Batch]], reply: wire.Reply | MillraceError | None) -> None:
+        results: list[tuple[MillraceError | None, int]]
+        if isinstance(reply, wire.ProduceReply) and len(reply.entries) == len(chosen):
+            results = [(None if error is None else error_from_wire(error), base) for error, base in reply.entries]
+        elif reply is None:
+            results = [(None, -1)] * len(chosen)
+        else:
+            error = reply if isinstance(reply, MillraceError) else ProtocolError(f"unexpected reply {reply!r}")
+            results = [(error, -1)] * len(chosen)
+        for (queue, batch), (problem, base_offset) in zip(chosen, results):
+            self._settle(queue, batch, base_offset, problem)
+        self._wake.set()
+
+    def _settle(self, queue: _Partition, batch: _Batch, base_offset: int, error: MillraceError | None) -> None:
+        queue.in_flight.remove(batch)
+        if error is not None and error.retriable:
+            queue.failed.append(batch)
+            queue.recovering = True
+        else:
+            self._finish_batch(queue, batch, base_offset, error)
+            if not queue.failed:
+                queue.recovering = False
+        if queue.failed and not queue.in_flight:
+            queue.failed.sort(key=lambda failed: failed.sequence)
+            queue.ready.extendleft(reversed(queue.failed))
+            queue.failed.clear()
+            queue.round += 1
+            queue.resume_at = trio.current_time() + self._retry_backoff_s
+
+    def _finish_batch(self, queue: _Partition, batch: _Batch, base_offset: int, error: MillraceError | None) -> None:
+        batch.finish(base_offset, error)
+        self._buffered_bytes -= batch.size - BATCH_OVERHEAD_BYTES
+        self._room.set()
+        if error is not None:
+            self._failed = [failed for failed in self._failed if not failed.observed][-_FAILED_KEPT_MAX:]
+            self._failed.append(batch)
+        if not (queue.open or queue.ready or queue.in_flight or queue.failed):
+            self._active.pop(queue, None)
+
+    def _expire(self, queue: _Partition, now: float) -> None:
+        """Give up what waited for longer than `delivery_timeout_ms`; what is under way gets its answer first."""
+        oldest = now - self._delivery_timeout_s
+        while queue.ready and queue.ready[0].created_at <= oldest:
+            self._give_up(queue, queue.ready.popleft())
+        if queue.open is not None and queue.open.created_at <= oldest:
+            batch, queue.open = queue.open, None
+            self._give_up(queue, batch)
+
+    def _give_up(self, queue: _Partition, batch: _Batch) -> None:
+        message = f"not acknowledged within {self._delivery_timeout_s * 1000:.0f} ms"
+        self._finish_batch(queue, batch, -1, DeliveryTimedOut(message))
+
+    def _fail_all(self, error: MillraceError) -> None:
+        for queue in list(self._active):
+            batches = queue.batches()
+            queue.open = None
+            for waiting in (queue.in_flight, queue.failed, queue.ready):
+                waiting.clear()
+            for batch in batches:
+                self._finish_batch(queue, batch, -1, error)
+
+    def _closed(self) -> None:
+        self._fail_all(ConnectionLost("the producer was closed"))

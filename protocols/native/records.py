@@ -1,0 +1,186 @@
+"""Records as the clients see them, and the batches they travel in. Pure: no sockets, no clock.
+
+1. Records are collected as runs of one key and one set of headers, and made a batch in one go, when it is sent.
+2. A record without a time of its own carries that of its batch: when the first record was put in.
+3. A fetched batch is checked (CRC) and decoded as a whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import repeat
+
+from msgspec import Struct
+
+from core_log.record_batch import (
+    BatchBuilder,
+    Compression,
+    CorruptBatch,
+    RecordColumns,
+    decode_columns,
+    encode_headers,
+    parse_header,
+    validate,
+)
+from protocols.native.errors import ProtocolError
+from protocols.native.wire import BytesLike
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+RECORD_OVERHEAD_BYTES = 24
+"""What a record takes beyond key, value and headers, at most: seven varints of usual sizes."""
+BATCH_OVERHEAD_BYTES = 61
+
+
+class ConsumerRecord(Struct, frozen=True, gc=False):
+    """A record as it was read. `headers` may be shared between records: do not change the list."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+class RecordMetadata(Struct, frozen=True, gc=False):
+    """Where a record was stored; the offset is -1 when nobody was asked (`acks=0`)."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+def compression_of(name: str | None) -> Compression:
+    """The code of None, "gzip", "snappy", "lz4" or "zstd". Raises ValueError."""
+    names = {None: Compression.NONE} | {kind.name.lower(): kind for kind in Compression if kind}
+    if name not in names:
+        raise ValueError(f"compression is one of {', '.join(map(str, names))}, not {name!r}")
+    return names[name]
+
+
+def as_bytes(value: object) -> bytes:
+    """A key or value as `bytes`. Raises TypeError for anything but bytes, bytearray and memoryview."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"keys and values are bytes, not {type(value).__name__}")
+
+
+def size_of(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
+    """Bytes a record takes in a batch, at most."""
+    size = RECORD_OVERHEAD_BYTES
+    if value is not None:
+        size += len(value)
+    if key is not None:
+        size += len(key)
+    if headers:
+        size += sum(len(name) * 4 + len(content or b"") + 10 for name, content in headers)
+    return size
+
+
+class BatchDraft:
+    """The records of one batch while it is filled. `size` is an upper bound in bytes, before compression."""
+
+    __slots__ = ("_headers", "_key", "_runs", "_values", "count", "size", "timestamp_ms", "timestamps_ms")
+
+    def __init__(self, timestamp_ms: int) -> None:
+        self.timestamp_ms = timestamp_ms
+        self.timestamps_ms: dict[int, int] = {}
+        """Of the records that brought their own, by index."""
+        self.count = 0
+        self.size = BATCH_OVERHEAD_BYTES
+        self._key: bytes | None = None
+        self._headers: Headers | None = None
+        self._values: list[bytes | None] = []
+        self._runs: list[tuple[bytes | None, Headers | None, list[bytes | None]]] = [(None, None, self._values)]
+
+    def add(
+        self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp_ms: int | None, size: int
+    ) -> int:
+        """Put a record in; its index. `size` is what `size_of` says."""
+        index = self.count
+        if headers is not None:
+            headers = tuple(headers)  # the caller may change the list before it is sent
+        if timestamp_ms is not None:
+            self.timestamps_ms[index] = timestamp_ms
+            self._start_run(key, headers)
+        elif key != self._key or headers != self._headers or self.timestamps_ms:
+            self._start_run(key, headers)
+        self._values.append(value)
+        self.count = index + 1
+        self.size += size
+        return index
+
+    def _start_run(self, key: bytes | None, headers: Headers | None) -> None:
+        self._key, self._headers, self._values = key, headers, []
+        self._runs.append((key, headers, self._values))
+
+    def timestamp_of(self, index: int) -> int:
+        """Time of a record in ms."""
+        return self.timestamps_ms.get(index, self.timestamp_ms)
+
+    def build(self, compression: Compression) -> bytes:
+        """The batch, with base offset 0. The records are let go: call it once."""
+        builder = BatchBuilder(0, -1, self.timestamp_ms, compression=compression)
+        first = 0
+        for key, headers, values in self._runs:
+            if len(values) == 1:
+                builder.add(first, key, values[0], headers or (), self.timestamps_ms.get(first))
+            elif values:
+                builder.add_run(first, key, values, encode_headers(headers or ()))
+            first += len(values)
+        self._runs.clear()
+        self._values = []
+        return builder.build()
+
+
+def batch_columns(batch: BytesLike) -> RecordColumns:
+    """A fetched batch, checked, as parallel lists; empty lists for a control batch. Raises ProtocolError."""
+    try:
+        if validate(batch).is_control:
+            return RecordColumns([], [], [], [], [])
+        return decode_columns(batch)
+    except CorruptBatch as error:
+        raise ProtocolError(f"the broker sent a corrupt batch: {error}") from error
+
+
+def batch_records(topic: str, partition: int, batch: BytesLike, from_offset: int) -> list[ConsumerRecord]:
+    """The records of a fetched batch from `from_offset` on. Raises ProtocolError."""
+    columns = batch_columns(batch)
+    records = list(
+        map(
+            ConsumerRecord,
+            repeat(topic),
+            repeat(partition),
+            columns.offsets,
+            columns.timestamps_ms,
+            columns.keys,
+            columns.values,
+            columns.headers,
+        )
+    )
+    start = bisect_left(columns.offsets, from_offset)
+    return records[start:] if start else records
+
+
+def offset_after(batch: BytesLike) -> int:
+    """The first offset behind a batch."""
+    return parse_header(batch).next_offset
+
+
+def split_batches(records: memoryview) -> list[memoryview]:
+    """Whole record batches, back to back, one by one. Raises ProtocolError when they do not fit."""
+    batches = []
+    position, end = 0, len(records)
+    try:
+        while position < end:
+            stop = position + parse_header(records, position).size
+            if stop > end:
+                raise CorruptBatch("a batch is cut short")
+            batches.append(records[position:stop])
+            position = stop
+    except CorruptBatch as error:
+        raise ProtocolError(f"the broker sent a corrupt batch: {error}") from error
+    return batches
