@@ -30,6 +30,7 @@ from tests.faults.wire_clients import (
     Stream,
     amqp,
     declare,
+    read_queue,
 )
 from tests.support import HOST, BrokerProcess
 
@@ -146,7 +147,7 @@ class World:
     def check_queue(self, stream: Stream) -> None:
         """Read the whole queue, acknowledge nothing, compare."""
         where = f"{stream.name}, seed {self.seed}"
-        found = self.read_queue(stream.name)
+        found = read_queue(self.broker, stream.name)
         numbers = [stream.number(body) for body, _ in found]
         there = set(numbers)
         assert len(there) == len(numbers), f"{where}: {len(numbers) - len(there)} messages twice"
@@ -160,23 +161,6 @@ class World:
         assert not unmarked, f"{where}: {len(unmarked)} settled ones came back unmarked: {sorted(unmarked)[:5]}"
         stream.present, stream.checked = there, stream.published
         stream.settled.clear()
-
-    def read_queue(self, name: str) -> list[tuple[bytes, bool]]:
-        """All messages that are ready: body and whether marked as redelivered. They stay in the queue."""
-        connection = amqp(self.broker.amqp_port)
-        count = declare(connection, name)
-        connection.sock.close()
-        found: list[tuple[bytes, bool]] = []
-        consumer = AmqpConsumer(self.broker.amqp_port, name)
-        try:
-            while len(found) < count:
-                found += [(delivery.body, delivery.redelivered) for delivery in consumer.receive()]
-        except TimeoutError as error:
-            raise AssertionError(f"{name}: {count} messages announced, {len(found)} came") from error
-        finally:
-            consumer.close()
-        assert len(found) == count, f"{name}: {count} messages announced, {len(found)} came"
-        return found
 
     def check_records(self) -> None:
         """Read the topic from its start."""

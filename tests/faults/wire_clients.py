@@ -31,7 +31,7 @@ from benchmarks.wire_proto import (
     shortstr,
     utf8,
 )
-from tests.support import HOST
+from tests.support import HOST, BrokerProcess
 
 READ_SIZE = 1 << 18
 ENDED = (OSError, BrokerError)
@@ -277,3 +277,21 @@ class AmqpConsumer:
             pass
         finally:
             self.close()
+
+
+def read_queue(broker: BrokerProcess, name: str) -> list[tuple[bytes, bool]]:
+    """All messages of a queue that are ready: body, and whether marked as redelivered. They stay in the queue."""
+    connection = amqp(broker.amqp_port)
+    count = declare(connection, name)
+    connection.sock.close()
+    found: list[tuple[bytes, bool]] = []
+    consumer = AmqpConsumer(broker.amqp_port, name)
+    try:
+        while len(found) < count:
+            found += [(delivery.body, delivery.redelivered) for delivery in consumer.receive()]
+    except TimeoutError as error:
+        raise AssertionError(f"{name}: {count} messages announced, {len(found)} came") from error
+    finally:
+        consumer.close()
+    assert len(found) == count, f"{name}: {count} messages announced, {len(found)} came"
+    return found

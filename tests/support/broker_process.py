@@ -27,11 +27,12 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 class BrokerProcess:
     """A broker under control: its ports, and the ways to end and restart it. See `broker_process`."""
 
-    def __init__(self, data_dir: Path, doors: Sequence[str], arguments: Sequence[str]) -> None:
+    def __init__(self, data_dir: Path, doors: Sequence[str], arguments: Sequence[str], module: str = "gateway") -> None:
         self.data_dir = data_dir
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         self.doors = tuple(doors)
         self.arguments = tuple(arguments)
+        self.module = module
         self.ports: dict[str, int] = {}
         self.start_s = 0.0
         """Seconds from exec to `ready` of the last start."""
@@ -79,7 +80,7 @@ class BrokerProcess:
         """
         assert not self.running, "the broker is running"
         addresses = [f"{HOST}:{self.ports[door] if same_ports else 0}" for door in self.doors]
-        command = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-m", self.module, "serve", "--data-dir", str(self.data_dir)]
         for door, address in zip(self.doors, addresses, strict=True):
             command += [f"--{door}", address]
         began = time.monotonic()
@@ -150,13 +151,14 @@ class BrokerProcess:
 
 @contextmanager
 def broker_process(
-    data_dir: Path | str, *, doors: Sequence[str] = DOORS, arguments: Sequence[str] = ()
+    data_dir: Path | str, *, doors: Sequence[str] = DOORS, arguments: Sequence[str] = (), module: str = "gateway"
 ) -> Iterator[BrokerProcess]:
     """A started broker with `doors` open on free loopback ports and more command line `arguments`.
 
     The log is beside the data directory, as `<data_dir>.log`. The process is killed at the end if still there.
+    `module` is what `python -m` runs: another one can wrap the broker.
     """
-    broker = BrokerProcess(Path(data_dir).resolve(), doors, arguments)
+    broker = BrokerProcess(Path(data_dir).resolve(), doors, arguments, module)
     broker.start()
     try:
         yield broker
