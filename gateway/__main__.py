@@ -1,0 +1,5 @@
+"""`python -m gateway` is `millrace`."""
+
+from gateway.cli import main
+
+main()

@@ -1,0 +1,39 @@
+"""Who may log in: users and passwords of the configuration.
+
+`guest` may connect from loopback addresses only, whatever its password, as in RabbitMQ. Clients without a user name are
+the business of the protocols that allow them: MQTT does, by default from loopback addresses only.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Callable, Mapping
+
+Authenticate = Callable[[str, bytes, str], bool]
+"""User, password and the peer's address ("host:port"); whether they are welcome."""
+
+LOOPBACK_ONLY = "guest"
+
+
+def authenticator(users: Mapping[str, str]) -> Authenticate:
+    """The check against `users`, passwords by name."""
+    passwords = {user: password.encode() for user, password in users.items()}
+
+    def authenticate(user: str, password: bytes, peer: str) -> bool:
+        known = passwords.get(user)
+        # An unknown user takes as long as a wrong password.
+        right = hmac.compare_digest(password, known if known is not None else password + b"!")
+        return right and (user != LOOPBACK_ONLY or is_loopback(peer))
+
+    return authenticate
+
+
+def is_loopback(peer: str) -> bool:
+    """Whether `peer` ("host:port" or "[host]:port") is this machine."""
+    try:
+        address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1 of a socket that takes both families
+    return address.is_loopback or (mapped is not None and mapped.is_loopback)

@@ -1,0 +1,84 @@
+"""The command `millrace`: run a broker, look after its topics, see it at work.
+
+1. What the operator can put right is said in one line on standard error, without a traceback: exit code 2 when a
+   setting or an argument is wrong, 1 when the machine or the broker refuses.
+2. Only what a command needs is imported, when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from gateway.topics_cli import topics
+
+Command = Callable[..., None]
+
+EXIT_REFUSED = 1
+EXIT_WRONG_SETTING = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="millrace", prog_name="millrace")
+def main() -> None:
+    """A message broker that speaks AMQP 0-9-1, MQTT and a partitioned-log protocol over one log."""
+
+
+def _door_option(door: str, default: str) -> Callable[[Command], Command]:
+    return click.option(f"--{door}", metavar="HOST:PORT|off", help=f"Listen for {door} here. Default: {default}.")
+
+
+@main.command()
+@click.option("--data-dir", metavar="DIR", help="Where everything durable lies. Default: ~/.local/share/millrace.")
+@click.option("--config", "config_file", metavar="FILE", type=click.Path(path_type=Path), help="Settings, as TOML.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error. Default: info.")
+@_door_option("amqp", "127.0.0.1:5672")
+@_door_option("mqtt", "127.0.0.1:1883")
+@_door_option("native", "127.0.0.1:9094")
+@_door_option("kafka", "off")
+@_door_option("http", "off")
+def serve(data_dir: str | None, config_file: Path | None, log_level: str | None, **doors: str | None) -> None:
+    """Run a broker until SIGTERM or SIGINT.
+
+    Prints a line for each door, such as `amqp 127.0.0.1:5672`, and then `ready`.
+    """
+    from gateway.config import ConfigError, load_config
+    from gateway.errors import StartError
+
+    flags: dict[str, Any] = {"listen": {door: address for door, address in doors.items() if address is not None}}
+    if data_dir is not None:
+        flags["data_dir"] = data_dir
+    if log_level is not None:
+        flags["log"] = {"level": log_level}
+    try:
+        config = load_config(config_file, flags=flags)
+    except ConfigError as error:
+        _fail(str(error), EXIT_WRONG_SETTING)
+
+    from gateway.process import run
+
+    try:
+        run(config)
+    except StartError as error:
+        _fail(str(error), EXIT_REFUSED)
+
+
+@main.command()
+@click.option("--rows", type=click.IntRange(min=1), help="Use only so many flights.")
+def demo(rows: int | None) -> None:
+    """Run a broker and a job on real data through all its protocols, and check that nothing was lost."""
+    from gateway.demo import main as run_demo
+
+    sys.exit(run_demo(rows))
+
+
+main.add_command(topics)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(f"millrace: {message}", err=True)
+    sys.exit(code)

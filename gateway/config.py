@@ -1,0 +1,213 @@
+"""What a broker can be told, and where it is told: defaults < file < environment < command line.
+
+1. Every setting is a field of a struct below or of the struct of the part it concerns; all limits have a unit in their
+   names. `millrace serve --config FILE` reads TOML with the same structure.
+2. A setting `limits.outbox_bytes_max` is `MILLRACE_LIMITS_OUTBOX_BYTES_MAX` in the environment.
+3. Each source is checked by itself, so that an error names the source and the setting: `ConfigError` is one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from protocols.amqp.config import AmqpConfig
+from protocols.mqtt.config import MqttConfig
+from protocols.native.config import NativeConfig
+from routing.config import BrokerConfig
+
+ENVIRONMENT_PREFIX = "MILLRACE_"
+
+OFF = "off"
+
+Positive = Annotated[int, Meta(ge=1)]
+Source = Mapping[str, Any]
+
+
+class ConfigError(Exception):
+    """A setting that cannot be; the text is one line that names it and where it came from."""
+
+
+class Listen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Addresses to listen on: "host:port", port 0 for any free one, "off" for none."""
+
+    amqp: str = "127.0.0.1:5672"
+    mqtt: str = "127.0.0.1:1883"
+    native: str = "127.0.0.1:9094"
+    kafka: str = OFF
+    http: str = OFF
+
+
+class Limits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Limits of the process and of each connection, whatever its protocol."""
+
+    connections_max: Positive = 20_000
+    """Client connections of all doors; one more is closed at once."""
+    read_bytes_max: Annotated[int, Meta(ge=1024, le=16 << 20)] = 256 << 10
+    """Most bytes taken from a socket at once."""
+    outbox_bytes_high: Annotated[int, Meta(ge=1024)] = 256 << 10
+    """A peer with more than this waiting for it gets no more deliveries, and is not read from, until half is gone."""
+    outbox_bytes_max: Positive = 64 << 20
+    """A peer with more than this waiting for it, that takes nothing for `outbox_stalled_ms`, is disconnected."""
+    outbox_stalled_ms: Positive = 30_000
+    close_linger_ms: Positive = 1000
+    """How long a connection that ends has to take the last bytes and to close its side."""
+    shutdown_grace_ms: Positive = 5000
+    """How long connections have to end when the broker stops."""
+
+
+class Log(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """All settings of a broker."""
+
+    data_dir: str = ""
+    """Where everything durable lies; empty means `default_data_dir()`."""
+    listen: Listen = msgspec.field(default_factory=Listen)
+    limits: Limits = msgspec.field(default_factory=Limits)
+    log: Log = msgspec.field(default_factory=Log)
+    users: dict[str, str] = msgspec.field(default_factory=lambda: {"guest": "guest"})
+    """Passwords by user name, for all doors. `guest` may connect from loopback addresses only."""
+    engine: BrokerConfig = msgspec.field(default_factory=BrokerConfig)
+    amqp: AmqpConfig = msgspec.field(default_factory=AmqpConfig)
+    mqtt: MqttConfig = msgspec.field(default_factory=MqttConfig)
+    native: NativeConfig = msgspec.field(default_factory=NativeConfig)
+
+
+def default_data_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """A durable place of the user's own: `$XDG_DATA_HOME/millrace`, or `~/.local/share/millrace`."""
+    base = environment.get("XDG_DATA_HOME", "")
+    # The XDG specification says that relative paths are invalid and to be ignored.
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "millrace"
+
+
+def load_config(
+    file: Path | None = None, environment: Mapping[str, str] | None = None, flags: Source | None = None
+) -> Config:
+    """The settings of all sources. `flags` has the structure of a file. Raises ConfigError."""
+    settings: dict[str, Any] = {}
+    config = Config()
+    sources = [
+        (str(file), _read_file(file) if file is not None else {}),
+        ("environment", _read_environment(os.environ if environment is None else environment)),
+        ("command line", flags or {}),
+    ]
+    for name, source in sources:
+        if source:
+            _refuse_unknown(name, source)
+            _merge(settings, source)
+            try:
+                config = msgspec.convert(settings, Config)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{name}: {_setting_first(str(error))}") from None
+    if not config.data_dir:
+        config.data_dir = str(default_data_dir())
+    config.data_dir = os.path.abspath(os.path.expanduser(config.data_dir))
+    for door in config.listen.__struct_fields__:
+        parse_address(getattr(config.listen, door), setting=f"listen.{door}")
+    return config
+
+
+def parse_address(address: str, *, setting: str = "address") -> tuple[str, int] | None:
+    """Host and port of "host:port" or "[IPv6 address]:port", None for "off". Raises ConfigError."""
+    if address == OFF:
+        return None
+    host, _, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not bare or (":" in bare) != (bare != host) or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ConfigError(f"{setting}: {address!r} is not HOST:PORT (such as 127.0.0.1:5672 or [::1]:5672) or 'off'")
+    return bare, int(port)
+
+
+def settings_of(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting below `struct` as its dotted name and its type."""
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from settings_of(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, field.type
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The variables with our prefix, as a file would have them."""
+    names = {ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): (name, kind) for name, kind in settings_of(Config)}
+    settings: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if variable not in names:
+            raise ConfigError(f"environment: there is no setting {variable}{_similar(variable, names)}")
+        name, kind = names[variable]
+        try:
+            value = msgspec.json.decode(text) if kind == dict[str, str] else text
+            value = msgspec.convert(value, kind, strict=False)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"environment: {variable}: {_setting_first(str(error))}") from None
+        *sections, key = name.split(".")
+        section = settings
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[key] = value
+    return settings
+
+
+def _refuse_unknown(source_name: str, source: Source) -> None:
+    """Names that are no setting, with the most similar that is."""
+    known = [name for name, _ in settings_of(Config)]
+    tables = {name.rpartition(".")[0] for name in known}
+
+    def walk(section: Source, prefix: str) -> None:
+        for key, value in section.items():
+            name = prefix + key
+            if name in tables:
+                if not isinstance(value, Mapping):
+                    raise ConfigError(f"{source_name}: {name}: expected a table of settings")
+                walk(value, name + ".")
+            elif name not in known:
+                raise ConfigError(f"{source_name}: there is no setting {name}{_similar(name, known)}")
+
+    walk(source, "")
+
+
+def _similar(name: str, names: Any) -> str:
+    found = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _merge(settings: dict[str, Any], source: Source) -> None:
+    """Settings of `source` over those we have. A table of users replaces the one before: it is one setting."""
+    for key, value in source.items():
+        if isinstance(value, Mapping) and key != "users":
+            _merge(settings.setdefault(key, {}), value)
+        else:
+            settings[key] = value
+
+
+def _setting_first(message: str) -> str:
+    """`Expected int, got str - at $.limits.x` with the setting in front."""
+    problem, at, path = message.replace("`", "").rpartition(" - at ")
+    if not at:
+        return message.replace("`", "")
+    return f"{path.removeprefix('$').removeprefix('.')}: {problem[0].lower()}{problem[1:]}"

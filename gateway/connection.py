@@ -1,0 +1,224 @@
+"""The shell around a protocol: one task that reads a socket, hands the bytes to the adapter, and ends the turn.
+
+    read -> adapter.handle -> end_turn (deliver, write, confirm, send every dirty outbox) -> wait for room -> read ...
+
+1. The socket is plain and non-blocking. A read that fills its buffer is followed by another at once, with a bigger
+   buffer; a shorter one means that the kernel has no more, so the task waits. At least every other read is a checkpoint.
+2. Back-pressure comes after a read was handled, never within: the reader waits while too much waits for the disk, or
+   too much for its own peer; deliveries go on meanwhile. It never depends on the length of queues: a reader stopped by
+   long queues could not read the acks that shorten them.
+3. Timers are armed lazily. Moving a deadline later costs nothing: a timer that fires too early looks and is set again.
+4. Whatever an adapter raises unexpectedly ends its connection and is logged once; the others live on.
+5. A connection ends in this order: what is written is sent, `connection_lost` (exactly once) gives everything back to
+   the engine, then the peer gets `close_linger_ms` to take the last bytes and close.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Awaitable, Callable
+
+import structlog
+import trio
+
+from delay.timer_service import Timer, TimerService
+from gateway.config import Limits
+from gateway.outbox import Outboxes, SocketOutbox
+from protocols.sansio import Adapter, Outbox
+
+log = structlog.get_logger(__name__)
+
+READ_BYTES_MIN = 16 << 10
+
+MakeAdapter = Callable[[Outbox, str], Adapter]
+"""Makes the adapter of a new connection from its outbox and the address of the peer."""
+
+
+class Shell:
+    """What the connections of a process share. `end_turn` also flushes `outboxes`."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        outboxes: Outboxes,
+        timers: TimerService,
+        end_turn: Callable[[], None],
+        wait_for_room: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.limits = limits
+        self.outboxes = outboxes
+        self.timers = timers
+        self.end_turn = end_turn
+        self.wait_for_room = wait_for_room
+        self.connections: set[Connection] = set()
+
+
+class Connection:
+    """One client's connection; see the module's rules. `run` is its task."""
+
+    __slots__ = ("_armed_at", "_failed", "_shell", "_socket", "_timer", "adapter", "door", "outbox", "peer")
+
+    def __init__(self, sock: socket.socket, peer: str, door: str, shell: Shell, make_adapter: MakeAdapter) -> None:
+        self.peer = peer
+        self.door = door
+        self.outbox = SocketOutbox(sock, shell.outboxes, self)
+        self.adapter = make_adapter(self.outbox, peer)
+        self._socket = sock
+        self._shell = shell
+        self._timer: Timer | None = None
+        self._armed_at = math.inf
+        self._failed = False
+        shell.connections.add(self)
+
+    async def run(self) -> None:
+        """Serve the connection until it ends, however that may be."""
+        try:
+            self._arm()
+            peer_closed = await self._read()
+            self._lose()
+            if not self._failed:
+                await self._linger(peer_closed)
+        except Exception as error:
+            self.failed(error)
+        finally:
+            self._lose()
+            self.outbox.discard()
+            self._wake_reader()  # the task of the outbox, if it is there
+            self._socket.close()
+
+    def shut_down(self, reason: str) -> None:
+        """The broker stops: let the protocol say so, and end."""
+        try:
+            self.adapter.shut_down(reason)
+        except Exception as error:
+            self.failed(error)
+        self._wake_reader()
+
+    # For the outbox.
+
+    def flushed(self) -> None:
+        """A turn sent something: if that was the last word, the reader has to know."""
+        if self.adapter.closed:
+            self._wake_reader()
+
+    def failed(self, error: Exception) -> None:
+        """The adapter raised what it should not: a bug, which ends this connection and no other."""
+        if not self._failed:
+            self._failed = True
+            log.error("connection failed", door=self.door, peer=self.peer, exc_info=error)
+        self.outbox.discard()
+        self._wake_reader()
+
+    def give_up(self, reason: str) -> None:
+        """The peer does not read."""
+        self._failed = True
+        log.warning("slow peer disconnected", door=self.door, peer=self.peer, reason=reason)
+        self._wake_reader()
+
+    # The reader.
+
+    async def _read(self) -> bool:
+        """Read until the protocol or the peer ends the connection; whether the peer closed its side."""
+        adapter, outbox, sock, shell = self.adapter, self.outbox, self._socket, self._shell
+        size, full_reads, outbox_bytes_high = READ_BYTES_MIN, 0, shell.limits.outbox_bytes_high
+        wait = True
+        while not adapter.closed and not self._failed:
+            try:
+                if wait:
+                    await trio.lowlevel.wait_readable(sock)
+                data = sock.recv(size)
+            except BlockingIOError:
+                wait = True
+                continue
+            except trio.ClosedResourceError:
+                continue  # see _wake_reader
+            except OSError:
+                data = b""  # reset by the peer: nothing more to read, nobody to answer
+                outbox.discard()
+            if adapter.closed or self._failed:
+                return not data
+            await adapter.handle(data)
+            shell.end_turn()
+            if not data:
+                return True
+            wait = len(data) < size
+            if wait:
+                if len(data) < size >> 2 and size > READ_BYTES_MIN:
+                    size >>= 1
+            else:
+                size = min(size << 2, shell.limits.read_bytes_max)
+                full_reads += 1
+                if full_reads & 1:
+                    await trio.lowlevel.checkpoint()
+            if adapter.next_timer_at() < self._armed_at:
+                self._arm()
+            if outbox.pending_bytes > outbox_bytes_high:
+                await outbox.drained()
+            await shell.wait_for_room()
+        return False
+
+    def _wake_reader(self) -> None:
+        """Make the reader look at `adapter.closed`, whatever it waits for.
+
+        This is what trio has to wake a task that waits for a socket; it does not mind that the socket stays open, and
+        it costs neither a cancel scope a read nor a second task a connection.
+        """
+        self.outbox.wake_waiting()
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+
+    def _lose(self) -> None:
+        """Tell the adapter that its transport is gone, once."""
+        if self not in self._shell.connections:
+            return
+        self._shell.connections.remove(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._armed_at = -math.inf  # never armed again
+        self.outbox.on_writable = None
+        try:
+            self.adapter.connection_lost()
+        except Exception as error:
+            self.failed(error)
+        self._shell.end_turn()
+
+    async def _linger(self, peer_closed: bool) -> None:
+        """Give the peer time to take what was sent, and to close first: closing a socket with unread bytes resets the
+        connection, and the peer would never see our last words."""
+        with trio.move_on_after(self._shell.limits.close_linger_ms / 1000):
+            await self.outbox.emptied()
+            try:
+                self._socket.shutdown(socket.SHUT_WR)
+                while not peer_closed:
+                    await trio.lowlevel.wait_readable(self._socket)
+                    peer_closed = not self._socket.recv(READ_BYTES_MIN)
+            except OSError:
+                pass
+
+    # The timer.
+
+    def _arm(self) -> None:
+        """Have a timer at the adapter's next deadline, unless an earlier one is set."""
+        at = self.adapter.next_timer_at()
+        if at < self._armed_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._armed_at = at
+            self._timer = self._shell.timers.at(at, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._armed_at = math.inf
+        adapter = self.adapter
+        try:
+            now = trio.current_time()
+            if not adapter.closed and adapter.next_timer_at() <= now:
+                adapter.handle_timer(now)
+            if adapter.closed:
+                self._wake_reader()
+            else:
+                self._arm()
+        except Exception as error:
+            self.failed(error)

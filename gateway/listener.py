@@ -1,0 +1,128 @@
+"""Listening sockets: opening them, and the task that accepts clients.
+
+1. `open_listener` binds, `Listener.run` listens: a port that is taken is known before the engine is opened, and nobody
+   can connect before it is ready.
+2. All waiting clients are accepted at once, up to `_ACCEPT_AT_ONCE`. One above `connections_max` is closed at once.
+3. When the process has no more file descriptors, accepting pauses; clients wait in the kernel's queue.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import trio
+
+from gateway.connection import Connection, MakeAdapter, Shell
+from gateway.errors import StartError
+
+log = structlog.get_logger(__name__)
+
+_ACCEPT_AT_ONCE = 64
+_PAUSE_S = 0.1
+_KERNEL_QUEUE = 4096
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Listener:
+    """A bound socket and the door behind it."""
+
+    def __init__(self, door: str, sock: socket.socket) -> None:
+        self.door = door
+        self._socket = sock
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as "host:port"."""
+        return format_address(self._socket.getsockname())
+
+    @property
+    def port(self) -> int:
+        """The port, also when any free one was asked for."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    def listen(self) -> None:
+        """Let clients connect. Raises StartError."""
+        try:
+            self._socket.listen(_KERNEL_QUEUE)
+        except OSError as error:
+            raise cannot_listen(self.door, self.address, error) from None
+
+    async def run(self, shell: Shell, make_adapter: MakeAdapter, spawn: Callable[..., Any]) -> None:
+        """Accept until `close`; every client gets a task of its own through `spawn`."""
+        while True:
+            try:
+                await trio.lowlevel.wait_readable(self._socket)
+            except trio.ClosedResourceError:
+                return
+            for _ in range(_ACCEPT_AT_ONCE):
+                try:
+                    client, address = self._socket.accept()
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    if error.errno in _OUT_OF_RESOURCES:
+                        log.error("cannot accept", door=self.door, error=error.strerror)
+                        await trio.sleep(_PAUSE_S)
+                        break
+                    continue  # the client is gone before it was accepted
+                self._welcome(client, address, shell, make_adapter, spawn)
+
+    def _welcome(
+        self, client: socket.socket, address: Any, shell: Shell, make_adapter: MakeAdapter, spawn: Callable[..., Any]
+    ) -> None:
+        peer = format_address(address)
+        if len(shell.connections) >= shell.limits.connections_max:
+            client.close()
+            log.warning("too many connections", door=self.door, peer=peer, connections_max=shell.limits.connections_max)
+            return
+        client.setblocking(False)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            connection = Connection(client, peer, self.door, shell, make_adapter)
+        except Exception as error:
+            client.close()
+            log.error("connection failed", door=self.door, peer=peer, exc_info=error)
+            return
+        spawn(connection.run)
+
+    def close(self) -> None:
+        """Stop listening; connections that were accepted live on."""
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+
+def open_listener(door: str, host: str, port: int) -> Listener:
+    """Bind a door to an address. Raises StartError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise cannot_listen(door, f"{host}:{port}", error) from None
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise cannot_listen(door, f"{host}:{port}", error) from None
+    return Listener(door, sock)
+
+
+def cannot_listen(door: str, address: str, error: OSError) -> StartError:
+    """What to tell the operator."""
+    reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    return StartError(f"cannot listen on {address} for {door}: {reason}")
+
+
+def format_address(address: Any) -> str:
+    """A socket address as "host:port" or "[host]:port"."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

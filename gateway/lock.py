@@ -1,0 +1,38 @@
+"""One process per data directory: an advisory lock on the file `lock` in it, held as long as the process lives.
+
+The kernel drops the lock with the process, so one that was killed leaves nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gateway.errors import StartError
+
+
+@contextmanager
+def locked_data_dir(path: str) -> Iterator[None]:
+    """Create the directory when it is missing, and hold its lock. Raises StartError."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        handle = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except (FileExistsError, NotADirectoryError):
+        raise StartError(f"data directory {path}: not a directory") from None
+    except OSError as error:
+        raise StartError(f"data directory {path}: cannot be used: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip()
+            raise StartError(f"data directory {path}: in use by process {holder or 'unknown'}") from None
+        except OSError as error:
+            raise StartError(f"data directory {path}: cannot be locked: {error.strerror}") from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)

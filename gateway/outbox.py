@@ -1,0 +1,270 @@
+"""What is still to be sent: an outbox for each connection, flushed once a turn.
+
+1. Writing never waits and never sends: it makes the outbox *dirty*. At the end of the turn every dirty outbox is sent
+   with one non-blocking call, small pieces joined into one buffer; those of `_LARGE_BYTES` and more are not copied.
+2. Only when the kernel takes no more does a task wait for the socket, one for that outbox; it ends when all is sent.
+3. Above `outbox_bytes_high` the outbox is not `writable`; it is again, and says so, when less than half of that is
+   left. What that makes possible happens in a turn of its own, so that one fast reader does not hold up all others.
+4. A peer is given up only when more than `outbox_bytes_max` wait for it *and* the kernel took nothing for
+   `outbox_stalled_ms`. A broken outbox swallows what is written.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from gateway.config import Limits
+
+BytesLike = bytes | bytearray | memoryview
+
+_LARGE_BYTES = 16 << 10
+_SEND_BYTES = 1 << 20
+_SEND_BUFFERS = 1024  # IOV_MAX of Linux
+
+Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+
+
+class Owner(Protocol):
+    """The connection an outbox belongs to."""
+
+    def flushed(self) -> None:
+        """The turn is over and what could be sent was sent."""
+
+    def failed(self, error: Exception) -> None:
+        """The adapter's `on_writable` raised."""
+
+    def give_up(self, reason: str) -> None:
+        """The peer does not read."""
+
+
+class Outboxes:
+    """The outboxes of a process. `spawn` starts the tasks that wait for full sockets."""
+
+    def __init__(self, limits: Limits, spawn: Spawn) -> None:
+        self.limits = limits
+        self.spawn = spawn
+        self.dirty: list[SocketOutbox] = []
+        self._turn_wanted = trio.Event()
+
+    def flush(self) -> None:
+        """Send what the turn that ends now has written."""
+        while self.dirty:
+            dirty, self.dirty = self.dirty, []
+            for outbox in dirty:
+                outbox.flush()
+
+    def want_turn(self) -> None:
+        """Have a turn soon, after the tasks that are ready have run."""
+        self._turn_wanted.set()
+
+    async def run(self, end_turn: Callable[[], None]) -> None:
+        """The task that ends the turns asked for by `want_turn`."""
+        while True:
+            await self._turn_wanted.wait()
+            self._turn_wanted = trio.Event()
+            end_turn()
+
+
+class SocketOutbox:
+    """Implements `protocols.sansio.Outbox` on a non-blocking socket; see the module's rules."""
+
+    __slots__ = (
+        "_backlog", "_broken", "_dirty", "_drained", "_group", "_large", "_owner", "_pieces", "_socket",
+        "on_writable", "pending_bytes", "writable",
+    )  # fmt: skip
+
+    def __init__(self, sock: socket.socket, group: Outboxes, owner: Owner) -> None:
+        self.pending_bytes = 0
+        self.writable = True
+        self.on_writable: Callable[[], None] | None = None
+        self._socket = sock
+        self._group = group
+        self._owner = owner
+        self._pieces: list[BytesLike] = []
+        self._backlog: deque[BytesLike] | None = None  # there while a task waits for the socket
+        self._large = False
+        self._dirty = False
+        self._broken = False
+        self._drained: trio.Event | None = None
+
+    def write(self, data: BytesLike) -> None:
+        """Append `data`, which must not change afterwards. Nothing at all (b"") makes the shell look at the adapter."""
+        if not self._dirty:
+            self._dirty = True
+            self._group.dirty.append(self)
+        size = len(data)
+        if size and not self._broken:
+            self._pieces.append(data)
+            self.pending_bytes += size
+            if size >= _LARGE_BYTES:
+                self._large = True
+            if self.pending_bytes > self._group.limits.outbox_bytes_high:
+                self.writable = False
+
+    def flush(self) -> None:
+        """End of the turn: one send, unless a task is waiting for the socket already."""
+        self._dirty = False
+        if self._pieces and self._backlog is None:
+            buffers = self._take_pieces()
+            if self._send(buffers):
+                self._progressed()
+            elif not self._broken:
+                self._backlog = deque(buffers)
+                self._group.spawn(self._drain)
+                self._progressed()
+        self._owner.flushed()
+
+    async def drained(self) -> None:
+        """Wait until less than half of the high mark is left, or the outbox is broken. At once if that is so."""
+        while self.pending_bytes > self._low_bytes and not self._broken:
+            if self._drained is None:
+                self._drained = trio.Event()
+            await self._drained.wait()
+
+    async def emptied(self) -> None:
+        """Wait until everything was taken by the kernel, or the outbox is broken."""
+        while self.pending_bytes and not self._broken:
+            if self._drained is None:
+                self._drained = trio.Event()
+            await self._drained.wait()
+
+    def discard(self) -> None:
+        """Nothing can be sent any more: drop what is there and what comes."""
+        self._broken = True
+        self._pieces.clear()
+        if self._backlog is not None:
+            self._backlog.clear()
+        self.pending_bytes = 0
+        self.wake_waiting()
+
+    def wake_waiting(self) -> None:
+        """Make those who wait in `drained` and `emptied` look again."""
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None
+
+    @property
+    def _low_bytes(self) -> int:
+        return self._group.limits.outbox_bytes_high // 2
+
+    def _take_pieces(self) -> list[BytesLike]:
+        """The pieces as few buffers."""
+        pieces = self._pieces
+        if self._large:
+            buffers = join_small(pieces)
+        else:
+            buffers = [pieces[0] if len(pieces) == 1 else b"".join(pieces)]
+        pieces.clear()
+        self._large = False
+        return buffers
+
+    def _send(self, buffers: list[BytesLike]) -> bool:
+        """Send as much as the kernel takes; what is left stays in `buffers`. True when nothing is left."""
+        try:
+            if len(buffers) == 1:
+                sent = self._socket.send(buffers[0])
+            else:
+                sent = self._socket.sendmsg(buffers[:_SEND_BUFFERS])
+        except BlockingIOError:
+            return False
+        except OSError:
+            # The reader finds out by itself why.
+            self.discard()
+            return False
+        self.pending_bytes -= sent
+        remove_sent(buffers, sent)
+        return not buffers
+
+    async def _drain(self) -> None:
+        """Wait for the socket until all is sent."""
+        backlog = self._backlog
+        assert backlog is not None
+        while await self._socket_writable():
+            if self._pieces:
+                backlog.extend(self._take_pieces())
+            while backlog:
+                buffers = next_buffers(backlog)
+                before = self.pending_bytes
+                complete = self._send(buffers)
+                backlog.extendleft(reversed(buffers))
+                if self.pending_bytes < before:
+                    self._progressed()
+                if not complete:
+                    break
+            if not backlog and not self._pieces:
+                break
+        self._backlog = None
+
+    async def _socket_writable(self) -> bool:
+        """Wait until the kernel takes bytes again; False when that has become pointless."""
+        limits = self._group.limits
+        while not self._broken:
+            with trio.move_on_after(limits.outbox_stalled_ms / 1000):
+                try:
+                    await trio.lowlevel.wait_writable(self._socket)
+                    return not self._broken
+                except trio.ClosedResourceError:
+                    continue  # the connection wakes its tasks this way, see Connection._wake_reader
+            if self.pending_bytes > limits.outbox_bytes_max:
+                pending_bytes = self.pending_bytes
+                self.discard()
+                self._owner.give_up(
+                    f"took nothing for {limits.outbox_stalled_ms} ms with {pending_bytes} bytes waiting"
+                )
+        return False
+
+    def _progressed(self) -> None:
+        """Tell those who wait for room, if there is some."""
+        if self._drained is not None and self.pending_bytes <= self._low_bytes:
+            self.wake_waiting()
+        if not self.writable and self.pending_bytes <= self._low_bytes:
+            self.writable = True
+            if self.on_writable is not None:
+                try:
+                    self.on_writable()
+                except Exception as error:
+                    self._owner.failed(error)
+            self._group.want_turn()
+
+
+def join_small(pieces: Sequence[BytesLike]) -> list[BytesLike]:
+    """The same bytes in fewer buffers: runs of small pieces joined, large ones as they are."""
+    buffers: list[BytesLike] = []
+    small: list[BytesLike] = []
+    for piece in pieces:
+        if len(piece) < _LARGE_BYTES:
+            small.append(piece)
+            continue
+        if small:
+            buffers.append(b"".join(small))
+            small = []
+        buffers.append(piece)
+    if small:
+        buffers.append(b"".join(small))
+    return buffers
+
+
+def next_buffers(backlog: deque[BytesLike]) -> list[BytesLike]:
+    """Take what one call may send off the front of `backlog`."""
+    buffers = [backlog.popleft()]
+    size = len(buffers[0])
+    while backlog and size < _SEND_BYTES and len(buffers) < _SEND_BUFFERS:
+        buffers.append(backlog.popleft())
+        size += len(buffers[-1])
+    return buffers
+
+
+def remove_sent(buffers: list[BytesLike], sent: int) -> None:
+    """Drop the first `sent` bytes of `buffers`, in place; the rest of a buffer becomes a view."""
+    done = 0
+    while done < len(buffers) and sent >= len(buffers[done]):
+        sent -= len(buffers[done])
+        done += 1
+    del buffers[:done]
+    if sent:
+        buffers[0] = memoryview(buffers[0])[sent:]

@@ -1,0 +1,53 @@
+"""A broker as a process: signals, standard output, and what a start that fails looks like."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import structlog
+import trio
+
+from gateway.config import Config
+from gateway.errors import StartError
+from gateway.logs import configure_logs
+from gateway.server import serve, tune_process
+
+log = structlog.get_logger(__name__)
+
+
+def run(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT. Raises StartError."""
+    configure_logs(config.log)
+    try:
+        trio.run(_serve_until_signal, config)
+    except BaseExceptionGroup as group:
+        # Nurseries wrap what is raised within them, an error of starting too.
+        refused, rest = group.split(StartError)
+        if refused is None or rest is not None:
+            raise
+        raise _first(refused) from None
+
+
+async def _serve_until_signal(config: Config) -> None:
+    began = time.monotonic()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with serve(config) as server:
+            tune_process()
+            log.info("ready", data_dir=config.data_dir, start_ms=round((time.monotonic() - began) * 1000))
+            # Flushed line by line: whoever started us may be waiting for `ready`.
+            for listener in server.listeners:
+                print(listener.door, listener.address, flush=True)
+            print("ready", flush=True)
+            async for number in signals:
+                log.info("stopping", signal=signal.Signals(number).name)
+                break
+    log.info("stopped")
+
+
+def _first(group: BaseExceptionGroup[StartError]) -> StartError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, StartError)
+    return error

@@ -1,0 +1,137 @@
+"""The process: opens the data directory and the engine, listens, and stops in order.
+
+    locked_data_dir
+      open_broker                       flusher, timers, housekeeping
+        nursery                         the turns asked for by outboxes, a listener a door, full sockets
+          nursery                       a task a connection
+
+1. Ports are bound first, the engine is opened next, and only then clients may connect: `ready` means ready.
+2. Stopping goes the other way round: no more clients, every protocol says goodbye, outboxes get `shutdown_grace_ms`,
+   and the engine writes down where everything stands.
+   A data directory is locked before it is read, and until the last byte is written.
+3. The engine's `after_turn` is `Outboxes.flush`, so whoever ends a turn (reader, timer, flusher) has everything sent.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+
+import structlog
+import trio
+
+from core_log.files import OsFiles
+from gateway.authentication import Authenticate, authenticator, is_loopback
+from gateway.config import OFF, Config, parse_address
+from gateway.connection import MakeAdapter, Shell
+from gateway.errors import StartError
+from gateway.listener import Listener, open_listener
+from gateway.lock import locked_data_dir
+from gateway.outbox import Outboxes
+from protocols.amqp.adapter import AmqpAdapter
+from protocols.mqtt.adapter import MqttAdapter
+from protocols.native.adapter import NativeAdapter
+from protocols.sansio import Adapter, Outbox
+from routing.broker import Broker, open_broker
+
+log = structlog.get_logger(__name__)
+
+NOT_AVAILABLE = ("kafka", "http")
+"""Doors that have their place in the configuration, but cannot be opened yet."""
+
+STOPPING = "the broker is stopping"
+
+
+class Server:
+    """A broker that runs in this process; made by `serve`."""
+
+    def __init__(self, broker: Broker, shell: Shell, listeners: list[Listener]) -> None:
+        self.broker = broker
+        self.shell = shell
+        self.listeners = listeners
+        self.ports = {listener.door: listener.port for listener in listeners}
+        """The port of each door that is open."""
+
+
+@asynccontextmanager
+async def serve(config: Config) -> AsyncIterator[Server]:
+    """Run a broker until the block ends. Raises StartError, possibly in an exception group."""
+    with ExitStack() as stack:
+        listeners = _open_listeners(config, stack)
+        stack.enter_context(locked_data_dir(config.data_dir))
+        async with open_broker(OsFiles(config.data_dir), config.engine) as broker, trio.open_nursery() as nursery:
+            outboxes = Outboxes(config.limits, nursery.start_soon)
+            broker.after_turn = outboxes.flush
+            shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.flusher.wait_for_room)
+            nursery.start_soon(outboxes.run, broker.end_turn)
+            makers = adapter_makers(broker, config, authenticator(config.users))
+            async with trio.open_nursery() as clients:
+                for listener in listeners:
+                    listener.listen()
+                    nursery.start_soon(listener.run, shell, makers[listener.door], clients.start_soon)
+                try:
+                    yield Server(broker, shell, listeners)
+                finally:
+                    _say_goodbye(shell, listeners)
+                    # Leaving the block waits for the clients, but not for ever.
+                    clients.cancel_scope.deadline = trio.current_time() + config.limits.shutdown_grace_ms / 1000
+            nursery.cancel_scope.cancel()
+
+
+def _say_goodbye(shell: Shell, listeners: list[Listener]) -> None:
+    """Let no more clients in, and let every protocol end its connections in its own words."""
+    for listener in listeners:
+        listener.close()
+    for connection in list(shell.connections):
+        connection.shut_down(STOPPING)
+    shell.end_turn()
+
+
+def _open_listeners(config: Config, stack: ExitStack) -> list[Listener]:
+    listeners = []
+    for door in config.listen.__struct_fields__:
+        address = parse_address(getattr(config.listen, door), setting=f"listen.{door}")
+        if address is None:
+            continue
+        if door in NOT_AVAILABLE:
+            raise StartError(f"the {door} door is not available in this version; set listen.{door} to '{OFF}'")
+        listener = open_listener(door, *address)
+        stack.callback(listener.close)
+        listeners.append(listener)
+        if door == "native" and not config.native.users and not is_loopback(listener.address):
+            log.warning("everybody may connect", door=door, address=listener.address, setting="native.users")
+    if not listeners:
+        raise StartError("all doors are off: there is nothing to listen for")
+    return listeners
+
+
+def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -> dict[str, MakeAdapter]:
+    """What makes the adapters of the connections of each door."""
+    clock = trio.current_time
+
+    def amqp(outbox: Outbox, peer: str) -> Adapter:
+        return AmqpAdapter(broker, outbox, peer=peer, clock=clock, config=config.amqp, authenticate=authenticate)
+
+    def mqtt(outbox: Outbox, peer: str) -> Adapter:
+        return MqttAdapter(broker, outbox, peer=peer, clock=clock, config=config.mqtt, authenticate=authenticate)
+
+    def native(outbox: Outbox, peer: str) -> Adapter:
+        return NativeAdapter(broker, outbox, peer=peer, clock=clock, config=config.native)
+
+    return {"amqp": amqp, "mqtt": mqtt, "native": native}
+
+
+def tune_process() -> None:
+    """Settings of a process that is a broker and nothing else. All of them are here."""
+    # What is loaded lives for ever: the collector need not look at it. Messages are not cyclic, so look rarely.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    # A flusher thread that comes back from the disk waits at most this long for the interpreter lock (default 5 ms).
+    sys.setswitchinterval(0.0005)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
