@@ -418,11 +418,10 @@ class Broker:
 
     def _checkpoint(self, partition: QueuePartition) -> None:
         log = partition.log
-        grown = log.appended_bytes - partition.checkpointed_bytes
-        if grown < self.config.checkpoint_interval_bytes or log.error is not None:
+        if partition.unchecked_bytes < self.config.checkpoint_interval_bytes or log.error is not None:
             return
         partition.seal()
-        partition.checkpointed_bytes = log.appended_bytes
+        partition.unchecked_bytes = 0
         outstanding = [
             (entry.queue, entry.offset, entry.end - entry.first)
             for session in self.sessions

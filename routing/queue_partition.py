@@ -142,7 +142,8 @@ class QueuePartition:
         self.next_offset = log.log_end_offset
         self.next_set_id = 1
         self.definitions: dict[int, Definition] = {}
-        self.checkpointed_bytes = 0
+        self.unchecked_bytes = 0
+        """Appended since the last checkpoint."""
         self._config = config
         self._spawn = spawn
         self._mark_dirty = mark_dirty
@@ -361,13 +362,17 @@ class QueuePartition:
         for first, slab, destinations in slabs:
             key = slab.routing_key.encode("utf-8", NAME_ENCODING_ERRORS)
             builder.add_run(first, key, slab.bodies, destinations.header_block(slab))
-        self.log.append(builder.build(), base_offset=slabs[0][0])
+        self._append(builder.build(), slabs[0][0])
+
+    def _append(self, batch: bytes, base_offset: int) -> None:
+        self.log.append(batch, base_offset=base_offset)
+        self.unchecked_bytes += len(batch)
 
     def _append_control(self, key: bytes, value: bytes) -> int:
         offset = self.next_offset
         builder = BatchBuilder(offset, self.log.leader_epoch, time.time_ns() // 1_000_000, control=True)
         builder.add(offset, key, value, [])
-        self.log.append(builder.build(), base_offset=offset)
+        self._append(builder.build(), offset)
         self.next_offset = offset + 1
         return offset
 

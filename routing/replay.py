@@ -137,4 +137,3 @@ def restore(files: Files, partition: QueuePartition) -> None:
     for set_id, (queue_ids, offset) in found.definitions.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):
             partition.adopt(Definition(set_id, queue_ids, offset))
-    partition.checkpointed_bytes = log.size_bytes
