@@ -1,0 +1,58 @@
+"""The public names of Millrace's native protocol: `from millrace import Producer, Consumer`.
+
+The first three are for trio programs; those that begin with "Blocking" need no event loop.
+"""
+
+from protocols.native.blocking import BlockingClient, FetchResult, TopicDescription
+from protocols.native.blocking_clients import BlockingConsumer, BlockingProducer
+from protocols.native.client import Client, LinkConfig
+from protocols.native.consumer import Consumer
+from protocols.native.errors import (
+    AuthenticationFailed,
+    BatchTooLarge,
+    BufferFull,
+    ConnectionLost,
+    DeliveryTimedOut,
+    ErrorCode,
+    MillraceError,
+    NotFound,
+    OffsetOutOfRange,
+    PreconditionFailed,
+    ProtocolError,
+    RequestTimedOut,
+    StorageUnavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+from protocols.native.producer import Delivery, Producer
+from protocols.native.records import ConsumerRecord, RecordMetadata
+
+__all__ = [
+    "AuthenticationFailed",
+    "BatchTooLarge",
+    "BlockingClient",
+    "BlockingConsumer",
+    "BlockingProducer",
+    "BufferFull",
+    "Client",
+    "ConnectionLost",
+    "Consumer",
+    "ConsumerRecord",
+    "Delivery",
+    "DeliveryTimedOut",
+    "ErrorCode",
+    "FetchResult",
+    "LinkConfig",
+    "MillraceError",
+    "NotFound",
+    "OffsetOutOfRange",
+    "PreconditionFailed",
+    "Producer",
+    "ProtocolError",
+    "RecordMetadata",
+    "RequestTimedOut",
+    "StorageUnavailable",
+    "TopicDescription",
+    "UnknownPartition",
+    "UnknownTopic",
+]

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from protocols.native import wire
 from protocols.native.connection import split_address
-from protocols.native.errors import ConnectionLost, ProtocolError, RequestTimedOut, error_from_wire
+from protocols.native.errors import ConnectionLost, ProtocolError, RequestTimedOut, WireError, error_from_wire
 from protocols.native.records import split_batches
 from protocols.native.wire import BytesLike, Reply, Request
 
@@ -145,16 +145,23 @@ class BlockingClient:
 
         Raises the first error among them; others may have been stored.
         """
+        offsets = []
+        for error, base_offset in self.try_produce(batches, acks=acks, timeout_ms=timeout_ms):
+            if error is not None:
+                raise error_from_wire(error)
+            offsets.append(base_offset)
+        return offsets
+
+    def try_produce(
+        self, batches: Iterable[tuple[str, int, BytesLike]], *, acks: int, timeout_ms: int
+    ) -> list[tuple[WireError | None, int]]:
+        """Like `produce_batches`, with the error and base offset of each batch; nothing with `acks` 0."""
         entries = [wire.ProduceEntry(topic, partition, 0, memoryview(batch)) for topic, partition, batch in batches]
         request = wire.Produce(0, acks, timeout_ms, entries)  # type: ignore[arg-type]
         if acks == wire.ACKS_NONE:
             self._send(self._connected(), request)
             return []
-        reply = self._call(request, wire.ProduceReply, repeat=False, wait_s=timeout_ms / 1000)
-        for error, _ in reply.entries:
-            if error is not None:
-                raise error_from_wire(error)
-        return [base_offset for _, base_offset in reply.entries]
+        return self._call(request, wire.ProduceReply, repeat=False, wait_s=timeout_ms / 1000).entries
 
     def fetch(
         self,
@@ -170,11 +177,17 @@ class BlockingClient:
         Raises OffsetOutOfRange, UnknownTopic, UnknownPartition.
         """
         entry = wire.FetchEntry(topic, partition, offset, max_bytes)
-        request = wire.Fetch(0, max_wait_ms, min_bytes, max_bytes, [entry])
-        (fetched,) = self._call(request, wire.FetchReply, wait_s=max_wait_ms / 1000).entries
+        (fetched,) = self.fetch_many([entry], max_bytes, max_wait_ms, min_bytes)
         if fetched.error is not None:
             raise error_from_wire(fetched.error)
         return FetchResult(split_batches(fetched.records), fetched.high_watermark, fetched.log_start_offset)
+
+    def fetch_many(
+        self, entries: list[wire.FetchEntry], max_bytes: int, max_wait_ms: int, min_bytes: int
+    ) -> list[wire.FetchedPartition]:
+        """Fetch several partitions in one request; each result has its own error."""
+        request = wire.Fetch(0, max_wait_ms, min_bytes, max_bytes, entries)
+        return self._call(request, wire.FetchReply, wait_s=max_wait_ms / 1000).entries
 
     def list_offsets(self, topic: str, partition: int, which: Which) -> int | None:
         """The first offset ("earliest"), the next to be readable ("latest"), or that of the first record not before a

@@ -111,7 +111,7 @@ class Consumer(Service):
         With a group, reading begins where it committed. Raises UnknownTopic, OffsetOutOfRange (reset "error").
         """
         partitions: list[Partition] = []
-        for item in [what] if isinstance(what, str) or _is_partition(what) else what:  # type: ignore[union-attr]
+        for item in [what] if isinstance(what, str) or _is_partition(what) else what:
             if isinstance(item, str):
                 numbers = await partitions_of(self._link, item, create_missing=False)
                 partitions += [(item, number) for number in numbers]

@@ -1,0 +1,251 @@
+"""A producer and a consumer over `BlockingClient`, for scripts: everything happens in the caller's thread.
+
+1. The producer sends when a batch is full, when `flush` is called and at the end of its block; each time it waits for
+   the answer, so order is kept without further ado. Refused batches and lost connections are tried again until
+   `delivery_timeout_ms`: at least once, as with the trio client.
+2. The consumer asks for more only when it has handed out what it had.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Literal, Self
+
+from protocols.native import wire
+from protocols.native.blocking import BlockingClient
+from protocols.native.errors import (
+    ConnectionLost,
+    DeliveryTimedOut,
+    MillraceError,
+    OffsetOutOfRange,
+    UnknownPartition,
+    error_from_wire,
+)
+from protocols.native.partitioner import KeyPartitions
+from protocols.native.records import (
+    BatchDraft,
+    ConsumerRecord,
+    Headers,
+    as_bytes,
+    batch_records,
+    compression_of,
+    offset_after,
+    size_of,
+    split_batches,
+)
+
+_RETRY_BACKOFF_S = 0.1
+
+
+class _Closing:
+    """A client of its own, closed at the end of the block."""
+
+    def __init__(self, server: str, timeout_s: float, credentials: tuple[str, str] | None) -> None:
+        self.client = BlockingClient(server, timeout_s=timeout_s, credentials=credentials)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.client.close()
+
+
+class BlockingProducer(_Closing):
+    """`with BlockingProducer("host:port") as producer`; see the module. The parameters are those of `Producer`."""
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        acks: Literal["all", 0, 1, -1] = "all",
+        batch_bytes: int = 256 << 10,
+        compression: str | None = None,
+        delivery_timeout_ms: int = 120_000,
+        timeout_s: float = 30,
+        credentials: tuple[str, str] | None = None,
+    ) -> None:
+        super().__init__(server, timeout_s, credentials)
+        self._acks = wire.ACKS_ALL if acks == "all" else acks
+        self._batch_bytes = batch_bytes
+        self._compression = compression_of(compression)
+        self._delivery_timeout_s = delivery_timeout_ms / 1000
+        self._timeout_ms = int(timeout_s * 1000)
+        self._topics: dict[str, KeyPartitions] = {}
+        self._sticky: dict[str, int] = {}
+        self._drafts: dict[tuple[str, int], BatchDraft] = {}
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.flush()
+        finally:
+            self.client.close()
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """Take a record; it is stored when `flush` has returned. Raises what `flush` does, and UnknownPartition."""
+        value = None if value is None else as_bytes(value)
+        key = None if key is None else as_bytes(key)
+        known = self._topics.get(topic)
+        if known is None:
+            count = len(self.client.metadata([topic], create_missing=True)[topic])
+            known = self._topics[topic] = KeyPartitions(count)
+            self._sticky[topic] = random.randrange(count)
+        if partition is not None:
+            if not 0 <= partition < known.partitions:
+                raise UnknownPartition(f"topic {topic!r} has {known.partitions} partitions")
+        elif key is not None:
+            partition = known.partition(key)
+        else:
+            partition = self._sticky[topic]
+        size = size_of(value, key, headers)
+        draft = self._drafts.get((topic, partition))
+        if draft is not None and draft.size + size > self._batch_bytes:
+            self.flush()
+            draft = None
+        if draft is None:
+            draft = self._drafts[topic, partition] = BatchDraft(time.time_ns() // 1_000_000)
+        draft.add(value, key, headers, timestamp_ms, size)
+
+    def flush(self) -> None:
+        """Send what was taken and wait for the answer.
+
+        Raises DeliveryTimedOut, or the error of a batch that cannot be stored.
+        """
+        drafts, self._drafts = self._drafts, {}
+        waiting = [(topic, index, draft.build(self._compression)) for (topic, index), draft in drafts.items()]
+        for topic, known in self._topics.items():
+            self._sticky[topic] = (self._sticky[topic] + 1) % known.partitions
+        deadline = time.monotonic() + self._delivery_timeout_s
+        failure: MillraceError | None = None
+        while waiting:
+            last: MillraceError
+            try:
+                results = self.client.try_produce(waiting, acks=self._acks, timeout_ms=self._timeout_ms)
+            except MillraceError as error:
+                if not error.retriable:
+                    raise
+                last = error
+            else:
+                refused = []
+                for batch, (problem, _) in zip(waiting, results):
+                    if problem is None:
+                        continue
+                    last = error_from_wire(problem)
+                    if last.retriable:
+                        refused.append(batch)
+                    else:
+                        failure = last
+                waiting = refused
+            if waiting:
+                if time.monotonic() > deadline:
+                    raise DeliveryTimedOut(f"not stored: {last}") from last
+                # Rounds are of a connection: a new one may send again what the old one was refused.
+                self.client.close()
+                time.sleep(_RETRY_BACKOFF_S)
+        if failure is not None:
+            raise failure
+
+
+class BlockingConsumer(_Closing):
+    """`with BlockingConsumer("host:port", group="g") as consumer`; the parameters are those of `Consumer`."""
+
+    def __init__(
+        self,
+        server: str,
+        group: str | None = None,
+        *,
+        auto_offset_reset: Literal["earliest", "latest", "error"] = "latest",
+        fetch_max_bytes: int = 16 << 20,
+        partition_max_bytes: int = 1 << 20,
+        timeout_s: float = 30,
+        credentials: tuple[str, str] | None = None,
+    ) -> None:
+        super().__init__(server, timeout_s, credentials)
+        self._group = group
+        self._reset: Literal["earliest", "latest", "error"] = auto_offset_reset
+        self._fetch_max_bytes = fetch_max_bytes
+        self._partition_max_bytes = partition_max_bytes
+        self._positions: dict[tuple[str, int], int] = {}
+        self._fetch_offsets: dict[tuple[str, int], int] = {}
+        self._records: deque[ConsumerRecord] = deque()
+
+    def assign(self, topics: str | Iterable[str | tuple[str, int]]) -> None:
+        """Read these topics or (topic, partition)s, from where the group committed or as `auto_offset_reset` says."""
+        partitions: list[tuple[str, int]] = []
+        for item in [topics] if isinstance(topics, str) else topics:
+            if isinstance(item, str):
+                partitions += [(item, number) for number in self.client.metadata([item])[item]]
+            else:
+                partitions.append(item)
+        committed = self.client.committed_offsets(self._group, partitions) if self._group is not None else {}
+        self._positions = {key: committed[key] if key in committed else self._start(key) for key in partitions}
+        self._fetch_offsets = dict(self._positions)
+        self._records.clear()
+
+    def _start(self, partition: tuple[str, int]) -> int:
+        if self._reset == "error":
+            raise OffsetOutOfRange(f"no offset to begin at in {partition}")
+        return self.client.list_offsets(*partition, self._reset) or 0
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at `offset`. Raises KeyError when the partition is not assigned."""
+        key = (topic, partition)
+        if key not in self._positions:
+            raise KeyError(key)
+        self._positions[key] = self._fetch_offsets[key] = offset
+        self._records = deque(record for record in self._records if (record.topic, record.partition) != key)
+
+    def fetch(self, max_records: int = 500, *, timeout_ms: int = 500) -> list[ConsumerRecord]:
+        """Up to `max_records` records; none when there are none within `timeout_ms`."""
+        if not self._records and self._positions:
+            self._fill(timeout_ms)
+        taken = [self._records.popleft() for _ in range(min(max_records, len(self._records)))]
+        for record in taken:
+            self._positions[record.topic, record.partition] = record.offset + 1
+        return taken
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """All records, for ever."""
+        while True:
+            yield from self.fetch(1, timeout_ms=5000)
+
+    def commit(self) -> None:
+        """Store, durably, how far the records handed out go. Raises ValueError without a group."""
+        if self._group is None:
+            raise ValueError("a consumer without a group cannot commit")
+        self.client.commit_offsets(self._group, self._positions)
+
+    def _fill(self, timeout_ms: int) -> None:
+        keys = list(self._fetch_offsets)
+        entries = [wire.FetchEntry(*key, self._fetch_offsets[key], self._partition_max_bytes) for key in keys]
+        try:
+            results = self.client.fetch_many(entries, self._fetch_max_bytes, timeout_ms, 1)
+        except ConnectionLost:
+            time.sleep(min(_RETRY_BACKOFF_S, timeout_ms / 1000))
+            return
+        for key, fetched in zip(keys, results):
+            if fetched.error is not None:
+                error = error_from_wire(fetched.error)
+                if not isinstance(error, OffsetOutOfRange) or self._reset == "error":
+                    raise error
+                self._positions[key] = self._fetch_offsets[key] = self._start(key)
+                continue
+            for batch in split_batches(fetched.records):
+                self._records += batch_records(*key, batch, self._fetch_offsets[key])
+                self._fetch_offsets[key] = offset_after(batch)
