@@ -31,7 +31,7 @@ class Outbox(Protocol):
     on_writable: Callable[[], None] | None
     """Called by the shell when `writable` turns true again."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append `data` (any bytes-like object that is not changed afterwards)."""
 
 
