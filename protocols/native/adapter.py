@@ -394,8 +394,12 @@ class NativeAdapter:
             elif which == wire.LATEST:
                 entries.append((None, log.high_watermark, -1))
             else:
-                found = await log.offset_for_timestamp_cold(which)
-                entries.append((None, None, -1) if found is None else (None, *found))
+                try:
+                    found = await log.offset_for_timestamp_cold(which)
+                except OSError as error:
+                    entries.append((wire_error(ErrorCode.STORAGE_UNAVAILABLE, str(error)), None, -1))
+                else:
+                    entries.append((None, None, -1) if found is None else (None, *found))
         return wire.ListOffsetsReply(request.correlation_id, entries)
 
     # Groups

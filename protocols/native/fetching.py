@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from core_log.errors import OffsetOutOfRange
+from core_log.errors import LogError, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from delay.timer_service import Timer, TimerService
 from protocols.native.config import NativeConfig
@@ -172,7 +172,7 @@ class Fetches:
                 batches = await log.read_cold(entry.offset, min(entry.bytes_max, max(gathered.bytes_left, 0)))
             except OffsetOutOfRange as problem:
                 error = wire_error(ErrorCode.OFFSET_OUT_OF_RANGE, str(problem))
-            except OSError as problem:
+            except (OSError, LogError) as problem:
                 error = wire_error(ErrorCode.STORAGE_UNAVAILABLE, f"the log cannot be read: {problem}")
             gathered.final = gathered.final or error is not None
             gathered.entries[index] = (error, log.log_start_offset, log.high_watermark, gathered.take(batches))
