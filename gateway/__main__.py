@@ -2,4 +2,5 @@
 
 from gateway.cli import main
 
-main()
+if __name__ == "__main__":  # the demo's parts are processes that import this module again
+    main()
