@@ -1,6 +1,6 @@
 """A work queue over AMQP: tasks survive the broker, and each is done by one worker, which says so when it is done.
 
-    python examples/amqp_worker.py [port]
+python examples/amqp_worker.py [port]
 """
 
 import sys

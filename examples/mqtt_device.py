@@ -1,6 +1,6 @@
 """A device over MQTT, and a service that hears all devices of a room.
 
-    python examples/mqtt_device.py [port]
+python examples/mqtt_device.py [port]
 """
 
 import sys

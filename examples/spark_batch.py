@@ -1,6 +1,6 @@
 """A topic as a table in Spark: what a thermometer sends over MQTT, averaged by room from the log.
 
-    python examples/spark_batch.py [mqtt port] [native port]
+python examples/spark_batch.py [mqtt port] [native port]
 """
 
 import sys
@@ -31,7 +31,7 @@ def mean_by_room(spark: SparkSession, server: str) -> list[Any]:
 
 
 if __name__ == "__main__":
-    mqtt_port, native_port = (*map(int, sys.argv[1:]), *(1883, 7420)[len(sys.argv) - 1 :])
+    mqtt_port, native_port = (*map(int, sys.argv[1:]), *(1883, 9094)[len(sys.argv) - 1 :])
     fill(mqtt_port, f"127.0.0.1:{native_port}")
     ensure_java()
     session = SparkSession.builder.master("local[2]").getOrCreate()

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
-from core_log.record_batch import decode_columns
 from gateway.demo.crew import Report
 from gateway.demo.flights import AIRPORT, Flight
 from protocols.native.blocking import BlockingClient
+from protocols.native.blocking_clients import BlockingConsumer
 
 FLIGHTS_TOPIC = "flights"
 FLIGHTS_PARTITIONS = 6
 AIRPORT_TOPIC = f"flights-{AIRPORT.lower()}"
 EXCHANGE = "amq.topic"
 """Where MQTT publishes; the `/` of its names are `.` there."""
+RECORDS_MAX = 5_000
+"""Most records in one report."""
 
 
 def create_topics(server: str) -> None:
@@ -32,11 +34,8 @@ def create_topics(server: str) -> None:
 def follow(report: Report, server: str) -> None:
     """The part of the job: read from the start and go on until ended. Reports (key, identity) of each record."""
     decode = msgspec.json.Decoder(Flight).decode
-    offset = 0
-    with BlockingClient(server) as client:
+    with BlockingConsumer(server, auto_offset_reset="earliest") as consumer:
+        consumer.assign(AIRPORT_TOPIC)
         while True:
-            for batch in client.fetch(AIRPORT_TOPIC, 0, offset).batches:
-                columns = decode_columns(batch)
-                rows = zip(columns.keys, columns.values, strict=True)
-                report([((key or b"").decode(), decode(value or b"").id) for key, value in rows])
-                offset = columns.offsets[-1] + 1
+            if records := consumer.fetch(RECORDS_MAX):
+                report([((one.key or b"").decode(), decode(one.value or b"").id) for one in records])

@@ -2,7 +2,7 @@
 
 1. A part is a function `part(report, *arguments)`. It calls `report(value)` as often as it likes; `Crew.reports` gives
    what all parts said, by name. A part that raises ends the job with its name and its error.
-2. Parts ignore the interrupt key: the one who started them ends them, so that they end in order and leave nothing.
+2. Parts do not see the interrupt key: the one who started them ends them, so that they end in order and leave nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,12 @@ class Crew:
         process = self._context.Process(
             target=_run, name=name, args=(name, part, self._reports, arguments), daemon=True
         )
-        process.start()
+        # A new process inherits what is blocked, so parts never see the interrupt key, not even while they start.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self._processes[name] = process
 
     def reports(self) -> Iterator[tuple[str, Any]]:
@@ -92,7 +97,6 @@ class Crew:
 
 
 def _run(name: str, part: Callable[..., None], reports: Any, arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         part(lambda value: reports.put((name, value)), *arguments)
     except Exception:

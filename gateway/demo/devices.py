@@ -69,9 +69,12 @@ class Device:
             self._client.loop_write()
         if events & ~select.POLLOUT:
             self._client.loop_read()
-        self._client.loop_misc()
         if not self._client.is_connected():
             raise ConnectionError("the broker closed the connection of a device")
+
+    def keep_alive(self) -> None:
+        """Ping when it is time."""
+        self._client.loop_misc()
 
     def close(self) -> None:
         """Say goodbye."""
@@ -86,19 +89,20 @@ def publish(report: Report, port: int, rows: int | None) -> None:
     """The part of the job: all devices publish all their flights. Reports how many are acknowledged so far."""
     own = by_device(load(rows))
     devices = {device.socket_number: device for device in (Device(name, own[name], port) for name in own)}
+    all_devices = list(devices.values())
     poll = select.poll()
-    for number in devices:
-        poll.register(number, select.POLLIN)
     reported_at = 0.0
-    while not all(device.done for device in devices.values()):
+    while devices:
         for number, device in devices.items():
             device.send()
-            poll.modify(number, select.POLLIN | (select.POLLOUT if device.wants_to_write else 0))
+            poll.register(number, select.POLLIN | (select.POLLOUT if device.wants_to_write else 0))
         for number, events in poll.poll(POLL_MS):
             devices[number].turn(events)
-        if time.monotonic() - reported_at > REPORT_INTERVAL_S:
+            if devices[number].done:
+                poll.unregister(number)
+                devices.pop(number).close()
+        if not devices or time.monotonic() - reported_at > REPORT_INTERVAL_S:
             reported_at = time.monotonic()
-            report(sum(device.acknowledged for device in devices.values()))
-    for device in devices.values():
-        device.close()
-    report(sum(device.acknowledged for device in devices.values()))
+            report(sum(device.acknowledged for device in all_devices))
+            for device in devices.values():
+                device.keep_alive()

@@ -35,24 +35,28 @@ def run(rows: int | None) -> int:
     """Run the demo; see `gateway.demo.main`."""
     console = Console()
     directory = Path(tempfile.mkdtemp(prefix="millrace-demo-"))
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return _run_in(directory, rows, console)
     except KeyboardInterrupt:
         console.print("Interrupted.")
         return INTERRUPTED
     except (BrokerDidNotStart, PartFailed) as error:
-        console.print(f"[bold red]FAILED[/] {error}", highlight=False)
+        console.print("[bold red]FAILED[/]", end=" ")
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         for log in sorted(directory.glob("*.log")):
             text = log.read_text(errors="replace")[-LOG_SHOWN_BYTES:]
-            console.print(f"--- end of {log.name}\n{text}", markup=False, highlight=False)
+            console.print(f"--- end of {log.name}\n{text}", markup=False, highlight=False, soft_wrap=True)
         return DIFFERENT
     finally:
-        signal.signal(signal.SIGTERM, previous)
         shutil.rmtree(directory, ignore_errors=True)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # cleaning up is not to be interrupted
     raise KeyboardInterrupt
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from examples import spark_batch
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
 from tests.spark_bridge.test_reader import batch
+from tests.support import BrokerProcess
 
 pytestmark = pytest.mark.spark
 
@@ -71,3 +73,19 @@ def test_read_stream_says_that_it_cannot(spark: Any) -> None:
         query = spark.readStream.format("millrace").options(**options).load().writeStream.format("noop").start()
         with pytest.raises(Exception, match="not supported in this version"):
             query.awaitTermination(30)
+
+
+def test_the_example_reads_from_a_real_broker_what_was_published_over_mqtt(
+    spark: Any, shared_broker: BrokerProcess
+) -> None:
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    spark_batch.fill(shared_broker.mqtt_port, server)
+    assert spark_batch.mean_by_room(spark, server) == [("attic", 11.5), ("kitchen", 21.0)]
+    table = frame(spark, server, subscribe="climate", includeHeaders="true")
+    rows = table.selectExpr("string(key)", "string(value)", "headers", "offset").collect()
+    assert sorted(tuple(row)[:2] for row in rows) == [
+        ("climate.attic", "11.0"),
+        ("climate.attic", "12.0"),
+        ("climate.kitchen", "20.0"),
+        ("climate.kitchen", "22.0"),
+    ]
