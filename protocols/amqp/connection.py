@@ -24,7 +24,7 @@ from protocols.amqp import methods
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.deliveries import method_frame
 from protocols.amqp.errors import AmqpError, SyntaxFault, payload_snippet
-from protocols.amqp.method_codec import Method, decode_method
+from protocols.amqp.methods import Method, decode_method
 from protocols.amqp.publish_run import (
     AckRange,
     AckUpTo,

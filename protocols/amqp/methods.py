@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from protocols.amqp.method_codec import (
+    METHODS,
     Bit,
     Long,
     LongLong,
@@ -17,8 +18,11 @@ from protocols.amqp.method_codec import (
     Short,
     ShortString,
     Table,
+    decode_method,
     method,
 )
+
+__all__ = ["METHODS", "Method", "decode_method"]
 
 
 @method(10, 10, "connection.start")

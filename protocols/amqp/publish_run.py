@@ -25,6 +25,7 @@ _FRAME_HEAD = struct.Struct(">BHI")
 _TAG = struct.Struct(">Q")
 _END = 0xCE
 _ACK_BYTES = 21
+_TAG_MAX = (1 << 64) - 1
 _CYCLE = bytes(range(256))
 _CHUNKS = (128, 16)
 _STRUCTS_MAX = 256
@@ -264,9 +265,9 @@ def take_acks(data: bytes, pos: int, end: int, channel: int) -> tuple[int, int]:
     (last,) = _TAG.unpack_from(data, pos + 11)
     pos += _ACK_BYTES
     count_max = 256
-    while end - pos >= _ACK_BYTES:
+    while end - pos >= _ACK_BYTES and last < _TAG_MAX:
         expected = last + 1
-        if data[pos : pos + _ACK_BYTES] != b"%b%b\0\xce" % (head, _TAG.pack(expected & 0xFFFFFFFFFFFFFFFF)):
+        if data[pos : pos + _ACK_BYTES] != b"%b%b\0\xce" % (head, _TAG.pack(expected)):
             break
         low = expected & 255
         count = min((end - pos) // _ACK_BYTES, 256 - low, count_max)
