@@ -1,0 +1,61 @@
+"""Small files that are replaced as a whole: after a crash either the old content is found or the new, never a mixture.
+
+    0   crc      u32   CRC-32C of the rest
+    4   length   u32
+    8   content
+
+Written to a second name, synced, renamed over the first, and the directory synced.
+"""
+
+from __future__ import annotations
+
+import logging
+from struct import Struct
+
+from crc32c import crc32c
+
+from core_log.files import Files
+
+_HEAD = Struct(">II")
+_LENGTH = Struct(">I")
+TEMPORARY_SUFFIX = ".new"
+
+logger = logging.getLogger(__name__)
+
+
+def save(files: Files, path: str, content: bytes, *, sync_name: bool = True) -> None:
+    """Replace the checkpoint at `path`, durably. Raises OSError.
+
+    With sync_name=False a crash soon after may bring back the old content.
+    """
+    sized = _LENGTH.pack(len(content)) + content
+    temporary = path + TEMPORARY_SUFFIX
+    file = files.open(temporary)
+    try:
+        file.truncate(0)
+        file.pwritev([crc32c(sized).to_bytes(4, "big"), sized], 0)
+        file.sync()
+    finally:
+        file.close()
+    files.rename(temporary, path)
+    if sync_name:
+        files.sync_directory(path.rpartition("/")[0])
+
+
+def load(files: Files, path: str) -> bytes | None:
+    """The content last saved; None when there is none or it is damaged (which is logged)."""
+    try:
+        size = files.size(path)
+        file = files.open(path, create=False)
+    except FileNotFoundError:
+        return None
+    try:
+        data = file.pread(size, 0)
+    finally:
+        file.close()
+    if len(data) >= _HEAD.size:
+        crc, length = _HEAD.unpack_from(data)
+        if length == len(data) - _HEAD.size and crc == crc32c(memoryview(data)[4:]):
+            return data[_HEAD.size :]
+    logger.warning("checkpoint %s is damaged and ignored", path)
+    return None

@@ -1,0 +1,175 @@
+"""Reading behind the tail cache: from the files, in a thread, safe against everything the event loop does meanwhile.
+
+1. A read opens the segment's file itself and never shares a handle. When the file has gone because its prefix was
+   deleted, the offset is out of range; that is the only race there is, since written bytes never change.
+2. One `pread` of about the size asked for, at the position the sparse index names, instead of many small ones.
+3. Every batch is checked, CRC included: a damaged one raises CorruptBatch with file and position, and is never handed
+   on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from core_log.batch_header import HEADER_BYTES
+from core_log.errors import CorruptBatch, OffsetOutOfRange
+from core_log.files import BytesLike, File
+from core_log.record_decoder import decode_columns
+from core_log.segment import Segment, check_batch, scan
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+
+READ_BYTES_MIN = 64 << 10
+READ_BYTES_MAX = 8 << 20
+THREADS_MAX = 8
+
+T = TypeVar("T")
+
+_limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("cold_reader_limiter")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run a blocking read in a thread; at most `THREADS_MAX` at a time. A cancelled caller does not wait for it."""
+    try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(THREADS_MAX)
+        _limiter.set(limiter)
+    return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
+
+
+def read_batches(log: PartitionLog, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:
+    """Batches from the one that holds `offset`, below `limit`, which is at most the written offset.
+
+    Raises OffsetOutOfRange, CorruptBatch, OSError.
+    """
+    for segment in log.segments_from(offset):
+        if segment.base_offset >= limit:
+            break
+        try:
+            batches = _read_segment(log, segment, offset, max_bytes, limit)
+        except FileNotFoundError:
+            if offset < log.log_start_offset:
+                raise OffsetOutOfRange(offset, log.log_start_offset, log.log_end_offset) from None
+            raise
+        if batches:
+            return batches
+    return []
+
+
+def _read_segment(log: PartitionLog, segment: Segment, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:
+    end = segment.written_bytes
+    position = segment.position_of(log.files, offset) if offset > segment.base_offset else 0
+    file = log.files.open(segment.log_path, create=False)
+    try:
+        # What is skipped to reach the offset is about an index interval.
+        size = min(max(max_bytes, READ_BYTES_MIN) + segment.interval_bytes, READ_BYTES_MAX)
+        batches: list[BytesLike] = []
+        total = 0
+        while position < end and not batches:
+            data = file.pread(min(size, end - position), position)
+            at = 0
+            while len(data) - at >= HEADER_BYTES:
+                batch_bytes, _, next_offset, _ = _check(segment, data, position, at)
+                if batches and total + batch_bytes > max_bytes:
+                    return batches
+                if batch_bytes > len(data) - at:
+                    break
+                if next_offset > limit:
+                    return batches
+                if next_offset > offset:
+                    batches.append(data[at : at + batch_bytes])
+                    total += batch_bytes
+                at += batch_bytes
+            if not at:
+                size = _size_of_first(segment, data, position, end)
+            position += at
+        return batches
+    finally:
+        file.close()
+
+
+def _check(segment: Segment, data: bytes, position: int, at: int) -> tuple[int, int, int, int]:
+    try:
+        return check_batch(data, at, len(data))
+    except CorruptBatch as error:
+        raise CorruptBatch(f"{segment.log_path} at position {position + at}: {error}") from None
+
+
+def _size_of_first(segment: Segment, data: bytes, position: int, end: int) -> int:
+    """How much to read for the batch `data` begins with, of which it holds only a part."""
+    size = check_batch(data, 0, len(data))[0] if len(data) >= HEADER_BYTES else end - position + 1
+    if size > end - position or size <= len(data):
+        raise CorruptBatch(f"{segment.log_path} at position {position}: batch of {size} bytes in {end - position}")
+    return size
+
+
+def find_timestamp(log: PartitionLog, timestamp_ms: int) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record with a timestamp >= `timestamp_ms`, below the high watermark.
+
+    Raises CorruptBatch, OSError.
+    """
+    limit = log.high_watermark
+    start = log.log_start_offset
+    for segment in log.segments_from(start):
+        if segment.base_offset >= limit:
+            break
+        try:
+            if segment.largest_timestamp_ms(log.files) < timestamp_ms:
+                continue
+            offset = max(segment.offset_before(log.files, timestamp_ms), start)
+            position = segment.position_of(log.files, offset)
+            file = log.files.open(segment.log_path, create=False)
+        except FileNotFoundError:
+            if segment.deleted:
+                continue
+            raise
+        try:
+            found = _find_in_segment(file, segment, position, timestamp_ms, start, limit)
+        finally:
+            file.close()
+        if found is not None:
+            return found
+    return None
+
+
+def _find_in_segment(
+    file: File, segment: Segment, position: int, timestamp_ms: int, start: int, limit: int
+) -> tuple[int, int] | None:
+    for place in scan(file, segment.log_path, position, segment.written_bytes):
+        if place.next_offset > limit:
+            break
+        if place.max_timestamp_ms < timestamp_ms or place.next_offset <= start:
+            continue
+        columns = decode_columns(file.pread(place.size, place.position))
+        for offset, found_ms in zip(columns.offsets, columns.timestamps_ms):
+            if found_ms >= timestamp_ms and offset >= start:
+                return offset, found_ms
+    return None
+
+
+def verify(log: PartitionLog) -> list[str]:
+    """See `PartitionLog.verify`."""
+    problems = []
+    for segment in log.segments_from(log.log_start_offset):
+        if not segment.written_bytes:
+            continue
+        try:
+            file = log.files.open(segment.log_path, create=False)
+        except OSError as error:
+            problems.append(f"{segment.log_path}: {error}")
+            continue
+        try:
+            for place in scan(file, segment.log_path, 0, segment.written_bytes, expected=segment.base_offset):
+                found = segment.position_of(log.files, place.base_offset)
+                if found > place.position:
+                    problems.append(f"{segment.stem}.index points offset {place.base_offset} to {found}")
+        except (CorruptBatch, OSError) as error:
+            problems.append(str(error))
+        finally:
+            file.close()
+    return problems

@@ -1,0 +1,166 @@
+"""What the flusher's thread does for one log: an immutable order, made and finished on the event loop.
+
+The order of the steps is what makes `flushed_offset` true:
+
+1. Batches are written segment by segment. A segment that is full is synced, its indexes are completed and synced, and
+   the recovery point moves behind it, before a byte of the next one is synced.
+2. With `sync`, the last segment is synced, then the directory if it has got new names.
+3. Only then may prefixes go: the new log start is saved durably, the oldest segment is removed first.
+
+After an error the job is abandoned as a whole. Executing it again, from its first byte, is harmless: all writes are at
+fixed positions. What a failed write left behind is cut off, so that a restart finds no torn tail.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from core_log import checkpoint
+from core_log.files import BytesLike, Files
+from core_log.segment import Segment
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+
+logger = logging.getLogger(__name__)
+
+_RECOVERY_POINT = Struct(">qqqqqqq")
+_LOG_START = Struct(">q")
+
+
+class RecoveryPoint(NamedTuple):
+    """Up to here everything is synced, indexes included: a start need not look at it.
+
+    `position` is in the segment that begins with `segment_base`, `next_offset` the log end offset at that position; the
+    rest is the segment's state there.
+    """
+
+    segment_base: int
+    position: int
+    next_offset: int
+    max_timestamp_ms: int
+    created_ms: int
+    offset_entries: int
+    time_entries: int
+
+    def save(self, files: Files, directory: str) -> None:
+        """Raises OSError. A crash may bring back an older one, which costs time, not safety."""
+        checkpoint.save(files, f"{directory}/recovery-point", _RECOVERY_POINT.pack(*self), sync_name=False)
+
+    @classmethod
+    def load(cls, files: Files, directory: str) -> RecoveryPoint | None:
+        """The last one saved."""
+        data = checkpoint.load(files, f"{directory}/recovery-point")
+        return cls(*_RECOVERY_POINT.unpack(data)) if data is not None and len(data) == _RECOVERY_POINT.size else None
+
+
+def save_log_start(files: Files, directory: str, offset: int) -> None:
+    """Raises OSError."""
+    checkpoint.save(files, f"{directory}/log-start", _LOG_START.pack(offset))
+
+
+def load_log_start(files: Files, directory: str) -> int:
+    """0 when none was saved."""
+    data = checkpoint.load(files, f"{directory}/log-start")
+    return int(_LOG_START.unpack(data)[0]) if data is not None and len(data) == _LOG_START.size else 0
+
+
+@dataclass(slots=True)
+class SegmentWrite:
+    """Batches to be written to a segment at `position`. `closing` is set when it is full: where the next one begins."""
+
+    segment: Segment
+    position: int
+    buffers: list[BytesLike] = field(default_factory=list)
+    size: int = 0
+    closing: RecoveryPoint | None = None
+
+
+@dataclass(slots=True)
+class FlushJob:
+    """One order of a log to the flusher; `error`, `finished` and `applied` are its result."""
+
+    log: PartitionLog
+    files: Files
+    directory: str
+    writes: list[SegmentWrite]
+    active: Segment
+    active_bytes: int
+    """Size of the active segment once this is written."""
+    end_offset: int
+    size: int
+    """Bytes of `writes` that nobody has written before."""
+    sync: bool
+    sync_names: bool
+    recovery_point: RecoveryPoint | None
+    log_start: int | None
+    removals: list[Segment]
+    error: OSError | None = None
+    finished: bool = False
+    """The thread is done with it."""
+    applied: bool = False
+    """The log has taken the result."""
+
+
+def execute(job: FlushJob) -> None:
+    """Do all of a job, in any thread. Sets `job.error` instead of raising OSError."""
+    files = job.files
+    write: SegmentWrite | None = None
+    try:
+        for write in job.writes:
+            if not write.segment.deleted:
+                _write(job, write)
+        write = None
+        if job.sync:
+            job.active.writable(files).sync()
+            if job.sync_names:
+                files.sync_directory(job.directory)
+        point = job.recovery_point
+        if point is not None:
+            assert job.active.index is not None
+            job.active.index.save(files, job.active.stem, point.offset_entries, point.time_entries)
+            point.save(files, job.directory)
+        if job.log_start is not None:
+            save_log_start(files, job.directory, job.log_start)
+    except OSError as error:
+        job.error = error
+        if write is not None:
+            _cut_torn_tail(files, write)
+    else:
+        _remove(job)
+    job.finished = True
+
+
+def _write(job: FlushJob, write: SegmentWrite) -> None:
+    segment = write.segment
+    file = segment.writable(job.files)
+    if write.buffers:
+        file.pwritev(write.buffers, write.position)
+    if write.closing is not None:
+        file.sync()
+        job.files.sync_directory(job.directory)
+        index = segment.index
+        if index is not None:
+            index.add_time(segment.max_timestamp_ms, write.closing.segment_base - segment.base_offset)
+            index.save(job.files, segment.stem, len(index.offsets), len(index.times))
+        write.closing.save(job.files, job.directory)
+
+
+def _cut_torn_tail(files: Files, write: SegmentWrite) -> None:
+    segment = write.segment
+    try:
+        segment.writable(files).truncate(max(write.position, segment.written_bytes))
+    except OSError:
+        pass  # the disk refuses this, too: a restart would cut the tail, and the next attempt writes over it
+
+
+def _remove(job: FlushJob) -> None:
+    for segment in job.removals:
+        segment.close_file()
+        try:
+            segment.remove(job.files)
+        except OSError as error:
+            logger.warning("%s could not be removed, the next start tries again: %s", segment.log_path, error)

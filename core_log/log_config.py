@@ -1,0 +1,38 @@
+"""What can be set for a partition log."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a log; -1 for a retention means unlimited.
+
+    `fsync` says what `committed_offset` promises: "commit" an fdatasync before every promise, "interval" a write now
+    and an fdatasync each `fsync_interval_ms`, "never" a write (segments are still synced when full, and at close).
+    """
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * 86_400_000
+    index_interval_bytes: int = 4096
+    index_bytes_max: int = 10 << 20
+    retention_ms: int = 7 * 86_400_000
+    retention_bytes: int = -1
+    message_bytes_max: int = (1 << 20) + 12
+    """The largest batch."""
+    fsync: Literal["commit", "interval", "never"] = "commit"
+    fsync_interval_ms: int = 1000
+    tail_cache_bytes: int = 4 << 20
+    unsynced_bytes_max: int = 8 << 20
+    """Written bytes kept in memory while nobody asks for a sync (fsync="commit"); beyond it the log syncs by itself."""
+    recovery_bytes: int = 64 << 20
+    """After this many synced bytes the recovery point moves: besides the unsynced a start scans no more."""
+
+    def __post_init__(self) -> None:
+        for name in ("segment_bytes", "segment_ms", "index_bytes_max", "message_bytes_max", "fsync_interval_ms"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive")
+        if self.segment_bytes > 1 << 31:
+            raise ValueError("segment_bytes must not exceed 2 GiB: positions in an index are 32 bits")

@@ -1,0 +1,232 @@
+"""Group commit: the threads that write and sync, and the tasks around them.
+
+1. A log has at most one job under way. All that is appended meanwhile joins its next job, so that batching emerges
+   under load and costs nothing without.
+2. Jobs go to long-lived daemon threads through a `SimpleQueue`, results come back through `run_sync_soon`; a hop costs
+   some tens of microseconds, starting a thread for each would cost more than a small fdatasync.
+3. Completions are taken in bunches: every log's result with its listeners, then `after_turn`, then new jobs, so that
+   what listeners and the turn append goes into the next job, not into the one after it.
+4. `enlist` costs next to nothing and may be called for each append: the log is looked at when the event loop comes
+   round. `submit` is for those who wait.
+5. A log whose job failed is tried again each `retry_interval_s`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from core_log.errors import LogUnavailable
+from core_log.flush_job import FlushJob, execute
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+
+THREADS_MAX = 4
+
+
+class LogFlusher:
+    """See the module. `unflushed_bytes` are appended to logs and not yet written (or not yet synced, if asked for)."""
+
+    def __init__(self, *, retry_interval_s: float = 1.0, unflushed_bytes_max: int = 64 << 20) -> None:
+        self.retry_interval_s = retry_interval_s
+        self.unflushed_bytes_max = unflushed_bytes_max
+        self.unflushed_bytes = 0
+        self.after_turn: Callable[[], None] | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._jobs: queue.SimpleQueue[FlushJob | None] = queue.SimpleQueue()
+        self._finished: deque[FlushJob] = deque()
+        self._threads = 0
+        self._under_way = 0
+        self._enlisted: dict[PartitionLog, None] = {}
+        self._failed: dict[PartitionLog, None] = {}
+        self._sync_due: dict[PartitionLog, float] = {}
+        self._server: trio.lowlevel.Task | None = None
+        """The task of `_serve` while it is parked."""
+        self._something_failed = trio.Event()
+        self._something_to_sync = trio.Event()
+        self._progress = trio.Event()
+        self._blocking = 0
+        self._job_done = threading.Condition()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. Logs that are closed afterwards flush themselves."""
+        self._token = trio.lowlevel.current_trio_token()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._serve)
+                nursery.start_soon(self._retry)
+                nursery.start_soon(self._sync_at_intervals)
+                task_status.started()
+        finally:
+            self._token = None
+            for _ in range(self._threads):
+                self._jobs.put(None)
+            self._threads = 0
+            self._jobs = queue.SimpleQueue()
+
+    # ---- handing over
+
+    def enlist(self, log: PartitionLog) -> None:
+        """There is something to do for `log`, soon: after the tasks that are runnable now."""
+        self._enlisted[log] = None
+        if self._server is not None:
+            self._wake()
+
+    def submit(self, log: PartitionLog) -> None:
+        """Hand over what `log` has now, unless a job is under way or the disk refuses."""
+        if self._token is None:
+            self._enlisted[log] = None
+        elif log.error is None:
+            self._start(log)
+
+    def retry_later(self, log: PartitionLog) -> None:
+        """The disk refused: try again when `retry_interval_s` has passed."""
+        self._failed[log] = None
+        self._something_failed.set()
+
+    def _start(self, log: PartitionLog) -> None:
+        job = log.take_job()
+        if job is None:
+            return
+        self._under_way += 1
+        if self._under_way > self._threads and self._threads < THREADS_MAX:
+            self._threads += 1
+            thread = threading.Thread(
+                target=self._work, args=(self._jobs, self._token), name="log-flusher", daemon=True
+            )
+            thread.start()
+        self._jobs.put(job)
+
+    def _work(self, jobs: queue.SimpleQueue[FlushJob | None], token: trio.lowlevel.TrioToken) -> None:
+        while (job := jobs.get()) is not None:
+            execute(job)
+            self._finished.append(job)
+            if self._blocking:
+                with self._job_done:
+                    self._job_done.notify_all()
+            try:
+                token.run_sync_soon(self._wake, idempotent=True)
+            except trio.RunFinishedError:
+                pass  # whoever closes the log takes the result
+
+    # ---- the task that owns completion
+
+    def _wake(self) -> None:
+        task, self._server = self._server, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    async def _serve(self) -> None:
+        def abort(_: Callable[[], None]) -> trio.lowlevel.Abort:
+            self._server = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        while True:
+            while self._finished or self._enlisted:
+                if self._finished:
+                    self._take_finished()
+                logs = list(self._enlisted)
+                self._enlisted.clear()
+                for log in logs:
+                    self.submit(log)
+            self._server = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _take_finished(self) -> None:
+        while self._finished:
+            job = self._finished.popleft()
+            self._under_way -= 1
+            if not job.applied:
+                self._apply(job)
+                self._enlisted[job.log] = None
+        if self.unflushed_bytes <= self.unflushed_bytes_max:
+            self._progress.set()
+            self._progress = trio.Event()
+        if self.after_turn is not None:
+            self.after_turn()
+
+    def _apply(self, job: FlushJob) -> None:
+        log = job.log
+        log.complete(job)
+        if log.error is not None:
+            self.retry_later(log)
+        elif log.config.fsync == "interval" and log.flushed_offset < log.written_offset and log not in self._sync_due:
+            self._sync_due[log] = trio.current_time() + log.config.fsync_interval_ms / 1000
+            self._something_to_sync.set()
+
+    async def _retry(self) -> None:
+        while True:
+            await self._something_failed.wait()
+            self._something_failed = trio.Event()
+            await trio.sleep(self.retry_interval_s)
+            logs = list(self._failed)
+            self._failed.clear()
+            for log in logs:
+                self._start(log)
+
+    async def _sync_at_intervals(self) -> None:
+        while True:
+            if not self._sync_due:
+                self._something_to_sync = trio.Event()
+                await self._something_to_sync.wait()
+            if self._sync_due:
+                await trio.sleep_until(min(self._sync_due.values()))
+            now = trio.current_time()
+            for log in [log for log, due_s in self._sync_due.items() if due_s <= now]:
+                del self._sync_due[log]
+                if log.error is None:
+                    log.request_interval_sync()
+
+    # ---- waiting
+
+    async def wait_for_room(self) -> None:
+        """Back-pressure: returns at once unless `unflushed_bytes` is above `unflushed_bytes_max`."""
+        while self.unflushed_bytes > self.unflushed_bytes_max:
+            await self._progress.wait()
+
+    async def drain(self, log: PartitionLog) -> None:
+        """Wait until everything appended to `log` so far is written and nothing is under way, or its disk refuses."""
+        while log.error is None and (log.job is not None or log.written_offset < log.log_end_offset):
+            self.submit(log)
+            await self._wait_for_change(log)
+
+    async def wait_committed(self, log: PartitionLog, offset: int) -> None:
+        """Wait until `committed_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""
+        while log.committed_offset < offset:
+            if log.error is not None:
+                raise LogUnavailable(f"{log.directory}: {log.error}")
+            log.request_sync()
+            await self._wait_for_change(log)
+
+    async def _wait_for_change(self, log: PartitionLog) -> None:
+        changed = trio.Event()
+
+        def listener(_: PartitionLog) -> None:
+            changed.set()
+
+        log.listeners.append(listener)
+        try:
+            await changed.wait()
+        finally:
+            log.listeners.remove(listener)
+
+    def withdraw(self, log: PartitionLog) -> None:
+        """Take a log back from the threads: waits for its job and applies the result. Blocks."""
+        self._enlisted.pop(log, None)
+        self._failed.pop(log, None)
+        self._sync_due.pop(log, None)
+        job = log.job
+        if job is None:
+            return
+        self._blocking += 1
+        with self._job_done:
+            while not job.finished:
+                self._job_done.wait()
+        self._blocking -= 1
+        log.complete(job)

@@ -1,0 +1,451 @@
+"""A partition log: batches in segments, appended by the event loop, written by the flusher's threads.
+
+1. `append` is memory only: it assigns offsets, notes the batch in the active segment and queues the bytes. No system
+   call is made and nothing is awaited, so the event loop never stalls on a disk.
+2. A log has at most one job with the flusher. `take_job` hands over everything that is due, `complete` takes the
+   result; between the two the job's bytes stay in memory, and with fsync="commit" until a sync covers them. After an
+   error the next job writes all of them again.
+3. log_start_offset <= flushed_offset <= written_offset <= log_end_offset. `written_offset` and `flushed_offset` only
+   rise. Readers see what is below `high_watermark`, which a single node moves with `written_offset`.
+4. The event loop changes the state, other threads only read it: lists are replaced or appended to, never reordered.
+
+Offsets may have gaps. Where it says `before` or `end`, the offset itself is excluded.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable
+from operator import attrgetter
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from core_log import cold_reader, retention
+from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC
+from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.files import BytesLike, Files
+from core_log.flush_job import FlushJob, RecoveryPoint, SegmentWrite, execute
+from core_log.log_config import LogConfig as LogConfig
+from core_log.recovery import RecoveredLog, recover
+from core_log.segment import RELATIVE_OFFSET_MAX, Segment
+from core_log.segment_index import OFFSET_ENTRY, SegmentIndex
+from core_log.tail_cache import TailCache
+
+if TYPE_CHECKING:
+    from core_log.log_flusher import LogFlusher
+
+logger = logging.getLogger(__name__)
+
+_APPEND_FIELDS = Struct(">qiib6xi8xq")
+"""base_offset, length, leader_epoch, magic, last_offset_delta, max_timestamp_ms of a batch header."""
+_PATCHED = Struct(">qii")
+"""base_offset, length, leader_epoch: what an append may change, all outside the CRC."""
+_COPY_BYTES_MAX = 64 << 10
+"""Batches up to this size are copied when patched or when a view: a view would pin the buffer it looks into."""
+
+_base_offset = attrgetter("base_offset")
+
+
+class PartitionLog:
+    """See the module. Made by `open`."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        config: LogConfig,
+        flusher: LogFlusher,
+        wall_clock_ms: Callable[[], int],
+        found: RecoveredLog,
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.config = config
+        self.wall_clock_ms = wall_clock_ms
+        self.leader_epoch = 0
+        self.log_start_offset = found.log_start_offset
+        end = found.next_offset
+        self.log_end_offset = self.written_offset = self.flushed_offset = self.high_watermark = end
+        self.committed_offset = end
+        self.error: OSError | None = None
+        self.closed = False
+        self.listeners: list[Callable[[PartitionLog], None]] = []
+        self.segments = found.segments
+        self.size_bytes = sum(segment.size for segment in found.segments)
+        self._flusher = flusher
+        self._active = found.segments[-1]
+        self._tail = TailCache(config.tail_cache_bytes, end)
+        self._pending: list[SegmentWrite] = []
+        self._pending_bytes = 0
+        self._unsynced: list[SegmentWrite] = []
+        self._unsynced_bytes = 0
+        self.job: FlushJob | None = None
+        self._sync_wanted = False
+        self._names_unsynced = True
+        self._recovery_position = found.recovery_position
+        self._log_start_unsaved = False
+        self._removals: list[Segment] = []
+
+    @classmethod
+    def open(
+        cls,
+        files: Files,
+        directory: str,
+        config: LogConfig,
+        flusher: LogFlusher,
+        *,
+        wall_clock_ms: Callable[[], int],
+    ) -> PartitionLog:
+        """Open the log in `directory`, making it when it is missing; recovers as `recovery.py` says.
+
+        Raises OSError.
+        """
+        return cls(files, directory, config, flusher, wall_clock_ms, recover(files, directory, config, wall_clock_ms()))
+
+    # ---- appending
+
+    def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
+        """Append a whole batch at `log_end_offset`, or at `base_offset`, which must not be below it.
+
+        Base offset and leader epoch are patched in when they differ. The CRC is not checked: `validate` what came from
+        outside. The batch must not be changed afterwards. Returns the base offset.
+
+        Raises LogUnavailable while `error` is set and when closed, BatchTooLarge, CorruptBatch when the length is
+        wrong.
+        """
+        if self.error is not None or self.closed:
+            raise LogUnavailable(f"{self.directory}: {self.error or 'closed'}")
+        size = len(batch)
+        if size > self.config.message_bytes_max:
+            raise BatchTooLarge(f"a batch of {size} bytes, the limit is {self.config.message_bytes_max}")
+        if size <= HEADER_BYTES:
+            raise CorruptBatch(f"{size} bytes are no batch")
+        found_offset, length, epoch, magic, last_delta, max_timestamp_ms = _APPEND_FIELDS.unpack_from(batch)
+        if length + LENGTH_START != size or magic != MAGIC or last_delta < 0:
+            raise CorruptBatch(f"batch length {length}, magic {magic}, last offset delta {last_delta} in {size} bytes")
+        if base_offset is None:
+            base_offset = self.log_end_offset
+        elif base_offset < self.log_end_offset:
+            raise ValueError(f"base offset {base_offset} is below the log end offset {self.log_end_offset}")
+        next_offset = base_offset + last_delta + 1
+        segment = self._active
+        if self._is_full(segment, size, next_offset):
+            segment = self.roll(base_offset)
+        pending = self._pending
+        if pending and pending[-1].segment is segment:
+            write = pending[-1]
+        else:
+            write = SegmentWrite(segment, segment.size)
+            pending.append(write)
+        if found_offset != base_offset or epoch != self.leader_epoch:
+            head = _PATCHED.pack(base_offset, length, self.leader_epoch)
+            rest = memoryview(batch)[_PATCHED.size :]
+            if size > _COPY_BYTES_MAX:
+                write.buffers += (head, rest)
+                self._tail.add((head, rest), size, next_offset)
+            else:
+                batch = b"".join((head, rest))
+                write.buffers.append(batch)
+                self._tail.add(batch, size, next_offset)
+        else:
+            if size <= _COPY_BYTES_MAX and type(batch) is not bytes:
+                batch = bytes(batch)
+            write.buffers.append(batch)
+            self._tail.add(batch, size, next_offset)
+        write.size += size
+        segment.note(base_offset, size, max_timestamp_ms)
+        self.log_end_offset = next_offset
+        self.size_bytes += size
+        self._pending_bytes += size
+        self._flusher.unflushed_bytes += size
+        self._flusher.enlist(self)
+        return base_offset
+
+    def _is_full(self, segment: Segment, size: int, next_offset: int) -> bool:
+        if not segment.size:
+            segment.created_ms = self.wall_clock_ms()
+            return next_offset - segment.base_offset > RELATIVE_OFFSET_MAX
+        config = self.config
+        index = segment.index
+        return (
+            segment.size + size > config.segment_bytes
+            or next_offset - segment.base_offset > RELATIVE_OFFSET_MAX
+            or (index is not None and len(index.offsets) * OFFSET_ENTRY.size >= config.index_bytes_max)
+            or self.wall_clock_ms() - segment.created_ms >= config.segment_ms
+        )
+
+    def roll(self, base_offset: int | None = None) -> Segment:
+        """Begin a new segment at `base_offset` (default: the log end offset); an empty active one is kept.
+
+        The files are made and the full one is synced by the flusher, before anything later is called flushed.
+        """
+        if base_offset is None:
+            base_offset = self.log_end_offset
+            if not self._active.size:
+                return self._active
+        full = self._active
+        if not self._pending or self._pending[-1].segment is not full:
+            self._pending.append(SegmentWrite(full, full.size))
+        self._pending[-1].closing = RecoveryPoint(base_offset, 0, base_offset, -1, 0, 0, 0)
+        active = Segment(self.directory, base_offset, self.config.index_interval_bytes, SegmentIndex())
+        active.created_ms = self.wall_clock_ms()
+        self.segments.append(active)
+        self._active = active
+        self._names_unsynced = True
+        self._recovery_position = 0
+        self._flusher.enlist(self)
+        return active
+
+    def request_sync(self) -> None:
+        """Somebody waits for `committed_offset` to reach what is appended now: hand it to the flusher at once."""
+        if self.committed_offset < self.log_end_offset:
+            self._sync_wanted = self._sync_wanted or self.config.fsync == "commit"
+            self._flusher.submit(self)
+
+    def request_interval_sync(self) -> None:
+        """The flusher's timer for fsync="interval"."""
+        if self.flushed_offset < self.log_end_offset:
+            self._sync_wanted = True
+            self._flusher.submit(self)
+
+    # ---- the flusher's side
+
+    def take_job(self, *, closing: bool = False) -> FlushJob | None:
+        """What the flusher has to do now; None when there is nothing, or a job is under way.
+
+        With `closing` everything is synced, and the recovery point moves to the end.
+        """
+        if self.job is not None or self.closed:
+            return None
+        sync = closing or (self._sync_wanted and self.flushed_offset < self.log_end_offset)
+        if not (self._pending or sync or self._log_start_unsaved or self._removals):
+            return None
+        writes = self._pending
+        if self.error is not None:
+            # The page cache cannot be trusted after a failed fsync: write everything that is not durable once more.
+            writes = self._unsynced + writes
+            sync = sync or self.config.fsync == "commit"
+            self._unsynced = []
+            self._unsynced_bytes = 0
+        active = self._active
+        advance = sync and active.size - self._recovery_position >= self.config.recovery_bytes
+        self.job = FlushJob(
+            log=self,
+            files=self.files,
+            directory=self.directory,
+            writes=writes,
+            active=active,
+            active_bytes=active.size,
+            end_offset=self.log_end_offset,
+            size=self._pending_bytes,
+            sync=sync,
+            sync_names=sync and self._names_unsynced,
+            recovery_point=self._recovery_point() if advance or closing else None,
+            log_start=self.log_start_offset if self._log_start_unsaved else None,
+            removals=self._removals,
+        )
+        self._pending = []
+        self._pending_bytes = 0
+        self._sync_wanted = False
+        self._log_start_unsaved = False
+        self._removals = []
+        return self.job
+
+    def _recovery_point(self) -> RecoveryPoint:
+        active = self._active
+        index = active.index
+        assert index is not None
+        return RecoveryPoint(
+            active.base_offset,
+            active.size,
+            self.log_end_offset,
+            active.max_timestamp_ms,
+            active.created_ms,
+            len(index.offsets),
+            len(index.times),
+        )
+
+    def complete(self, job: FlushJob) -> None:
+        """Take the result of a job that is finished; on the event loop. Calls the listeners."""
+        if job.applied:
+            return
+        job.applied = True
+        self.job = None
+        if job.error is not None:
+            self._job_failed(job, job.error)
+        else:
+            self._job_succeeded(job)
+        for listener in tuple(self.listeners):
+            listener(self)
+
+    def _job_failed(self, job: FlushJob, error: OSError) -> None:
+        self._pending = job.writes + self._pending
+        self._pending_bytes += job.size
+        self._sync_wanted = self._sync_wanted or job.sync
+        self._log_start_unsaved = self._log_start_unsaved or job.log_start is not None
+        self._removals = job.removals + self._removals
+        if self.error is None:
+            logger.error("%s: the disk refuses, appends are refused until it recovers: %s", self.directory, error)
+        self.error = error
+
+    def _job_succeeded(self, job: FlushJob) -> None:
+        for write in job.writes:
+            segment = write.segment
+            segment.written_bytes = max(segment.written_bytes, write.position + write.size)
+            if write.closing is not None:
+                segment.index = None
+                segment.close_file()
+        self.written_offset = self.high_watermark = job.end_offset
+        self._flusher.unflushed_bytes -= job.size
+        if job.sync:
+            self.flushed_offset = job.end_offset
+            self._unsynced = []
+            self._unsynced_bytes = 0
+            if job.sync_names:
+                self._names_unsynced = job.active is not self._active
+            if job.recovery_point is not None and job.active is self._active:
+                self._recovery_position = job.active_bytes
+        elif self.config.fsync == "commit":
+            self._unsynced += job.writes
+            self._unsynced_bytes += job.size
+            if self._unsynced_bytes > self.config.unsynced_bytes_max:
+                self._sync_wanted = True
+        self.committed_offset = self.flushed_offset if self.config.fsync == "commit" else self.written_offset
+        if self.error is not None:
+            logger.warning("%s: the disk takes writes again", self.directory)
+            self.error = None
+
+    async def wait_committed(self, offset: int) -> None:
+        """Wait until `committed_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""
+        await self._flusher.wait_committed(self, offset)
+
+    # ---- reading
+
+    def _check_offset(self, offset: int) -> None:
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(offset, self.log_start_offset, self.log_end_offset)
+
+    def read(self, offset: int, max_bytes: int, *, before: int | None = None) -> list[BytesLike] | None:
+        """Whole batches from the one that holds `offset`, about `max_bytes`, at least one, below `before`.
+
+        `before` is at most, and by default, the high watermark. [] at the end; None: not in memory, use `read_cold`.
+        Raises OffsetOutOfRange.
+        """
+        self._check_offset(offset)
+        limit = self.high_watermark if before is None else min(before, self.high_watermark)
+        return [] if offset >= limit else self._tail.read(offset, max_bytes, limit)
+
+    def read_blocking(self, offset: int, max_bytes: int, *, before: int | None = None) -> list[BytesLike]:
+        """`read`, from the disk when it must; for threads, start-up and tools.
+
+        Raises OffsetOutOfRange, CorruptBatch naming file and position, OSError.
+        """
+        self._check_offset(offset)
+        limit = self.high_watermark if before is None else min(before, self.high_watermark)
+        return [] if offset >= limit else cold_reader.read_batches(self, offset, max_bytes, limit)
+
+    async def read_cold(self, offset: int, max_bytes: int, *, before: int | None = None) -> list[BytesLike]:
+        """`read_blocking` in a thread."""
+        return await cold_reader.in_thread(lambda: self.read_blocking(offset, max_bytes, before=before))
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record at or after a time; None when there is none.
+
+        Blocks; raises CorruptBatch, OSError.
+        """
+        return cold_reader.find_timestamp(self, timestamp_ms)
+
+    async def offset_for_timestamp_cold(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """`offset_for_timestamp` in a thread."""
+        return await cold_reader.in_thread(lambda: cold_reader.find_timestamp(self, timestamp_ms))
+
+    def segments_from(self, offset: int) -> list[Segment]:
+        """A snapshot of the segments from the one that holds `offset` on."""
+        segments = self.segments.copy()
+        at = bisect_right(segments, offset, key=_base_offset)
+        return segments[max(at - 1, 0) :]
+
+    def verify(self) -> list[str]:
+        """Check every written batch and index entry; returns what is wrong, with file and position. Blocks."""
+        return cold_reader.verify(self)
+
+    # ---- shrinking
+
+    def delete_prefix(self, before_offset: int) -> None:
+        """Advance the log start offset, at most to the high watermark; whole segments below it are dropped.
+
+        The active segment is never dropped. The files go in the flusher's thread, after the new start is durable.
+        """
+        before_offset = min(before_offset, self.high_watermark)
+        if before_offset <= self.log_start_offset:
+            return
+        self.log_start_offset = before_offset
+        self._log_start_unsaved = True
+        count = bisect_right(self.segments, before_offset, key=_base_offset) - 1
+        dropped = self.segments[:count]
+        del self.segments[:count]
+        for segment in dropped:
+            segment.deleted = True
+            self.size_bytes -= segment.size
+        self._removals += dropped
+        self._flusher.enlist(self)
+
+    def apply_retention(self, now_ms: int) -> None:
+        """Drop what `retention_ms` and `retention_bytes` no longer keep. Raises OSError."""
+        retention.apply(self, now_ms)
+
+    async def truncate(self, end_offset: int) -> None:
+        """Cut the log to `end_offset`: batches that reach beyond it go. For followers of a leader.
+
+        Waits for what is under way. Raises OSError, LogUnavailable while `error` is set.
+        """
+        await self._flusher.drain(self)
+        if self.error is not None:
+            raise LogUnavailable(f"{self.directory}: {self.error}")
+        if end_offset < self.log_end_offset:
+            retention.truncate(self, max(end_offset, self.log_start_offset))
+
+    def reset(self, found: RecoveredLog) -> None:
+        """Take over what was found on disk after the files were changed below us."""
+        end = found.next_offset
+        self.segments = found.segments
+        self._active = found.segments[-1]
+        self.size_bytes = sum(segment.size for segment in found.segments)
+        self.log_end_offset = self.written_offset = self.flushed_offset = end
+        self.high_watermark = self.committed_offset = end
+        self._recovery_position = found.recovery_position
+        self._unsynced = []
+        self._unsynced_bytes = 0
+        self._names_unsynced = True
+        self._tail = TailCache(self.config.tail_cache_bytes, end)
+
+    def flush_blocking(self, *, closing: bool = False) -> None:
+        """Write and sync everything now, in this thread; for start-up, tools and `close`. Then look at `error`."""
+        self._flusher.withdraw(self)
+        self._sync_wanted = True
+        while (job := self.take_job(closing=closing)) is not None:
+            execute(job)
+            self.complete(job)
+            closing = False
+            if self.error is not None:
+                self._flusher.retry_later(self)
+                break
+
+    def close(self) -> None:
+        """Write, sync and close; blocks. The next start finds the recovery point at the end and scans nothing.
+
+        While the disk refuses, what could not be written is lost, and logged.
+        """
+        if self.closed:
+            return
+        self.flush_blocking(closing=True)
+        self.closed = True
+        if self.error is not None:
+            lost = self.log_end_offset - self.committed_offset
+            logger.error("%s: closed with %d offsets not made durable: %s", self.directory, lost, self.error)
+            self._flusher.unflushed_bytes -= self._pending_bytes
+            self._pending = []
+            self._pending_bytes = 0
+        for segment in self.segments:
+            segment.close_file()

@@ -1,0 +1,148 @@
+"""Opening a log's directory: what is trusted, what is scanned, what is cut.
+
+1. Everything up to the recovery point is synced, indexes included, and is trusted. A log that was closed has its
+   recovery point at its end, so opening it costs a few small reads.
+2. From the recovery point on every batch is checked, CRC included. At the first that is damaged, torn or out of order
+   the log is cut: the rest of the segment and all later segments go, which is logged with file and position.
+3. What was scanned is synced before the log is used, so that it may be called flushed.
+4. Index files that are missing or cannot be right are rebuilt by scanning the segment.
+5. Segments below the saved log start are left-overs of an interrupted deletion and go.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import dataclass
+
+from core_log.checkpoint import TEMPORARY_SUFFIX
+from core_log.errors import CorruptBatch
+from core_log.files import Files
+from core_log.flush_job import RecoveryPoint, load_log_start
+from core_log.log_config import LogConfig
+from core_log.segment import Segment, scan
+from core_log.segment_index import SegmentIndex, is_plausible
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RecoveredLog:
+    """What a directory holds: segments in order, the last one active."""
+
+    segments: list[Segment]
+    log_start_offset: int
+    next_offset: int
+    recovery_position: int
+    """How much of the active segment need not be scanned at the next start."""
+
+
+def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> RecoveredLog:
+    """Open a log's directory, making it when it is missing. Raises OSError."""
+    files.make_directory(directory)
+    log_start = load_log_start(files, directory)
+    point = RecoveryPoint.load(files, directory)
+    bases = _segment_bases(files, directory)
+    while len(bases) > 1 and bases[1] <= log_start:
+        Segment(directory, bases.pop(0), config.index_interval_bytes, None).remove(files)
+    trusted_below = point.segment_base if point else -1
+    segments: list[Segment] = []
+    next_offset = log_start
+    scanned = cut = False
+    for base, following in zip(bases, [*bases[1:], trusted_below]):
+        segment = Segment(directory, base, config.index_interval_bytes, None)
+        if cut:
+            segment.remove(files)
+            continue
+        segments.append(segment)
+        if base < trusted_below:
+            segment.size = segment.written_bytes = files.size(segment.log_path)
+            if not is_plausible(files, segment.stem, segment.size):
+                _rebuild_index(files, segment, following)
+            continue
+        trusted_bytes, end, cut = _recover_segment(files, segment, point if base == trusted_below else None, now_ms)
+        next_offset = max(next_offset, end)
+        scanned = scanned or cut or segment.size > trusted_bytes
+    if not segments or segments[-1].index is None:
+        # A full segment is the last: the one after it had not got its name yet.
+        next_offset = max(next_offset, trusted_below)
+        segments.append(Segment(directory, next_offset, config.index_interval_bytes, SegmentIndex()))
+    for segment, after in itertools.pairwise(segments):
+        if segment.index is not None:
+            _save_closed(files, segment, segment.index, after.base_offset)
+            segment.close_file()
+    if scanned:
+        files.sync_directory(directory)
+    active = segments[-1]
+    known = point is not None and point.segment_base == active.base_offset and point.position <= active.size
+    log_start = max(log_start, segments[0].base_offset)
+    return RecoveredLog(segments, log_start, next_offset, point.position if point is not None and known else 0)
+
+
+def _segment_bases(files: Files, directory: str) -> list[int]:
+    names = files.list(directory)
+    stems = {name[:-4] for name in names if name.endswith(".log") and name[:-4].isdigit()}
+    for name in names:
+        stem, _, suffix = name.rpartition(".")
+        orphan = suffix in ("index", "timeindex") and stem not in stems
+        if orphan or name.endswith(TEMPORARY_SUFFIX):
+            files.remove(f"{directory}/{name}")
+    return sorted(map(int, stems))
+
+
+def _recover_segment(files: Files, segment: Segment, point: RecoveryPoint | None, now_ms: int) -> tuple[int, int, bool]:
+    """Scan a segment from the recovery point in it or from its start; (bytes trusted, next offset, was it cut)."""
+    path = segment.log_path
+    file = segment.writable(files)
+    file_bytes = files.size(path)
+    next_offset = segment.base_offset
+    index = segment.index = SegmentIndex()
+    if point is not None and point.position > file_bytes:
+        logger.error("%s has %d bytes, %d of them synced are lost", path, file_bytes, point.position - file_bytes)
+    elif point is not None:
+        if index.load(files, segment.stem, point.offset_entries, point.time_entries):
+            next_offset = point.next_offset
+            segment.size = point.position
+            segment.max_timestamp_ms = point.max_timestamp_ms
+            segment.created_ms = point.created_ms
+        else:
+            logger.warning("%s: index files are missing or too short, rebuilding", segment.stem)
+    cut = False
+    trusted_bytes = segment.size
+    try:
+        for place in scan(file, path, segment.size, file_bytes, expected=next_offset):
+            if not segment.size:
+                segment.created_ms = min(place.max_timestamp_ms, now_ms) if place.max_timestamp_ms > 0 else now_ms
+            segment.note(place.base_offset, place.size, place.max_timestamp_ms)
+            next_offset = place.next_offset
+    except CorruptBatch as error:
+        logger.error("cutting the log, %d bytes of the segment are dropped: %s", file_bytes - segment.size, error)
+        file.truncate(segment.size)
+        cut = True
+    segment.written_bytes = segment.size
+    if cut or segment.size > trusted_bytes:
+        file.sync()
+    return trusted_bytes, next_offset, cut
+
+
+def _rebuild_index(files: Files, segment: Segment, following: int) -> None:
+    """Index a closed segment again. Its batches are not judged here: a damaged one is reported by who reads it."""
+    logger.warning("%s: index files are missing or damaged, rebuilding", segment.stem)
+    file = files.open(segment.log_path, create=False)
+    segment.index = index = SegmentIndex()
+    size, segment.size = segment.size, 0
+    try:
+        for place in scan(file, segment.log_path, 0, size, expected=segment.base_offset, check_crc=False):
+            segment.note(place.base_offset, place.size, place.max_timestamp_ms)
+    except CorruptBatch as error:
+        logger.error("the index ends early: %s", error)
+    finally:
+        file.close()
+    segment.size = size
+    _save_closed(files, segment, index, following)
+
+
+def _save_closed(files: Files, segment: Segment, index: SegmentIndex, following: int) -> None:
+    index.add_time(segment.max_timestamp_ms, following - segment.base_offset)
+    index.save(files, segment.stem, len(index.offsets), len(index.times))
+    segment.index = None

@@ -1,0 +1,167 @@
+"""One segment of a log: a file of batches, named by the offset it begins with in 20 digits, and its indexes.
+
+1. The event loop notes batches as they are appended (`note`), the flusher's thread writes and syncs them. `size` is
+   what was appended, `written_bytes` what a reader may take from the file.
+2. A segment with an `index` is open: the active one, or one whose closing is still on its way through the flusher. A
+   closed segment has `index` None and answers from its files.
+3. `scan` is the one reader of whole segments: recovery, rebuilding of indexes and verification differ in what they do
+   with what it yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC, RECORD_BYTES_MIN
+from core_log.errors import CorruptBatch
+from core_log.files import BytesLike, File, Files
+from core_log.segment_index import NO_TIMESTAMP_MS, SegmentIndex, find_offset_before, find_position, largest_timestamp
+
+RELATIVE_OFFSET_MAX = (1 << 31) - 1
+
+_SCAN_BYTES = 4 << 20
+
+
+class BatchPlace(NamedTuple):
+    """A batch in a segment."""
+
+    position: int
+    size: int
+    base_offset: int
+    next_offset: int
+    max_timestamp_ms: int
+
+
+def segment_stem(directory: str, base_offset: int) -> str:
+    """Path of a segment without suffix."""
+    return f"{directory}/{base_offset:020d}"
+
+
+class Segment:
+    """See the module."""
+
+    __slots__ = (
+        "_largest_timestamp_ms", "base_offset", "created_ms", "deleted", "file", "index", "interval_bytes",
+        "max_timestamp_ms", "size", "stem", "written_bytes",
+    )  # fmt: skip
+
+    def __init__(self, directory: str, base_offset: int, interval_bytes: int, index: SegmentIndex | None) -> None:
+        self.stem = segment_stem(directory, base_offset)
+        self.base_offset = base_offset
+        self.interval_bytes = interval_bytes
+        self.index = index
+        self.size = 0
+        self.written_bytes = 0
+        self.max_timestamp_ms = NO_TIMESTAMP_MS
+        self.created_ms = 0
+        self.deleted = False
+        self.file: File | None = None
+        self._largest_timestamp_ms: int | None = None
+
+    @property
+    def log_path(self) -> str:
+        """Path of the file of batches."""
+        return self.stem + ".log"
+
+    def note(self, base_offset: int, size: int, max_timestamp_ms: int) -> None:
+        """A batch was put at the end of an open segment: index it if it is time."""
+        index = self.index
+        assert index is not None
+        if self.size - index.last_position > self.interval_bytes:
+            index.add(base_offset - self.base_offset, self.size, self.max_timestamp_ms)
+        self.size += size
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
+
+    def writable(self, files: Files) -> File:
+        """The handle to write with; made on first use. Called by the flusher's thread, one at a time a log."""
+        if self.file is None:
+            self.file = files.open(self.log_path)
+        return self.file
+
+    def close_file(self) -> None:
+        """Give the handle back."""
+        file, self.file = self.file, None
+        if file is not None:
+            file.close()
+
+    def position_of(self, files: Files, offset: int) -> int:
+        """Where to start scanning for an offset of this segment. Raises OSError."""
+        index, relative = self.index, offset - self.base_offset
+        return index.position_of(relative) if index is not None else find_position(files, self.stem, relative)
+
+    def offset_before(self, files: Files, timestamp_ms: int) -> int:
+        """The offset from which on batches may reach a timestamp. Raises OSError."""
+        index = self.index
+        if index is not None:
+            return self.base_offset + index.offset_before(timestamp_ms)
+        return self.base_offset + find_offset_before(files, self.stem, timestamp_ms)
+
+    def largest_timestamp_ms(self, files: Files) -> int:
+        """The largest timestamp of all batches, -1 without any. Raises OSError."""
+        if self.index is not None:
+            return self.max_timestamp_ms
+        if self._largest_timestamp_ms is None:
+            self._largest_timestamp_ms = largest_timestamp(files, self.stem)
+        return self._largest_timestamp_ms
+
+    def remove(self, files: Files) -> None:
+        """Remove the files. Raises OSError."""
+        for suffix in (".log", ".index", ".timeindex"):
+            try:
+                files.remove(self.stem + suffix)
+            except FileNotFoundError:
+                pass
+
+
+def check_batch(data: BytesLike, at: int, end: int, check_crc: bool = True) -> tuple[int, int, int, int]:
+    """(size, base offset, next offset, largest timestamp) of the batch at `at`; whole if it ends by `end`.
+
+    Raises CorruptBatch. A size beyond `end - at` is returned as it is, unchecked: the caller decides to read on.
+    """
+    (base_offset, length, _, magic, crc, _, last_delta, _, max_timestamp_ms, _, _, _, count) = HEADER.unpack_from(
+        data, at
+    )
+    size = length + LENGTH_START
+    if magic != MAGIC or size < HEADER_BYTES + RECORD_BYTES_MIN or base_offset < 0 or last_delta < 0 or count < 1:
+        raise CorruptBatch("not a batch header")
+    if check_crc and at + size <= end and crc32c(memoryview(data)[at + CRC_START : at + size]) != crc:
+        raise CorruptBatch("wrong CRC")
+    return size, base_offset, base_offset + last_delta + 1, max_timestamp_ms
+
+
+def scan(
+    file: File, path: str, start: int, end: int, *, expected: int = 0, check_crc: bool = True
+) -> Iterator[BatchPlace]:
+    """The batches in [start, end) of a segment's file, read in large pieces; offsets begin at `expected` or above.
+
+    Raises CorruptBatch with file and position at the first that is damaged, cut short or out of order; OSError.
+    """
+    position = start
+    data = b""
+    data_start = start
+    try:
+        while position < end:
+            at = position - data_start
+            if len(data) - at < HEADER_BYTES:
+                data, data_start, at = file.pread(min(_SCAN_BYTES, end - position), position), position, 0
+                if len(data) < HEADER_BYTES:
+                    raise CorruptBatch(f"{len(data)} bytes are no batch")
+            size, base_offset, next_offset, max_timestamp_ms = check_batch(data, at, len(data), check_crc)
+            if size > len(data) - at:
+                if size > end - position:
+                    raise CorruptBatch(f"batch of {size} bytes in {end - position}")
+                data, data_start, at = file.pread(max(min(_SCAN_BYTES, end - position), size), position), position, 0
+                if size > len(data):
+                    raise CorruptBatch(f"batch of {size} bytes in {len(data)}")
+                check_batch(data, at, len(data), check_crc)
+            if base_offset < expected:
+                raise CorruptBatch(f"base offset {base_offset} after {expected}")
+            expected = next_offset
+            yield BatchPlace(position, size, base_offset, next_offset, max_timestamp_ms)
+            position += size
+    except CorruptBatch as error:
+        raise CorruptBatch(f"{path} at position {position}: {error}") from None

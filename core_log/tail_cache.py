@@ -1,0 +1,69 @@
+"""The newest batches of a log in memory, so that readers near the end never wait for the disk.
+
+1. Four parallel lists in offset order: finding, counting bytes and slicing are done by `bisect` and slices, in C.
+2. A large batch whose first 16 bytes were patched is kept as two pieces, and joined when it is read for the first time.
+3. Over the limit the oldest batches go, an eighth more than needed, so that trimming is rare.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from core_log.files import BytesLike
+
+
+class TailCache:
+    """See the module. Offsets below `start_offset` are not here."""
+
+    __slots__ = ("_batches", "_bytes_max", "_ends", "_in_pieces", "_next_offsets", "_starts", "start_offset")
+
+    def __init__(self, bytes_max: int, start_offset: int) -> None:
+        self._bytes_max = bytes_max
+        self.start_offset = start_offset
+        self._next_offsets: list[int] = []
+        self._starts: list[int] = []
+        """Bytes of all batches ever added before this one."""
+        self._batches: list[BytesLike | tuple[BytesLike, BytesLike]] = []
+        self._ends = 0
+        self._in_pieces = False
+
+    def add(self, batch: BytesLike | tuple[BytesLike, BytesLike], size: int, next_offset: int) -> None:
+        """A batch at the end of the log."""
+        self._next_offsets.append(next_offset)
+        self._starts.append(self._ends)
+        self._batches.append(batch)
+        self._ends += size
+        if type(batch) is tuple:
+            self._in_pieces = True
+        if self._ends - self._starts[0] > self._bytes_max:
+            self._trim()
+
+    def _trim(self) -> None:
+        count = bisect_right(self._starts, self._ends - self._bytes_max + self._bytes_max // 8)
+        count = min(count, len(self._starts))
+        self.start_offset = self._next_offsets[count - 1]
+        del self._next_offsets[:count], self._starts[:count], self._batches[:count]
+
+    def read(self, offset: int, bytes_max: int, before: int) -> list[BytesLike] | None:
+        """Whole batches from the one that holds `offset`, below `before`; at least one if any is; None: not here."""
+        if offset < self.start_offset:
+            return None
+        first = bisect_right(self._next_offsets, offset)
+        stop = bisect_right(self._next_offsets, before)
+        if first >= stop:
+            return []
+        starts = self._starts
+        last = bisect_right(starts, starts[first] + bytes_max, first + 1, stop)
+        # `last` is the first batch that begins beyond the limit; the one before it may reach over it.
+        end = starts[last] if last < len(starts) else self._ends
+        if end - starts[first] > bytes_max and last > first + 1:
+            last -= 1
+        if self._in_pieces:
+            self._join(first, last)
+        return self._batches[first:last]  # type: ignore[return-value]
+
+    def _join(self, first: int, last: int) -> None:
+        for at in range(first, last):
+            batch = self._batches[at]
+            if type(batch) is tuple:
+                self._batches[at] = b"".join(batch)
