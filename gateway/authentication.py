@@ -1,7 +1,7 @@
 """Who may log in: users and passwords of the configuration.
 
 `guest` may connect from loopback addresses only, whatever its password, as in RabbitMQ. Clients without a user name are
-the business of the protocols that allow them: MQTT does, by default from loopback addresses only.
+the business of the protocols that allow them: MQTT and the native one do, by default from loopback addresses only.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     read -> adapter.handle -> end_turn (deliver, write, confirm, send every dirty outbox) -> wait for room -> read ...
 
 1. The socket is plain and non-blocking. A read that fills its buffer is followed by another at once, with a bigger
-   buffer; a shorter one means that the kernel has no more, so the task waits. At least every other read is a checkpoint.
+   buffer; after a shorter one the kernel has no more, so the task waits. At least every second read is a checkpoint.
 2. Back-pressure comes after a read was handled, never within: the reader waits while too much waits for the disk, or
    too much for its own peer; deliveries go on meanwhile. It never depends on the length of queues: a reader stopped by
    long queues could not read the acks that shorten them.

@@ -120,18 +120,19 @@ class SocketOutbox:
         self._owner.flushed()
 
     async def drained(self) -> None:
-        """Wait until less than half of the high mark is left, or the outbox is broken. At once if that is so."""
-        while self.pending_bytes > self._low_bytes and not self._broken:
-            if self._drained is None:
-                self._drained = trio.Event()
-            await self._drained.wait()
+        """Wait until no more than half of the high mark is left, the outbox is broken, or `wake_waiting`."""
+        if self.pending_bytes > self._low_bytes and not self._broken:
+            await self._woken()
 
     async def emptied(self) -> None:
         """Wait until everything was taken by the kernel, or the outbox is broken."""
         while self.pending_bytes and not self._broken:
-            if self._drained is None:
-                self._drained = trio.Event()
-            await self._drained.wait()
+            await self._woken()
+
+    async def _woken(self) -> None:
+        if self._drained is None:
+            self._drained = trio.Event()
+        await self._drained.wait()
 
     def discard(self) -> None:
         """Nothing can be sent any more: drop what is there and what comes."""

@@ -20,11 +20,10 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
-import structlog
 import trio
 
 from core_log.files import OsFiles
-from gateway.authentication import Authenticate, authenticator, is_loopback
+from gateway.authentication import Authenticate, authenticator
 from gateway.config import OFF, Config, parse_address
 from gateway.connection import MakeAdapter, Shell
 from gateway.errors import StartError
@@ -36,8 +35,6 @@ from protocols.mqtt.adapter import MqttAdapter
 from protocols.native.adapter import NativeAdapter
 from protocols.sansio import Adapter, Outbox
 from routing.broker import Broker, open_broker
-
-log = structlog.get_logger(__name__)
 
 NOT_AVAILABLE = ("kafka", "http")
 """Doors that have their place in the configuration, but cannot be opened yet."""
@@ -101,8 +98,6 @@ def _open_listeners(config: Config, stack: ExitStack) -> list[Listener]:
         listener = open_listener(door, *address)
         stack.callback(listener.close)
         listeners.append(listener)
-        if door == "native" and not config.native.users and not is_loopback(listener.address):
-            log.warning("everybody may connect", door=door, address=listener.address, setting="native.users")
     if not listeners:
         raise StartError("all doors are off: there is nothing to listen for")
     return listeners
@@ -119,7 +114,7 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
         return MqttAdapter(broker, outbox, peer=peer, clock=clock, config=config.mqtt, authenticate=authenticate)
 
     def native(outbox: Outbox, peer: str) -> Adapter:
-        return NativeAdapter(broker, outbox, peer=peer, clock=clock, config=config.native)
+        return NativeAdapter(broker, outbox, peer=peer, clock=clock, config=config.native, authenticate=authenticate)
 
     return {"amqp": amqp, "mqtt": mqtt, "native": native}
 
