@@ -15,12 +15,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
-from core_log.keyed_store import KeyedStore
-from core_log.log_flusher import LogFlusher
-from core_log.partition_log import LogConfig, PartitionLog
 
 from core_log.errors import LogUnavailable
 from core_log.files import Files
+from core_log.keyed_store import KeyedStore
+from core_log.log_flusher import LogFlusher
+from core_log.partition_log import LogConfig, PartitionLog
 from delay.timer_service import TimerService
 from routing.catalog import Catalog
 from routing.commits import CommitWaiter
@@ -69,7 +69,7 @@ class Broker:
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
         self._owned: dict[object, dict[str, None]] = {}
         self._creating: set[str] = set()
-        self._housekeeping_at: dict[str, float] = {}
+        self._stores: list[PartitionLog] = []
         self._recover()
         flusher.after_turn = timers.after_turn = self.end_turn
 
@@ -79,11 +79,8 @@ class Broker:
         files, config = self.files, self.config
         if files.exists(_SCRATCH):
             files.remove_directory(_SCRATCH)
-        store_config = LogConfig(fsync="commit", retention_ms=-1, retention_bytes=-1)
-        self._catalog_store = KeyedStore.open(files, "catalog/0", store_config, self.flusher)
-        self._offsets_store = KeyedStore.open(files, "offsets/0", store_config, self.flusher)
-        catalog = Catalog(self._catalog_store)
-        self.offsets = OffsetStore(self._offsets_store)
+        catalog = Catalog(self._open_store("catalog/0"))
+        self.offsets = OffsetStore(self._open_store("offsets/0"))
         stripe_count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
         stripes = [self._open_home(f"queues/{index}", index, config.fsync) for index in range(stripe_count)]
         transient = self._open_home(f"{_SCRATCH}/0", -1, "never")
@@ -102,6 +99,16 @@ class Broker:
             self.topology.topics[name] = self._open_topic(name, entry["partitions"], entry["config"])
         self._remove_unknown_topics()
         self.topology.recover_bindings()
+
+    def _open_store(self, directory: str) -> KeyedStore:
+        settings = LogConfig(fsync="commit", retention_ms=-1, retention_bytes=-1, tail_cache_bytes=0)
+        log = PartitionLog.open(self.files, directory, settings, self.flusher, wall_clock_ms=_wall_clock_ms)
+        self._stores.append(log)
+        return KeyedStore(log)
+
+    def _open_store_log(self, directory: str) -> PartitionLog:
+        settings = LogConfig(fsync="commit", retention_ms=-1, retention_bytes=-1, tail_cache_bytes=0)
+        return PartitionLog.open(self.files, directory, settings, self.flusher, wall_clock_ms=_wall_clock_ms)
 
     def _open_home(self, directory: str, index: int, fsync: str) -> QueuePartition:
         config = self.config
@@ -152,10 +159,8 @@ class Broker:
             log = partition.log
             if log.error is None and log.committed_offset >= partition.next_offset:
                 save_checkpoint(self.files, partition, snapshot(partition, (), clean=True))
-        for log in logs:
+        for log in [*logs, *self._stores]:
             log.close()
-        self._catalog_store.close()
-        self._offsets_store.close()
 
     async def _settled_disk(self, logs: list[PartitionLog]) -> None:
         finished = trio.Event()

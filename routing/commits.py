@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from core_log.partition_log import PartitionLog
-
 from routing.errors import StorageUnavailable
 
 Done = Callable[[StorageUnavailable | None], None]

@@ -21,9 +21,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from core_log.partition_log import PartitionLog
-
 from core_log.errors import CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.partition_log import PartitionLog
 from core_log.record_batch import (
     BatchBuilder,
     BatchHeader,

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgpack
-from core_log.checkpoint import load, save
 
+from core_log.checkpoint import load, save
 from core_log.files import Files
 from core_log.record_batch import decode_runs, iterate_records, parse_header
 from routing.offset_set import OffsetSet, Range, subtract

@@ -19,7 +19,6 @@ from routing.message import Slab
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
-
     from routing.broker import Broker
     from routing.queue import Queue
 

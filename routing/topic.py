@@ -12,9 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from core_log.partition_log import PartitionLog
-
 from core_log.errors import LogUnavailable
+from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, encode_headers
 from routing.commits import storage_error
 from routing.errors import StorageUnavailable
