@@ -1,0 +1,159 @@
+"""The layers of docs/architecture.md, enforced by reading the import statements of every module.
+
+    gateway -> protocols -> routing -> {core_log, delay}        spark_bridge -> protocols.native
+
+Imports under `if TYPE_CHECKING` and inside functions count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MAY_IMPORT = {
+    "core_log": {"core_log"},
+    "delay": {"delay"},
+    "routing": {"routing", "core_log", "delay"},
+    "protocols": {"protocols", "routing", "core_log", "delay"},
+    "gateway": {"gateway", "protocols", "routing", "core_log", "delay"},
+    "spark_bridge": {"spark_bridge", "protocols", "core_log"},
+    "millrace": {"protocols"},
+    "pyspark_millrace": {"spark_bridge"},
+}
+"""Which of our packages each of them may import. `routing` below `protocols` is for adapters only, see there."""
+
+DEMO_MAY_IMPORT = MAY_IMPORT["gateway"] | {"millrace", "pyspark_millrace", "spark_bridge"}
+"""The demo is a user of everything."""
+
+NATIVE_CLIENTS = tuple(
+    f"protocols/native/{name}.py" for name in ("client", "consumer", "producer", "blocking", "blocking_clients")
+)
+
+TRIO = {
+    "gateway/": "it runs the loop",
+    "core_log/log_flusher.py": "waits for its threads",
+    "core_log/cold_reader.py": "reads in a thread",
+    "delay/timer_service.py": "sleeps",
+    "routing/": "awaits what is durable",
+    **dict.fromkeys(NATIVE_CLIENTS, "is a client"),
+}
+
+SOCKETS = {"gateway/": "the only sockets", **dict.fromkeys(NATIVE_CLIENTS, "is a client")}
+
+NETWORK_MODULES = {"socket", "select", "selectors", "socketserver", "ssl", "asyncio"}
+
+
+def sources() -> list[str]:
+    """Every module of ours, as a path from the root with "/"."""
+    return sorted(
+        path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")
+    )
+
+
+def imports(path: str) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of everything a module imports."""
+    package = path.removesuffix(".py").split("/")[:-1]
+    for node in ast.walk(ast.parse((ROOT / path).read_text(), path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            for alias in node.names:
+                yield node.lineno, ".".join([*base, *([node.module] if node.module else []), alias.name])
+
+
+def offences(wrong: Callable[[str, str], bool]) -> list[str]:
+    """Every import of every module that `wrong(path, imported)` finds wrong, as "file:line imports name"."""
+    return [
+        f"{path}:{line} imports {imported}"
+        for path in sources()
+        for line, imported in imports(path)
+        if wrong(path, imported)
+    ]
+
+
+def allowed(path: str, table: dict[str, str]) -> bool:
+    """Whether a module is in a table of files and folders (which end in "/")."""
+    return any(path == entry or (entry.endswith("/") and path.startswith(entry)) for entry in table)
+
+
+def is_adapter(path: str) -> bool:
+    """`adapter.py`, and the files it is divided into where it would be too long: `adapter_channel.py`."""
+    name = path.rpartition("/")[2]
+    return name == "adapter.py" or name.startswith("adapter_")
+
+
+def test_there_is_something_to_check() -> None:
+    found = sources()
+    for package in MAY_IMPORT:
+        assert f"{package}/__init__.py" in found
+    assert any(imported == "delay.timing_wheel.TimingWheel" for _, imported in imports("delay/timer_service.py"))
+
+
+def test_packages_import_only_what_lies_below() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        target = imported.partition(".")[0]
+        mine = DEMO_MAY_IMPORT if path.startswith("gateway/demo/") else MAY_IMPORT[path.partition("/")[0]]
+        return target in MAY_IMPORT and target not in mine
+
+    assert offences(wrong) == []
+
+
+def test_only_adapters_know_the_engine() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        return path.startswith("protocols/") and imported.startswith("routing") and not is_adapter(path)
+
+    assert offences(wrong) == []
+
+
+def test_protocols_do_not_know_each_other() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        mine, other = path.split("/"), imported.split(".")
+        shared = ("sansio", "convert")
+        return mine[0] == other[0] == "protocols" and other[1] not in shared and other[1] != mine[1]
+
+    assert offences(wrong) == []
+
+
+def test_spark_and_the_public_names_use_the_native_client_only() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        clients = ("spark_bridge/", "millrace/", "pyspark_millrace/")
+        return path.startswith(clients) and (
+            (imported.startswith("protocols.") and not imported.startswith("protocols.native."))
+            or imported.startswith("protocols.native.adapter")
+        )
+
+    assert offences(wrong) == []
+
+
+def test_clients_do_not_import_the_server() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        return path in NATIVE_CLIENTS and imported.startswith(("protocols.native.adapter", "routing", "gateway"))
+
+    assert offences(wrong) == []
+
+
+def test_only_the_gateway_touches_sockets() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        return imported.partition(".")[0] in NETWORK_MODULES and not allowed(path, SOCKETS)
+
+    assert offences(wrong) == []
+
+
+def test_trio_only_where_somebody_waits() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        return imported.partition(".")[0] == "trio" and not allowed(path, TRIO)
+
+    assert offences(wrong) == []
+
+
+def test_codecs_do_no_io_and_ask_no_clock() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        codec = path.startswith("protocols/") and path.endswith(("/wire.py", "/connection.py", "/packets.py"))
+        return codec and imported.partition(".")[0] in ("time", "threading", "os", "trio", "logging")
+
+    assert offences(wrong) == []
