@@ -16,7 +16,6 @@ import ipaddress
 import logging
 import math
 import secrets
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -43,12 +42,12 @@ from protocols.mqtt.packets import (
     Subscribe,
     Unsubscribe,
     check_topic_name,
-    decode_text,
     encode_connack,
     encode_pubacks,
     encode_publishes,
     encode_publishes_with_ids,
     encode_suback,
+    encode_text,
     encode_unsuback,
     publish_heads,
 )
@@ -148,9 +147,10 @@ class MqttAdapter:
         self._subscriptions = Subscriptions()
         self._routes: dict[str, tuple[bytes | None, int]] = {}
         self._packet_ids = PacketIds()
-        self._published = 0
-        self._unconfirmed: deque[tuple[int, bytes]] = deque()
-        """Last publish sequence number and the PUBACKs of each run that is not yet confirmed."""
+        self._drops = False
+        self._confirmed = 0
+        self._unconfirmed = bytearray()
+        """Packet ids (two bytes each) of the publishes after the first `_confirmed`."""
 
     # The shell's side.
 
@@ -325,8 +325,7 @@ class MqttAdapter:
         assert self._session is not None
         routing_key = topic_to_routing_key(run.topic)
         if run.qos:
-            self._published += len(run.payloads)
-            self._unconfirmed.append((self._published, encode_pubacks(run.packet_ids)))
+            self._unconfirmed += run.packet_ids
             self._session.publish(Slab(EXCHANGE, routing_key, _QOS_1, run.payloads), confirm=True)
             return
         slab = Slab(EXCHANGE, routing_key, _QOS_0, run.payloads)
@@ -336,19 +335,13 @@ class MqttAdapter:
 
     def confirm(self, up_to: int) -> None:
         """Send the PUBACKs of all publishes up to this sequence number (MQTT-4.3.2-2)."""
-        if self.closed:
+        size = 2 * (up_to - self._confirmed)
+        if size <= 0 or self.closed:
             return
-        unconfirmed, packets = self._unconfirmed, []
-        while unconfirmed and unconfirmed[0][0] <= up_to:
-            packets.append(unconfirmed.popleft()[1])
-        if unconfirmed:
-            last, pubacks = unconfirmed[0]
-            rest = 4 * (last - up_to)
-            if rest < len(pubacks):
-                packets.append(pubacks[:-rest])
-                unconfirmed[0] = (last, pubacks[-rest:])
-        if packets:
-            self._outbox.write(b"".join(packets))
+        self._confirmed = up_to
+        packet_ids = bytes(self._unconfirmed[:size])
+        del self._unconfirmed[:size]
+        self._outbox.write(encode_pubacks(packet_ids))
 
     def refuse(self, first: int, last: int) -> None:
         """Publishes could not be stored; see the module's rule 2."""
@@ -384,11 +377,15 @@ class MqttAdapter:
         """The topic of a routing key and the QoS granted for it; no topic when MQTT cannot express the key."""
         topic: bytes | None = None
         try:
-            topic = routing_key_to_topic(routing_key).encode()
-            check_topic_name(decode_text(topic, "routing key"))
+            name = routing_key_to_topic(routing_key)
+            check_topic_name(name)
+            topic = encode_text(name)
         except (UnicodeEncodeError, MqttProtocolError) as error:
-            topic = None
-            log.warning("MQTT %s: messages with routing key %r are dropped: %s", self._peer, routing_key, error)
+            if not self._drops:
+                self._drops = True
+                log.warning(
+                    "MQTT %s: routing key %r is no topic, its like are dropped: %s", self._peer, routing_key, error
+                )
         if len(self._routes) >= ROUTES_REMEMBERED_MAX:
             self._routes.clear()
         route = self._routes[routing_key] = (topic, self._subscriptions.qos_for(routing_key))

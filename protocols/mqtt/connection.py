@@ -145,6 +145,8 @@ class ServerConnection:
         if violation is not None:
             raise MqttProtocolError(*violation)
         body, size, shift = position + 1, 0, 0
+        if body < end and data[body] < 128:
+            return body + 1, body + 1 + data[body]
         while True:
             if body == end:
                 return body, end + 1
@@ -180,22 +182,31 @@ class ServerConnection:
 
     def _publish_run(self, data: bytes, position: int, body: int, stop: int) -> tuple[PublishRun, int]:
         """The run that begins with the complete packet at `position`, and where it stops."""
-        start, first, end = position, data[position], len(data)
+        first, end = data[position], len(data)
         id_bytes = 2 if first & 6 else 0
-        topic_stop = body + 2 + int.from_bytes(data[body : body + 2], "big")
-        if stop < body + 2 or stop < topic_stop + id_bytes:
+        topic_stop = body + 2 + (data[body] << 8 | data[body + 1]) if stop > body + 1 else end
+        if stop < topic_stop + id_bytes or stop < body + 2:
             raise MqttProtocolError("truncated PUBLISH", "MQTT-3.3.2-1")
         raw_topic = data[body:topic_stop]
         topic = self._topics.get(raw_topic) or self._new_topic(raw_topic)
-        pieces: list[bytes] = []
-        while True:
-            prefix = data[position:topic_stop]
-            pieces.append(data[topic_stop:stop])
-            size, position = stop - position, stop
+        pieces = [data[topic_stop:stop]]
+        start, size, position = position, stop - position, stop
+        # A cheap look at whether a packet with this topic may follow; with many topics it seldom does.
+        if data.find(raw_topic, stop + 2, stop + 5 + len(raw_topic)) >= 0:
+            prefix = data[start:topic_stop]
             if data.startswith(prefix, position):
                 position = _take_equal(data, position, size, prefix, pieces)
-            if end - position < 2 or data[position] != first:
-                break
+            position = self._take_unequal(data, position, first, raw_topic, pieces)
+        retain = bool(first & 1)
+        if id_bytes:
+            payloads, packet_ids, position = self._take_packet_ids(data, start, position, pieces)
+            return PublishRun(topic, 1, retain, payloads, packet_ids, None), position
+        return PublishRun(topic, 0, retain, pieces, b"", None if retain else data[start:position]), position
+
+    def _take_unequal(self, data: bytes, position: int, first: int, raw_topic: bytes, pieces: list[bytes]) -> int:
+        """Append what follows the topic in complete packets from `position` on with this first byte and topic."""
+        end, id_bytes = len(data), 2 if first & 6 else 0
+        while end - position > 1 and data[position] == first:
             size = data[position + 1]
             if size < 128:
                 body = position + 2
@@ -208,23 +219,26 @@ class ServerConnection:
             topic_stop = body + len(raw_topic)
             if stop > end or stop < topic_stop + id_bytes or not data.startswith(raw_topic, body):
                 break
-        retain = bool(first & 1)
-        if not id_bytes:
-            wire = None if retain else data[start:position]
-            return PublishRun(topic, 0, retain, False, pieces, b"", wire), position
+            pieces.append(data[topic_stop:stop])
+            prefix, size, position = data[position:topic_stop], stop - position, stop
+            if data.startswith(prefix, position):
+                position = _take_equal(data, position, size, prefix, pieces)
+        return position
+
+    def _take_packet_ids(
+        self, data: bytes, start: int, stop: int, pieces: list[bytes]
+    ) -> tuple[list[bytes], bytes, int]:
+        """Payloads and packet ids of a run, and where it stops: before the first packet whose id is 0."""
         ids = [piece[:2] for piece in pieces]
         packet_ids = b"".join(ids)
         if b"\0\0" in packet_ids and b"\0\0" in ids:
-            if ids[0] == b"\0\0":
+            good, stop = ids.index(b"\0\0"), start
+            if not good:
                 raise MqttProtocolError("PUBLISH with packet identifier 0", "MQTT-2.3.1-1")
-            good = ids.index(b"\0\0")
-            position = start
             for _ in range(good):
-                position = self._frame(data, position, end)[1]
+                stop = self._frame(data, stop, len(data))[1]
             pieces, packet_ids = pieces[:good], packet_ids[: 2 * good]
-        return PublishRun(
-            topic, 1, retain, bool(first & 8), [piece[2:] for piece in pieces], packet_ids, None
-        ), position
+        return [piece[2:] for piece in pieces], packet_ids, stop
 
     def _new_topic(self, raw: bytes) -> str:
         """Check a topic name (with its length in front) and remember it."""

@@ -38,6 +38,9 @@ PACKET_ID_BYTES = b"".join(i.to_bytes(2, "big") for i in range(PACKET_ID_MAX + 1
 """Every packet id in order: the ids `first..last` are the slice `2 * first : 2 * last + 2`."""
 
 _PACKET_IDS = [PACKET_ID_BYTES[i : i + 2] for i in range(0, len(PACKET_ID_BYTES), 2)]
+_LENGTHS = [bytes((size,)) if size < 128 else bytes((size & 127 | 128, size >> 7)) for size in range(1 << 14)]
+"""Remaining lengths of one and two bytes."""
+
 _PROTOCOL_LEVELS = {"MQTT": 4, "MQIsdp": 3}
 
 
@@ -88,7 +91,6 @@ class PublishRun:
     topic: str
     qos: int
     retain: bool
-    dup: bool
     payloads: list[bytes]
     packet_ids: bytes
     wire: bytes | None
@@ -222,6 +224,8 @@ def check_topic_name(topic: str) -> None:
         raise MqttProtocolError("empty topic name", "MQTT-4.7.3-1")
     if "+" in topic or "#" in topic:
         raise MqttProtocolError("wildcard in a topic name", "MQTT-3.3.2-2")
+    if "\0" in topic:
+        raise MqttProtocolError("U+0000 in a topic name", "MQTT-4.7.3-2")
 
 
 def check_topic_filter(topic_filter: str) -> None:
@@ -301,12 +305,20 @@ PublishHeads = bytes | list[bytes]
 """What comes before packet id and payload: one for all messages of a run, or one for each."""
 
 
+def encode_text(text: str) -> bytes:
+    """UTF-8 with its length in front. Raises UnicodeEncodeError for a surrogate."""
+    raw = text.encode()
+    return len(raw).to_bytes(2, "big") + raw
+
+
 def publish_heads(topic: bytes, payloads: Sequence[bytes], qos: int) -> PublishHeads:
-    """Fixed header and topic for each payload, encoded once for each length that occurs."""
-    extra = 2 + len(topic) + (2 if qos else 0)
-    kind, tail = bytes((PUBLISH | qos << 1,)), len(topic).to_bytes(2, "big") + topic
+    """Fixed header and topic (as `encode_text` makes it) for each payload, encoded once for each length that occurs."""
+    extra = len(topic) + (2 if qos else 0)
+    kind = b"\x32" if qos else b"\x30"
+    if len(payloads) == 1:
+        return kind + _remaining_length(extra + len(payloads[0])) + topic
     sizes = list(map(len, payloads))
-    heads = {size: kind + _remaining_length(extra + size) + tail for size in set(sizes)}
+    heads = {size: kind + _remaining_length(extra + size) + topic for size in set(sizes)}
     if len(heads) == 1:
         return heads[sizes[0]]
     return [heads[size] for size in sizes]
@@ -315,7 +327,7 @@ def publish_heads(topic: bytes, payloads: Sequence[bytes], qos: int) -> PublishH
 def encode_publishes(heads: PublishHeads, payloads: Sequence[bytes]) -> bytes:
     """PUBLISH packets at QoS 0 for one or more payloads."""
     if isinstance(heads, bytes):
-        return heads.join([b"", *payloads])
+        return heads + payloads[0] if len(payloads) == 1 else heads.join([b"", *payloads])
     parts = [b""] * (2 * len(payloads))
     parts[::2] = heads
     parts[1::2] = payloads
@@ -326,6 +338,8 @@ def encode_publishes_with_ids(heads: PublishHeads, payloads: Sequence[bytes], fi
     """PUBLISH packets at QoS 1 with consecutive packet ids."""
     count = len(payloads)
     if isinstance(heads, bytes):
+        if count == 1:
+            return heads + _PACKET_IDS[first_packet_id] + payloads[0]
         parts = [heads] * (3 * count)
     else:
         parts = [b""] * (3 * count)
@@ -336,8 +350,8 @@ def encode_publishes_with_ids(heads: PublishHeads, payloads: Sequence[bytes], fi
 
 
 def _remaining_length(size: int) -> bytes:
-    if size < 128:
-        return bytes((size,))
+    if size < len(_LENGTHS):
+        return _LENGTHS[size]
     digits = bytearray()
     while size > 127:
         digits.append(size & 127 | 128)

@@ -44,19 +44,19 @@ LEGAL: list[tuple[bytes, list[Event]]] = [
         [Connect(4, "ü", will=Will("a/b", b"\0\xff", 2, True), user_name="me", password=b"\0secret")],
     ),
     (connect("c", user="me"), [Connect(4, "c", user_name="me")]),
-    (publish("t", b"x"), [PublishRun("t", 0, False, False, [b"x"], b"", publish("t", b"x"))]),
-    (publish("t", b"", retain=True), [PublishRun("t", 0, True, False, [b""], b"", None)]),
-    (publish("/", b"x" * 200), [PublishRun("/", 0, False, False, [b"x" * 200], b"", publish("/", b"x" * 200))]),
+    (publish("t", b"x"), [PublishRun("t", 0, False, [b"x"], b"", publish("t", b"x"))]),
+    (publish("t", b"", retain=True), [PublishRun("t", 0, True, [b""], b"", None)]),
+    (publish("/", b"x" * 200), [PublishRun("/", 0, False, [b"x" * 200], b"", publish("/", b"x" * 200))]),
     (
         publish("t/ü", b"x", qos=1, packet_id=258, dup=True),
-        [PublishRun("t/ü", 1, False, True, [b"x"], b"\1\2", None)],
+        [PublishRun("t/ü", 1, False, [b"x"], b"\1\2", None)],
     ),
     (puback(65_535), [Acknowledgements([(65_535, 65_535)])]),
     (subscribe(7, ("a/+/#", 2), ("#", 0), ("+", 1)), [Subscribe(7, [("a/+/#", 2), ("#", 0), ("+", 1)])]),
     (unsubscribe(65_535, "a", "/"), [Unsubscribe(65_535, ["a", "/"])]),
     (PINGREQ, [PingRequest()]),
     (DISCONNECT, [Disconnect()]),
-    (publish("\ufefft", b""), [PublishRun("\ufefft", 0, False, False, [b""], b"", publish("\ufefft", b""))]),
+    (publish("\ufefft", b""), [PublishRun("\ufefft", 0, False, [b""], b"", publish("\ufefft", b""))]),
 ]
 LEGAL_IDS = ["connect", "connect not clean", "MQTT 3.1", "will and credentials", "user without password", "publish",
              "retained and empty", "two length bytes", "qos 1 dup", "puback", "subscribe", "unsubscribe", "pingreq",
@@ -214,7 +214,7 @@ def test_events_before_a_violation_count(name: str) -> None:
 def test_packet_id_0_in_the_middle_of_a_run_ends_it_there() -> None:
     data = b"".join(publish("a", b"xy", qos=1, packet_id=i) for i in (256, 1, 2, 0, 3))
     events, error = feed(connected(), [data])
-    assert [event[4] for event in events] == [b"\1\0", b"\0\1", b"\0\2"]  # type: ignore[index]
+    assert [event[3] for event in events] == [b"\1\0", b"\0\1", b"\0\2"]  # type: ignore[index]
     assert error is not None
     assert error.clause == "MQTT-2.3.1-1"
 
@@ -254,10 +254,10 @@ def test_topic_limits_at_the_limit() -> None:
 def test_runs_of_equal_and_unequal_length_are_one_event_each() -> None:
     payloads = [b"x" * 10] * 100 + [b"y" * n for n in range(5)] + [b"", b""] + [b"z" * 300] * 30
     data = b"".join(publish("a/b", payload) for payload in payloads)
-    assert connected().receive_data(data) == [PublishRun("a/b", 0, False, False, payloads, b"", data)]
+    assert connected().receive_data(data) == [PublishRun("a/b", 0, False, payloads, b"", data)]
     data = b"".join(publish("a/b", payload, qos=1, packet_id=i + 1) for i, payload in enumerate(payloads))
     packet_ids = b"".join((i + 1).to_bytes(2, "big") for i in range(len(payloads)))
-    assert connected().receive_data(data) == [PublishRun("a/b", 1, False, False, payloads, packet_ids, None)]
+    assert connected().receive_data(data) == [PublishRun("a/b", 1, False, payloads, packet_ids, None)]
 
 
 def test_payloads_that_look_like_packets_do_not_confuse_a_run() -> None:
@@ -265,7 +265,7 @@ def test_payloads_that_look_like_packets_do_not_confuse_a_run() -> None:
     payloads = [head * 4, b"0" * 20, head + b"1" * 15, b"2" * 15 + head, b"3" * 18 + head[:2], head[3:] + b"4" * 18]
     data = b"".join(publish("a", payload[:20].ljust(20, b".")) for payload in payloads * 30)
     assert connected().receive_data(data) == [
-        PublishRun("a", 0, False, False, [payload[:20].ljust(20, b".") for payload in payloads * 30], b"", data)
+        PublishRun("a", 0, False, [payload[:20].ljust(20, b".") for payload in payloads * 30], b"", data)
     ]
 
 

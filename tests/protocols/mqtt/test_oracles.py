@@ -39,6 +39,7 @@ from protocols.mqtt.packets import (
     encode_publishes,
     encode_publishes_with_ids,
     encode_suback,
+    encode_text,
     encode_unsuback,
     publish_heads,
 )
@@ -99,7 +100,7 @@ def test_publishes_both_ways(topic: str, payloads: list[bytes], qos: int, first_
     (run,) = connected(MqttConfig(topic_levels_max=128)).receive_data(written)
     assert isinstance(run, PublishRun)
     assert (run.topic, run.qos, run.payloads) == (topic, qos, payloads)
-    heads = publish_heads(topic.encode(), payloads, qos)
+    heads = publish_heads(encode_text(topic), payloads, qos)
     ours = encode_publishes_with_ids(heads, payloads, first_id) if qos else encode_publishes(heads, payloads)
     assert ours == written
     read = amqtt_decode(ours)
@@ -112,7 +113,7 @@ def test_publishes_both_ways(topic: str, payloads: list[bytes], qos: int, first_
 @pytest.mark.parametrize("size", [0, 122, 123, 124, 16_378, 16_379, 16_380, 2_097_146, 2_097_147])
 def test_remaining_lengths_at_their_edges(size: int) -> None:
     body = bytes(size)
-    data = encode_publishes(publish_heads(b"t/t", [body], 0), [body])
+    data = encode_publishes(publish_heads(b"\0\3t/t", [body], 0), [body])
     assert data == PublishPacket.build("t/t", body, None, False, 0, False).to_bytes()
 
 

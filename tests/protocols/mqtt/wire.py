@@ -118,7 +118,7 @@ def one_by_one(events: Iterable[Event]) -> list[object]:
             )
             assert len(ids) == len(event.payloads)
             flat += [
-                (event.topic, event.qos, event.retain, event.dup, packet_id, payload)
+                (event.topic, event.qos, event.retain, packet_id, payload)
                 for packet_id, payload in zip(ids, event.payloads, strict=True)
             ]
         elif isinstance(event, Acknowledgements):

@@ -1,0 +1,125 @@
+"""MQTT clients in memory: adapters on a real engine, without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import trio
+
+from core_log.memory_files import MemoryFiles
+from protocols.mqtt.adapter import MqttAdapter
+from protocols.mqtt.config import MqttConfig
+from routing.broker import Broker, open_broker
+from tests.protocols.mqtt.wire import connect, deliveries, puback, subscribe
+
+CONNACK = b"\x20\x02\0\0"
+
+
+class MemoryOutbox:
+    """Keeps what was written, as the pieces they were."""
+
+    def __init__(self) -> None:
+        self.pending_bytes = 0
+        self.writable = True
+        self.on_writable: Callable[[], None] | None = None
+        self.pieces: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if data:
+            self.pieces.append(bytes(data))
+
+
+class Client:
+    """One connection; `take` is what it was sent since the last time."""
+
+    def __init__(self, world: World, peer: str, config: MqttConfig, **options: Any) -> None:
+        self.world = world
+        self.outbox = MemoryOutbox()
+        self.adapter = MqttAdapter(
+            world.broker, self.outbox, peer=peer, clock=lambda: world.now_s, config=config, **options
+        )
+
+    @property
+    def closed(self) -> bool:
+        return self.adapter.closed
+
+    async def send(self, *data: bytes) -> None:
+        """One read of the shell, and the end of its turn."""
+        await self.adapter.handle(b"".join(data))
+        self.world.broker.end_turn()
+
+    def take(self) -> bytes:
+        pieces, self.outbox.pieces = self.outbox.pieces, []
+        return b"".join(pieces)
+
+    def take_deliveries(self) -> list[tuple[str, int, int | None, bytes]]:
+        return deliveries(self.take())
+
+    async def subscribe(self, *requests: tuple[str, int]) -> bytes:
+        """The return codes."""
+        await self.send(subscribe(1, *requests))
+        answer = self.take()
+        assert answer[:1] == b"\x90"
+        assert answer[2:4] == b"\0\1"
+        return answer[4:]
+
+    async def acknowledge(self, *packet_ids: int) -> None:
+        await self.send(puback(*packet_ids))
+
+    async def expect(self, data: bytes) -> None:
+        """Wait until exactly `data` was sent, through turns that others end."""
+        got = b""
+        with trio.fail_after(5):
+            while True:
+                got += self.take()
+                if len(got) >= len(data):
+                    break
+                await self.world.next_turn()
+        assert got == data
+
+    def lose(self) -> None:
+        """What the shell does when the transport is gone."""
+        self.adapter.connection_lost()
+        self.world.broker.end_turn()
+
+    def tick(self, seconds: float) -> None:
+        """Time passes; the shell calls when the adapter asked for it."""
+        self.world.now_s += seconds
+        if self.adapter.next_timer_at() <= self.world.now_s:
+            self.adapter.handle_timer(self.world.now_s)
+
+
+class World:
+    """An engine in memory and a clock."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.now_s = 1000.0
+        self._turn = trio.Event()
+        broker.after_turn = self._turn_ended
+
+    def _turn_ended(self) -> None:
+        self._turn.set()
+        self._turn = trio.Event()
+
+    async def next_turn(self) -> None:
+        await self._turn.wait()
+
+    def open(self, *, peer: str = "127.0.0.1:5000", config: MqttConfig | None = None, **options: Any) -> Client:
+        """A transport without a CONNECT yet."""
+        return Client(self, peer, config or MqttConfig(), **options)
+
+    async def client(self, client_id: str = "", *, config: MqttConfig | None = None, **fields: Any) -> Client:
+        """A connected client."""
+        client = self.open(config=config)
+        await client.send(connect(client_id, **fields))
+        assert client.take() == CONNACK
+        return client
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with open_broker(MemoryFiles()) as broker:
+        yield World(broker)
