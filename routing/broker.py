@@ -67,7 +67,6 @@ class Broker:
         self._routes: dict[tuple[str, str], Route] = {}
         self._runnable: list[Queue] = []
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
-        self._owned: dict[object, dict[str, None]] = {}
         self._creating: set[str] = set()
         self._stores: list[PartitionLog] = []
         self._recover()
@@ -214,10 +213,8 @@ class Broker:
 
     def release(self, owner: object) -> None:
         """A client connection is gone: its exclusive queues go with it. Close its sessions first."""
-        for name in self._owned.pop(owner, ()):
-            queue = self.topology.queues.get(name)
-            if queue is not None and queue.owner is owner:
-                self.topology.drop_queue(queue)
+        for queue in list(self.topology.owned.get(owner, ())):
+            self.topology.drop_queue(queue)
 
     def route(self, slab: Slab) -> Route:
         """Where a slab goes. Raises NotFound and AccessRefused."""
@@ -300,8 +297,6 @@ class Broker:
             info, concerned = self.topology.declare_queue(
                 name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments, owner=owner
             )
-        if exclusive:
-            self._owned.setdefault(owner, {})[info.name] = None
         await self._commit(concerned)
         return info
 

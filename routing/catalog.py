@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgpack
-from core_log.keyed_store import KeyedStore
 
+from core_log.keyed_store import KeyedStore
 from routing.exchange import Binding, Exchange
 from routing.queue import Queue
 

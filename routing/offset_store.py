@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import msgpack
-from core_log.keyed_store import KeyedStore
 
 from core_log.errors import LogUnavailable
+from core_log.keyed_store import KeyedStore
 from routing.errors import StorageUnavailable
 
 Partition = tuple[str, int]

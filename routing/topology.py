@@ -62,6 +62,13 @@ def _unequal(kind: str, name: str, argument: str, received: object, current: obj
     )
 
 
+def _locked(name: str) -> ResourceLocked:
+    return ResourceLocked(
+        f"cannot obtain exclusive access to locked queue '{name}' in vhost '/'. It could be originally declared on "
+        "another connection or the exclusive property value does not match that of the original declaration."
+    )
+
+
 def _say(value: object) -> str:
     return f"'{str(value).lower() if isinstance(value, bool) else value}'"
 
@@ -92,6 +99,8 @@ class Topology:
         self.exchanges: dict[str, Exchange] = {name: Exchange(name, kind) for name, kind in DEFAULT_EXCHANGES}
         self.queues: dict[str, Queue] = {}
         self.topics: dict[str, Topic] = {}
+        self.owned: dict[object, dict[Queue, None]] = {}
+        """Exclusive queues by the connection they end with."""
         self._bindings_to: dict[Destination, dict[Binding, None]] = {}
         self._binding_count = 0
         self._runnable = runnable
@@ -216,11 +225,7 @@ class Topology:
         if found is None:
             raise NotFound(f"no queue '{name}' in vhost '/'")
         if found.exclusive and found.owner is not owner:
-            raise ResourceLocked(
-                f"cannot obtain exclusive access to locked queue '{name}' in vhost '/'. It could be originally "
-                "declared on another connection or the exclusive property value does not match that of the "
-                "original declaration."
-            )
+            raise _locked(name)
         return found
 
     def declare_queue(
@@ -238,8 +243,10 @@ class Topology:
         durable_entry = durable and not exclusive
         if name in self.queues:
             found = self.queue(name, owner)
-            asked = {"durable": durable, "exclusive": exclusive, "auto_delete": auto_delete}
-            have = {"durable": found.durable, "exclusive": found.exclusive, "auto_delete": found.auto_delete}
+            if exclusive != found.exclusive:
+                raise _locked(name)
+            asked = {"durable": durable, "auto_delete": auto_delete}
+            have = {"durable": found.durable, "auto_delete": found.auto_delete}
             for argument, value in asked.items():
                 if value != have[argument]:
                     raise _unequal("queue", name, argument, value, have[argument])
@@ -288,6 +295,8 @@ class Topology:
         )
         self.queues[name] = queue
         partition.queues[queue_id] = queue
+        if exclusive:
+            self.owned.setdefault(owner, {})[queue] = None
         return queue
 
     def delete_queue(self, name: str, *, if_unused: bool, if_empty: bool, owner: object) -> tuple[int, bool]:
@@ -313,6 +322,8 @@ class Topology:
             self.catalog.delete_queue(queue.name)
         queue.deleted = True
         del self.queues[queue.name]
+        if queue.exclusive:
+            self._disown(queue)
         self._remove_bindings_to(("queue", queue.name))
         count = queue.message_count
         for first, number in queue.live_ranges():
@@ -325,6 +336,12 @@ class Topology:
             consumer.session.queue_gone(consumer)
         self._changed()
         return count, durable
+
+    def _disown(self, queue: Queue) -> None:
+        owned = self.owned[queue.owner]
+        del owned[queue]
+        if not owned:
+            del self.owned[queue.owner]
 
     # --- bindings ----------------------------------------------------------------------
 
