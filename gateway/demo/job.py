@@ -88,7 +88,7 @@ def _work(
 ) -> Outcome:
     """Run all parts to their ends."""
     outcome = Outcome()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         with Crew(silence_timeout_s=SILENCE_TIMEOUT_S) as crew:
             bars = _bars(progress, expected)
@@ -104,7 +104,7 @@ def _work(
                     break
         outcome.left_in_queue = workers.messages_left(broker.ports["amqp"])
         if with_spark:
-            task = progress.add_task(f"Spark computes mean delays from {airport.FLIGHTS_TOPIC!r}", total=1)
+            task = progress.add_task("Spark computes mean delays", total=1)
             with Crew(silence_timeout_s=2 * SILENCE_TIMEOUT_S) as crew:
                 crew.start("Spark", spark.compute, broker.address("native"), airport.FLIGHTS_TOPIC, str(directory))
                 _, outcome.means = next(crew.reports())
@@ -116,8 +116,8 @@ def _bars(progress: Progress, expected: Expected) -> Bars:
     """A bar for each part, with the number it has to reach."""
     totals = {
         "devices": (f"{expected.devices} devices publish over MQTT", expected.flights),
-        "workers": (f"{WORKERS} workers take delayed flights over AMQP", len(expected.delayed)),
-        "reader": (f"a reader follows {AIRPORT} over the native protocol", sum(map(len, expected.airport.values()))),
+        "workers": (f"{WORKERS} workers take the delayed over AMQP", len(expected.delayed)),
+        "reader": (f"a reader follows {AIRPORT}, natively", sum(map(len, expected.airport.values()))),
     }
     return {name: (progress.add_task(text, total=total), total) for name, (text, total) in totals.items()}
 

@@ -15,10 +15,12 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 
 def means_table(means: Mapping[tuple[str, int], Means]) -> Table:
     """Mean arrival delay, a row for each carrier and a column for each month."""
-    table = Table(title="Mean arrival delay in minutes, computed by Spark from the topic")
-    table.add_column("carrier")
+    table = Table(
+        title="Mean arrival delay in minutes, computed by Spark from the topic", box=None, padding=(0, 1, 0, 0)
+    )
+    table.add_column("", no_wrap=True)
     for month in MONTHS:
-        table.add_column(month, justify="right")
+        table.add_column(month, justify="right", no_wrap=True, min_width=5)
     for carrier in sorted({carrier for carrier, _ in means}):
         table.add_row(carrier, *(_minutes(means.get((carrier, month))) for month in range(1, 13)))
     return table
@@ -36,4 +38,4 @@ def checks_table(checks: Sequence[Check]) -> Table:
 
 
 def _minutes(means: Means | None) -> str:
-    return "" if means is None or means.arr_delay is None else f"{means.arr_delay:.1f}"
+    return "" if means is None or means.arr_delay is None else f"{round(means.arr_delay, 1) + 0.0:.1f}"
