@@ -54,11 +54,11 @@ class Listener:
 
     async def run(self, shell: Shell, make_adapter: MakeAdapter, spawn: Callable[..., Any]) -> None:
         """Accept until `close`; every client gets a task of its own through `spawn`."""
-        while True:
+        while self._socket.fileno() >= 0:
             try:
                 await trio.lowlevel.wait_readable(self._socket)
             except trio.ClosedResourceError:
-                return
+                break
             for _ in range(_ACCEPT_AT_ONCE):
                 try:
                     client, address = self._socket.accept()

@@ -1,0 +1,45 @@
+"""Who may log in."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.authentication import authenticator, is_loopback
+
+LOCAL, REMOTE = "127.0.0.1:5000", "192.0.2.7:5000"
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "peer", "welcome"),
+    [
+        ("guest", b"guest", LOCAL, True),
+        ("guest", b"guest", "[::1]:5000", True),
+        ("guest", b"guest", REMOTE, False),
+        ("guest", b"Guest", LOCAL, False),
+        ("guest", b"", LOCAL, False),
+        ("ada", b"l\xc3\xb6we", REMOTE, True),
+        ("ada", b"guest", LOCAL, False),
+        ("nobody", b"", LOCAL, False),
+        ("", b"", LOCAL, False),
+    ],
+)
+def test_users(user: str, password: bytes, peer: str, welcome: bool) -> None:
+    assert authenticator({"guest": "guest", "ada": "löwe"})(user, password, peer) is welcome
+
+
+@pytest.mark.parametrize(
+    ("peer", "loopback"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.8.8.8:1", True),
+        ("[::1]:1", True),
+        ("[::ffff:127.0.0.1]:1", True),
+        ("[::ffff:192.0.2.1]:1", False),
+        ("192.0.2.1:1", False),
+        ("[2001:db8::1]:1", False),
+        ("localhost:1", False),
+        ("", False),
+    ],
+)
+def test_loopback(peer: str, loopback: bool) -> None:
+    assert is_loopback(peer) is loopback

@@ -1,0 +1,200 @@
+"""The command as a user runs it: what it prints, how it stops, and one line for everything that can be put right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import main
+from tests.support import BrokerProcess, broker_process
+from tests.support.broker_process import CHECKOUT
+
+
+def millrace(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", *arguments],
+        cwd=CHECKOUT,
+        env=dict(os.environ, **environment),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
+    """It ended with `code` and said one line with all of `parts`."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("millrace: ")
+    for part in parts:
+        assert part in done.stderr
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("process") / "data") as process:
+        yield process
+
+
+FREE = ("--amqp", "127.0.0.1:0", "--mqtt", "off", "--native", "off")
+
+
+def test_port_in_use(running: BrokerProcess, tmp_path: Path) -> None:
+    done = millrace("serve", "--data-dir", str(tmp_path), *FREE, "--amqp", f"127.0.0.1:{running.amqp_port}")
+    refused(done, 1, f"cannot listen on 127.0.0.1:{running.amqp_port} for amqp: the port is in use")
+
+
+def test_data_directory_in_use(running: BrokerProcess) -> None:
+    done = millrace("serve", "--data-dir", str(running.data_dir), *FREE)
+    refused(done, 1, f"data directory {running.data_dir}: in use by process {running.pid}")
+
+
+def test_data_directory_that_is_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    refused(millrace("serve", "--data-dir", str(file), *FREE), 1, f"data directory {file}: not a directory")
+    refused(millrace("serve", "--data-dir", str(file / "below"), *FREE), 1, f"{file}/below: not a directory")
+
+
+def test_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        directory = "/proc/millrace"  # permissions do not stop root, but nobody creates files there
+    else:
+        (tmp_path / "closed").mkdir(mode=0o500)
+        directory = str(tmp_path / "closed" / "data")
+    refused(millrace("serve", "--data-dir", directory, *FREE), 1, f"data directory {directory}: cannot be used: ")
+
+
+def test_unknown_host(tmp_path: Path) -> None:
+    done = millrace("serve", "--data-dir", str(tmp_path), *FREE, "--amqp", "no-such-host.invalid:5672")
+    refused(done, 1, "cannot listen on no-such-host.invalid:5672 for amqp: ")
+
+
+@pytest.mark.parametrize("door", ["kafka", "http"])
+def test_doors_that_are_not_built_yet_say_so(door: str, tmp_path: Path) -> None:
+    done = millrace("serve", "--data-dir", str(tmp_path), *FREE, f"--{door}", "127.0.0.1:0")
+    refused(done, 1, f"the {door} door is not available in this version")
+
+
+def test_all_doors_off(tmp_path: Path) -> None:
+    done = millrace("serve", "--data-dir", str(tmp_path), *FREE, "--amqp", "off")
+    refused(done, 1, "nothing to listen for")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "parts"),
+    [
+        (["--amqp", "5672"], {}, ["listen.amqp: '5672' is not HOST:PORT"]),
+        (["--log-level", "loud"], {}, ["command line: log.level:", "loud"]),
+        (["--config", "absent.toml"], {}, ["absent.toml: cannot be read: No such file"]),
+        ([], {"MILLRACE_LIMITS_CONNECTIONS_MAX": "x"}, ["environment: MILLRACE_LIMITS_CONNECTIONS_MAX: Expected int"]),
+    ],
+)
+def test_wrong_settings(arguments: list[str], environment: dict[str, str], parts: list[str], tmp_path: Path) -> None:
+    refused(millrace("serve", "--data-dir", str(tmp_path), *arguments, **environment), 2, *parts)
+
+
+def test_wrong_setting_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "millrace.toml"
+    file.write_text("[limits]\nconnection_max = 5\n")
+    refused(
+        millrace("serve", "--config", str(file)),
+        2,
+        f"{file}: there is no setting limits.connection_max",
+        "did you mean",
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_stop_it_cleanly_though_clients_are_connected(number: signal.Signals, tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data") as process:
+        clients = [socket.create_connection(("127.0.0.1", port), timeout=10) for port in process.ports.values()]
+        process.process.send_signal(number)
+        for client in clients:
+            while client.recv(4096):
+                pass
+            client.close()
+        assert process.process.wait(10) == 0
+        assert "Traceback" not in process.log()
+        assert f"signal={number.name}" in process.log()
+        process.start(same_ports=True)
+        assert process.terminate(10) == 0
+
+
+def test_start_is_quick_and_small(running: BrokerProcess) -> None:
+    """The budget is a cold start below 1 s and 60 MiB idle; the machine of the test may be busy, so time has slack."""
+    assert running.start_s < 5
+    status = Path(f"/proc/{running.pid}/status").read_text()
+    resident_kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+    assert resident_kib < 60 * 1024
+
+
+def test_json_logs(tmp_path: Path) -> None:
+    config = tmp_path / "millrace.toml"
+    config.write_text('[log]\nformat = "json"\n')
+    with broker_process(tmp_path / "data", arguments=["--config", str(config)]) as process:
+        process.terminate()
+        lines = process.log().splitlines()
+    assert lines
+    assert all(line.startswith("{") and '"event": ' in line and '"level": ' in line for line in lines)
+
+
+# Topics.
+
+
+def topics(running: BrokerProcess, *arguments: str) -> tuple[int, str]:
+    """Run `millrace topics` in this process; exit code and output."""
+    result = CliRunner().invoke(main, ["topics", *arguments, "--server", f"127.0.0.1:{running.native_port}"])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.output
+
+
+def test_the_life_of_a_topic(running: BrokerProcess) -> None:
+    assert topics(running, "create", "orders", "--partitions", "3", "--config", "retention.ms=60000") == (0, "")
+    assert topics(running, "create", "orders") == (1, "millrace: topic 'orders' exists\n")
+    assert topics(running, "bind", "orders", "--exchange", "amq.topic", "--key", "orders.#") == (0, "")
+    code, said = topics(running, "list")
+    assert (code, "orders 3\n" in said) == (0, True)
+    code, said = topics(running, "describe", "orders")
+    assert code == 0
+    assert said.startswith("topic orders\n  retention.ms=60000\npartition 0\n")
+    assert said.count("log_end_offset=0") == 3
+    assert topics(running, "delete", "orders") == (0, "")
+    code, said = topics(running, "describe", "orders")
+    assert (code, said.startswith("millrace: "), "orders" in said) == (1, True, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (["create", "x", "--config", "novalue"], 2, "'novalue' is not NAME=VALUE"),
+        (["create", "x", "--config", "no.such.setting=1"], 1, "millrace: "),
+        (["create", "x", "--partitions", "0"], 2, "--partitions"),
+        (["bind", "no-such-topic", "--exchange", "amq.topic", "--key", "#"], 1, "no-such-topic"),
+        (["delete", "no-such-topic"], 1, "no-such-topic"),
+        (["list", "--user", "guest", "--password", "wrong"], 1, "millrace: "),
+    ],
+)
+def test_what_cannot_be_done_with_topics(running: BrokerProcess, arguments: list[str], code: int, part: str) -> None:
+    exit_code, said = topics(running, *arguments)
+    assert exit_code == code
+    assert part in said
+    assert "Traceback" not in said
+
+
+def test_a_broker_that_is_not_there() -> None:
+    for server, code, part in [("127.0.0.1:1", 1, "cannot connect"), ("nonsense", 2, "'nonsense' is not host:port")]:
+        result = CliRunner().invoke(main, ["topics", "list", "--server", server])
+        assert result.exit_code == code
+        assert part in result.output
