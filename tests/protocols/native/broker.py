@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -10,13 +10,16 @@ import trio
 
 from core_log.files import Files
 from core_log.memory_files import MemoryFiles
+from core_log.record_batch import BatchBuilder, iterate_records
 from gateway.authentication import Authenticate
 from gateway.config import Limits
 from gateway.connection import Shell
 from gateway.listener import open_listener
 from gateway.outbox import Outboxes
+from protocols.native import wire
 from protocols.native.adapter import NativeAdapter
 from protocols.native.config import NativeConfig
+from protocols.native.connection import FrameReader
 from protocols.sansio import Outbox
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
@@ -72,5 +75,79 @@ async def native_broker(
                     connection.shut_down("the test is over")
                 shell.end_turn()
                 with trio.move_on_after(1):
-                    await shell.all_gone()
+                    while shell.connections:
+                        await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
+
+
+class Peer:
+    """A client that says exactly what it is told to, and hears everything."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._frames = FrameReader(1 << 30)
+        self._heard: list[wire.AnyReply] = []
+        self._id = 100
+
+    async def say(self, request: wire.Request) -> int:
+        """Send a request with a new correlation id, which is returned."""
+        self._id += 1
+        request.correlation_id = self._id
+        await self.stream.send_all(b"".join(wire.encode(request)))
+        return self._id
+
+    async def hear(self) -> wire.AnyReply:
+        """The next reply. Raises EOFError."""
+        while not self._heard:
+            try:
+                data = await self.stream.receive_some(1 << 18)
+            except trio.BrokenResourceError:
+                data = b""
+            if not data:
+                raise EOFError
+            self._heard += [wire.decode_reply(frame) for frame in self._frames.feed(data)]
+        return self._heard.pop(0)
+
+    async def ask(self, request: wire.Request) -> wire.AnyReply:
+        """Send a request and hear the next reply, which must be to it."""
+        correlation_id = await self.say(request)
+        reply = await self.hear()
+        assert reply.correlation_id == correlation_id
+        return reply
+
+    async def ended(self) -> bool:
+        """Wait for the end of the connection; whether nothing was said before."""
+        try:
+            await self.hear()
+        except EOFError:
+            return True
+        return False
+
+
+@asynccontextmanager
+async def connected(running: Running, *, hello: bool = True) -> AsyncIterator[Peer]:
+    """A `Peer` of the broker, greeted or not."""
+    host, _, port = running.server.rpartition(":")
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        peer = Peer(stream)
+        if hello:
+            assert isinstance(await peer.ask(wire.Hello(0, 1, 1, "test", None)), wire.HelloReply)
+        yield peer
+
+
+def batch_of(*values: bytes, timestamp_ms: int = 1000, control: bool = False) -> bytes:
+    """A record batch."""
+    builder = BatchBuilder(0, -1, timestamp_ms, control=control)
+    builder.add_run(0, None, values)
+    return builder.build()
+
+
+def values_of(records: Sequence[bytes] | bytes | memoryview) -> list[bytes | None]:
+    """The values of whole batches, back to back."""
+    data = bytes(records) if isinstance(records, bytes | memoryview) else b"".join(records)
+    values = []
+    while data:
+        size = 12 + int.from_bytes(data[8:12], "big")
+        values += [record.value for record in iterate_records(data[:size])]
+        data = data[size:]
+    return values
