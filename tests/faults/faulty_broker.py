@@ -34,5 +34,5 @@ def faulty_files(root: str) -> FaultyFiles:
 
 
 if __name__ == "__main__":
-    server.OsFiles = faulty_files  # type: ignore[assignment, misc]
+    vars(server)["OsFiles"] = faulty_files
     main()

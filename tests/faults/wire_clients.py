@@ -268,11 +268,11 @@ class AmqpConsumer:
         """Acknowledge, until the broker is gone, all messages but those `keep` chooses."""
         try:
             while True:
-                for delivery in self.receive():
-                    number = stream.number(delivery.body)
-                    if not keep():
-                        stream.settled.add(number)  # before it is sent: it may arrive whatever we learn
-                        self.ack(delivery.tag)
+                done = [delivery for delivery in self.receive() if not keep()]
+                # Noted before it is sent: it may arrive whatever we learn.
+                stream.settled.update(stream.number(delivery.body) for delivery in done)
+                acks = [ACK_FRAME.pack(1, 1, 13, ACK, delivery.tag, 0, 0xCE) for delivery in done]
+                self.connection.sock.sendall(b"".join(acks))
         except ENDED:
             pass
         finally:
