@@ -41,6 +41,8 @@ from routing.topology import QueueInfo, Topology, require_valid_topic_name
 logger = logging.getLogger(__name__)
 
 _SCRATCH = "scratch"
+_BATCH_ROOM_BYTES = 32 << 20
+"""What a batch of a home partition may be larger than the largest body: properties and key, or 1 MiB of others."""
 
 
 def _wall_clock_ms() -> int:
@@ -61,6 +63,7 @@ class Broker:
         self.sessions: dict[Session, None] = {}
         self.confirming: dict[Session, None] = {}
         self.after_turn: Callable[[], None] | None = None
+        self.message_bytes_max = config.message_bytes_max
         self.refused_messages = 0
         """Messages that a failing log could not take; confirmed publishers were told."""
         self._nursery = nursery
@@ -117,7 +120,7 @@ class Broker:
             retention_bytes=-1,
             fsync=fsync,
             fsync_interval_ms=config.fsync_interval_ms,
-            message_bytes_max=4 * config.message_bytes_max,
+            message_bytes_max=config.message_bytes_max + _BATCH_ROOM_BYTES,
             tail_cache_bytes=0,
         )
         log = PartitionLog.open(self.files, directory, settings, self.flusher, wall_clock_ms=_wall_clock_ms)
@@ -232,6 +235,12 @@ class Broker:
                     self._routes.clear()
                 self._routes[slab.exchange, slab.routing_key] = route
         return route
+
+    def require_size(self, slab: Slab) -> None:
+        """Raises LimitExceeded if a body of the slab is larger than the configured maximum."""
+        size = max(map(len, slab.bodies))
+        if size > self.message_bytes_max:
+            raise LimitExceeded(f"message size {size} is larger than configured max size {self.message_bytes_max}")
 
     def queue(self, name: str, owner: object) -> Queue:
         """Look a queue up for a connection. Raises NotFound, ResourceLocked."""

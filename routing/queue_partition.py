@@ -33,6 +33,7 @@ from core_log.record_batch import (
 )
 from routing.config import BrokerConfig
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+from routing.runs import Run, in_batches
 from routing.settlement import (
     DESTINATIONS_KEY,
     SETTLED_KEY,
@@ -336,8 +337,8 @@ class QueuePartition:
                 try:
                     self._seal_data()
                     if self._settled:
-                        settled, self._settled = self._settled, []
-                        self._append_control(SETTLED_KEY, encode_settled(settled))
+                        self._append_control(SETTLED_KEY, encode_settled(self._settled))
+                        self._settled.clear()
                 except LogUnavailable:
                     pass  # kept; `_log_advanced` comes back to it when the log takes writes again
         elif self._cache.unspilled_bytes > self._cache_bytes_max:
@@ -346,22 +347,28 @@ class QueuePartition:
             self._evict()
 
     def _seal_data(self) -> None:
-        while self._open:
-            taken, size = 0, 0
-            for _, slab, _ in self._open:
-                taken += 1
-                size += slab.size
-                if size >= _BATCH_BYTES:
-                    break
-            self._append_data([(first, slab, destinations) for first, slab, destinations in self._open[:taken]])
-            del self._open[:taken]
+        if self._open:
+            self._append_data(self._open)
+            self._open.clear()
 
     def _append_data(self, slabs: list[tuple[int, Slab, DestinationSet]]) -> None:
-        builder = BatchBuilder(slabs[0][0], self.log.leader_epoch, time.time_ns() // 1_000_000)
-        for first, slab, destinations in slabs:
-            key = slab.routing_key.encode("utf-8", NAME_ENCODING_ERRORS)
-            builder.add_run(first, key, slab.bodies, destinations.header_block(slab))
-        self._append(builder.build(), slabs[0][0])
+        log = self.log
+        runs = [
+            Run(
+                first,
+                slab.routing_key.encode("utf-8", NAME_ENCODING_ERRORS),
+                destinations.header_block(slab),
+                slab.bodies,
+                slab.size,
+            )
+            for first, slab, destinations in slabs
+        ]
+        for batch in in_batches(runs, _BATCH_BYTES):
+            base_offset = batch[0].first_offset
+            builder = BatchBuilder(base_offset, log.leader_epoch, time.time_ns() // 1_000_000)
+            for first, key, header_block, bodies, _ in batch:
+                builder.add_run(first, key, bodies, header_block)
+            self._append(builder.build(), base_offset)
 
     def _append(self, batch: bytes, base_offset: int) -> None:
         self.log.append(batch, base_offset=base_offset)
@@ -381,20 +388,13 @@ class QueuePartition:
             return
         goal = self._cache_bytes_max // 2
         batch: list[tuple[int, Slab, DestinationSet]] = []
-        size = 0
         for entry in self._cache.entries():
             if self._cache.unspilled_bytes <= goal:
                 break
-            if entry.spilled:
-                continue
-            self._cache.mark_spilled(entry)
-            batch.append((entry.first, entry.slab, _SCRATCH_SET))
-            size += entry.bytes
-            if size >= _BATCH_BYTES:
-                self._append_data(batch)
-                batch, size = [], 0
-        if batch:
-            self._append_data(batch)
+            if not entry.spilled:
+                self._cache.mark_spilled(entry)
+                batch.append((entry.first, entry.slab, _SCRATCH_SET))
+        self._append_data(batch)
 
     def _evict(self) -> None:
         written = self.log.written_offset

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Route:
     """See the module."""
 
-    __slots__ = ("body_bytes_max", "durable_homes", "homes", "topics")
+    __slots__ = ("durable_homes", "homes", "topics")
 
     def __init__(self, queues: list[Queue], topics: list[Topic]) -> None:
         by_home: dict[QueuePartition, list[Queue]] = {}
@@ -33,8 +33,12 @@ class Route:
         ]
         self.durable_homes = [home for home in by_home if home.durable]
         self.topics = topics
-        self.body_bytes_max = min((topic.body_bytes_max for topic in topics), default=0)
-        """The largest body that every topic takes; 0 is no limit."""
+
+    def require_room(self, slab: Slab) -> None:
+        """Raises LimitExceeded if a topic here cannot take the largest message of a slab."""
+        largest = max(map(len, slab.bodies), default=0)
+        for topic in self.topics:
+            topic.require_room(slab, largest)
 
     def error(self) -> StorageUnavailable | None:
         """Why the route cannot take messages now, if a log it leads to refuses writes."""

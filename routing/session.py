@@ -14,7 +14,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from routing.errors import AccessRefused, LimitExceeded, PreconditionFailed, StorageUnavailable
+from routing.errors import AccessRefused, PreconditionFailed, StorageUnavailable
 from routing.message import Slab
 
 if TYPE_CHECKING:
@@ -165,8 +165,10 @@ class Session:
         """
         broker = self.broker
         route = broker.route(slab)
-        if route.body_bytes_max and max(map(len, slab.bodies)) > route.body_bytes_max:
-            raise LimitExceeded(f"a topic takes messages of at most {route.body_bytes_max} bytes")
+        if slab.size > broker.message_bytes_max:
+            broker.require_size(slab)
+        if route.topics:
+            route.require_room(slab)
         if confirm:
             self._published += len(slab.bodies)
             broker.confirming[self] = None

@@ -12,18 +12,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, encode_headers
 from routing.commits import storage_error
-from routing.errors import StorageUnavailable
+from routing.errors import LimitExceeded, StorageUnavailable
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+from routing.runs import BATCH_HEADER_BYTES, Run, in_batches, record_bytes
 
 _HEADER_BLOCKS_MAX = 1024
 _KEYS_MAX = 65536
 _BATCH_BYTES = 900 << 10
-_BATCH_ROOM_BYTES = 1024
-"""What a batch's header and a record's key and headers may add to a body."""
 PARTITION_KEY_HEADER = "x-partition-key"
 
 
@@ -47,7 +45,7 @@ def murmur2(data: bytes) -> int:
 class TopicPartition:
     """One partition: its log, and the slabs waiting to be sealed into it."""
 
-    __slots__ = ("_header_blocks", "_mark_dirty", "_open", "index", "log", "next_offset", "topic_name")
+    __slots__ = ("_mark_dirty", "_open", "index", "log", "next_offset", "topic_name")
 
     def __init__(
         self, topic_name: str, index: int, log: PartitionLog, mark_dirty: Callable[[TopicPartition], None]
@@ -57,8 +55,7 @@ class TopicPartition:
         self.log = log
         self.next_offset = log.log_end_offset
         self._mark_dirty = mark_dirty
-        self._open: list[tuple[int, bytes, Slab]] = []
-        self._header_blocks: dict[Properties, bytes] = {}
+        self._open: list[Run] = []
         log.listeners.append(self._log_advanced)
 
     def append(self, batch: bytes | bytearray | memoryview) -> int:
@@ -69,39 +66,25 @@ class TopicPartition:
         self.next_offset = self.log.log_end_offset
         return base_offset
 
-    def append_slab(self, slab: Slab, key: bytes) -> int:
+    def append_slab(self, slab: Slab, key: bytes, header_block: bytes) -> int:
         """Add a slab to the open batch; the offset behind its last record."""
-        self._open.append((self.next_offset, key, slab))
+        self._open.append(Run(self.next_offset, key, header_block, slab.bodies, slab.size))
         self.next_offset += len(slab.bodies)
         self._mark_dirty(self)
         return self.next_offset
 
     def seal(self) -> None:
-        """Make batches of the open slabs and hand them to the log."""
-        while self._open:
-            taken, size = 0, 0
-            for _, _, slab in self._open:
-                if taken and size + slab.size > _BATCH_BYTES:
-                    break
-                taken += 1
-                size += slab.size
-            base_offset = self._open[0][0]
-            builder = BatchBuilder(base_offset, self.log.leader_epoch, time.time_ns() // 1_000_000)
-            for first, key, slab in self._open[:taken]:
-                builder.add_run(first, key, slab.bodies, self._header_block(slab.properties))
-            try:
-                self.log.append(builder.build(), base_offset=base_offset)
-            except LogUnavailable:
-                return
-            del self._open[:taken]
-
-    def _header_block(self, properties: Properties) -> bytes:
-        block = self._header_blocks.get(properties)
-        if block is None:
-            if len(self._header_blocks) >= _HEADER_BLOCKS_MAX:
-                self._header_blocks.clear()
-            block = self._header_blocks[properties] = encode_headers(properties.record_headers)
-        return block
+        """Make batches of the open slabs and hand them to the log; while it refuses they stay."""
+        log = self.log
+        if not self._open or log.error is not None:
+            return
+        for batch in in_batches(self._open, min(_BATCH_BYTES, log.config.message_bytes_max)):
+            base_offset = batch[0].first_offset
+            builder = BatchBuilder(base_offset, log.leader_epoch, time.time_ns() // 1_000_000)
+            for first, key, header_block, bodies, _ in batch:
+                builder.add_run(first, key, bodies, header_block)
+            log.append(builder.build(), base_offset=base_offset)
+        self._open.clear()
 
     def _log_advanced(self, log: PartitionLog) -> None:
         if self._open and log.error is None:
@@ -111,13 +94,14 @@ class TopicPartition:
 class Topic:
     """A named set of partitions; `config` is as given when it was created."""
 
-    __slots__ = ("_partition_of_key", "body_bytes_max", "config", "name", "partitions")
+    __slots__ = ("_header_blocks", "_partition_of_key", "_record_bytes_max", "config", "name", "partitions")
 
     def __init__(self, name: str, config: dict[str, str], partitions: list[TopicPartition]) -> None:
         self.name = name
         self.config = config
         self.partitions = partitions
-        self.body_bytes_max = partitions[0].log.config.message_bytes_max - _BATCH_ROOM_BYTES
+        self._record_bytes_max = partitions[0].log.config.message_bytes_max - BATCH_HEADER_BYTES
+        self._header_blocks: dict[Properties, bytes] = {}
         self._partition_of_key: dict[str, tuple[bytes, TopicPartition]] = {}
 
     def error(self) -> StorageUnavailable | None:
@@ -127,8 +111,22 @@ class Topic:
                 return storage_error(partition.log)
         return None
 
+    def require_room(self, slab: Slab, largest_body_bytes: int) -> None:
+        """Raises LimitExceeded if the largest message of a slab is too large for a batch of this topic."""
+        key, _ = self._place(slab)
+        size = largest_body_bytes + record_bytes(key, self._header_block(slab.properties))
+        if size > self._record_bytes_max:
+            raise LimitExceeded(
+                f"a message of {largest_body_bytes} bytes with its key and headers is larger than topic "
+                f"'{self.name}' takes ({self._record_bytes_max})"
+            )
+
     def append_slab(self, slab: Slab) -> tuple[PartitionLog, int]:
         """Append a routed slab to the partition of its key; that log, and the offset behind the last record."""
+        key, partition = self._place(slab)
+        return partition.log, partition.append_slab(slab, key, self._header_block(slab.properties))
+
+    def _place(self, slab: Slab) -> tuple[bytes, TopicPartition]:
         key = slab.routing_key
         if slab.properties.raw:
             chosen = slab.properties.neutral.headers.get(PARTITION_KEY_HEADER)
@@ -141,5 +139,12 @@ class Topic:
             encoded = key.encode("utf-8", NAME_ENCODING_ERRORS)
             partition = self.partitions[(murmur2(encoded) & 0x7FFFFFFF) % len(self.partitions)]
             found = self._partition_of_key[key] = (encoded, partition)
-        encoded, partition = found
-        return partition.log, partition.append_slab(slab, encoded)
+        return found
+
+    def _header_block(self, properties: Properties) -> bytes:
+        block = self._header_blocks.get(properties)
+        if block is None:
+            if len(self._header_blocks) >= _HEADER_BLOCKS_MAX:
+                self._header_blocks.clear()
+            block = self._header_blocks[properties] = encode_headers(properties.record_headers)
+        return block

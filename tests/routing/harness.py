@@ -1,6 +1,6 @@
 """An engine on a disk in memory, and clients that write down what it tells them.
 
-Nothing here sleeps: `Engine.until` looks at a condition whenever a turn has ended; every completion of the disk ends one.
+Nothing here sleeps: `Engine.until` looks at a condition whenever a turn has ended; what the disk completes ends one.
 A crash is a picture of the disk (`MemoryFiles.crash`) taken while the engine runs; another engine is then opened on it.
 """
 

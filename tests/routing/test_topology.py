@@ -304,7 +304,7 @@ async def test_auto_delete_exchanges_go_with_their_last_binding() -> None:
         await broker.delete_queue("q")
         assert "middle" not in broker.topology.exchanges
         assert "source" not in broker.topology.exchanges, "its only destination is gone"
-            assert not [key for kind in ("exchange", "binding", "queue") for key in broker.topology.catalog.entries(kind)]
+        assert not [key for kind in ("exchange", "binding", "queue") for key in broker.topology.catalog.entries(kind)]
 
 
 async def test_bindings_of_a_deleted_exchange_go_both_ways() -> None:
