@@ -26,7 +26,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     checkpoint_interval_bytes: int = 64 << 20
     """How much log is replayed at most after a crash, for each stripe."""
     message_bytes_max: int = 16 << 20
-    unflushed_bytes_max: int = 64 << 20
+    unflushed_bytes_max: int = 16 << 20
     """Readers wait while more than this waits for the disk."""
     flush_retry_interval_ms: int = 500
     housekeeping_interval_ms: int = 1000
