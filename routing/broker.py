@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import trio
@@ -249,7 +249,8 @@ class Broker:
     def consumer_gone(self, queue: Queue) -> None:
         """A queue lost a consumer; one that was declared auto-delete goes with its last."""
         if queue.auto_delete and not queue.consumers and not queue.deleted:
-            self.topology.drop_queue(queue)
+            with suppress(LogUnavailable):  # nobody asked for it: while the catalog cannot be written it stays
+                self.topology.drop_queue(queue)
         else:
             queue.wake()
 

@@ -40,7 +40,11 @@ class Catalog:
         await self._store.commit()
 
     def _put(self, key: list[Any], value: Any) -> None:
-        self._store.put(_pack(key), None if value is None else _pack(value))
+        packed = _pack(key)
+        if value is not None:
+            self._store.put(packed, _pack(value))
+        elif self._store.get(packed) is not None:
+            self._store.put(packed, None)
 
     def new_queue_id(self, *, durable: bool) -> int:
         """An id that no queue ever had."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from core_log.errors import LogUnavailable
 from routing.catalog import Catalog
 from routing.config import BrokerConfig
 from routing.errors import (
@@ -400,7 +402,8 @@ class Topology:
         if self._is_durable(binding, exchange):
             self.catalog.delete_binding(binding)
         if exchange.auto_delete and not exchange.bindings and exchange.name in self.exchanges:
-            self.delete_exchange(exchange.name, if_unused=False)
+            with suppress(LogUnavailable):  # nobody asked for it: while the catalog cannot be written it stays
+                self.delete_exchange(exchange.name, if_unused=False)
 
     def _is_durable(self, binding: Binding, exchange: Exchange) -> bool:
         kind, name = binding.destination
