@@ -3,14 +3,17 @@
 1. A part is a function `part(report, *arguments)`. It calls `report(value)` as often as it likes; `Crew.reports` gives
    what all parts said, by name. A part that raises ends the job with its name and its error.
 2. Parts do not see the interrupt key: the one who started them ends them, so that they end in order and leave nothing.
+   Each leads a process group, so that what a part has started (Spark's Java) ends with it.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
@@ -88,6 +91,7 @@ class Crew:
             if process.is_alive():
                 process.kill()
                 process.join()
+            _end_group(process.pid)
         self._processes.clear()
 
     def _check_alive(self) -> None:
@@ -96,7 +100,19 @@ class Crew:
                 raise PartFailed(f"{name} ended with exit code {process.exitcode}")
 
 
+def _end_group(leader: int | None) -> None:
+    """Kill what is left of the process group of a part that has ended, and wait until it is gone."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while leader is not None and time.monotonic() < deadline:
+        try:
+            os.killpg(leader, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)
+
+
 def _run(name: str, part: Callable[..., None], reports: Any, arguments: tuple[Any, ...]) -> None:
+    os.setpgid(0, 0)
     try:
         part(lambda value: reports.put((name, value)), *arguments)
     except Exception:
