@@ -130,7 +130,7 @@ class AmqpAdapter:
     def write(self, data: bytes | memoryview) -> None:
         """Append to the outbox."""
         self._timers.wrote = True
-        self._outbox.write(data)  # type: ignore[arg-type]
+        self._outbox.write(data)
 
     def writable(self) -> bool:
         """Whether the outbox takes deliveries."""
@@ -152,18 +152,17 @@ class AmqpAdapter:
         connection = self._connection
         channels = self._channels
         for event in connection.receive_data(data):
-            kind = type(event)
             try:
-                if kind is MethodReceived:
-                    await self._take_method(event)  # type: ignore[arg-type]
-                elif kind is AmqpError:
-                    raise event  # type: ignore[misc]
+                if isinstance(event, MethodReceived):
+                    await self._take_method(event)
+                elif isinstance(event, AmqpError):
+                    self._fail(event)
                 else:
                     channel = channels.get(event.channel)
                     if channel is not None:
                         self._take_data(channel, event)
             except BrokerError as error:
-                method_id = event.method.IDENT if isinstance(event, MethodReceived) else _METHOD_OF.get(kind, 0)
+                method_id = event.method.IDENT if isinstance(event, MethodReceived) else _METHOD_OF[type(event)]
                 self._fail(to_amqp_error(error, event.channel, method_id))
             except AmqpError as error:
                 self._fail(error)
@@ -237,18 +236,19 @@ class AmqpAdapter:
             )
 
     async def _take_connection_method(self, method: Method) -> None:
-        if self._connection.state is State.CLOSING:
+        if isinstance(method, methods.ConnectionClose):
+            self._leave()
+            self._connection.send(0, methods.ConnectionCloseOk())
+        elif self._connection.state in (State.CLOSING, State.CLOSED):
+            # Sent ahead by a peer whose login was refused, or that has closed since.
             return
-        if isinstance(method, methods.ConnectionStartOk):
+        elif isinstance(method, methods.ConnectionStartOk):
             await self._log_in(method)
         elif isinstance(method, methods.ConnectionOpen):
             if method.virtual_host != self.config.virtual_host:
                 raise AmqpError("NOT_ALLOWED", f"vhost {method.virtual_host} not found", method_id=method.IDENT)
             self._timers.opened(self._clock(), self._connection.heartbeat_s)
             self._connection.send(0, methods.ConnectionOpenOk())
-        elif isinstance(method, methods.ConnectionClose):
-            self._leave()
-            self._connection.send(0, methods.ConnectionCloseOk())
         elif isinstance(method, methods.ConnectionUpdateSecret):
             raise AmqpError("NOT_IMPLEMENTED", "connection.update-secret is not supported", method_id=method.IDENT)
 

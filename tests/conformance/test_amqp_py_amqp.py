@@ -46,7 +46,7 @@ def test_both_ways_to_log_in(shared_broker: BrokerProcess, mechanism: str) -> No
 
 def test_publish_consume_and_settle(connection: amqp.Connection, name: str) -> None:
     channel = connection.channel()
-    assert tuple(channel.queue_declare(name, exclusive=True)) == (name, 0, 0)
+    assert tuple(channel.queue_declare(name, exclusive=True, auto_delete=False)) == (name, 0, 0)
     for number in range(5):
         message = amqp.Message(f"{number}", application_headers={"n": number}, delivery_mode=2, priority=number)
         channel.basic_publish(message, routing_key=name)
@@ -99,8 +99,8 @@ def test_flow_stops_and_resumes_deliveries(connection: amqp.Connection, name: st
 
 def test_topology_without_waiting(connection: amqp.Connection, name: str) -> None:
     channel = connection.channel()
-    channel.exchange_declare(name, "topic", nowait=True)
-    channel.exchange_declare(f"{name}.in", "fanout", nowait=True)
+    channel.exchange_declare(name, "topic", auto_delete=False, nowait=True)
+    channel.exchange_declare(f"{name}.in", "fanout", auto_delete=False, nowait=True)
     channel.exchange_bind(name, f"{name}.in", nowait=True)
     channel.queue_declare(name, exclusive=True, nowait=True)
     channel.queue_bind(name, name, "a.*", nowait=True)

@@ -31,10 +31,10 @@ def merged(events: Sequence[Event]) -> list[Event]:
             if same == (last.channel, last.exchange, last.routing_key, last.mandatory, last.properties):
                 last.bodies.extend(event.bodies)
                 continue
-        rising = isinstance(event, AckRange) and isinstance(last, AckRange) and event.first == last.last + 1
-        if rising and event.channel == last.channel:
-            last.last = event.last
-            continue
+        if isinstance(event, AckRange) and isinstance(last, AckRange):  # noqa: SIM102
+            if (event.channel, event.first) == (last.channel, last.last + 1):
+                last.last = event.last
+                continue
         found.append(event)
     return found
 

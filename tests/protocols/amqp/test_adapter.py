@@ -1,0 +1,412 @@
+"""The adapter on a real engine in memory: what clients of a library cannot see or cannot provoke."""
+
+from __future__ import annotations
+
+import errno
+import math
+from typing import Any
+
+import pytest
+
+from protocols.amqp import methods
+from protocols.amqp.adapter import CAPABILITIES as SERVER_CAPABILITIES
+from protocols.amqp.adapter_errors import REPLIES, to_amqp_error
+from protocols.amqp.adapter_properties import from_neutral, intern, raw_of, to_neutral
+from protocols.amqp.config import AmqpConfig
+from protocols.amqp.connection import HEARTBEAT_FRAME, PROTOCOL_HEADER
+from protocols.amqp.errors import AmqpError
+from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties
+from routing import errors
+from routing.message import NeutralProperties, Properties, register_decoder
+from tests.protocols.amqp.conftest import World
+from tests.protocols.amqp.wire import PERSISTENT, START_OK, TUNE_OK, call, publish
+
+DECLARE = methods.QueueDeclare(queue="q")
+CONSUME = methods.BasicConsume(queue="q", consumer_tag="c", no_ack=True)
+
+
+# --- login and the end -------------------------------------------------------------------
+
+
+async def test_the_handshake_word_for_word(world: World) -> None:
+    client = world.connect()
+    await client.send(PROTOCOL_HEADER)
+    (start,) = client.methods()
+    assert isinstance(start, methods.ConnectionStart)
+    assert (start.mechanisms, start.locales) == (b"PLAIN AMQPLAIN", b"en_US")
+    assert start.server_properties["capabilities"] == SERVER_CAPABILITIES
+    assert start.server_properties["product"] == "Millrace"
+    assert await client.calls(START_OK, channel=0) == [methods.ConnectionTune(2047, 131072, 60)]
+    assert await client.calls(TUNE_OK, methods.ConnectionOpen("/"), channel=0) == [methods.ConnectionOpenOk()]
+    assert await client.calls(methods.ChannelOpen()) == [methods.ChannelOpenOk()]
+    assert await client.calls(methods.ConnectionClose(200, "bye"), channel=0) == [methods.ConnectionCloseOk()]
+    assert client.closed
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_refused_login_is_told_to_those_who_understand(world: World, told: bool) -> None:
+    client = world.connect()
+    capabilities = {"authentication_failure_close": told}
+    await client.send(PROTOCOL_HEADER)
+    client.take()
+    wrong = methods.ConnectionStartOk({"capabilities": capabilities}, "PLAIN", b"\0guest\0wrong", "en_US")
+    # Whatever a client sends ahead of the answer is not looked at.
+    ahead = call(1, methods.ChannelOpen(), DECLARE) + publish("q", b"x")
+    await client.send(call(0, wrong, TUNE_OK, methods.ConnectionOpen("/")) + ahead)
+    answers = client.methods()
+    assert not world.broker.sessions
+    assert not world.broker.topology.queues
+    if told:
+        text = "Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
+        assert answers == [methods.ConnectionClose(403, f"ACCESS_REFUSED - {text}")]
+        assert not client.closed
+        await client.calls(methods.ConnectionCloseOk(), channel=0)
+    else:
+        assert answers == []
+    assert client.closed
+
+
+async def test_the_check_of_a_password_may_take_its_time(world: World) -> None:
+    async def authenticate(user: str, password: bytes, peer: str) -> bool:
+        return (user, password, peer) == ("guest", b"guest", "127.0.0.1:5000")
+
+    client = world.connect(authenticate=authenticate)
+    await client.log_in()
+    assert isinstance(client.methods()[-1], methods.ChannelOpenOk)
+
+
+async def test_without_authentication_nobody_gets_in(world: World) -> None:
+    client = world.connect(authenticate=None)
+    await client.log_in(channels=0)
+    assert [type(method) for method in client.methods()] == [methods.ConnectionStart, methods.ConnectionClose]
+
+
+async def test_silence_in_the_handshake_ends_it(world: World) -> None:
+    client = world.connect()
+    await client.send(PROTOCOL_HEADER)
+    client.tick(9.9)
+    assert not client.closed
+    client.tick(0.1)
+    assert client.closed
+
+
+async def test_heartbeats(world: World) -> None:
+    client = await world.client(heartbeat_s=10)
+    client.tick(5)
+    assert client.take_bytes() == b""  # what was sent in the handshake counts
+    client.tick(5)
+    assert client.take_bytes() == HEARTBEAT_FRAME
+    await client.send(HEARTBEAT_FRAME)
+    client.tick(19.9)
+    assert not client.closed
+    client.tick(0.1)
+    assert client.closed
+    assert (await world.client(heartbeat_s=0)).adapter.next_timer_at() == math.inf
+
+
+async def test_a_close_that_is_not_answered_is_not_waited_for(world: World) -> None:
+    client = await world.client()
+    await client.send(call(7, methods.BasicQos()))
+    assert isinstance(client.methods()[0], methods.ConnectionClose)
+    assert client.adapter.next_timer_at() == world.now_s + client.adapter.config.close_timeout_s
+    client.tick(5)
+    assert client.closed
+
+
+async def test_shutting_down_is_said(world: World) -> None:
+    client = await world.client()
+    client.adapter.shut_down("the broker is stopping")
+    (close,) = client.methods()
+    assert close == methods.ConnectionClose(
+        320, "CONNECTION_FORCED - broker forced connection closure with reason 'the broker is stopping'"
+    )
+    assert client.closed
+    client.lose()
+    fresh = world.connect()
+    fresh.adapter.shut_down("the broker is stopping")
+    assert (fresh.take_bytes(), fresh.closed) == (b"", True)
+
+
+@pytest.mark.parametrize("end", ["lost", "eof", "error"])
+async def test_however_it_ends_everything_is_given_back(world: World, end: str) -> None:
+    client = await world.client()
+    declare = methods.QueueDeclare(queue="mine", exclusive=True)
+    consume = methods.BasicConsume(queue="q", consumer_tag="c")
+    await client.send(call(1, DECLARE, declare, consume) + publish("q", b"unsettled"))
+    assert client.bodies() == [b"unsettled"]
+    if end == "lost":
+        client.lose()
+    elif end == "eof":
+        await client.send(b"")
+    else:
+        await client.send(call(0, TUNE_OK))
+    assert "mine" not in world.broker.topology.queues
+    assert not world.broker.sessions
+    other = await world.client()
+    await other.send(call(1, methods.BasicGet(queue="q", no_ack=True)))
+    ((_, got, _, body),) = other.take()
+    assert (got.redelivered, body) == (True, b"unsettled")
+    client.lose()
+
+
+# --- publishing --------------------------------------------------------------------------
+
+
+async def test_confirms_are_cumulative_and_returns_come_first(world: World) -> None:
+    client = await world.client()
+    await client.calls(methods.QueueDeclare(queue="q", durable=True), methods.ConfirmSelect())
+    await client.send(publish("q", b"1"))
+    await client.expect(methods.BasicAck(1, multiple=False))
+    lost = publish("nowhere", b"lost", mandatory=True)
+    await client.send(publish("q", b"2") * 3 + lost * 2 + publish("q", b"3"))
+    returned = methods.BasicReturn(312, "NO_ROUTE", "", "nowhere")
+    await client.expect(returned, returned, methods.BasicAck(7, multiple=True))
+
+
+async def test_what_the_disk_refuses_is_nacked(world: World) -> None:
+    client = await world.client()
+    await client.calls(methods.QueueDeclare(queue="q", durable=True), methods.ConfirmSelect())
+    await client.send(publish("q", b"safe"))
+    await client.expect(methods.BasicAck(1))
+    world.files.failing = {"write": errno.ENOSPC, "sync": errno.ENOSPC}
+    await client.send(publish("q", b"not safe") * 2)
+    await client.expect(methods.BasicNack(3, multiple=True))
+    await client.send(publish("q", b"refused at once"))
+    await client.expect(methods.BasicNack(4, multiple=False))
+    answers = await client.calls(methods.QueueDeclare(queue="other", durable=True))
+    if answers:
+        assert [type(method) for method in answers] == [methods.ConnectionClose]
+        assert answers[0].reply_code == 506  # type: ignore[attr-defined]
+
+
+async def test_refusals_behind_unconfirmed_publishes_are_single(world: World) -> None:
+    client = await world.client()
+    channel = client.adapter._channels[1]
+    channel.refuse(3, 4)
+    channel.refuse(5, 5)
+    channel.confirm(9)
+    assert client.methods() == [
+        methods.BasicNack(3), methods.BasicNack(4), methods.BasicNack(5), methods.BasicAck(9, multiple=True)
+    ]  # fmt: skip
+
+
+async def test_after_an_error_the_rest_of_the_channel_is_dropped(world: World) -> None:
+    client = await world.client(channels=2)
+    await client.calls(DECLARE)
+    await client.send(
+        publish("key", b"x", exchange="nowhere"),
+        publish("q", b"dropped"),
+        call(1, methods.BasicAck(1), methods.QueueDeclare(queue="dropped")),
+        publish("q", b"kept", channel=2),
+    )
+    assert client.take() == [
+        (1, methods.ChannelClose(404, "NOT_FOUND - no exchange 'nowhere' in vhost '/'", 60, 40), b"", b"")
+    ]
+    assert "dropped" not in world.broker.topology.queues
+    await client.send(call(1, methods.ChannelCloseOk(), methods.ChannelOpen(), CONSUME))
+    assert [body for *_, body in client.take()] == [b"", b"", b"kept"]
+
+
+async def test_an_error_of_the_connection_ends_all_channels(world: World) -> None:
+    client = await world.client(channels=2)
+    await client.send(
+        call(1, methods.TxSelect()) + publish("q", b"dropped", channel=2) + call(3, methods.ChannelOpen())
+    )
+    text = "NOT_IMPLEMENTED - tx.select is not supported"
+    assert client.take() == [(0, methods.ConnectionClose(540, text, 90, 10), b"", b"")]
+    assert not world.broker.sessions
+
+
+# --- consuming ---------------------------------------------------------------------------
+
+
+async def test_deliveries_follow_consume_ok(world: World) -> None:
+    client = await world.client()
+    await client.send(call(1, DECLARE) + publish("q", b"1") + call(1, CONSUME))
+    assert [type(method) for method in client.methods()] == [
+        methods.QueueDeclareOk, methods.BasicConsumeOk, methods.BasicDeliver
+    ]  # fmt: skip
+
+
+async def test_consumer_tags_are_made_and_must_be_unique(world: World) -> None:
+    client = await world.client()
+    answers = await client.calls(DECLARE, methods.BasicConsume(), methods.BasicConsume(), CONSUME)
+    tags = {method.consumer_tag for method in answers if isinstance(method, methods.BasicConsumeOk)}
+    assert len(tags) == 3
+    assert sum(tag.startswith("amq.ctag-") for tag in tags) == 2
+    (close,) = await client.calls(CONSUME)
+    assert close == methods.ConnectionClose(530, "NOT_ALLOWED - attempt to reuse consumer tag 'c'", 60, 20)
+
+
+async def test_consumers_up_to_the_limit(world: World) -> None:
+    client = await world.client(AmqpConfig(consumers_per_channel_max=2))
+    consume = methods.BasicConsume(queue="q", nowait=True)
+    assert len(await client.calls(DECLARE, consume, consume)) == 1
+    (close,) = await client.calls(consume)
+    assert close == methods.ConnectionClose(530, "NOT_ALLOWED - reached maximum (2) of consumers per channel", 60, 20)
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_cancellation_is_told_to_those_who_understand(world: World, told: bool) -> None:
+    client = await world.client(capabilities={"consumer_cancel_notify": told})
+    await client.calls(DECLARE, CONSUME)
+    other = await world.client()
+    assert await other.calls(methods.QueueDelete(queue="q")) == [methods.QueueDeleteOk(0)]
+    assert client.methods() == ([methods.BasicCancel("c", nowait=True)] if told else [])
+    # The peer may still cancel it in turn, and use the tag again.
+    assert await client.calls(methods.BasicCancel("c")) == [methods.BasicCancelOk("c")]
+    assert len(await client.calls(DECLARE, CONSUME)) == 2
+
+
+async def test_a_full_outbox_gets_no_more(world: World) -> None:
+    client = await world.client()
+    await client.calls(DECLARE, CONSUME)
+    client.outbox.writable = False
+    await client.send(publish("q", b"later"))
+    assert client.bodies() == []
+    client.outbox.writable = True
+    assert client.outbox.on_writable is not None
+    client.outbox.on_writable()
+    world.broker.end_turn()
+    assert client.bodies() == [b"later"]
+
+
+@pytest.mark.parametrize("frame_bytes_max", [4096, 131072])
+async def test_bodies_of_all_sizes_side_by_side(world: World, frame_bytes_max: int) -> None:
+    client = await world.client(frame_bytes_max=frame_bytes_max)
+    bodies = [bytes([size & 255]) * size for size in (1, 0, 4087, 4088, 4089, 16383, 16384, 16385, 131064, 131065, 2)]
+    await client.send(call(1, DECLARE), *(publish("q", body, frame_bytes_max=frame_bytes_max) for body in bodies))
+    await client.send(call(1, CONSUME))
+    assert client.bodies() == bodies
+
+
+async def test_what_is_remembered_of_deliveries_is_bounded(world: World) -> None:
+    client = await world.client()
+    await client.calls(DECLARE, methods.QueueBind(queue="q", exchange="amq.fanout"), CONSUME)
+    for number in range(600):
+        await client.send(publish(f"key {number}", b"body", exchange="amq.fanout"))
+    found = client.take()
+    assert [method.routing_key for _, method, _, _ in found] == [f"key {number}" for number in range(600)]
+    (consumer,) = client.adapter._channels[1]._consumers.values()
+    assert len(consumer.context) <= 256
+
+
+async def test_unknown_delivery_tags(world: World) -> None:
+    client = await world.client()
+    settle: list[Any] = [
+        methods.BasicAck(9), methods.BasicAck(9, multiple=True), methods.BasicNack(9), methods.BasicReject(9)
+    ]  # fmt: skip
+    for method in settle:
+        (close,) = await client.calls(method)
+        assert close == methods.ChannelClose(
+            406, "PRECONDITION_FAILED - unknown delivery tag 9", 60, method.IDENT & 255
+        )
+        await client.calls(methods.ChannelCloseOk(), methods.ChannelOpen())
+
+
+async def test_one_wrong_ack_in_a_run_is_named(world: World) -> None:
+    client = await world.client()
+    consume = methods.BasicConsume(queue="q", consumer_tag="c")
+    await client.send(call(1, DECLARE, consume) + publish("q", b"x") * 5)
+    client.take()
+    await client.calls(methods.BasicAck(3))
+    (close,) = await client.calls(*(methods.BasicAck(tag) for tag in range(1, 6)))
+    assert close == methods.ChannelClose(406, "PRECONDITION_FAILED - unknown delivery tag 3", 60, 80)
+
+
+async def test_an_empty_queue_name_is_the_last_declared(world: World) -> None:
+    client = await world.client()
+    await client.calls(methods.QueueDeclare())
+    (name,) = world.broker.topology.queues
+    assert name.startswith("amq.gen-")
+    assert await client.calls(
+        methods.QueueBind(exchange="amq.direct"), methods.QueuePurge(), methods.QueueDeclare(passive=True)
+    ) == [methods.QueueBindOk(), methods.QueuePurgeOk(0), methods.QueueDeclareOk(name, 0, 0)]
+    await client.send(publish(name, b"found", exchange="amq.direct") + call(1, methods.BasicGet(no_ack=True)))
+    assert client.take()[0][3] == b"found"
+    assert await client.calls(
+        methods.QueueUnbind(exchange="amq.direct"), methods.QueueDelete()
+    ) == [methods.QueueUnbindOk(), methods.QueueDeleteOk(0)]  # fmt: skip
+
+
+async def test_small_methods_are_answered(world: World) -> None:
+    client = await world.client()
+    assert await client.calls(
+        methods.AccessRequest("/data"), methods.ChannelFlow(True), methods.ChannelFlowOk(True),
+        methods.BasicCancelOk("c"), methods.BasicRecoverAsync(True), methods.BasicRecover(True),
+        methods.ConfirmSelect(nowait=True), methods.BasicQos(0, 5, True), methods.BasicGet(queue="q"),
+    ) == [
+        methods.AccessRequestOk(1), methods.ChannelFlowOk(True), methods.BasicRecoverOk(), methods.BasicQosOk(),
+        methods.ChannelClose(404, "NOT_FOUND - no queue 'q' in vhost '/'", 60, 70),
+    ]  # fmt: skip
+
+
+# --- properties and errors ---------------------------------------------------------------
+
+NEUTRAL = NeutralProperties(
+    content_type="text/plain", content_encoding="utf-8", headers={"a": 1}, persistent=True, priority=3,
+    correlation_id=b"\xff\x00", reply_to="reply", expiration_ms=60_000, message_id="m", timestamp_s=1_700_000_000,
+    type="t", user_id="u", app_id="app",
+)  # fmt: skip
+
+
+def test_neutral_properties_make_the_round_trip() -> None:
+    assert to_neutral(from_neutral(NEUTRAL)) == NEUTRAL
+    assert to_neutral(from_neutral(NeutralProperties())) == NeutralProperties()
+
+
+def test_what_amqp_cannot_hold_becomes_a_header() -> None:
+    huge = 1 << 70
+    found = decode_properties(
+        from_neutral(
+            NeutralProperties(
+                headers={"huge": huge, "bad": "\ud800", "n" * 300: 1},
+                reply_to="r" * 256,
+                message_id="m" * 255,
+                priority=999,
+            )
+        )
+    )
+    assert found.headers == {"huge": str(huge), "bad": "?", "millrace.reply-to": "r" * 256}
+    assert (found.reply_to, found.message_id, found.priority) == (None, "m" * 255, 255)
+
+
+async def test_messages_of_other_protocols_are_encoded_once(world: World) -> None:
+    register_decoder("test-other", lambda raw: NeutralProperties(content_type=raw.decode()))
+    properties = Properties("test-other", b"text/plain", persistent=False)
+    raw = raw_of(properties)
+    assert raw_of(properties) is raw
+    assert decode_properties(raw) == BasicProperties(content_type="text/plain", delivery_mode=1)
+
+
+def test_equal_properties_are_one_object() -> None:
+    first = intern(PERSISTENT, "guest")
+    assert isinstance(first, Properties)
+    assert first is intern(bytes(PERSISTENT), "other")
+    assert (first.persistent, first.raw, first.protocol) == (True, PERSISTENT, "amqp")
+    assert Properties.from_log_tag(first.log_tag).neutral == first.neutral
+
+
+@pytest.mark.parametrize(
+    ("text", "legal"),
+    [("0", True), ("4294967295", True), ("4294967296", False), ("-1", False), ("", False), ("²", False)],
+)
+def test_expirations(text: str, legal: bool) -> None:
+    found = intern(encode_properties(BasicProperties(expiration=text)), "guest")
+    assert isinstance(found, Properties if legal else AmqpError)
+
+
+def test_a_user_id_must_be_ones_own() -> None:
+    raw = encode_properties(BasicProperties(user_id="guest"))
+    assert isinstance(intern(raw, "guest"), Properties)
+    assert isinstance(intern(raw, "other"), AmqpError)
+
+
+def test_every_engine_error_has_a_reply() -> None:
+    kinds = {errors.BrokerError, *errors.BrokerError.__subclasses__()}
+    assert kinds <= set(REPLIES)
+    for kind, name in REPLIES.items():
+        error = to_amqp_error(kind("why"), 3, 0x32000A)
+        assert (error.reply_text, error.channel, error.class_id, error.method_id) == (f"{name} - why", 3, 50, 10)
+    assert to_amqp_error(errors.NotFound("x"), 3, 0).closes_connection is False
+    assert to_amqp_error(errors.StorageUnavailable("x"), 3, 0).closes_connection is True
