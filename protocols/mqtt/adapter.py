@@ -262,7 +262,9 @@ class MqttAdapter:
 
     async def _subscribe(self, event: Subscribe) -> None:
         """Bind a queue for each filter, consume, and say what was granted: at most QoS 1."""
-        codes = [await self._bind(topic_filter, min(qos, 1)) for topic_filter, qos in event.requests]
+        requests = event.requests[: self._config.subscriptions_max]
+        codes = [await self._bind(topic_filter, min(qos, 1)) for topic_filter, qos in requests]
+        codes += [SUBSCRIBE_FAILURE] * (len(event.requests) - len(requests))
         if not self.closed:
             self._routes.clear()
             self._consume()
@@ -354,6 +356,11 @@ class MqttAdapter:
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
+        if consumer.no_ack and slab.wire is not None and stop - start == len(slab.bodies):
+            packets = slab.wire.get(_WIRE_QOS_0)
+            if packets is not None:
+                self._outbox.write(packets)
+                return
         session = self._session
         if session is None or self.closed:
             return

@@ -21,7 +21,7 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Most `/`-separated levels of a topic name or filter."""
 
     subscriptions_max: Annotated[int, Meta(ge=1)] = 1000
-    """Most topic filters of one client; a SUBSCRIBE beyond is answered with 0x80 for the filters that are too many."""
+    """Most topic filters of a client, and in one SUBSCRIBE; those that are too many are answered with 0x80."""
 
     inflight_messages_max: Annotated[int, Meta(ge=1, le=65_535)] = 1024
     """Most QoS 1 messages sent to a client and not yet acknowledged by it."""

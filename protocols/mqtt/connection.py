@@ -122,7 +122,7 @@ class ServerConnection:
     def _parse(self, data: bytes, events: list[Event]) -> int:
         """Append the events of the complete packets in `data`; returns where the first incomplete one begins."""
         position, end = 0, len(data)
-        while position < end and not self.closed:
+        while position < end:
             first = data[position]
             body, stop = self._frame(data, position, end)
             if stop > end:
@@ -137,6 +137,8 @@ class ServerConnection:
             else:
                 events.append(self._other(first, data[body:stop]))
                 position = stop
+                if self.closed:
+                    break
         return position
 
     def _frame(self, data: bytes, position: int, end: int) -> tuple[int, int]:
@@ -144,9 +146,14 @@ class ServerConnection:
         violation = self._violations[data[position]]
         if violation is not None:
             raise MqttProtocolError(*violation)
+        if end - position > 2:
+            low, high = data[position + 1], data[position + 2]
+            if low < 128:
+                return position + 2, position + 2 + low
+            size = 3 + (low & 127 | high << 7)
+            if high < 128 and size <= self._config.packet_bytes_max:
+                return position + 3, position + size
         body, size, shift = position + 1, 0, 0
-        if body < end and data[body] < 128:
-            return body + 1, body + 1 + data[body]
         while True:
             if body == end:
                 return body, end + 1
@@ -229,6 +236,8 @@ class ServerConnection:
         self, data: bytes, start: int, stop: int, pieces: list[bytes]
     ) -> tuple[list[bytes], bytes, int]:
         """Payloads and packet ids of a run, and where it stops: before the first packet whose id is 0."""
+        if len(pieces) == 1 and pieces[0][:2] != b"\0\0":
+            return [pieces[0][2:]], pieces[0][:2], stop
         ids = [piece[:2] for piece in pieces]
         packet_ids = b"".join(ids)
         if b"\0\0" in packet_ids and b"\0\0" in ids:

@@ -28,7 +28,7 @@ async def connected(broker: BrokerProcess, client_id: str, user: str = "") -> As
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     """amqtt is an asyncio library."""
-    asyncio.run(asyncio.wait_for(scenario(), 4 * WAIT_S))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(scenario(), 4 * WAIT_S))
 
 
 @pytest.mark.parametrize("published", [0, 1])

@@ -133,7 +133,7 @@ def test_the_will_of_a_client_that_vanishes(shared_broker: BrokerProcess, topic:
         mortal = Device()
         mortal.client.will_set(topic, b"gone", 1)
         with connected(shared_broker, mortal):
-            mortal.client.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+            mortal.client.socket().shutdown(socket.SHUT_RDWR)
             assert watcher.next() == (topic, b"gone", 1)
         leaving = Device()
         leaving.client.will_set(topic, b"never", 1)

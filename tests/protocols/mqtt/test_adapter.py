@@ -145,8 +145,9 @@ async def test_a_qos_2_publish_closes_the_connection(world: World, caplog: pytes
 
 async def test_mqtt_3_8_4_5_suback_says_what_was_granted_for_each_filter(world: World) -> None:
     client = await world.client(config=SMALL)
-    codes = await client.subscribe(("a", 0), ("b", 1), ("a/b/c/d/e", 0), ("c", 2), ("d", 0), ("a", 1), ("x" * 11, 0))
-    assert codes == bytes([0, 1, 0x80, 1, 0x80, 1, 0x80])
+    assert await client.subscribe(("a", 0), ("b", 2), ("a/b/c/d/e", 0)) == bytes([0, 1, 0x80])
+    assert await client.subscribe(("c", 1), ("d", 0), ("a", 1)) == bytes([1, 0x80, 1])
+    assert await client.subscribe(("a", 0), ("x" * 11, 0), ("a", 0), ("a", 1)) == bytes([0, 0x80, 0, 0x80])
     await client.send(unsubscribe(2, "a"))
     assert client.take() == b"\xb0\x02\0\x02"
     assert await client.subscribe(("d", 0)) == b"\0"
