@@ -90,7 +90,7 @@ async def measure(broker: Broker, *, durable: bool, slab_messages: int, queues: 
 async def main() -> None:
     """Print the table."""
     async with open_broker(MemoryFiles(), BrokerConfig()) as broker:
-        print("| messages in a slab | transient, us a message | durable, us a message | transient to 10 queues, us a delivery |")
+        print("| messages in a slab | transient, us | durable, us | transient to 10 queues, us a delivery |")
         print("|---|---|---|---|")
         for slab_messages in (1, 10, 100, 1000):
             transient = await measure(broker, durable=False, slab_messages=slab_messages)
