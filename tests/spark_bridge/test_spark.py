@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 
 from examples import spark_batch
+from millrace import BlockingClient, BlockingConsumer, BlockingProducer
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
 from tests.spark_bridge.test_reader import batch
 from tests.support import BrokerProcess
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
 
 COLUMNS = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
 
@@ -89,3 +93,36 @@ def test_the_example_reads_from_a_real_broker_what_was_published_over_mqtt(
         ("climate.kitchen", "20.0"),
         ("climate.kitchen", "22.0"),
     ]
+
+
+def test_rows_are_what_the_native_consumer_reads(spark: Any, shared_broker: BrokerProcess) -> None:
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    with BlockingClient(server) as client:
+        client.create_topic("mirror", partitions=3)
+    for compression in (None, "gzip", "zstd"):
+        with BlockingProducer(server, compression=compression) as producer:
+            for number in range(3000):
+                key = None if number % 7 == 0 else b"key%d" % (number % 50)
+                headers = [("n", b"%d" % number)] if number % 3 else None
+                value = None if number % 11 == 0 else b"%d" % number * (number % 13)
+                producer.send("mirror", value, key, headers, timestamp_ms=1_700_000_000_000 + number)
+    with BlockingConsumer(server, auto_offset_reset="earliest") as consumer:
+        consumer.assign("mirror")
+        records = []
+        while len(records) < 9000:
+            records += consumer.fetch(9000)
+    expected = {(one.partition, one.offset): (one.timestamp_ms, one.key, one.value, one.headers) for one in records}
+
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    table = frame(spark, server, subscribe="mirror", includeHeaders="true", minPartitions="4")
+    rows = table.selectExpr("partition", "offset", "unix_millis(timestamp) as ms", "key", "value", "headers").collect()
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert len(rows) == 9000
+    found = {
+        (row.partition, row.offset): (row.ms, row.key, row.value, [tuple(one) for one in row.headers or ()])
+        for row in rows
+    }
+    assert found == expected
+    since = {"startingTimestamp": "1700000002999", "startingOffsetsByTimestampStrategy": "latest"}
+    later = frame(spark, server, subscribe="mirror", **since)
+    assert later.where("unix_millis(timestamp) >= 1700000002999").count() == 3
