@@ -262,18 +262,21 @@ class BlockingClient:
             if not 0 < size <= REPLY_BYTES_MAX:
                 raise ProtocolError(f"the broker announced a reply of {size} bytes")
             reply = wire.decode_reply(self._read(connection, size))
-        except TimeoutError as error:
+        except TimeoutError as timeout:
             self.close()
-            raise RequestTimedOut(f"no reply within {self._timeout_s + wait_s} s", retriable=True) from error
-        except OSError as error:
-            raise self._lost(error) from error
+            raise RequestTimedOut(f"no reply within {self._timeout_s + wait_s} s", retriable=True) from timeout
+        except OSError as problem:
+            raise self._lost(problem) from problem
         except BaseException:
             self.close()
             raise
         if isinstance(reply, wire.ErrorReply):
+            error = error_from_wire(reply.error)
             if reply.correlation_id is None or kind is wire.HelloReply:
                 self.close()
-            raise error_from_wire(reply.error)
+                if error.retriable:  # the broker is stopping
+                    raise ConnectionLost(str(error), retriable=True)
+            raise error
         if reply.correlation_id != correlation_id or not isinstance(reply, kind):
             self.close()
             raise ProtocolError(f"the broker answered {reply!r} instead of {kind.__name__} {correlation_id}")

@@ -146,7 +146,7 @@ class Link:
         """Read, write and watch the clock until the connection ends."""
         stream = self._stream
         assert stream is not None
-        reason = ConnectionLost("the broker closed the connection", retriable=True)
+        reason: MillraceError = ConnectionLost("the broker closed the connection", retriable=True)
         async with trio.open_nursery() as nursery:
             ends = nursery.cancel_scope
 
@@ -158,6 +158,8 @@ class Link:
                     reason = ConnectionLost(f"connection lost: {error!r}", retriable=True)
                 except (MillraceError, wire.BadRequest) as error:
                     reason = ConnectionLost(str(error), retriable=True)
+                    if isinstance(error, MillraceError) and error.code and not error.retriable:
+                        reason = error  # what we sent will not be taken next time either
                 ends.cancel()
 
             nursery.start_soon(until_lost, self._read)
@@ -165,7 +167,7 @@ class Link:
             nursery.start_soon(until_lost, self._watch)
         await self._drop(reason)
 
-    async def _drop(self, reason: ConnectionLost) -> None:
+    async def _drop(self, reason: MillraceError) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             await trio.aclose_forcefully(stream)
@@ -219,7 +221,7 @@ class Link:
             await trio.sleep(interval_s)
             now = trio.current_time()
             if any(deadline < now for _, deadline in self._waiting.values()):
-                raise RequestTimedOut(f"no reply within {self.config.request_timeout_ms} ms")
+                raise RequestTimedOut(f"no reply within {self.config.request_timeout_ms} ms", retriable=True)
 
     def post(
         self,

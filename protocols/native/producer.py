@@ -50,6 +50,7 @@ from protocols.native.records import (
 Acks = Literal["all", 0, 1, -1]
 _CHECKPOINT_RECORDS = 500
 _REQUEST_ENTRIES_MAX = 1000
+_REQUEST_OVERHEAD_BYTES = 2048
 _FAILED_KEPT_MAX = 100
 
 
@@ -199,6 +200,7 @@ class Producer(Service):
         self._failed: list[_Batch] = []
 
     def _start(self) -> None:
+        self._batch_bytes = min(self._batch_bytes, self.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES)
         self._nursery.start_soon(self._send_batches)
 
     async def _finish(self) -> None:
@@ -339,7 +341,7 @@ class Producer(Service):
     def _choose(self, now: float) -> list[tuple[_Partition, _Batch]]:
         """At most one batch of each partition, for one request."""
         chosen: list[tuple[_Partition, _Batch]] = []
-        bytes_left = self._link.limits["request_bytes_max"]
+        bytes_left = self._link.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES
         for queue in self._active:
             batch = self._next(queue, now)
             if batch is None:
@@ -369,14 +371,22 @@ class Producer(Service):
         return None
 
     def _post(self, chosen: list[tuple[_Partition, _Batch]]) -> None:
-        entries = []
+        posted, entries = [], []
+        bytes_max = self._link.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES
         for queue, batch in chosen:
             if batch.data is None:
                 batch.data = batch.build(self._compression)
+            if len(batch.data) > bytes_max:
+                error = BatchTooLarge(f"a batch of {len(batch.data)} bytes; the broker takes {bytes_max}")
+                self._settle(queue, batch, -1, error)
+                continue
+            posted.append((queue, batch))
             entries.append(wire.ProduceEntry(queue.topic, queue.index, queue.round, memoryview(batch.data)))
+        if not entries:
+            return
         timeout_ms = self._link.config.request_timeout_ms
         request = wire.Produce(0, self._acks, timeout_ms, entries)
-        answered = partial(self._answered, chosen)
+        answered = partial(self._answered, posted)
         try:
             if self._acks == wire.ACKS_NONE:
                 self._link.post(request, None, on_sent=answered)

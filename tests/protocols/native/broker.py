@@ -80,6 +80,35 @@ async def native_broker(
             nursery.cancel_scope.cancel()
 
 
+class Restartable:
+    """A broker that may be stopped and started again on the same files and port, while clients live on."""
+
+    def __init__(self, nursery: trio.Nursery, files: Files) -> None:
+        self._nursery = nursery
+        self._files = files
+        self._port = 0
+        self._stop = trio.Event()
+        self._stopped = trio.Event()
+
+    async def start(self) -> Running:
+        """Start it; on the port it had before, if it ran before."""
+        self._stop, self._stopped = trio.Event(), trio.Event()
+        running: Running = await self._nursery.start(self._run)
+        self._port = int(running.server.rpartition(":")[2])
+        return running
+
+    async def stop(self) -> None:
+        """Stop it in order."""
+        self._stop.set()
+        await self._stopped.wait()
+
+    async def _run(self, task_status: trio.TaskStatus[Running]) -> None:
+        async with native_broker(self._files, port=self._port) as running:
+            task_status.started(running)
+            await self._stop.wait()
+        self._stopped.set()
+
+
 class Peer:
     """A client that says exactly what it is told to, and hears everything."""
 
