@@ -32,7 +32,7 @@ from routing.broker import Broker
 from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome
 
-_PREFIXES_MAX = 256
+_PREFIXES_MAX = 64
 _PREFIX_BYTES_MAX = 1024
 _CONFIRMATION = struct.Struct(">BHIIQBB")
 _ACK, _NACK = 0x3C0050, 0x3C0078

@@ -29,6 +29,9 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
     message_bytes_max: int = 16 * 1024 * 1024
     """The largest message body."""
 
+    unfinished_bytes_max: int = 64 * 1024 * 1024
+    """What a connection may have sent of messages that are not complete, all channels together."""
+
     consumers_per_channel_max: int = 10_000
     """Consumers on one channel."""
 

@@ -7,8 +7,8 @@
    handles the events decides what happens, and calls `close_connection` or `close_channel` when it goes wrong.
 3. After `close_channel` everything on that channel is ignored until the peer's `channel.close-ok` (section 1.4.2.5 of
    the specification); after `close_connection` everything but `connection.close` and `close-ok`.
-4. An incomplete frame is kept as a list of the pieces read and joined once it is complete; a body is collected as a
-   list of its frames. So the cost is linear in the bytes, however they arrive.
+4. An incomplete frame is kept as a list of the pieces read and joined once it is complete, so the cost is linear in the
+   bytes, however they arrive; `contents` does the same for bodies of many frames.
 5. Sizes are checked before anything is kept: a frame against the negotiated size, a body against the message limit.
 """
 
@@ -17,11 +17,12 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from protocols.amqp import methods
 from protocols.amqp.config import AmqpConfig
+from protocols.amqp.contents import BODY_FRAME, HEADER_FRAME, PUBLISH, Contents
 from protocols.amqp.deliveries import method_frame
 from protocols.amqp.errors import AmqpError, SyntaxFault, payload_snippet
 from protocols.amqp.methods import Method, decode_method
@@ -40,12 +41,11 @@ HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 FRAME_BYTES_MIN = 4096
 
 _FRAME_HEAD = struct.Struct(">BHI")
-_CONTENT_HEADER = struct.Struct(">HHQ")
 _TAG = struct.Struct(">Q")
 _END = 0xCE
 _PUBLISH = b"\x00\x3c\x00\x28"
 _ACK = b"\x00\x3c\x00\x50"
-_METHOD, _HEADER, _BODY, _HEARTBEAT = 1, 2, 3, 8
+_METHOD, _HEARTBEAT = 1, 8
 
 
 class State(enum.Enum):
@@ -80,21 +80,10 @@ Event = PublishRun | AckRange | AckUpTo | MethodReceived | AmqpError
 
 
 @dataclass(slots=True)
-class _Content:
-    """A publish whose content is still arriving."""
-
-    route: Route
-    properties: Any = None
-    remaining: int = -1
-    pieces: list[bytes] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Channel:
     closing: bool = False
     """What comes on it is ignored."""
     close_sent: bool = False
-    content: _Content | None = None
 
 
 class AmqpConnection:
@@ -122,7 +111,7 @@ class AmqpConnection:
         self._properties = PropertiesMemo(intern, config.parsed_memo_entries_max)
         self._routes: dict[bytes, Route] = {}
         self._channels: dict[int, _Channel] = {}
-        self._contents = 0
+        self._contents = Contents(config, self._properties)
         self._in_step = True
         self._resume_at = 0
         self._pieces: list[bytes] = []
@@ -146,7 +135,7 @@ class AmqpConnection:
         if channel is None or channel.close_sent or self.state is not State.OPEN:
             return
         channel.closing = channel.close_sent = True
-        self._drop_content(channel)
+        self._contents.drop(error.channel)
         self._routes.clear()
         self.send(error.channel, methods.ChannelClose(error.code, error.reply_text, error.class_id, error.method_id))
 
@@ -162,7 +151,7 @@ class AmqpConnection:
         self._frame_limit = max(self._frame_limit, self.frame_bytes_max)
         self._channels.clear()
         self._routes.clear()
-        self._contents = 0
+        self._contents.clear()
         self.send(0, methods.ConnectionClose(error.code, error.reply_text, error.class_id, error.method_id))
 
     def abandon(self) -> None:
@@ -216,6 +205,7 @@ class AmqpConnection:
             pos = 8
         unpack = _FRAME_HEAD.unpack_from
         routes = self._routes
+        unfinished = self._contents.unfinished
         while end - pos >= 7:
             kind, channel, size = unpack(data, pos)
             # Eight bytes of grace, as RabbitMQ gives them: some clients forget the head and the end of a frame.
@@ -226,7 +216,7 @@ class AmqpConnection:
             if stop > end:
                 break
             self._resume_at = stop
-            if kind == _METHOD and not self._contents:
+            if kind == _METHOD and not unfinished:
                 frame = data[pos:stop]
                 route = routes.get(frame)
                 if route is None and frame[7:11] == _PUBLISH:
@@ -280,16 +270,16 @@ class AmqpConnection:
         try:
             publish: methods.BasicPublish = methods.BasicPublish.decode_arguments(frame[:-1], 11)
         except SyntaxFault as fault:
-            raise AmqpError("SYNTAX_ERROR", str(fault), channel=channel_id, method_id=0x3C0028) from None
+            raise AmqpError("SYNTAX_ERROR", str(fault), channel=channel_id, method_id=PUBLISH) from None
         if publish.immediate:
-            raise AmqpError("NOT_IMPLEMENTED", "immediate=true", channel=channel_id, method_id=0x3C0028)
+            raise AmqpError("NOT_IMPLEMENTED", "immediate=true", channel=channel_id, method_id=PUBLISH)
         return Route(channel_id, publish.exchange, publish.routing_key, publish.mandatory, frame)
 
     def _take(self, data: bytes, pos: int, end: int, route: Route) -> tuple[int, PublishRun | None]:
         try:
             return take_publishes(data, pos, end, route, self._properties.get, self._body_bytes_max)
         except SyntaxFault as fault:
-            raise AmqpError("SYNTAX_ERROR", str(fault), channel=route.channel, method_id=0x3C0028) from None
+            raise AmqpError("SYNTAX_ERROR", str(fault), channel=route.channel, method_id=PUBLISH) from None
 
     def _take_acks(self, data: bytes, pos: int, end: int, channel: int, multiple: int, events: list[Event]) -> int:
         (tag,) = _TAG.unpack_from(data, pos + 11)
@@ -309,7 +299,7 @@ class AmqpConnection:
         elif kind == _HEARTBEAT and not payload:
             if channel_id:
                 raise _unexpected_frame(kind, payload)
-        elif kind not in (_METHOD, _HEADER, _BODY):
+        elif kind not in (_METHOD, HEADER_FRAME, BODY_FRAME):
             raise _frame_error(kind, payload, "unknown_frame", channel_id, in_step=True)
         elif channel_id == 0:
             if kind != _METHOD:
@@ -381,14 +371,13 @@ class AmqpConnection:
             self._open_channel(channel_id, self._decode(channel_id, payload), events)
         elif channel.closing:
             self._while_channel_closing(channel_id, kind, payload)
-        elif channel.content is not None:
-            self._on_content(channel, channel.content, kind, payload, events)
+        elif channel_id in self._contents.unfinished:
+            self._on_content(channel_id, channel, kind, payload, events)
         elif kind != _METHOD:
             raise _not_a_method(channel_id)
         elif payload[:4] == _PUBLISH:
             frame = method_frame(channel_id, payload)
-            channel.content = _Content(self._routes.get(frame) or self._route(channel_id, frame))
-            self._contents += 1
+            self._contents.begin(self._routes.get(frame) or self._route(channel_id, frame))
         else:
             self._on_method(channel_id, self._decode(channel_id, payload), events)
 
@@ -434,61 +423,19 @@ class AmqpConnection:
             return
         events.append(MethodReceived(channel_id, method))
 
-    def _on_content(self, channel: _Channel, content: _Content, kind: int, payload: bytes, events: list[Event]) -> None:
-        route = content.route
-        if content.remaining < 0:
-            if kind != _HEADER:
-                explanation = "expected content header for class 60, got non content header frame instead"
-                raise AmqpError("UNEXPECTED_FRAME", explanation, channel=route.channel, method_id=0x3C0028)
-            if not self._on_content_header(channel, content, payload, events):
-                return
-        else:
-            if kind != _BODY:
-                explanation = "expected content body, got non content body frame instead"
-                raise AmqpError("UNEXPECTED_FRAME", explanation, channel=route.channel, method_id=0x3C0028)
-            content.remaining -= len(payload)
-            if content.remaining < 0:
-                explanation = "content body is larger than its header announced"
-                raise AmqpError("FRAME_ERROR", explanation, channel=route.channel, method_id=0x3C0028)
-            if payload:
-                content.pieces.append(payload)
-        if not content.remaining:
-            self._drop_content(channel)
-            body = content.pieces[0] if len(content.pieces) == 1 else b"".join(content.pieces)
-            run = PublishRun(
-                route.channel, route.exchange, route.routing_key, route.mandatory, content.properties, [body]
-            )
-            events.append(run)
-
-    def _on_content_header(self, channel: _Channel, content: _Content, payload: bytes, events: list[Event]) -> bool:
-        number = content.route.channel
-        if len(payload) < 14:
-            raise AmqpError("SYNTAX_ERROR", "content header cut short", channel=number, method_id=0x3C0028)
-        class_id, _, size = _CONTENT_HEADER.unpack_from(payload)
-        if class_id != 60:
-            explanation = f"expected content header for class 60, got one for class {class_id} instead"
-            raise AmqpError("UNEXPECTED_FRAME", explanation, channel=number, method_id=0x3C0028)
-        if size > self._config.message_bytes_max:
-            limit = self._config.message_bytes_max
-            explanation = f"message size {size} is larger than configured max size {limit}"
-            self._drop_content(channel)
-            error = AmqpError("PRECONDITION_FAILED", explanation, channel=number, method_id=0x3C0028)
+    def _on_content(self, channel_id: int, channel: _Channel, kind: int, payload: bytes, events: list[Event]) -> None:
+        try:
+            run = self._contents.take(channel_id, kind, payload)
+        except AmqpError as error:
+            if error.closes_connection:
+                raise
             # From here on the channel ignores what comes, the body first of all; the answer is the handler's.
             channel.closing = True
             self._routes.clear()
             events.append(error)
-            return False
-        try:
-            content.properties = self._properties.get(payload[12:])
-        except SyntaxFault as fault:
-            raise AmqpError("SYNTAX_ERROR", str(fault), channel=number, method_id=0x3C0028) from None
-        content.remaining = size
-        return True
-
-    def _drop_content(self, channel: _Channel) -> None:
-        if channel.content is not None:
-            channel.content = None
-            self._contents -= 1
+            return
+        if run is not None:
+            events.append(run)
 
 
 def _frame_error(kind: int, payload: bytes, reason: str, channel: int, *, in_step: bool = False) -> AmqpError:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from protocols.amqp.wire import short_string
 
 SEPARATE_BYTES_MIN = 16 * 1024
-_TAILS_MAX = 256
+_TAILS_MAX = 128
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _TAG = struct.Struct(">Q")
@@ -48,12 +48,11 @@ class DeliveryPrefix(dict[int, bytes]):
         self.head = _FRAME_HEAD.pack(1, channel_id, len(head) + 8 + len(route)) + head
 
     def __missing__(self, size: int) -> bytes:
-        if len(self) >= _TAILS_MAX:
-            self.clear()
         tail = self._route + _TAG.pack(size) + self._header
         if size:
             tail += _END + _FRAME_HEAD.pack(3, self._channel_id, size)
-        self[size] = tail
+        if len(self) < _TAILS_MAX:
+            self[size] = tail
         return tail
 
     def header_end(self, size: int) -> bytes:

@@ -288,7 +288,7 @@ async def test_what_is_remembered_of_deliveries_is_bounded(world: World) -> None
     found = client.take()
     assert [method.routing_key for _, method, _, _ in found] == [f"key {number}" for number in range(600)]
     (consumer,) = client.adapter._channels[1]._consumers.values()
-    assert len(consumer.context) <= 256
+    assert len(consumer.context) <= 64
 
 
 async def test_unknown_delivery_tags(world: World) -> None:

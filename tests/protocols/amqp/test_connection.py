@@ -319,6 +319,26 @@ def test_messages_up_to_the_limit(frame_bytes_max: int) -> None:
         assert isinstance(events[-1], PublishRun)
 
 
+def test_unfinished_messages_up_to_the_limit() -> None:
+    wire = Wire.opened(AmqpConfig(unfinished_bytes_max=3001), channels=4)
+
+    def begin(channel: int) -> bytes:
+        return publish("q", bytes(1001), channel=channel, frame_bytes_max=1008)[:-9]
+
+    assert wire.receive(b"".join(map(begin, (1, 2, 3)))) == []
+    # One that is finished, and one whose channel closes, no longer count.
+    (run,) = wire.receive(frame(3, 1, b"x"))
+    assert isinstance(run, PublishRun)
+    wire.connection.close_channel(AmqpError("NOT_FOUND", "x", channel=2))
+    assert wire.receive(begin(1) + begin(4)) == []
+    # Channels 1, 3 and 4 hold 1000 bytes each; with the end of each there is room for one byte more.
+    assert len(wire.receive(frame(3, 1, b"x") + begin(1) + frame(3, 3, b"x") + begin(3))) == 2
+    grown = publish("q", bytes(1002), channel=5, frame_bytes_max=9)
+    wire.receive(call(5, methods.ChannelOpen()))
+    error = fault(wire, grown)
+    assert (error.code, error.closes_connection) == (506, True)
+
+
 # --- anything at all ---------------------------------------------------------------------
 
 NOISE = st.one_of(

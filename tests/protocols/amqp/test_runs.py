@@ -255,4 +255,4 @@ def test_sizes_remembered_are_bounded() -> None:
     prefix = DeliveryPrefix(1, "c", "x", "key", b"\0\0", False)
     bodies = [b"x" * size for size in range(1000)]
     assert contents(encode_run(prefix, 1, bodies, list(map(len, bodies)))) == plainly(1, "c", 1, False, b"\0\0", bodies)
-    assert len(prefix) <= 256
+    assert len(prefix) <= 128
