@@ -70,7 +70,8 @@ class Broker:
         self._routes: dict[tuple[str, str], Route] = {}
         self._runnable: list[Queue] = []
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
-        self._creating: set[str] = set()
+        self._changing: set[str] = set()
+        """Names of topics that are being created or deleted."""
         self._stores: list[PartitionLog] = []
         self._recover()
         flusher.after_turn = timers.after_turn = self.end_turn
@@ -96,7 +97,7 @@ class Broker:
         )
         self.topology.recover_queues()
         for partition in stripes:
-            restore(files, partition)
+            catalog.skip_queue_ids(restore(files, partition))
         for (name,), entry in catalog.entries("topic"):
             self.topology.topics[name] = self._open_topic(name, entry["partitions"], entry["config"])
         self._remove_unknown_topics()
@@ -160,7 +161,10 @@ class Broker:
         for partition in self.topology.stripes:
             log = partition.log
             if log.error is None and log.committed_offset >= partition.next_offset:
-                save_checkpoint(self.files, partition, snapshot(partition, (), clean=True))
+                try:
+                    save_checkpoint(self.files, partition, snapshot(partition, (), clean=True))
+                except OSError as error:
+                    logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
         for log in [*logs, *self._stores]:
             log.close()
 
@@ -378,13 +382,13 @@ class Broker:
         require_valid_topic_name(name)
         if not 1 <= partitions <= self.config.partitions_max:
             raise InvalidArgument(f"partitions must be 1 to {self.config.partitions_max}, not {partitions}")
-        if name in self.topology.topics or name in self._creating:
+        if name in self.topology.topics or name in self._changing:
             raise PreconditionFailed(f"topic '{name}' exists")
         if len(self.topology.topics) >= self.config.topics_max:
             raise LimitExceeded(f"there are {self.config.topics_max} topics already")
         settings = dict(config or {})
         log_config(settings, self.config)
-        self._creating.add(name)
+        self._changing.add(name)
         try:
             with _storage_errors():
                 topic = self._open_topic(name, partitions, settings)
@@ -392,7 +396,7 @@ class Broker:
             await self._commit(True)
             self.topology.topics[name] = topic
         finally:
-            self._creating.discard(name)
+            self._changing.discard(name)
         return topic
 
     async def delete_topic(self, name: str) -> None:
@@ -405,9 +409,13 @@ class Broker:
             self.commits.forget(partition.log)
             self._dirty.pop(partition, None)
             partition.log.close()
-        await self._commit(True)
-        for partition in topic.partitions:
-            await trio.to_thread.run_sync(self.files.remove_directory, partition.log.directory)
+        self._changing.add(name)
+        try:
+            await self._commit(True)
+            for partition in topic.partitions:
+                await trio.to_thread.run_sync(self.files.remove_directory, partition.log.directory)
+        finally:
+            self._changing.discard(name)
 
     # --- housekeeping ------------------------------------------------------------------
 

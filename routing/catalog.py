@@ -54,6 +54,10 @@ class Catalog:
             self._put(_NEXT_QUEUE_ID, self.next_queue_id)
         return queue_id
 
+    def skip_queue_ids(self, last_id: int) -> None:
+        """Give out no id up to this one: a log names it, though it was never recorded here."""
+        self.next_queue_id = max(self.next_queue_id, last_id + 1)
+
     def put_exchange(self, exchange: Exchange) -> None:
         """Record a durable exchange."""
         self._put(

@@ -21,6 +21,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from core_log.errors import CorruptBatch, LogUnavailable, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import (
@@ -288,18 +290,25 @@ class QueuePartition:
             await self._load(offset)
 
     async def _load(self, offset: int) -> None:
-        try:
-            batches = await self.log.read_cold(offset, self._config.cold_read_bytes)
-            chunk = self._decode(offset, batches)
-        except (OSError, CorruptBatch, OffsetOutOfRange) as error:
-            logger.error("cannot read %s at offset %d: %s", self.log.directory, offset, error)
-            chunk = _ColdChunk(offset, offset + 1, [])
+        chunk = await self._read(offset)
         if len(self._chunks) >= _COLD_CHUNKS_MAX:
             del self._chunks[0]
         self._chunks.append(chunk)
         for queue in self._loading.pop(offset, ()):
             queue.wake()
         self._loaded()
+
+    async def _read(self, offset: int) -> _ColdChunk:
+        while True:
+            try:
+                return self._decode(offset, await self.log.read_cold(offset, self._config.cold_read_bytes))
+            except (FileNotFoundError, CorruptBatch, OffsetOutOfRange) as error:
+                logger.error("cannot read %s at offset %d: %s", self.log.directory, offset, error)
+                return _ColdChunk(offset, offset + 1, [])
+            except OSError as error:
+                # Not lost: the disk may recover, as it may for writes.
+                logger.warning("cannot read %s at offset %d now: %s", self.log.directory, offset, error)
+                await trio.sleep(self._config.flush_retry_interval_ms / 1000)
 
     def _decode(self, offset: int, batches: list[Any]) -> _ColdChunk:
         entries: list[CachedSlab] = []

@@ -44,7 +44,7 @@ def snapshot(partition: QueuePartition, outstanding: Iterable[tuple[Queue, int, 
         "offset": partition.next_offset,
         "clean": clean,
         "next_set_id": partition.next_set_id,
-        "sets": {definition.id: definition.queue_ids for definition in partition.definitions.values()},
+        "sets": {found.id: found.queue_ids for found in partition.definitions.values() if found.offset >= 0},
         "queues": queues,
     }
     return msgpack.packb(state)  # type: ignore[no-any-return]
@@ -103,8 +103,11 @@ class _Replay:
                     self.settled[queue_id].append((first, count))
 
 
-def restore(files: Files, partition: QueuePartition) -> None:
-    """Fill the partition's queues (already registered in `partition.queues`) from checkpoint and log."""
+def restore(files: Files, partition: QueuePartition) -> int:
+    """Fill the partition's queues (already registered in `partition.queues`) from checkpoint and log.
+
+    Returns the highest queue id that the log knows, 0 for none: the catalog may not have become durable in time.
+    """
     log = partition.log
     state = _load(files, partition)
     start = state["offset"] if state else log.log_start_offset
@@ -113,6 +116,8 @@ def restore(files: Files, partition: QueuePartition) -> None:
         found.definitions = {set_id: (tuple(ids), 0) for set_id, ids in state["sets"].items()}
     found.read(partition, start)
     clean = bool(state and state["clean"] and start == log.log_end_offset)
+    if state and clean:
+        save_checkpoint(files, partition, msgpack.packb(state | {"clean": False}))
     highest = max([run[0] for run in found.runs] + list(found.definitions), default=0)
     partition.next_set_id = max(highest + 1, state["next_set_id"] if state else 1)
     live: dict[int, list[Range]] = defaultdict(list)
@@ -137,3 +142,4 @@ def restore(files: Files, partition: QueuePartition) -> None:
     for set_id, (queue_ids, offset) in found.definitions.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):
             partition.adopt(Definition(set_id, queue_ids, offset))
+    return max((queue_id for queue_ids, _ in found.definitions.values() for queue_id in queue_ids), default=0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 
-from core_log.files import Files
+from core_log.files import Files, MemoryFiles
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
 from routing.message import NeutralProperties, Properties, Slab, register_decoder
@@ -30,6 +30,25 @@ def _decode(raw: bytes) -> NeutralProperties:
 
 
 register_decoder(PROTOCOL, _decode)
+
+
+def killed(files: MemoryFiles, directory: str = "", found: MemoryFiles | None = None) -> MemoryFiles:
+    """What is found after the process was killed: everything written is still there, synced or not."""
+    found = found or MemoryFiles()
+    found.make_directory(directory)
+    for name in files.list(directory):
+        path = f"{directory}/{name}" if directory else name
+        try:
+            size = files.size(path)
+        except FileNotFoundError:
+            killed(files, path, found)
+        else:
+            file = found.open(path)
+            file.pwritev([files.open(path).pread(size, 0)], 0)
+            file.sync()
+    found.sync_directory(directory)
+    return found
+
 
 PERSISTENT = Properties(PROTOCOL, b"", persistent=True)
 TRANSIENT = Properties(PROTOCOL, b"", persistent=False)
