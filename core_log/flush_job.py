@@ -7,8 +7,8 @@ The order of the steps is what makes `flushed_offset` true:
 2. With `sync`, the last segment is synced, then the directory if it has got new names.
 3. Only then may prefixes go: the new log start is saved durably, the oldest segment is removed first.
 
-After an error the job is abandoned as a whole. Executing it again, from its first byte, is harmless: all writes are at
-fixed positions. What a failed write left behind is cut off, so that a restart finds no torn tail.
+After an error the rest of the job is abandoned. What is not known to be durable is written again, which is harmless:
+all writes are at fixed positions. What a failed write left behind is cut off, so that a restart finds no torn tail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from core_log import checkpoint
-from core_log.files import BytesLike, Files
+from core_log.files import BytesLike, File, Files
 from core_log.segment import Segment
 
 if TYPE_CHECKING:
@@ -46,9 +46,14 @@ class RecoveryPoint(NamedTuple):
     offset_entries: int
     time_entries: int
 
-    def save(self, files: Files, directory: str) -> None:
-        """Raises OSError. A crash may bring back an older one, which costs time, not safety."""
-        checkpoint.save(files, f"{directory}/recovery-point", _RECOVERY_POINT.pack(*self), sync_name=False)
+    def save(self, files: Files, directory: str, *, sync_name: bool = False) -> None:
+        """Raises OSError. Without `sync_name` a crash may bring back an older one, which costs time, not safety."""
+        checkpoint.save(files, f"{directory}/recovery-point", _RECOVERY_POINT.pack(*self), sync_name=sync_name)
+
+    @classmethod
+    def at_start_of(cls, segment_base: int) -> RecoveryPoint:
+        """All before a segment is trusted, nothing in it."""
+        return cls(segment_base, 0, segment_base, -1, 0, 0, 0)
 
     @classmethod
     def load(cls, files: Files, directory: str) -> RecoveryPoint | None:
@@ -70,13 +75,18 @@ def load_log_start(files: Files, directory: str) -> int:
 
 @dataclass(slots=True)
 class SegmentWrite:
-    """Batches to be written to a segment at `position`. `closing` is set when it is full: where the next one begins."""
+    """Batches to be written to a segment at `position`.
+
+    `closing` is set when the segment is full: where the next one begins. `durable` is set by the job that synced it:
+    the rest of that job may fail, but these bytes need not, and must not, be touched again.
+    """
 
     segment: Segment
     position: int
     buffers: list[BytesLike] = field(default_factory=list)
     size: int = 0
     closing: RecoveryPoint | None = None
+    durable: bool = False
 
 
 @dataclass(slots=True)
@@ -87,6 +97,8 @@ class FlushJob:
     files: Files
     directory: str
     writes: list[SegmentWrite]
+    written_before: list[SegmentWrite]
+    """Written by earlier jobs, not yet synced: a sync of this one covers them, too."""
     active: Segment
     active_bytes: int
     """Size of the active segment once this is written."""
@@ -108,14 +120,14 @@ class FlushJob:
 def execute(job: FlushJob) -> None:
     """Do all of a job, in any thread. Sets `job.error` instead of raising OSError."""
     files = job.files
-    write: SegmentWrite | None = None
     try:
         for write in job.writes:
-            if not write.segment.deleted:
+            if not (write.durable or write.segment.deleted):
                 _write(job, write)
-        write = None
         if job.sync:
             job.active.writable(files).sync()
+            for write in (*job.written_before, *job.writes):
+                write.durable = True
             if job.sync_names:
                 files.sync_directory(job.directory)
         point = job.recovery_point
@@ -127,8 +139,6 @@ def execute(job: FlushJob) -> None:
             save_log_start(files, job.directory, job.log_start)
     except OSError as error:
         job.error = error
-        if write is not None:
-            _cut_torn_tail(files, write)
     else:
         _remove(job)
     job.finished = True
@@ -138,7 +148,11 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
     segment = write.segment
     file = segment.writable(job.files)
     if write.buffers:
-        file.pwritev(write.buffers, write.position)
+        try:
+            file.pwritev(write.buffers, write.position)
+        except OSError:
+            _cut_torn_tail(file, write)
+            raise
     if write.closing is not None:
         file.sync()
         job.files.sync_directory(job.directory)
@@ -147,18 +161,21 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
             index.add_time(segment.max_timestamp_ms, write.closing.segment_base - segment.base_offset)
             index.save(job.files, segment.stem, len(index.offsets), len(index.times))
         write.closing.save(job.files, job.directory)
+        for other in (*job.written_before, *job.writes):
+            if other.segment is segment:
+                other.durable = True
 
 
-def _cut_torn_tail(files: Files, write: SegmentWrite) -> None:
-    segment = write.segment
+def _cut_torn_tail(file: File, write: SegmentWrite) -> None:
     try:
-        segment.writable(files).truncate(max(write.position, segment.written_bytes))
+        file.truncate(max(write.position, write.segment.written_bytes))
     except OSError:
         pass  # the disk refuses this, too: a restart would cut the tail, and the next attempt writes over it
 
 
 def _remove(job: FlushJob) -> None:
     for segment in job.removals:
+        segment.deleted = True
         segment.close_file()
         try:
             segment.remove(job.files)

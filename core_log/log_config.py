@@ -11,7 +11,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a log; -1 for a retention means unlimited.
 
     `fsync` says what `committed_offset` promises: "commit" an fdatasync before every promise, "interval" a write now
-    and an fdatasync each `fsync_interval_ms`, "never" a write (segments are still synced when full, and at close).
+    and an fdatasync each `fsync_interval_ms`, "never" a write (segments are still synced when full, and at close, but
+    what a failed fdatasync lost is not written again).
     """
 
     segment_bytes: int = 1 << 30
@@ -26,7 +27,7 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     fsync_interval_ms: int = 1000
     tail_cache_bytes: int = 4 << 20
     unsynced_bytes_max: int = 8 << 20
-    """Written bytes kept in memory while nobody asks for a sync (fsync="commit"); beyond it the log syncs by itself."""
+    """Written bytes kept in memory while nobody asks for a sync; beyond it the log syncs by itself (but "never")."""
     recovery_bytes: int = 64 << 20
     """After this many synced bytes the recovery point moves: besides the unsynced a start scans no more."""
 

@@ -205,16 +205,6 @@ class MemoryFiles:
                 found._durable[path] = copy
             return found
 
-    def killed(self) -> MemoryFiles:
-        """What is found after the process was killed: everything written is still there, synced or not."""
-        with self._lock:
-            found = MemoryFiles()
-            for path, node in self._names.items():
-                copy = None if node is None else _Node(bytes(node.data))
-                found._names[path] = copy
-                found._durable[path] = copy
-            return found
-
 
 def _forget(names: _Names, path: str) -> None:
     """Remove a name and all below it."""

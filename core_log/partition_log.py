@@ -3,7 +3,7 @@
 1. `append` is memory only: it assigns offsets, notes the batch in the active segment and queues the bytes. No system
    call is made and nothing is awaited, so the event loop never stalls on a disk.
 2. A log has at most one job with the flusher. `take_job` hands over everything that is due, `complete` takes the
-   result; between the two the job's bytes stay in memory, and with fsync="commit" until a sync covers them. After an
+   result; between the two the job's bytes stay in memory, and unless fsync="never" until a sync covers them. After an
    error the next job writes all of them again.
 3. log_start_offset <= flushed_offset <= written_offset <= log_end_offset. `written_offset` and `flushed_offset` only
    rise. Readers see what is below `high_watermark`, which a single node moves with `written_offset`.
@@ -187,7 +187,7 @@ class PartitionLog:
         full = self._active
         if not self._pending or self._pending[-1].segment is not full:
             self._pending.append(SegmentWrite(full, full.size))
-        self._pending[-1].closing = RecoveryPoint(base_offset, 0, base_offset, -1, 0, 0, 0)
+        self._pending[-1].closing = RecoveryPoint.at_start_of(base_offset)
         active = Segment(self.directory, base_offset, self.config.index_interval_bytes, SegmentIndex())
         active.created_ms = self.wall_clock_ms()
         self.segments.append(active)
@@ -225,7 +225,7 @@ class PartitionLog:
         if self.error is not None:
             # The page cache cannot be trusted after a failed fsync: write everything that is not durable once more.
             writes = self._unsynced + writes
-            sync = sync or self.config.fsync == "commit"
+            sync = sync or self.config.fsync != "never"
             self._unsynced = []
             self._unsynced_bytes = 0
         active = self._active
@@ -235,6 +235,7 @@ class PartitionLog:
             files=self.files,
             directory=self.directory,
             writes=writes,
+            written_before=self._unsynced,
             active=active,
             active_bytes=active.size,
             end_offset=self.log_end_offset,
@@ -306,7 +307,7 @@ class PartitionLog:
                 self._names_unsynced = job.active is not self._active
             if job.recovery_point is not None and job.active is self._active:
                 self._recovery_position = job.active_bytes
-        elif self.config.fsync == "commit":
+        elif self.config.fsync != "never":
             self._unsynced += job.writes
             self._unsynced_bytes += job.size
             if self._unsynced_bytes > self.config.unsynced_bytes_max:
@@ -386,7 +387,6 @@ class PartitionLog:
         dropped = self.segments[:count]
         del self.segments[:count]
         for segment in dropped:
-            segment.deleted = True
             self.size_bytes -= segment.size
         self._removals += dropped
         self._flusher.enlist(self)

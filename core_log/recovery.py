@@ -4,7 +4,8 @@
    recovery point at its end, so opening it costs a few small reads.
 2. From the recovery point on every batch is checked, CRC included. At the first that is damaged, torn or out of order
    the log is cut: the rest of the segment and all later segments go, which is logged with file and position.
-3. What was scanned is synced before the log is used, so that it may be called flushed.
+3. What was scanned is synced before the log is used, so that it may be called flushed. (Bytes that only the page cache
+   still shows, because the process ended between a failed fsync and its repair, cannot be told from others.)
 4. Index files that are missing or cannot be right are rebuilt by scanning the segment.
 5. Segments below the saved log start are left-overs of an interrupted deletion and go.
 """
@@ -74,9 +75,12 @@ def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> Rec
     if scanned:
         files.sync_directory(directory)
     active = segments[-1]
-    known = point is not None and point.segment_base == active.base_offset and point.position <= active.size
-    log_start = max(log_start, segments[0].base_offset)
-    return RecoveredLog(segments, log_start, next_offset, point.position if point is not None and known else 0)
+    trusted_bytes = point.position if point is not None and point.segment_base == active.base_offset else 0
+    if cut or trusted_bytes > active.size:
+        # What is appended next may grow beyond an old recovery point, which would then point into a batch.
+        RecoveryPoint.at_start_of(active.base_offset).save(files, directory, sync_name=True)
+        trusted_bytes = 0
+    return RecoveredLog(segments, max(log_start, segments[0].base_offset), next_offset, trusted_bytes)
 
 
 def _segment_bases(files: Files, directory: str) -> list[int]:

@@ -46,7 +46,9 @@ def truncate(log: PartitionLog, end_offset: int) -> None:
     """Cut a log that has nothing under way; see `PartitionLog.truncate`. Blocks. Raises OSError."""
     files = log.files
     keep = log.segments_from(end_offset)[0]
-    for segment in log.segments:
+    # First, and durably: a recovery point beyond the cut would point into the middle of what is appended later.
+    RecoveryPoint.at_start_of(keep.base_offset).save(files, log.directory, sync_name=True)
+    for segment in reversed(log.segments):
         segment.close_file()
         if segment.base_offset > keep.base_offset:
             segment.remove(files)
@@ -60,6 +62,4 @@ def truncate(log: PartitionLog, end_offset: int) -> None:
     file.sync()
     keep.close_file()
     files.sync_directory(log.directory)
-    # The recovery point may lie beyond the cut: begin again at the start of this segment.
-    RecoveryPoint(keep.base_offset, 0, keep.base_offset, -1, 0, 0, 0).save(files, log.directory)
     log.reset(recover(files, log.directory, log.config, log.wall_clock_ms()))

@@ -1,0 +1,300 @@
+"""Whatever is done to a log, wherever it stops: what was called flushed is there, and nothing is made up."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core_log.errors import LogUnavailable
+from core_log.files import FaultyFiles, MemoryFiles
+from core_log.flush_job import execute
+from core_log.partition_log import LogConfig, PartitionLog
+from tests.core_log.helpers import DIRECTORY, TIME_MS, flush, make_batch, open_log, read_all, records_of
+
+
+class PowerLoss(BaseException):
+    """Raised in the middle of a job."""
+
+
+class World:
+    """A log on a disk that fails, and what we know was appended to it."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.config = LogConfig(
+            segment_bytes=self.dice.choice([400, 2000, 100_000]),
+            index_interval_bytes=self.dice.choice([0, 100, 1000]),
+            tail_cache_bytes=self.dice.choice([0, 500, 10_000]),
+            fsync=self.dice.choice(["commit", "commit", "interval", "never"]),
+            recovery_bytes=self.dice.choice([1, 300, 5000]),
+            unsynced_bytes_max=self.dice.choice([100, 1000, 1 << 20]),
+        )
+        self.rows: list[tuple[int, bytes | None]] = []
+        self.serial = 0
+        self.start(MemoryFiles())
+
+    def start(self, disk: MemoryFiles) -> None:
+        self.disk = disk
+        self.files = FaultyFiles(disk)
+        self.log: PartitionLog = open_log(self.files, self.config)
+
+    def append(self) -> None:
+        log = self.log
+        for _ in range(self.dice.randrange(1, 4)):
+            values = []
+            for _ in range(self.dice.randrange(1, 5)):
+                self.serial += 1
+                values.append(b"%d " % self.serial * self.dice.randrange(1, 12))
+            base = log.log_end_offset + self.dice.choice([0, 0, 0, 3])
+            batch = make_batch(values, base_offset=self.dice.choice([0, base]), time_ms=TIME_MS + self.serial)
+            try:
+                assert log.append(self.dice.choice([bytes, bytearray, memoryview])(batch), base_offset=base) == base
+            except LogUnavailable:
+                assert log.error is not None
+                return
+            self.rows += enumerate(values, base)
+
+    def flush(self) -> None:
+        if self.dice.random() < 0.6:
+            self.log.request_sync()
+        if self.config.fsync != "commit" and self.dice.random() < 0.5:
+            self.log.request_interval_sync()
+        before = self.log.written_offset, self.log.flushed_offset
+        flush(self.log)
+        assert before <= (self.log.written_offset, self.log.flushed_offset)
+        assert self.log.flushed_offset <= self.log.written_offset <= self.log.log_end_offset
+
+    def break_disk(self) -> None:
+        operations = ["write", "sync", "sync", "sync", "open", "truncate", "rename", "sync_directory", "remove"]
+        operation = self.dice.choice(operations)
+        if operation != "sync" or self.config.fsync != "never":  # which promises nothing then
+            self.files.failing = {operation: errno.EIO}
+        if self.dice.random() < 0.5:
+            self.files.room_bytes = self.dice.randrange(2000)
+
+    def repair_disk(self) -> None:
+        self.files.failing = {}
+        self.files.room_bytes = None
+
+    def delete(self) -> None:
+        self.log.delete_prefix(self.dice.randrange(self.log.log_end_offset + 5))
+
+    def read(self) -> None:
+        """Tail, disk and model agree."""
+        log = self.log
+        self.repair_disk()
+        offset = self.dice.randrange(log.log_start_offset, log.log_end_offset + 1)
+        expected = [row for row in self.rows if offset <= row[0] < log.high_watermark]
+        assert read_all(log, offset, self.dice.choice([1, 300, 100_000])) == expected
+        batches = log.read(offset, self.dice.choice([1, 300, 100_000]))
+        if batches is not None:
+            found = [row for row in records_of(batches) if row[0] >= offset]
+            assert found == expected[: len(found)]
+            assert bool(found) == bool(expected)
+
+    def restart(self) -> None:
+        self.repair_disk()
+        self.log.close()
+        assert self.log.flushed_offset == self.log.log_end_offset
+        self.after_crash(self.disk, self.log.log_end_offset)
+
+    def kill(self) -> None:
+        if self.log.error is not None:
+            # The page cache shows what a failed sync lost, and a new process cannot tell.
+            self.lose_power()
+        else:
+            self.after_crash(self.disk, self.log.written_offset)
+
+    def lose_power(self) -> None:
+        dice = self.dice if self.dice.random() < 0.8 else None
+        self.after_crash(self.disk.crash(dice), self.log.flushed_offset)
+
+    def lose_power_in_job(self) -> None:
+        """Stop at any operation of a job."""
+        steps = self.dice.randrange(12)
+
+        def hook(operation: str, path: str) -> None:
+            nonlocal steps
+            steps -= 1
+            if steps < 0:
+                raise PowerLoss
+
+        self.log.request_sync()
+        job = self.log.take_job()
+        self.files.hook = hook
+        try:
+            if job is not None:
+                execute(job)
+        except PowerLoss:
+            pass
+        self.lose_power()
+
+    def after_crash(self, disk: MemoryFiles, promised_offset: int) -> None:
+        start = self.log.log_start_offset
+        self.start(disk)
+        log = self.log
+        assert log.log_start_offset <= start
+        assert log.log_end_offset >= promised_offset
+        assert log.verify() == []
+        found = read_all(log)
+        known = [row for row in self.rows if row[0] >= log.log_start_offset]
+        assert found == known[: len(found)], "a prefix of what was appended"
+        assert [row for row in found if start <= row[0]] or not [r for r in known if start <= r[0] < promised_offset]
+        assert len(found) >= len([row for row in known if row[0] < promised_offset])
+        assert log.flushed_offset == log.log_end_offset
+        self.rows = found
+        assert not [name for name in disk.list(DIRECTORY) if name.endswith(".new")]
+
+
+STEPS = {
+    World.append: 8,
+    World.flush: 8,
+    World.read: 4,
+    World.break_disk: 2,
+    World.repair_disk: 2,
+    World.delete: 1,
+    World.restart: 1,
+    World.kill: 1,
+    World.lose_power: 1,
+    World.lose_power_in_job: 2,
+}
+
+
+def run_world(seed: int, steps: int) -> None:
+    world = World(seed)
+    chosen = world.dice.choices(list(STEPS), weights=list(STEPS.values()), k=steps)
+    for step in chosen:
+        step(world)
+    world.read()
+    world.restart()
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(1, 60))
+def test_promises_survive_everything(seed: int, steps: int) -> None:
+    run_world(seed, steps)
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "open", "sync_directory"])
+def test_what_a_failed_job_held_is_written_again(operation: str) -> None:
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    log = open_log(files)
+    log.append(make_batch([b"written before, not synced"]))
+    flush(log)
+    assert (log.written_offset, log.flushed_offset) == (1, 0)
+    log.append(make_batch([b"in the failing job"]))
+    log.segments[-1].close_file()
+    files.failing[operation] = errno.EIO
+    log.request_sync()
+    flush(log)
+    assert isinstance(log.error, OSError)
+    assert (log.written_offset, log.flushed_offset, log.committed_offset) == (1, 0, 0)
+    with pytest.raises(LogUnavailable):
+        log.append(make_batch([b"refused"]))
+    assert records_of(log.read(0, 1 << 20)) == [(0, b"written before, not synced")], "reads go on"
+    files.failing.clear()
+    flush(log)
+    assert log.error is None
+    assert log.committed_offset == log.flushed_offset == 2
+    assert read_all(open_log(disk.crash())) == [(0, b"written before, not synced"), (1, b"in the failing job")]
+
+
+def test_a_full_disk_leaves_no_torn_tail() -> None:
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    log = open_log(files)
+    log.append(make_batch([b"first"]))
+    log.request_sync()
+    flush(log)
+    size = disk.size(log.segments[-1].log_path)
+    files.room_bytes = 30
+    log.append(make_batch([b"second" * 100]))
+    flush(log)
+    assert log.error is not None
+    assert log.error.errno == errno.ENOSPC
+    assert disk.size(log.segments[-1].log_path) == size
+    files.room_bytes = None
+    flush(log)
+    assert read_all(log) == [(0, b"first"), (1, b"second" * 100)]
+
+
+def test_closing_while_the_disk_refuses_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    log = open_log(files)
+    log.append(make_batch([b"a", b"b"]))
+    files.failing["sync"] = errno.EIO
+    log.close()
+    assert "2 offsets not made durable" in caplog.text
+    assert open_log(disk.crash()).log_end_offset == 0
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "zeros", "length"])
+@pytest.mark.parametrize("at_batch", [0, 3, 9])
+def test_the_log_is_cut_at_the_first_damaged_batch(
+    damage: str, at_batch: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = MemoryFiles()
+    log = open_log(disk)
+    positions = []
+    for i in range(10):
+        positions.append(log.size_bytes)
+        log.append(make_batch([b"value %d" % i] * 3))
+    flush(log)
+    path = log.segments[0].log_path
+    file = disk.open(path)
+    position = positions[at_batch]
+    if damage == "flip":
+        file.pwritev([b"X"], position + 70)
+    elif damage == "length":
+        file.pwritev([b"\x7f\xff\xff\xff"], position + 8)
+    else:
+        file.truncate(position + 40)
+        if damage == "zeros":
+            file.truncate(position + 400)
+    log = open_log(disk)
+    assert log.log_end_offset == at_batch * 3
+    assert path in caplog.text
+    assert f"position {position}" in caplog.text
+    log.append(make_batch([b"after"]))
+    flush(log)
+    assert read_all(log)[-1] == (at_batch * 3, b"after")
+
+
+def test_segments_after_a_damaged_one_go(caplog: pytest.LogCaptureFixture) -> None:
+    disk = MemoryFiles()
+    log = open_log(disk, LogConfig(segment_bytes=350))
+    for i in range(10):
+        log.append(make_batch([b"%d" % i * 100]))
+    flush(log)
+    assert len(log.segments) == 5
+    disk.remove(f"{DIRECTORY}/recovery-point")
+    disk.open(log.segments[1].log_path).pwritev([b"!"], 100)
+    log = open_log(disk, log.config)
+    assert log.log_end_offset == 2
+    assert "cutting the log" in caplog.text
+    assert read_all(log) == [(0, b"0" * 100), (1, b"1" * 100)]
+    assert len([name for name in log.files.list(DIRECTORY) if name.endswith(".log")]) == 2
+
+
+def test_a_recovery_point_beyond_the_file_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+    disk = MemoryFiles()
+    log = open_log(disk)
+    for i in range(5):
+        log.append(make_batch([b"%d" % i * 100]))
+    log.close()
+    disk.open(log.segments[0].log_path).truncate(log.size_bytes - 10)
+    log = open_log(disk)
+    assert "are lost" in caplog.text
+    assert log.log_end_offset == 4
+    for _ in range(3):
+        log.append(make_batch([b"x" * 300]))
+    flush(log)
+    log = open_log(disk)
+    assert log.log_end_offset == 7
+    assert log.verify() == []
