@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
@@ -113,7 +113,7 @@ class Broker:
         settings = LogConfig(fsync="commit", retention_ms=-1, retention_bytes=-1, tail_cache_bytes=0)
         return PartitionLog.open(self.files, directory, settings, self.flusher, wall_clock_ms=_wall_clock_ms)
 
-    def _open_home(self, directory: str, index: int, fsync: str) -> QueuePartition:
+    def _open_home(self, directory: str, index: int, fsync: Literal["commit", "interval", "never"]) -> QueuePartition:
         config = self.config
         settings = LogConfig(
             segment_bytes=config.queue_segment_bytes,

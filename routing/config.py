@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -10,7 +12,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     stripes: int = 4
     """Home partitions of durable queues. More spread the work of a cluster; each one written to costs an fsync."""
-    fsync: str = "commit"
+    fsync: Literal["commit", "interval", "never"] = "commit"
     """For durable queues: "commit" syncs before a confirm, "interval" every `fsync_interval_ms`, "never" leaves it
     to the system.
     """

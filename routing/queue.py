@@ -6,7 +6,7 @@ original order.
 
 Whoever changes something that may allow a delivery calls `wake`; the broker pumps the woken queues when the turn ends.
 With one consumer a run is handed over whole; with several each gets its turn, in shares no larger than what keeps all
-of them busy.
+of them busy. Where nothing has to be remembered (`passes`) a message never enters the queue at all.
 """
 
 from __future__ import annotations
@@ -119,6 +119,13 @@ class Queue:
             self.returned.drop(count)
         else:
             self.ready.drop(count)
+
+    def passes(self) -> bool:
+        """Whether a message could go straight to the only consumer, who settles nothing: none waits before it."""
+        if self.ready.count or self.returned.count or len(self.consumers) != 1:
+            return False
+        consumer = self.consumers[0]
+        return consumer.no_ack and consumer.credit() > 0
 
     def pump(self) -> None:
         """Deliver what can be delivered: messages to consumers with credit."""

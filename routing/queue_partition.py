@@ -321,7 +321,8 @@ class QueuePartition:
             for run in decode_runs(batch):
                 _, exchange, properties = self.parse_block(run.header_block)
                 key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)
-                entries.append(CachedSlab(run.first_offset, Slab(exchange, key, properties, run.values), 0))
+                bodies = [value or b"" for value in run.values]
+                entries.append(CachedSlab(run.first_offset, Slab(exchange, key, properties, bodies), 0))
         return _ColdChunk(offset, end, entries)
 
     def parse_block(self, block: bytes) -> tuple[int, str, Properties]:

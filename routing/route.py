@@ -1,7 +1,8 @@
 """Where messages of one exchange and routing key go, worked out once.
 
 A route names, for each home partition, the set of queues there, and the topics. The broker caches it until the topology
-changes; only routes that pass a headers exchange are worked out anew for each set of properties.
+changes; only routes that pass a headers exchange are worked out anew for each set of properties. A slab for transient
+queues whose only consumers settle nothing and wait for it is handed to them at once, without offsets.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Route:
     """See the module."""
 
-    __slots__ = ("durable_homes", "homes", "topics")
+    __slots__ = ("_passing", "durable_homes", "homes", "topics")
 
     def __init__(self, queues: list[Queue], topics: list[Topic]) -> None:
         by_home: dict[QueuePartition, list[Queue]] = {}
@@ -33,6 +34,7 @@ class Route:
         ]
         self.durable_homes = [home for home in by_home if home.durable]
         self.topics = topics
+        self._passing = [] if topics or self.durable_homes else queues
 
     def require_room(self, slab: Slab) -> None:
         """Raises LimitExceeded if a topic here cannot take the largest message of a slab."""
@@ -51,8 +53,20 @@ class Route:
                 return failed
         return None
 
+    def _pass_on(self, slab: Slab) -> bool:
+        """Hand the slab to the consumers of all queues, if each of them could have it now."""
+        for queue in self._passing:
+            if not queue.passes():
+                return False
+        for queue in self._passing:
+            consumer = queue.consumers[0]
+            consumer.session.pass_on(consumer, slab)
+        return True
+
     def deliver(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         """Put the slab into everything the route leads to; the durable logs it went to, with the offsets it ends at."""
+        if self._passing and self._pass_on(slab):
+            return []
         targets = []
         for home, destinations in self.homes:
             end = home.enqueue(slab, destinations)

@@ -319,6 +319,12 @@ class Session:
         self.outstanding += count
         self.sink.deliver(consumer, first, slab, start, stop, redelivered)
 
+    def pass_on(self, consumer: Consumer, slab: Slab) -> None:
+        """Called by a route: give a whole slab to a consumer who settles nothing, past its empty queue."""
+        first = self._next_id
+        self._next_id = first + len(slab.bodies)
+        self.sink.deliver(consumer, first, slab, 0, len(slab.bodies), False)
+
     # --- settling ----------------------------------------------------------------------
 
     def settle(self, first_id: int, last_id: int, outcome: Outcome) -> None:

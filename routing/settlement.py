@@ -50,4 +50,4 @@ def encode_settled(settled: Iterable[tuple[int, int, int]]) -> bytes:
 
 def decode_settled(value: bytes) -> Iterator[tuple[int, int, int]]:
     """(queue id, first offset, count) of a SETTLED record."""
-    return _SETTLED.iter_unpack(value[: len(value) // _SETTLED.size * _SETTLED.size])  # type: ignore[return-value]
+    return _SETTLED.iter_unpack(value[: len(value) // _SETTLED.size * _SETTLED.size])

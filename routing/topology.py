@@ -135,8 +135,9 @@ class Topology:
 
     def _exists(self, destination: Destination) -> bool:
         kind, name = destination
-        where: Mapping[str, object] = {"queue": self.queues, "exchange": self.exchanges, "topic": self.topics}[kind]
-        return name in where
+        if kind == "queue":
+            return name in self.queues
+        return name in (self.exchanges if kind == "exchange" else self.topics)
 
     # --- exchanges ---------------------------------------------------------------------
 
