@@ -183,6 +183,7 @@ def test_methods_agree_with_pika(kind: type[Method]) -> None:
             assert other in (value, value.decode() if isinstance(value, bytes) else value)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", METHODS.values(), ids=lambda cls: cls.NAME)
 def test_methods_agree_with_pamqp(kind: type[Method]) -> None:
     theirs = commands.INDEX_MAPPING.get(kind.IDENT)
