@@ -27,6 +27,7 @@ from gateway.demo.flights import AIRPORT, Expected, expect, load
 WORKERS = 3
 SILENCE_TIMEOUT_S = 60
 LOG_SHOWN_BYTES = 4_000
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Bars = dict[str, tuple[TaskID, int]]
 
@@ -35,7 +36,7 @@ def run(rows: int | None) -> int:
     """Run the demo; see `gateway.demo.main`."""
     console = Console()
     directory = Path(tempfile.mkdtemp(prefix="millrace-demo-"))
-    previous = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, _interrupt) for number in INTERRUPTS}
     try:
         return _run_in(directory, rows, console)
     except KeyboardInterrupt:
@@ -55,7 +56,7 @@ def run(rows: int | None) -> int:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)  # cleaning up is not to be interrupted
     raise KeyboardInterrupt
 
@@ -65,7 +66,9 @@ def _run_in(directory: Path, rows: int | None, console: Console) -> int:
     without_spark = spark.missing()
     with console.status("reading the data set"):
         expected = expect(load(rows))
-    with console.status("starting a broker"), DemoBroker(directory) as broker:
+    with console.status("starting a broker"):
+        broker = DemoBroker(directory)
+    with broker:
         console.print(f"broker ready: {', '.join(f'{door} {broker.address(door)}' for door in broker.ports)}")
         workers.declare(broker.ports["amqp"])
         airport.create_topics(broker.address("native"))

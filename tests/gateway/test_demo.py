@@ -250,7 +250,7 @@ def test_an_interrupt_ends_spark_too(run_demo: type[Demo]) -> None:
     assert run.finish() == demo.INTERRUPTED, run.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_nothing(run_demo: type[Demo], number: signal.Signals) -> None:
     run = run_demo("-m", "gateway", "demo")
     run.read_to("broker ready")
