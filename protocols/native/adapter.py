@@ -145,12 +145,7 @@ class NativeAdapter:
         if not data:
             self.closed = True
             return
-        try:
-            frames = self._frames.feed(data)
-        except wire.BadRequest as bad:
-            self._bad_request(bad)
-            return
-        for frame in frames:
+        for frame in self._frames.feed(data):
             if self.closed:
                 return
             try:
@@ -159,6 +154,8 @@ class NativeAdapter:
                 self._bad_request(bad)
                 continue
             await self._serve(request)
+        if self._frames.failure is not None:
+            self._bad_request(self._frames.failure)
 
     def next_timer_at(self) -> float:
         """The end of the time to say hello."""

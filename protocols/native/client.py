@@ -74,6 +74,11 @@ class Link:
         """Requests can be posted."""
         return self._stream is not None
 
+    @property
+    def requests_in_flight(self) -> int:
+        """Requests that wait for their reply."""
+        return len(self._waiting)
+
     async def connect(self) -> None:
         """Make the connection and say hello. Raises ConnectionLost, or what the broker said."""
         stream: trio.SocketStream | None = None
@@ -85,9 +90,6 @@ class Link:
             await self._abandon(stream)
             host, port = self._address
             raise ConnectionLost(f"cannot connect to {host}:{port}: {error!r}", retriable=True) from error
-        except wire.BadRequest as error:
-            await self._abandon(stream)
-            raise ProtocolError(f"the broker's reply cannot be read: {error}") from error
         except BaseException:
             await self._abandon(stream)
             raise
@@ -115,6 +117,8 @@ class Link:
                     raise ProtocolError(f"the broker answered hello with {reply!r}")
                 self.limits = reply.limits
                 return
+            if frames.failure is not None:
+                raise ProtocolError(f"the broker's reply cannot be read: {frames.failure}")
 
     async def run(self) -> None:
         """Serve the connection and make it again, until cancelled or `failure` is set."""
@@ -123,6 +127,7 @@ class Link:
                 if self._stream is None and not await self._reconnect():
                     return
                 await self._serve()
+                await self._pause(self.config.reconnect_backoff_ms / 1000)
         finally:
             if self._stream is not None:
                 with trio.CancelScope(shield=True):
@@ -139,8 +144,13 @@ class Link:
                     self.failure = error
                     self._note_change()
                     return False
-            await trio.sleep(backoff_s * random.uniform(0.8, 1.2))
+            await self._pause(backoff_s)
             backoff_s = min(2 * backoff_s, self.config.reconnect_backoff_ms_max / 1000)
+
+    @staticmethod
+    async def _pause(seconds: float) -> None:
+        """Wait, not all clients for the same time."""
+        await trio.sleep(seconds * random.uniform(0.8, 1.2))
 
     async def _serve(self) -> None:
         """Read, write and watch the clock until the connection ends."""
@@ -156,10 +166,10 @@ class Link:
                     await work(stream)  # type: ignore[misc]
                 except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
                     reason = ConnectionLost(f"connection lost: {error!r}", retriable=True)
-                except (MillraceError, wire.BadRequest) as error:
-                    reason = ConnectionLost(str(error), retriable=True)
-                    if isinstance(error, MillraceError) and error.code and not error.retriable:
-                        reason = error  # what we sent will not be taken next time either
+                except MillraceError as error:
+                    # What the broker refused for good will not be taken next time either.
+                    final = error.code and not error.retriable
+                    reason = error if final else ConnectionLost(str(error), retriable=True)
                 ends.cancel()
 
             nursery.start_soon(until_lost, self._read)
@@ -201,6 +211,8 @@ class Link:
                 on_reply, _ = self._waiting.pop(reply.correlation_id, (None, 0.0))
                 if on_reply is not None:
                     on_reply(error_from_wire(reply.error) if isinstance(reply, wire.ErrorReply) else reply)
+            if frames.failure is not None:
+                raise ProtocolError(f"the broker's reply cannot be read: {frames.failure}")
 
     async def _write(self, stream: trio.SocketStream) -> None:
         while True:

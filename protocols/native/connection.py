@@ -20,12 +20,11 @@ class FrameReader:
         self._frame_bytes_max = frame_bytes_max
         self._buffer = bytearray()
         self._needed_bytes = LENGTH_BYTES
+        self.failure: BadRequest | None = None
+        """Why there will be no more frames: a length of zero or above the limit. Look at it after each `feed`."""
 
     def feed(self, data: BytesLike) -> list[BytesLike]:
-        """Take bytes as they came; the frames they complete.
-
-        Raises BadRequest (fatal) for a length of zero or above the limit; frames before it in `data` are dropped.
-        """
+        """Take bytes as they came; the frames they complete, up to the first whose length is wrong."""
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._needed_bytes:
@@ -37,7 +36,9 @@ class FrameReader:
         self._needed_bytes = LENGTH_BYTES
         while (start := position + LENGTH_BYTES) <= end:
             size = int.from_bytes(view[position:start], "big")
-            self._check(size)
+            if not 0 < size <= self._frame_bytes_max:
+                self.failure = self._refusal(size)
+                return frames
             stop = start + size
             if stop > end:
                 self._needed_bytes = LENGTH_BYTES + size
@@ -47,12 +48,11 @@ class FrameReader:
         self._buffer += view[position:]
         return frames
 
-    def _check(self, size: int) -> None:
+    def _refusal(self, size: int) -> BadRequest:
         if size == 0:
-            raise BadRequest(ErrorCode.MALFORMED_FRAME, "a frame of no bytes", None, fatal=True)
-        if size > self._frame_bytes_max:
-            message = f"a frame of {size} bytes; the limit is {self._frame_bytes_max}"
-            raise BadRequest(ErrorCode.REQUEST_TOO_LARGE, message, None, fatal=True)
+            return BadRequest(ErrorCode.MALFORMED_FRAME, "a frame of no bytes", None, fatal=True)
+        message = f"a frame of {size} bytes; the limit is {self._frame_bytes_max}"
+        return BadRequest(ErrorCode.REQUEST_TOO_LARGE, message, None, fatal=True)
 
 
 def split_address(server: str) -> tuple[str, int]:

@@ -322,7 +322,7 @@ class Producer(Service):
             due_at = min(due_at, self._due_at(queue, now))
         if self._link.failure is not None:
             self._fail_all(self._link.failure)
-        while self._link.connected:
+        while self._link.connected and self._link.requests_in_flight < self._link.limits["requests_in_flight_max"]:
             chosen = self._choose(now)
             if not chosen:
                 break

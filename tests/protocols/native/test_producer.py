@@ -36,6 +36,7 @@ from routing.config import BrokerConfig
 from tests.protocols.native.broker import Restartable, Running, native_broker, values_of
 
 TIMEOUT_S = 20
+LIMITS = {"request_bytes_max": 1 << 26, "requests_in_flight_max": 100}
 QUICK = LinkConfig(reconnect_backoff_ms=5, reconnect_backoff_ms_max=20)
 
 
@@ -172,6 +173,17 @@ async def test_send_does_not_suspend_while_there_is_room() -> None:
         assert steps == 0
 
 
+async def test_no_more_requests_under_way_than_the_broker_allows() -> None:
+    config = NativeConfig(requests_in_flight_max=1)
+    async with native_broker(config=config) as running, Producer(running.server, batch_bytes=200) as producer:
+        for number in range(300):
+            await producer.send("t", b"%d" % number)
+            await producer.send("u", b"%d" % number)
+        await producer.flush()
+        for topic in ("t", "u"):
+            assert stored(running, topic) == [b"%d" % number for number in range(300)]
+
+
 async def test_topics_that_cannot_be() -> None:
     engine = BrokerConfig(stripes=1, auto_create_topics=False)
     async with native_broker(engine=engine) as running, Producer(running.server) as producer:
@@ -197,7 +209,7 @@ async def silent_broker() -> AsyncIterator[str]:
                 request = wire.decode_request(frame)
                 reply: wire.Reply
                 if isinstance(request, wire.Hello):
-                    reply = wire.HelloReply(request.correlation_id, 1, "", 0, {"request_bytes_max": 1 << 26})
+                    reply = wire.HelloReply(request.correlation_id, 1, "", 0, LIMITS)
                 elif isinstance(request, wire.Metadata):
                     names = request.topics or []
                     reply = wire.MetadataReply(

@@ -233,16 +233,19 @@ def test_a_large_frame_is_a_view_of_one_buffer() -> None:
 @pytest.mark.parametrize(("size", "refused"), [(99, False), (100, False), (101, True), (0xFFFF_FFFF, True), (0, True)])
 def test_the_length_is_checked_before_the_frame_is_kept(size: int, refused: bool) -> None:
     prefix = size.to_bytes(4, "big")
-    for first in (b"", prefix[:1], prefix[:3]):
-        reader = FrameReader(100)
-        assert reader.feed(first) == []
-        if not refused:
-            assert reader.feed(prefix[len(first) :]) == []
-            continue
-        with pytest.raises(wire.BadRequest) as caught:
-            reader.feed(prefix[len(first) :])
-        assert caught.value.fatal
-        assert caught.value.code in (ErrorCode.REQUEST_TOO_LARGE, ErrorCode.MALFORMED_FRAME)
+    good = b"\0\0\0\1g"
+    for data in (prefix, good + prefix, good * 2 + prefix + b"rest"):
+        for cut in range(len(data) + 1):
+            reader = FrameReader(100)
+            frames = reader.feed(data[:cut])
+            if reader.failure is None:
+                frames += reader.feed(data[cut:])
+            assert frames == [b"g"] * data.count(good)
+            assert (reader.failure is not None) == refused
+            if reader.failure is not None:
+                assert reader.failure.fatal
+                expected = ErrorCode.REQUEST_TOO_LARGE if size else ErrorCode.MALFORMED_FRAME
+                assert reader.failure.code is expected
 
 
 @pytest.mark.parametrize("pieces", [[], [b""], [b"a", b"b" * 70_000, b"c", b"d"], [b"x" * 70_000] * 2, [b"a"] * 5])
