@@ -30,7 +30,7 @@ from routing.exchange import Binding
 from routing.message import Slab
 from routing.offset_store import OffsetStore
 from routing.queue import Queue
-from routing.queue_partition import QueuePartition
+from routing.queue_partition import HomeStatus, QueuePartition
 from routing.replay import restore, save_checkpoint, snapshot
 from routing.route import Route
 from routing.session import DeliverySink, Session
@@ -433,6 +433,10 @@ class Broker:
                 for log in self._topic_logs():
                     log.apply_retention(_wall_clock_ms())
             self.end_turn()
+
+    def home_statuses(self) -> list[HomeStatus]:
+        """Every home partition in figures; stripe -1 is that of transient queues."""
+        return [partition.status for partition in (*self.topology.stripes, self.topology.transient)]
 
     def _checkpoint(self, partition: QueuePartition) -> None:
         log = partition.log

@@ -19,7 +19,7 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
@@ -57,6 +57,16 @@ _HEADER_BLOCKS_MAX = 1024
 _COLD_CHUNKS_MAX = 8
 
 Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
+
+
+class HomeStatus(NamedTuple):
+    """A home partition in figures. `pinned_bytes` is estimated from the share of offsets that are settled."""
+
+    stripe: int
+    queues: int
+    live_messages: int
+    log_bytes: int
+    pinned_bytes: int
 
 
 class Definition:
@@ -429,23 +439,34 @@ class QueuePartition:
         return min(self._live) << _BLOCK_BITS if self._live else self.next_offset
 
     @property
-    def pinned_bytes(self) -> int:
-        """Bytes of log kept on disk for the sake of messages that are still live."""
-        return self.log.size_bytes
+    def status(self) -> HomeStatus:
+        """How much log there is, and how much of it only stays because something live lies before or within it."""
+        log = self.log
+        span = max(self.next_offset - log.log_start_offset, 1)
+        live = sum(self._live.values())
+        pinned_bytes = int(log.size_bytes * max(0.0, 1 - live / span))
+        return HomeStatus(self.index, len(self.queues), live, log.size_bytes, pinned_bytes)
 
     def delete_dead_prefix(self) -> None:
         """Let the log drop whole segments that no queue needs.
 
-        Definitions in the part that goes are written again first; their place in the log does not matter to replay.
+        Definitions in the part that goes are written again first (their place in the log does not matter to replay),
+        and the part goes only when they are durable: the next call sees to that.
         """
-        before = min(self.first_live_offset, self.log.committed_offset if self.durable else self.log.written_offset)
-        if before <= self.log.log_start_offset or self.log.error is not None:
+        log = self.log
+        if log.error is not None or len(log.segments) < 2:
+            return
+        before = min(self.first_live_offset, log.committed_offset if self.durable else log.written_offset)
+        if log.segments[1].base_offset > before:
             return
         if self.durable:
             for definition in self.definitions.values():
                 if 0 <= definition.offset < before:
                     self._define(definition)
-        self.log.delete_prefix(before)
+            if any(definition.offset >= log.committed_offset for definition in self.definitions.values()):
+                log.request_sync()
+                return
+        log.delete_prefix(before)
 
     def queue_deleted(self, queue: Queue) -> None:
         """Forget a queue: its messages are settled without a record, its sets are not used again."""
