@@ -23,16 +23,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+import trio
+
+from benchmarks import native_produce as native
 from benchmarks import peers
 from benchmarks.process_usage import ProcessUsage
 from benchmarks.wire_bench import SCENARIOS, measure, parse, run_once
 from benchmarks.wire_proto import BrokerError
 from benchmarks.wire_roles import FORK, Figures, consume, publish
-from tests.support import BrokerProcess, broker_process
+from tests.support import HOST, BrokerProcess, broker_process
 
 OURS = "Millrace"
 BASELINE_MESSAGES = 50_000
@@ -211,6 +215,21 @@ class Bench:
         what = f"{self.options.connections} idle AMQP connections"
         self.add(Row(what, "KiB RSS each", ours, others, peer, "< 12", statistics.median(ours) < 12))
 
+    def native_produce(self) -> None:
+        """1 MiB batches with acks=all, beside the same bytes written to a file with an fdatasync after each."""
+        batch, count = native.make_batch(), int(50 * self.options.duration)
+        mib = count * len(batch) / (1 << 20)
+        ours: list[float] = []
+        plain: list[float] = []
+        with self.ours() as broker:
+            server, directory = f"{HOST}:{broker.native_port}", str(broker.data_dir.parent)
+            trio.run(native.records_s, server, b"x", 1, 1)
+            for _ in range(self.options.runs):
+                plain.append(mib / native.plain_s(directory, batch, count, 1))
+                ours.append(mib / trio.run(native.batches_s, server, batch, count, 4))
+        self.record("native-produce", {OURS: [{"mib_s": ours, "plain_mib_s": plain}]})
+        self.add(Row("native-produce", "MiB/s of durable 1 MiB batches", ours, plain, "write + fdatasync", "", None))
+
     def start(self) -> None:
         """Cold start on an empty directory, and memory when idle."""
         times, memory = [], []
@@ -270,6 +289,13 @@ class Bench:
             others = [theirs[f"{phase}_rate"]] if theirs else []
             self.add(Row(what, f"{phase} messages/s", [ours[phase]["rate"]], others, "RabbitMQ", "", None))
 
+    OTHERS: ClassVar[dict[str, Callable[[Bench], None]]] = {
+        "connections": connections,
+        "backlog": backlog,
+        "native-produce": native_produce,
+        "start": start,
+    }
+
 
 def machine() -> str:
     """What the figures were measured on, in a line."""
@@ -286,7 +312,7 @@ def machine() -> str:
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    names = [*COMPARISONS, "connections", "backlog", "start"]
+    names = [*COMPARISONS, *Bench.OTHERS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--scenario", action="append", choices=names, metavar="NAME", help=f"repeatable: {', '.join(names)}")
@@ -319,7 +345,7 @@ def main() -> int:
             if name in COMPARISONS:
                 bench.compare(name, COMPARISONS[name])
             else:
-                {"connections": bench.connections, "backlog": bench.backlog, "start": bench.start}[name]()
+                bench.OTHERS[name](bench)
         except (BrokerError, RuntimeError, OSError) as error:
             failures += 1
             print(f"| {name} | failed: {' '.join(str(error).split())[-300:]} | | | | | **no** |", flush=True)
