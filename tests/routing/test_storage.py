@@ -1,0 +1,444 @@
+"""What keeps memory and disk within bounds: the cache, cold reads, spilling, checkpoints and dead prefixes."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import trio
+
+from core_log.files import FaultyFiles, MemoryFiles
+from routing.message import Properties, Slab
+from routing.replay import checkpoint_path
+from routing.session import Outcome
+from tests.routing.harness import TRANSIENT, Client, Engine, engine
+
+SMALL = {"stripes": 1, "stripe_cache_bytes": 2000, "cold_read_bytes": 1000}
+
+
+async def consume_all(running: Engine, client: Client, count: int) -> list[str]:
+    """Take `count` deliveries, acknowledging as they come."""
+    bodies: list[str] = []
+    while len(bodies) < count:
+        running.turn()
+        if not client.deliveries:
+            await running.until(lambda: bool(client.deliveries))
+        taken, client.deliveries = client.deliveries, []
+        bodies += [delivery.body for delivery in taken]
+        if client.session.outstanding:
+            client.ack(taken[0].id, taken[-1].id)
+    return bodies
+
+
+def numbers(count: int) -> list[str]:
+    return [f"{number:050}" for number in range(count)]
+
+
+def log_bytes(files: MemoryFiles, directory: str) -> int:
+    return sum(files.size(f"{directory}/{name}") for name in files.list(directory) if name.endswith(".log"))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 7, 300])
+@pytest.mark.parametrize("slab", [1, 10])
+async def test_a_backlog_colder_than_the_cache_is_delivered_in_order(prefetch: int, slab: int) -> None:
+    async with engine(MemoryFiles(), **SMALL) as running:
+        await running.queue("q")
+        client = running.client()
+        bodies = numbers(400)
+        for at in range(0, len(bodies), slab):
+            client.publish("q", *bodies[at : at + slab], confirm=True)
+            if at % 20 == 0:
+                running.turn()
+        running.turn()
+        await running.until(lambda: client.confirmed == 400)
+        running.turn()
+        assert running.home("q")._cache.bytes <= 2000
+        client.session.set_prefetch(prefetch, per_session=False)
+        client.consume("q")
+        assert await consume_all(running, client, 400) == bodies
+        assert client.session.outstanding == 0
+        assert running.home("q").first_live_offset == running.home("q").next_offset
+
+
+async def test_publishing_goes_on_while_a_cold_backlog_is_consumed_by_several() -> None:
+    async with engine(MemoryFiles(), **SMALL) as running:
+        await running.queue("q")
+        publisher = running.client()
+        bodies = numbers(600)
+        publisher.publish("q", *bodies[:300], confirm=True)
+        running.turn()
+        await running.until(lambda: publisher.confirmed == 300)
+        consumers = [running.client() for _ in range(3)]
+        for consumer in consumers:
+            consumer.session.set_prefetch(5, per_session=False)
+            consumer.consume("q")
+        seen: list[str] = []
+        while len(seen) < 600:
+            if publisher.session._published < 600:
+                at = publisher.session._published
+                publisher.publish("q", *bodies[at : at + 10], confirm=True)
+            running.turn()
+            if not any(consumer.deliveries for consumer in consumers):
+                await running.until(lambda: any(consumer.deliveries for consumer in consumers))
+            for consumer in consumers:
+                taken, consumer.deliveries = consumer.deliveries, []
+                assert not any(delivery.redelivered for delivery in taken)
+                mine = [delivery.body for delivery in taken]
+                assert mine == sorted(mine)
+                seen += mine
+                consumer.session.settle_up_to(0, Outcome.ACK)
+        assert sorted(seen) == bodies
+
+
+async def test_cold_messages_of_several_queues_and_gets() -> None:
+    async with engine(MemoryFiles(), **SMALL) as running:
+        client = running.client()
+        for name in ("a", "b", "c"):
+            await running.queue(name)
+        for number in range(300):
+            client.publish("abc"[number % 3], f"{number:050}")
+            running.turn()
+        await running.synced()
+        for at, name in enumerate("abc"):
+            assert await running.drain(name) == [(f"{number:050}", False) for number in range(at, 300, 3)]
+
+
+async def test_requeued_cold_messages_come_back_in_order() -> None:
+    async with engine(MemoryFiles(), **SMALL) as running:
+        await running.queue("q")
+        client = running.client()
+        bodies = numbers(200)
+        client.publish("q", *bodies)
+        await running.synced()
+        client.session.set_prefetch(50, per_session=False)
+        client.consume("q")
+        running.turn()
+        await running.until(lambda: len(client.deliveries) == 50)
+        client.deliveries.clear()
+        client.session.recover()
+        client.session.set_prefetch(0, per_session=True)
+        running.turn()
+        await running.until(lambda: len(client.deliveries) == 50)
+        assert all(delivery.redelivered for delivery in client.deliveries)
+        assert await consume_all(running, client, 200) == bodies
+
+
+async def test_a_read_that_fails_is_tried_again_and_loses_nothing() -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files, **SMALL) as running:
+        await running.queue("q")
+        client = running.client()
+        bodies = numbers(100)
+        client.publish("q", *bodies)
+        await running.synced()
+        files.failing["read"] = errno.EIO
+        failures: list[str] = []
+        failed = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def note(operation: str, path: str) -> None:
+            if operation == "read":
+                failures.append(path)
+                token.run_sync_soon(failed.set)
+
+        files.hook = note
+        client.consume("q")
+        running.turn()
+        await failed.wait()
+        files.hook = None
+        files.failing.clear()
+        assert await consume_all(running, client, 100) == bodies
+
+
+async def test_damage_costs_what_is_damaged() -> None:
+    files = MemoryFiles()
+    bodies = [str(number) * 100_000 for number in range(10)]
+    async with engine(files, **SMALL) as running:
+        await running.queue("q")
+        for body in bodies:
+            await running.client().publish_safely("q", body, body[:3])
+        directory = running.home("q").log.directory
+    (path,) = [f"{directory}/{name}" for name in files.list(directory) if name.endswith(".log")]
+    file = files.open(path)
+    file.pwritev([b"X"], file.pread(files.size(path), 0).index(b"55555"))
+    async with engine(files, **SMALL) as running:
+        drained = [body for body, _ in await running.drain("q")]
+        assert drained == [each for body in bodies if body != bodies[5] for each in (body, body[:3])]
+        assert running.count("q") == 0
+
+
+@pytest.mark.parametrize("properties", [Properties("test", b"", persistent=True), TRANSIENT])
+async def test_transient_queues_spill_and_keep_their_order(properties: Properties) -> None:
+    files = MemoryFiles()
+    async with engine(files, transient_memory_bytes=4000, cold_read_bytes=1000) as running:
+        await running.queue("q", durable=False)
+        client = running.client()
+        bodies = numbers(500)
+        for at in range(0, 500, 5):
+            client.publish("q", *bodies[at : at + 5], properties=properties, confirm=True)
+            running.turn()
+            await trio.lowlevel.checkpoint()
+        assert client.confirmed == 500
+        home = running.home("q")
+        await running.until(lambda: home._cache.bytes <= 4000)
+        assert log_bytes(files, "scratch/0") > 10_000
+        client.session.set_prefetch(20, per_session=False)
+        client.consume("q")
+        assert await consume_all(running, client, 500) == bodies
+        assert home._cache.bytes == 0
+        assert home.first_live_offset == home.next_offset
+        client.publish("q", "still", "here")
+        assert client.take_bodies() == ["still", "here"]
+    assert not files.exists("scratch/1")
+    async with engine(files) as running:
+        assert log_bytes(files, "scratch/0") == 0
+
+
+async def test_transient_messages_stay_in_memory_while_the_scratch_disk_fails() -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files, transient_memory_bytes=2000, cold_read_bytes=1000) as running:
+        await running.queue("q", durable=False)
+        client = running.client()
+        bodies = numbers(300)
+        home = running.home("q")
+        files.failing["write"] = errno.ENOSPC
+        for at in range(0, 200, 10):
+            client.publish("q", *bodies[at : at + 10], confirm=True)
+            running.turn()
+        await running.until(lambda: home.log.error is not None)
+        client.publish("q", *bodies[200:], confirm=True)
+        running.turn()
+        assert client.confirmed == 300
+        client.consume("q")
+        assert await consume_all(running, client, 300) == bodies
+        files.failing.clear()
+
+
+async def test_a_spilled_prefix_is_deleted_from_scratch() -> None:
+    files = MemoryFiles()
+    config = {"transient_memory_bytes": 2000, "cold_read_bytes": 1000, "queue_segment_bytes": 4096}
+    async with engine(files, housekeeping_interval_ms=1, **config) as running:
+        await running.queue("q", durable=False)
+        client = running.client()
+        client.consume("q")
+        for round_ in range(30):
+            client.session.pause(True)
+            for at in range(0, 1000, 50):
+                client.publish("q", *[f"{round_}.{number:050}" for number in range(at, at + 50)])
+                running.turn()
+            client.session.pause(False)
+            assert len(await consume_all(running, client, 1000)) == 1000
+        await running.until(lambda: log_bytes(files, "scratch/0") < 100_000)
+
+
+# --- checkpoints and dead prefixes ---------------------------------------------------------
+
+
+async def test_the_log_shrinks_and_what_is_left_is_right() -> None:
+    files = MemoryFiles()
+    config = {"stripes": 1, "queue_segment_bytes": 20_000, "housekeeping_interval_ms": 1}
+    async with engine(files, **config) as running:
+        for name in ("a", "b", "c"):
+            await running.queue(name)
+            await running.bind("amq.fanout", name)
+        client = running.client()
+        for name in ("a", "b"):
+            client.consume(name, no_ack=True)
+        # the destination set is defined at the very start of the log and needed to its end
+        for number in range(200):
+            client.publish("", *[f"{number}.{at:050}" for at in range(100)], exchange="amq.fanout")
+            client.publish("c", f"single {number}")
+            running.turn()
+        client.deliveries.clear()
+        await running.synced()
+        log = running.home("a").log
+        grown = log.size_bytes
+        assert grown > 1_000_000
+        consumer = running.client()
+        consumer.consume("c")
+        running.turn()
+        await running.until(lambda: len(consumer.deliveries) == 200 * 101)
+        consumer.ack(1, 200 * 101 - 40)
+        consumer.session.close()
+        await running.synced()
+        await running.until(lambda: log.size_bytes < grown / 4)
+        await client.publish_safely("", "after", exchange="amq.fanout")
+        await running.synced()
+        assert log_bytes(files, log.directory) < grown / 2
+        for consuming in list(client.session.consumers):
+            client.session.cancel(consuming)
+        await client.publish_safely("", "last", exchange="amq.fanout")
+        found = files.crash()
+    for again, redelivered in ((found, True), (files, False)):
+        async with engine(again, **config) as running:
+            assert await running.drain("a") == [("last", redelivered)]
+            drained = await running.drain("c")
+            assert len(drained) == 42
+            assert [body for body, _ in drained[-2:]] == ["after", "last"]
+
+
+async def test_a_crash_while_a_prefix_is_deleted_keeps_what_the_rest_needs() -> None:
+    """Definitions in the prefix are written again, and must be durable before the prefix goes."""
+    memory = MemoryFiles()
+    files = FaultyFiles(memory)
+    async with engine(files, stripes=1, queue_segment_bytes=10_000) as running:
+        await running.queue("q")
+        client = running.client()
+        client.consume("q", no_ack=True)
+        for number in range(3):
+            client.publish("q", *[number] * 17_000)
+            running.turn()
+        client.session.cancel(client.session.consumers[0])
+        home = running.home("q")
+        assert len(client.deliveries) == 51_000
+        await client.publish_safely("q", "kept")
+        pictures: list[MemoryFiles] = []
+        files.hook = lambda operation, path: pictures.append(memory.crash())
+        while home.log.log_start_offset < 30_000:
+            home.delete_dead_prefix()
+            running.turn()
+            await running.until(lambda: home.log.job is None and not home.log._pending)
+        await client.publish_safely("q", "more")
+        files.hook = None
+        pictures.append(memory.crash())
+    assert len(pictures) > 10
+    for picture in pictures:
+        async with engine(picture, stripes=1, queue_segment_bytes=10_000) as running:
+            bodies = [body for body, _ in await running.drain("q")]
+            assert bodies in (["kept"], ["kept", "more"])
+    assert bodies == ["kept", "more"]
+
+
+async def test_a_quiet_log_is_not_told_to_move_its_start_again_and_again() -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files, stripes=1) as running:
+        await running.queue("q")
+        client = running.client()
+        client.consume("q", no_ack=True)
+        home = running.home("q")
+        saved: list[str] = []
+        files.hook = lambda operation, path: saved.append(path) if "log-start" in path else None
+        for number in range(5):
+            client.publish("q", *[number] * 20_000)
+            await running.synced()
+            home.delete_dead_prefix()
+            await running.synced()
+        assert saved == [], "no segment could be dropped"
+
+
+@pytest.mark.parametrize("picture", [MemoryFiles.crash, lambda files: files], ids=["crash", "stop"])
+async def test_checkpoints_shorten_the_replay_and_say_the_same(picture: object) -> None:
+    files = MemoryFiles()
+    config = {"stripes": 1, "checkpoint_interval_bytes": 5000, "housekeeping_interval_ms": 1}
+    async with engine(files, **config) as running:
+        for name in ("q", "r"):
+            await running.queue(name)
+            await running.bind("amq.fanout", name)
+        client = running.client()
+        home = running.home("q")
+        client.session.set_prefetch(10, per_session=False)
+        client.consume("q")
+        settled: set[str] = set()
+        delivered: set[str] = set()
+        for number in range(300):
+            await client.publish_safely("", f"{number:050}", exchange="amq.fanout")
+            for delivery in client.take():
+                delivered.add(delivery.body)
+                if number % 3:
+                    client.ack(delivery.id)
+                    settled.add(delivery.body)
+        await running.until(lambda: files.exists(checkpoint_path(home)))
+        await running.synced()
+        found = picture(files)  # type: ignore[operator]
+    crashed = found is not files
+    expected = [f"{number:050}" for number in range(300) if f"{number:050}" not in settled]
+    async with engine(found, **config) as running:
+        assert await running.drain("q") == [(body, crashed or body in delivered) for body in expected]
+        assert [body for body, _ in await running.drain("r")] == [f"{number:050}" for number in range(300)]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove", "future"])
+async def test_without_its_checkpoint_the_log_alone_is_enough(damage: str) -> None:
+    files = MemoryFiles()
+    config = {"stripes": 1, "checkpoint_interval_bytes": 100, "housekeeping_interval_ms": 1}
+    async with engine(files, **config) as running:
+        for name in ("q", "r", "s"):
+            await running.queue(name)
+            await running.bind("amq.fanout", name)
+        client = running.client()
+        client.publish("k", "never stored", exchange="amq.direct")
+        running.broker.route(_slab("amq.fanout"))  # a destination set that the log has not heard of
+        home = running.home("q")
+        await running.until(lambda: home.unchecked_bytes == 0)
+        await client.publish_safely("q", *range(20))
+        client.consume("q")
+        client.take()
+        client.ack(1, 5)
+        client.session.close()
+    async with engine(files, **config) as running:
+        await running.client().publish_safely("", "for all", exchange="amq.fanout")
+    path = "queues/0/checkpoint"
+    file = files.open(path)
+    if damage == "cut":
+        file.truncate(files.size(path) - 1)
+    elif damage == "flip":
+        file.pwritev([b"\xff\xff"], 12)
+    elif damage == "remove":
+        files.remove(path)
+    else:
+        for name in files.list("queues/0"):
+            if name != "checkpoint":
+                files.remove(f"queues/0/{name}")
+    async with engine(files, **config) as running:
+        drained = [body for body, _ in await running.drain("q")]
+        others = [body for body, _ in await running.drain("r")]
+        if damage == "future":
+            assert (drained, others) == ([], [])
+        else:
+            assert drained == [*map(str, range(5, 20)), "for all"]
+            assert others == ["for all"]
+        await running.client().publish_safely("q", "goes on")
+        assert await running.drain("q") == [("goes on", False)]
+
+
+async def test_a_checkpoint_that_cannot_be_saved_is_no_disaster() -> None:
+    files = FaultyFiles(MemoryFiles())
+    config = {"stripes": 1, "checkpoint_interval_bytes": 100, "housekeeping_interval_ms": 1}
+    async with engine(files, **config) as running:
+        await running.queue("q")
+        tried = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def fail(operation: str, path: str) -> None:
+            if "checkpoint" in path and operation in ("open", "write"):
+                token.run_sync_soon(tried.set)
+                raise OSError(errno.ENOSPC, "full")
+
+        files.hook = fail
+        await running.client().publish_safely("q", *range(100))
+        await tried.wait()
+    files.hook = None
+    async with engine(files) as running:
+        assert [body for body, _ in await running.drain("q")] == [str(number) for number in range(100)]
+
+
+async def test_memory_is_given_back_however_many_destination_sets_come_and_go() -> None:
+    async with engine(MemoryFiles(), stripes=1) as running:
+        client = running.client()
+        await running.queue("stays")
+        await running.bind("amq.fanout", "stays")
+        for number in range(50):
+            await running.queue(f"q{number}")
+            await running.bind("amq.fanout", f"q{number}")
+            client.publish("", number, exchange="amq.fanout")
+            await running.broker.delete_queue(f"q{number}")
+        home = running.home("stays")
+        assert await running.broker.purge_queue("stays") == 50
+        assert len(home._sets) <= 1
+        await running.broker.delete_queue("stays")
+        assert not home.definitions
+        assert home.first_live_offset == home.next_offset
+
+
+def _slab(exchange: str) -> Slab:
+    return Slab(exchange, "", TRANSIENT, [b""])
