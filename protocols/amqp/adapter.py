@@ -97,7 +97,6 @@ class AmqpAdapter:
         self._peer = peer
         self._clock = clock
         self._authenticate = authenticate
-        self._capabilities: dict[str, Any] = {}
         self._user = ""
         self._timers = ConnectionTimers(clock(), self.config.handshake_timeout_s)
         self._channels: dict[int, Channel] = {}
@@ -253,16 +252,16 @@ class AmqpAdapter:
             raise AmqpError("NOT_IMPLEMENTED", "connection.update-secret is not supported", method_id=method.IDENT)
 
     async def _log_in(self, method: methods.ConnectionStartOk) -> None:
-        capabilities = method.client_properties.get("capabilities")
-        self._capabilities = capabilities if isinstance(capabilities, dict) else {}
-        self.notifies_cancel = self._capabilities.get("consumer_cancel_notify") is True
+        found = method.client_properties.get("capabilities")
+        capabilities = found if isinstance(found, dict) else {}
+        self.notifies_cancel = capabilities.get("consumer_cancel_notify") is True
         credentials = read_credentials(method.mechanism, method.response)
         if await self._accepts(credentials):
             self._user = credentials.user
             self._connection.tune()
             return
         log.warning("AMQP %s: login of user %r was refused", self._peer, credentials.user)
-        if self._capabilities.get("authentication_failure_close") is True:
+        if capabilities.get("authentication_failure_close") is True:
             explanation = (
                 f"Login was refused using authentication mechanism {method.mechanism}. "
                 "For details see the broker logfile."

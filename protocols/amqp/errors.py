@@ -70,7 +70,9 @@ class AmqpError(RemoteProtocolError):
     def reply_text(self) -> str:
         """`NAME - explanation`, cut to what a short string can hold."""
         text = f"{self.name} - {self.explanation}".encode("utf-8", "surrogateescape")
-        return text[:REPLY_TEXT_BYTES_MAX].decode("utf-8", "surrogateescape" if len(text) <= 255 else "ignore")
+        if len(text) <= REPLY_TEXT_BYTES_MAX:
+            return text.decode("utf-8", "surrogateescape")
+        return text[:REPLY_TEXT_BYTES_MAX].decode("utf-8", "ignore")
 
 
 def payload_snippet(payload: bytes) -> str:

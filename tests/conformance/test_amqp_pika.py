@@ -50,6 +50,12 @@ def name() -> str:
     return f"pika.{uuid.uuid4().hex}"
 
 
+def settle(connection: BlockingConnection, channel: BlockingChannel, queue: str) -> None:
+    """Have everything delivered that will be: what the broker had to send precedes its answer."""
+    channel.queue_declare(queue, passive=True)
+    connection.process_data_events(0)
+
+
 def take(channel: BlockingChannel, queue: str, count: int, auto_ack: bool = True) -> list[Any]:
     """The next `count` deliveries as (method, properties, body)."""
     found = []
@@ -182,7 +188,7 @@ def test_prefetch_acks_and_redelivery(connection: BlockingConnection, name: str)
     channel.basic_qos(prefetch_count=4)
     got: list[Any] = []
     tag = channel.basic_consume(name, lambda _, method, properties, body: got.append((method, body)))
-    connection.process_data_events(0.2)
+    settle(connection, channel, name)
     assert [body for _, body in got] == [b"0", b"1", b"2", b"3"]
     channel.basic_ack(2, multiple=True)
     channel.basic_nack(4, requeue=False)
@@ -207,7 +213,7 @@ def test_global_prefetch_spans_consumers(connection: BlockingConnection, name: s
         channel.basic_consume(f"{name}.{index}", lambda _, method, properties, body: got.append(method.delivery_tag))
         for _ in range(5):
             channel.basic_publish("", f"{name}.{index}", b"x")
-    connection.process_data_events(0.2)
+    settle(connection, channel, f"{name}.1")
     assert got == [1, 2, 3]
     channel.basic_qos(prefetch_count=0, global_qos=True)
     while len(got) < 10:
