@@ -173,7 +173,7 @@ def run_world(seed: int, steps: int) -> None:
     world.restart()
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 60))
 def test_promises_survive_everything(seed: int, steps: int) -> None:
     run_world(seed, steps)

@@ -1,0 +1,119 @@
+"""The latest value by key, through restarts, rewrites and power losses at any step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+
+from core_log.errors import BatchTooLarge, LogUnavailable
+from core_log.files import FaultyFiles, MemoryFiles
+from core_log.keyed_store import GARBAGE_BYTES_MIN, KeyedStore
+from core_log.log_flusher import LogFlusher
+from core_log.partition_log import LogConfig
+from tests.core_log.helpers import DIRECTORY, open_log
+
+
+@pytest.fixture
+async def flusher() -> AsyncIterator[LogFlusher]:
+    """A running flusher."""
+    flusher = LogFlusher(retry_interval_s=0.001)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(flusher.run)
+        yield flusher
+        nursery.cancel_scope.cancel()
+
+
+async def test_latest_value_wins(flusher: LogFlusher) -> None:
+    disk = MemoryFiles()
+    store = KeyedStore(open_log(disk, flusher=flusher))
+    assert store.get(b"a") is None
+    ends = [store.put(b"a", b"1"), store.put(b"b", b""), store.put(b"a", b"2"), store.put(b"c", b"3")]
+    assert ends == [1, 2, 3, 4]
+    store.put(b"c", None)
+    store.put(b"never", None)
+    assert disk.crash().list(DIRECTORY) == []
+    await store.commit()
+    await store.commit()
+    for found in (store, KeyedStore(open_log(disk.crash(), flusher=flusher))):
+        assert dict(found.items()) == {b"a": b"2", b"b": b""}
+        assert (found.get(b"a"), found.get(b"c")) == (b"2", None)
+
+
+async def test_a_refused_put_changes_nothing(flusher: LogFlusher) -> None:
+    log = open_log(MemoryFiles(), LogConfig(message_bytes_max=200), flusher=flusher)
+    store = KeyedStore(log)
+    store.put(b"a", b"old")
+    with pytest.raises(BatchTooLarge):
+        store.put(b"a", b"x" * 200)
+    assert store.get(b"a") == b"old"
+    log.close()
+    with pytest.raises(LogUnavailable):
+        store.put(b"a", b"new")
+    assert store.get(b"a") == b"old"
+
+
+async def test_garbage_is_rewritten(flusher: LogFlusher) -> None:
+    disk = MemoryFiles()
+    log = open_log(disk, flusher=flusher)
+    store = KeyedStore(log)
+    for i in range(300):
+        store.put(b"%d" % (i % 7), b"%d" % i * 2000)
+        store.put(b"gone", b"x" * 20)
+    store.put(b"gone", None)
+    assert log.size_bytes > GARBAGE_BYTES_MIN
+    await store.commit()
+    expected = {b"%d" % (i % 7): b"%d" % i * 2000 for i in range(293, 300)}
+    assert dict(store.items()) == expected
+    assert log.size_bytes < 60_000
+    assert log.log_start_offset == 601
+    while len([name for name in disk.list(DIRECTORY) if name.endswith(".log")]) > 1:
+        await trio.lowlevel.checkpoint()
+    again = KeyedStore(open_log(disk.crash(), flusher=flusher))
+    assert dict(again.items()) == expected
+    size = again.log.size_bytes
+    again.put(b"more", b"1")
+    await again.commit()
+    assert again.log.size_bytes > size, "no garbage, no rewrite"
+
+
+async def test_large_live_data_is_rewritten_in_several_batches(flusher: LogFlusher) -> None:
+    log = open_log(MemoryFiles(), LogConfig(message_bytes_max=400_000), flusher=flusher)
+    store = KeyedStore(log)
+    for turn in range(4):
+        for i in range(5):
+            store.put(b"%d" % i, b"%d" % turn * 390_000)
+    await store.commit()
+    assert log.log_end_offset - log.log_start_offset == 5
+    assert dict(KeyedStore(log).items()) == {b"%d" % i: b"3" * 390_000 for i in range(5)}
+
+
+@pytest.mark.parametrize("steps", range(0, 40, 3))
+async def test_power_loss_at_any_step_of_a_rewrite(steps: int, flusher: LogFlusher) -> None:
+    """What was committed before is there: no old value comes back, no tombstone is forgotten."""
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    log = open_log(files, LogConfig(segment_bytes=200_000), flusher=flusher)
+    store = KeyedStore(log)
+    store.put(b"gone", b"x" * 190_000)
+    for i in range(12):
+        store.put(b"key", b"%d" % i * 100_000)
+    store.put(b"gone", None)
+    await log.wait_committed(log.log_end_offset)
+    frozen: list[MemoryFiles] = []
+    left = steps
+
+    def hook(operation: str, path: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            frozen.extend(disk.crash(random.Random(seed)) for seed in range(20))
+
+    files.hook = hook
+    await store.commit()
+    log.close()
+    for found in [*frozen, disk.crash()]:
+        again = KeyedStore(open_log(found, log.config))
+        assert dict(again.items()) == {b"key": b"11" * 100_000}

@@ -1,0 +1,288 @@
+"""Group commit with real threads, on a disk in memory that can be held up or fail."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from core_log.errors import LogUnavailable, OffsetOutOfRange
+from core_log.files import FaultyFiles, MemoryFiles
+from core_log.log_flusher import LogFlusher
+from core_log.partition_log import LogConfig, PartitionLog
+from tests.core_log.helpers import make_batch, open_log, read_all, records_of
+
+
+@pytest.fixture
+async def flusher() -> AsyncIterator[LogFlusher]:
+    """A running flusher that retries at once and has room for 1000 bytes."""
+    flusher = LogFlusher(retry_interval_s=0.001, unflushed_bytes_max=1000)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(flusher.run)
+        yield flusher
+        nursery.cancel_scope.cancel()
+
+
+class Gate:
+    """Holds operations of the flusher's threads until opened, and counts them."""
+
+    def __init__(self, *operations: str) -> None:
+        self.operations = operations
+        self.counts: dict[str, int] = {}
+        self.open = threading.Event()
+        self.reached = threading.Event()
+
+    def __call__(self, operation: str, path: str) -> None:
+        if path.endswith(".log"):
+            self.counts[operation] = self.counts.get(operation, 0) + 1
+        if operation in self.operations and threading.current_thread().name == "log-flusher":
+            self.reached.set()
+            self.open.wait(10)
+
+
+def gated(*operations: str) -> tuple[FaultyFiles, Gate]:
+    """Files whose `operations` wait."""
+    files = FaultyFiles(MemoryFiles())
+    gate = files.hook = Gate(*operations)
+    return files, gate
+
+
+async def test_unwritten_batches_are_invisible_and_join_the_next_job(flusher: LogFlusher) -> None:
+    files, gate = gated("write")
+    log = open_log(files, flusher=flusher)
+    for i in range(20):
+        log.append(make_batch([b"%d" % i]))
+        log.request_sync()
+        if not i:
+            await trio.to_thread.run_sync(gate.reached.wait)
+    assert (log.log_end_offset, log.written_offset, log.committed_offset, log.high_watermark) == (20, 0, 0, 0)
+    assert log.read(0, 1 << 20) == log.read(0, 1 << 20, before=20) == []
+    assert log.read_blocking(0, 1 << 20, before=20) == []
+    assert flusher.unflushed_bytes == log.size_bytes > 0
+    gate.open.set()
+    await log.wait_committed(20)
+    assert records_of(log.read(0, 1 << 20)) == [(i, b"%d" % i) for i in range(20)]
+    assert gate.counts["sync"] == gate.counts["write"] == 2, "the first batch, then all that had gathered"
+    assert flusher.unflushed_bytes == 0
+
+
+async def test_written_is_not_committed_until_a_sync_was_asked_for(flusher: LogFlusher) -> None:
+    files, gate = gated()
+    log = open_log(files, flusher=flusher)
+    log.append(make_batch([b"transient"]))
+    await flusher.drain(log)
+    assert (log.high_watermark, log.written_offset, log.flushed_offset, log.committed_offset) == (1, 1, 0, 0)
+    assert "sync" not in gate.counts
+    log.request_sync()
+    await log.wait_committed(1)
+    assert (log.flushed_offset, gate.counts["sync"]) == (1, 1)
+    log.request_sync()
+    await trio.testing.wait_all_tasks_blocked()
+    assert gate.counts["sync"] == 1, "nothing new to sync"
+
+
+@pytest.mark.parametrize("fsync", ["interval", "never"])
+async def test_other_promises_are_kept_by_writing(fsync: str, flusher: LogFlusher) -> None:
+    config = msgspec.convert({"fsync": fsync, "fsync_interval_ms": 1}, LogConfig)
+    log = open_log(MemoryFiles(), config, flusher=flusher)
+    log.append(make_batch([b"x"]))
+    await log.wait_committed(1)
+    assert log.committed_offset == log.written_offset == 1
+    if fsync == "interval":
+        await flusher._wait_for_change(log)
+        assert log.flushed_offset == 1
+    else:
+        assert log.flushed_offset == 0
+
+
+async def test_the_interval_is_kept(mock_clock: trio.testing.MockClock, flusher: LogFlusher) -> None:
+    log = open_log(MemoryFiles(), LogConfig(fsync="interval", fsync_interval_ms=60_000), flusher=flusher)
+    log.append(make_batch([b"x"]))
+    await log.wait_committed(1)
+    await trio.testing.wait_all_tasks_blocked()
+    mock_clock.jump(59)
+    await trio.testing.wait_all_tasks_blocked()
+    assert log.flushed_offset == 0
+    assert log.job is None
+    mock_clock.jump(2)
+    await flusher._wait_for_change(log)
+    assert log.flushed_offset == 1
+
+
+async def test_the_log_syncs_by_itself_when_much_is_unsynced(flusher: LogFlusher) -> None:
+    log = open_log(MemoryFiles(), LogConfig(unsynced_bytes_max=500), flusher=flusher)
+    while log.size_bytes <= 500:
+        assert log.flushed_offset == 0
+        log.append(make_batch([b"x" * 100]))
+        await flusher.drain(log)
+    while log.flushed_offset < log.log_end_offset:
+        await flusher._wait_for_change(log)
+
+
+async def test_error_is_announced_retried_and_cleared(flusher: LogFlusher) -> None:
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    log = open_log(files, flusher=flusher)
+    states: list[tuple[bool, int]] = []
+    log.listeners.append(lambda changed: states.append((changed.error is not None, changed.committed_offset)))
+    files.failing["sync"] = errno.EIO
+    log.append(make_batch([b"kept"]))
+    with pytest.raises(LogUnavailable):
+        await log.wait_committed(1)
+    with pytest.raises(LogUnavailable):
+        log.append(make_batch([b"refused"]))
+    attempts = len(states)
+    while len(states) < attempts + 2:
+        await flusher._wait_for_change(log)
+    files.failing.clear()
+    while log.error is not None:
+        await flusher._wait_for_change(log)
+    assert states[-1] == (False, 1)
+    assert set(states[:-1]) == {(True, 0)}
+    log.append(make_batch([b"after"]))
+    await log.wait_committed(2)
+    assert read_all(open_log(disk.crash())) == [(0, b"kept"), (1, b"after")]
+
+
+async def test_wait_for_room(flusher: LogFlusher) -> None:
+    files, gate = gated("write")
+    log = open_log(files, flusher=flusher)
+    while flusher.unflushed_bytes <= flusher.unflushed_bytes_max:
+        await flusher.wait_for_room()
+        log.append(make_batch([b"x" * 100]))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flusher.wait_for_room)
+        await trio.to_thread.run_sync(gate.reached.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert nursery.child_tasks, "still waiting"
+        gate.open.set()
+    assert flusher.unflushed_bytes <= flusher.unflushed_bytes_max
+
+
+async def test_listeners_and_after_turn_may_append(flusher: LogFlusher) -> None:
+    log = open_log(MemoryFiles(), flusher=flusher)
+    turns: list[int] = []
+
+    def after_turn() -> None:
+        turns.append(log.committed_offset)
+        if log.log_end_offset < 10:
+            log.append(make_batch([b"by the turn"]))
+            log.request_sync()
+
+    flusher.after_turn = after_turn
+    log.append(make_batch([b"first"]))
+    log.request_sync()
+    while log.committed_offset < 10:
+        await flusher._wait_for_change(log)
+    await trio.testing.wait_all_tasks_blocked()
+    assert turns[-1] == 10
+    assert turns == sorted(turns)
+
+
+async def test_many_logs_share_the_threads(flusher: LogFlusher) -> None:
+    files = MemoryFiles()
+    flusher.unflushed_bytes_max = 1 << 30
+    logs = [open_log(files, LogConfig(segment_bytes=1000), flusher=flusher, directory=f"t-{i}") for i in range(20)]
+    for i in range(30):
+        for log in logs:
+            log.append(make_batch([b"%d" % i * 10, b"x"]))
+            log.request_sync()
+        if i % 10 == 0:
+            await trio.lowlevel.checkpoint()
+    for log in logs:
+        await log.wait_committed(60)
+        assert [offset for offset, _ in read_all(log)] == list(range(60))
+        log.close()
+    after = files.crash()
+    for i in range(20):
+        log = open_log(after, directory=f"t-{i}")
+        assert (log.log_end_offset, log.verify()) == (60, [])
+
+
+async def test_closing_takes_the_job_back_from_its_thread(flusher: LogFlusher) -> None:
+    files, gate = gated("write")
+    log = open_log(files, flusher=flusher)
+    log.append(make_batch([b"in the job"]))
+    log.request_sync()
+    await trio.to_thread.run_sync(gate.reached.wait)
+    log.append(make_batch([b"after the job"]))
+    gate.open.set()
+    log.close()
+    assert log.committed_offset == 2
+    await trio.testing.wait_all_tasks_blocked()
+    assert read_all(open_log(files.crash())) == [(0, b"in the job"), (1, b"after the job")]
+    with pytest.raises(LogUnavailable):
+        log.append(make_batch([b"closed"]))
+    assert flusher.unflushed_bytes == 0
+
+
+async def test_a_flusher_can_run_again() -> None:
+    files = MemoryFiles()
+    flusher = LogFlusher()
+    log = open_log(files, flusher=flusher)
+    for end in (1, 2):
+        log.append(make_batch([b"x"]))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(flusher.run)
+            await log.wait_committed(end)
+            nursery.cancel_scope.cancel()
+
+
+async def test_cold_reads_in_a_thread(flusher: LogFlusher) -> None:
+    log = open_log(MemoryFiles(), LogConfig(tail_cache_bytes=0, segment_bytes=500), flusher=flusher)
+    for i in range(50):
+        log.append(make_batch([b"%d" % i * 20]))
+    await log.wait_committed(50)
+    assert log.read(10, 100) is None
+    assert records_of(await log.read_cold(10, 1)) == [(10, b"10" * 20)]
+    assert await log.read_cold(50, 1) == []
+    assert await log.offset_for_timestamp_cold(0) == log.offset_for_timestamp(0)
+
+
+async def test_cold_reads_race_with_deletion(flusher: LogFlusher) -> None:
+    """A prefix goes between the snapshot of the segments and the opening of the file."""
+    files = FaultyFiles(MemoryFiles())
+    log = open_log(files, LogConfig(tail_cache_bytes=0, segment_bytes=500), flusher=flusher)
+    for i in range(50):
+        log.append(make_batch([b"%d" % i * 20]))
+    await log.wait_committed(50)
+    segments = log.segments_from(0)
+    log.delete_prefix(20)
+    while files.exists(segments[0].log_path):
+        await flusher._wait_for_change(log)
+    log.segments_from = lambda offset: segments  # type: ignore[method-assign]
+    log.log_start_offset = 0
+    with pytest.raises(FileNotFoundError):
+        log.read_blocking(0, 100)
+
+    def hook(operation: str, path: str) -> None:
+        log.log_start_offset = 20
+
+    files.hook = hook
+    with pytest.raises(OffsetOutOfRange, match=r"offset 0 is not in \[20, 50\]"):
+        log.read_blocking(0, 100)
+
+
+async def test_truncate(flusher: LogFlusher) -> None:
+    files = MemoryFiles()
+    log: PartitionLog = open_log(files, LogConfig(segment_bytes=500), flusher=flusher)
+    for i in range(50):
+        log.append(make_batch([b"%d" % i * 20, b"second"]))
+    before = read_all(log) if log.written_offset else []
+    await log.truncate(31)
+    assert log.log_end_offset == log.committed_offset == log.high_watermark == 30
+    assert [offset for offset, _ in read_all(log)] == list(range(30))
+    assert before == []
+    log.append(make_batch([b"new"] * 100))
+    await log.wait_committed(130)
+    await log.truncate(1000)
+    assert log.log_end_offset == 130
+    for disk in (files, files.crash()):
+        again = open_log(disk, log.config)
+        assert (again.log_end_offset, again.verify()) == (130, [])
+        assert read_all(again)[30:] == [(30 + i, b"new") for i in range(100)]
