@@ -73,6 +73,8 @@ class Broker:
         self._changing: set[str] = set()
         """Names of topics that are being created or deleted."""
         self._stores: list[PartitionLog] = []
+        self._saving = trio.Lock()
+        self._closing = False
         self._recover()
         flusher.after_turn = timers.after_turn = self.end_turn
 
@@ -153,11 +155,14 @@ class Broker:
 
     async def close(self) -> None:
         """Write down where everything stands. Sessions must be closed; a log that refuses writes is left as it is."""
+        self._closing = True
         for session in list(self.sessions):
             session.close()
         self.end_turn()
         logs = [*self._home_logs(), *self._topic_logs()]
         await self._settled_disk(logs)
+        async with self._saving:
+            pass  # a checkpoint that is being written must not replace the last one
         for partition in self.topology.stripes:
             log = partition.log
             if log.error is None and log.committed_offset >= partition.next_offset:
@@ -452,10 +457,13 @@ class Broker:
         state = snapshot(partition, outstanding, clean=False)
 
         async def write() -> None:
-            try:
-                await trio.to_thread.run_sync(save_checkpoint, self.files, partition, state)
-            except OSError as error:
-                logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
+            async with self._saving:
+                if self._closing:
+                    return
+                try:
+                    await trio.to_thread.run_sync(save_checkpoint, self.files, partition, state)
+                except OSError as error:
+                    logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
 
         def durable(error: StorageUnavailable | None) -> None:
             if error is None:
