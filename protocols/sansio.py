@@ -1,7 +1,8 @@
 """The contract between a protocol and the process that carries its bytes.
 
-A protocol folder has a sans-IO codec and state machine (`wire`, `connection`: bytes in, events out, no clock, no sockets)
-and an `adapter`, the only file that knows the engine. The gateway's shell owns the sockets and knows only this module.
+A protocol folder has a sans-IO codec and state machine (`wire`, `connection`: bytes in, events out, no clock, no
+sockets) and an `adapter`, the only file that knows the engine. The gateway's shell owns the sockets and knows only this
+module.
 Times are monotonic seconds and always a parameter.
 """
 
@@ -38,18 +39,21 @@ class Outbox(Protocol):
 class Adapter(Protocol):
     """One client connection, between the shell and the engine.
 
-    The shell calls `handle` for every socket read, one call at a time, then ends the engine's turn and sends the outbox.
-    `handle` must not suspend for data (publish, ack, credit); only control operations may wait.
+    The shell calls `handle` for every socket read, one call at a time, then ends the engine's turn and sends the
+    outbox. `handle` must not suspend for data (publish, ack, credit); only control operations may wait.
     """
 
     closed: bool
-    """True once the protocol is finished: the shell sends what is in the outbox, then closes the transport."""
+    """True once the protocol is finished: the shell sends what is in the outbox, then closes the transport.
+
+    The shell looks after each of the calls below and whenever it sends the outbox; if `closed` changes at another time,
+    writing nothing (`b""`) to the outbox makes it look."""
 
     async def handle(self, data: bytes) -> None:
         """Take bytes read from the peer; `b""` means the peer closed its side."""
 
     def next_timer_at(self) -> float:
-        """When `handle_timer` wants to be called, `math.inf` for never. Asked after each `handle` and `handle_timer`."""
+        """When `handle_timer` wants to be called (`math.inf`: never). Asked after each `handle` and `handle_timer`."""
 
     def handle_timer(self, now: float) -> None:
         """Heartbeats, keep-alive and other deadlines that are due."""

@@ -130,6 +130,22 @@ async def test_shut_down_says_goodbye() -> None:
         assert adapter.lost == 1
 
 
+async def test_a_connection_that_is_cancelled_within_handle_is_given_back_once() -> None:
+    class Stuck(EchoAdapter):
+        async def handle(self, data: bytes) -> None:
+            self.reads.append(data)
+            await trio.sleep_forever()
+
+    async with open_door(Stuck) as door, await door.connect() as client:
+        await client.send_all(b"declare")
+        adapter = await door.adapter()
+        await until(lambda: adapter.reads)
+        door.shell.end_turn()
+        assert adapter.lost == 0
+    assert adapter.lost == 1
+    assert not door.shell.connections
+
+
 class Failing(EchoAdapter):
     """Raises where the first byte says so."""
 
