@@ -27,15 +27,15 @@ def best_us(work: Callable[[], object], records: int) -> float:
 
 
 def measure(name: str, runs: list[list[bytes]]) -> None:
-    """Build and read one batch of the given runs."""
+    """Build and read one batch of the given runs, each with its own key."""
     block = encode_headers([("t", os.urandom(30))])
     records = sum(map(len, runs))
 
     def build() -> bytes:
         builder = BatchBuilder(0, 0, 1_700_000_000_000)
         offset = 0
-        for values in runs:
-            builder.add_run(offset, b"routing.key", values, block)
+        for number, values in enumerate(runs):
+            builder.add_run(offset, b"routing.key.%04d" % number, values, block)
             offset += len(values)
         return builder.build()
 
@@ -57,6 +57,7 @@ def main() -> None:
     records = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     dice = random.Random(7)
     measure(f"{records} of 100 B, one run", [[os.urandom(100) for _ in range(records)]])
+    measure("100 of 100 B, one run", [[os.urandom(100) for _ in range(100)]])
     measure(f"{records} of 100 B, runs of 10", [[os.urandom(100) for _ in range(10)] for _ in range(records // 10)])
     measure(f"{records} of 50 to 150 B, one run", [[os.urandom(dice.randrange(50, 150)) for _ in range(records)]])
     measure(f"{records} of 1 KiB, one run", [[os.urandom(1024) for _ in range(records)]])

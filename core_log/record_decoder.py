@@ -21,8 +21,7 @@ from core_log.errors import CorruptBatch
 from core_log.files import BytesLike
 from core_log.varint import HIGH_BYTES, LOW_BYTES, ONE_BYTE_BELOW, TWO_BYTES_BELOW, VARINTS, read_varint
 
-_WINDOW_FIRST = 4
-_WINDOW_GROWTH = 8
+_COMPARED_FIRST = 16
 _WINDOW_BYTES_MAX = 1 << 20
 
 
@@ -260,10 +259,9 @@ def _siblings(
         more = 1
         if stop - position == stride:
             fixed = len(time_piece) + body - position
-            columns = (*range(fixed), *range(fixed + len(VARINTS[delta]), at - position))
-            columns += tuple(range(at - position + (size >> 1), stride))
             bound = min(limit - count - 1, (end - stop) // stride)
-            more += _repeats(data, position, stride, columns, fixed, delta, bound)
+            value = at - position, at - position + (size >> 1)
+            more += _repeats(data, position, stride, fixed, value, delta, bound)
         if values is not None:
             size >>= 1
             values += (
@@ -279,35 +277,73 @@ def _siblings(
 
 
 def _repeats(
-    data: bytes, start: int, stride: int, columns: tuple[int, ...], delta_column: int, delta: int, limit: int
+    data: bytes, start: int, stride: int, delta_column: int, value: tuple[int, int], delta: int, limit: int
 ) -> int:
-    """How many of the next `limit` records equal the one at `start` in all `columns` and have consecutive deltas."""
+    """How many of the next `limit` records differ from the one at `start` in nothing but value and consecutive delta.
+
+    `delta_column` and `value` say where in the record these are. A column costs about as much as comparing half a
+    record, so a window has to have half as many records as there are columns.
+    """
     two_bytes = delta >= ONE_BYTE_BELOW
     limit = min(limit, (TWO_BYTES_BELOW if two_bytes else ONE_BYTE_BELOW) - 1 - delta)
-    window = _WINDOW_FIRST
-    window_max = max(_WINDOW_BYTES_MAX // stride, 1)
+    middle, (value_start, value_end) = delta_column + 1 + two_bytes, value
+    head = data[start : start + delta_column]
+    key_piece = data[start + middle : start + value_start]
+    block = data[start + value_end : start + stride]
+    window_min = (stride - value_end + value_start) // 2
     found = 0
     while found < limit:
-        count = min(window, window_max, limit - found)
-        first = start + (found + 1) * stride
-        part = data[first : first + count * stride]
-        good = count
-        at = delta + found + 1
-        if not part[delta_column::stride].startswith(LOW_BYTES[at : at + count]) or (
-            two_bytes and not part[delta_column + 1 :: stride].startswith(HIGH_BYTES[at : at + count])
-        ):
-            good = _consecutive(part, stride, delta_column, at, count, two_bytes)
-        for column in columns:
-            if not good:
+        # Record by record, until a window of columns is worth it; a short run ends here.
+        stop = min(found + _COMPARED_FIRST, limit)
+        while found < stop:
+            at = start + (found + 1) * stride
+            piece = head + VARINTS[delta + found + 1] + key_piece
+            if not data.startswith(piece, at) or not data.startswith(block, at + value_end):
+                return found
+            found += 1
+        count = min(limit - found, max(_WINDOW_BYTES_MAX // stride, 1))
+        # Look at the last record of a window first: for a run that ends before it, a smaller one will do.
+        while count >= window_min:
+            at = start + (found + count) * stride
+            piece = head + VARINTS[delta + found + count] + key_piece
+            if data.startswith(piece, at) and data.startswith(block, at + value_end):
+                columns = (*range(delta_column), *range(middle, value_start), *range(value_end, stride))
+                good = _window(data, start, stride, found, count, columns, delta_column, delta)
+                found += good
+                if good < count:
+                    return found
                 break
-            byte = data[start + column : start + column + 1]
-            cells = part[column::stride]
-            good = min(good, count - len(cells.lstrip(byte)))
-        found += good
-        if good < count:
-            break
-        window *= _WINDOW_GROWTH
+            count //= 2
     return found
+
+
+def _window(
+    data: bytes,
+    start: int,
+    stride: int,
+    found: int,
+    count: int,
+    columns: tuple[int, ...],
+    delta_column: int,
+    delta: int,
+) -> int:
+    """How many of `count` records after the first `found` agree with the one at `start`, column by column."""
+    two_bytes = delta >= ONE_BYTE_BELOW
+    first = start + (found + 1) * stride
+    part = data[first : first + count * stride]
+    good = count
+    at = delta + found + 1
+    if not part[delta_column::stride].startswith(LOW_BYTES[at : at + count]) or (
+        two_bytes and not part[delta_column + 1 :: stride].startswith(HIGH_BYTES[at : at + count])
+    ):
+        good = _consecutive(part, stride, delta_column, at, count, two_bytes)
+    for column in columns:
+        if not good:
+            break
+        byte = data[start + column : start + column + 1]
+        cells = part[column::stride]
+        good = min(good, count - len(cells.lstrip(byte)))
+    return good
 
 
 def _consecutive(part: bytes, stride: int, delta_column: int, delta: int, count: int, two_bytes: bool) -> int:

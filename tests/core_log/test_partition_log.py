@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from core_log.errors import BatchTooLarge, CorruptBatch, OffsetOutOfRange
@@ -319,6 +320,6 @@ def test_on_a_real_disk(tmp_path: object) -> None:
 @pytest.mark.parametrize("setting", ["segment_bytes", "segment_ms", "message_bytes_max", "fsync_interval_ms"])
 def test_settings_are_checked(setting: str) -> None:
     with pytest.raises(ValueError, match=setting):
-        LogConfig(**{setting: 0})
+        msgspec.convert({setting: 0}, LogConfig)
     with pytest.raises(ValueError, match="2 GiB"):
         LogConfig(segment_bytes=(1 << 31) + 1)
