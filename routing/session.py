@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _UNLIMITED = 1 << 30
 
+_Requirements = dict["PartitionLog", int]
+"""Logs, and the offset each has to reach."""
+
 
 class Outcome(Enum):
     """What becomes of delivered messages."""
@@ -151,8 +154,10 @@ class Session:
         self._published = 0
         self._noted = 0
         self._pending: deque[_PendingConfirm] = deque()
-        self._requirements: dict[PartitionLog, int] = {}
+        self._requirements: _Requirements = {}
         self._needs_sync = False
+        self._parts: list[tuple[int, _Requirements, bool, StorageUnavailable | None]] = []
+        """Runs of publishes of this turn that were ended by a refusal: last number, what they wait for, or why not."""
 
     # --- publishing --------------------------------------------------------------------
 
@@ -161,7 +166,8 @@ class Session:
 
         With `confirm` each message takes the next sequence number and is confirmed through the sink. Raises NotFound
         when there is no such exchange, AccessRefused when it is internal, LimitExceeded for a message that is too
-        large.
+        large, StorageUnavailable for a persistent one without `confirm` that a log refuses: there is no other way to
+        tell. Refused messages of which nobody wants to hear are counted.
         """
         broker = self.broker
         route = broker.route(slab)
@@ -181,6 +187,8 @@ class Session:
             broker.refused_messages += len(slab.bodies)
             if confirm:
                 self._refuse(len(slab.bodies), failed)
+            elif slab.properties.persistent:
+                raise failed
             return
         targets = route.deliver(slab)
         if confirm and targets:
@@ -190,28 +198,29 @@ class Session:
 
     def _refuse(self, count: int, error: StorageUnavailable) -> None:
         """The last `count` publishes could not even be appended."""
-        first = self._published - count + 1
-        self._note(first - 1)
-        pending = _PendingConfirm(first, self._published)
-        pending.settled, pending.error = True, error
-        self._pending.append(pending)
-        self._noted = self._published
+        self._end_part(self._published - count)
+        self._parts.append((self._published, {}, False, error))
+
+    def _end_part(self, last: int) -> None:
+        """What was published up to `last` since the last part waits for the requirements that came together."""
+        self._parts.append((last, self._requirements, self._needs_sync, None))
+        self._requirements, self._needs_sync = {}, False
 
     def note_confirms(self) -> None:
-        """The turn ends: wait for what it published."""
-        self._note(self._published)
+        """The turn ends, everything is appended: wait for what it published."""
+        self._end_part(self._published)
+        parts, self._parts = self._parts, []
+        for last, requirements, needs_sync, error in parts:
+            if last > self._noted:
+                self._note(last, requirements, needs_sync, error)
         self._advance()
 
-    def _note(self, last: int) -> None:
-        if last <= self._noted:
-            return
+    def _note(self, last: int, requirements: _Requirements, needs_sync: bool, error: StorageUnavailable | None) -> None:
         pending = _PendingConfirm(self._noted + 1, last)
         self._pending.append(pending)
         self._noted = last
-        requirements, self._requirements = self._requirements, {}
-        needs_sync, self._needs_sync = self._needs_sync, False
         if not requirements:
-            pending.settled = True
+            pending.settled, pending.error = True, error
             return
 
         def done(error: StorageUnavailable | None) -> None:
@@ -426,7 +435,6 @@ class Session:
         if self.closed:
             return
         self.closed = True
-        self._note(self._published)
         queues = {consumer.queue for consumer in self.consumers}
         for consumer in self.consumers:
             consumer.queue.consumers.remove(consumer)

@@ -71,6 +71,8 @@ class BlockingClient:
         self._credentials = credentials
         self._socket: socket.socket | None = None
         self._correlation_id = 0
+        self._rounds: dict[tuple[str, int], int] = {}
+        """Of this connection, where it is not 0: one request is under way at a time, so a refusal ends the round."""
         self.limits: dict[str, int] = {}
         """What the broker announced, by name; empty before the first request."""
 
@@ -156,12 +158,20 @@ class BlockingClient:
         self, batches: Iterable[tuple[str, int, BytesLike]], *, acks: int, timeout_ms: int
     ) -> list[tuple[WireError | None, int]]:
         """Like `produce_batches`, with the error and base offset of each batch; nothing with `acks` 0."""
-        entries = [wire.ProduceEntry(topic, partition, 0, memoryview(batch)) for topic, partition, batch in batches]
+        self._connected()
+        entries = [
+            wire.ProduceEntry(topic, partition, self._rounds.get((topic, partition), 0), memoryview(batch))
+            for topic, partition, batch in batches
+        ]
         request = wire.Produce(0, acks, timeout_ms, entries)  # type: ignore[arg-type]
         if acks == wire.ACKS_NONE:
             self._send(self._connected(), request)
             return []
-        return self._call(request, wire.ProduceReply, repeat=False, wait_s=timeout_ms / 1000).entries
+        results = self._call(request, wire.ProduceReply, repeat=False, wait_s=timeout_ms / 1000).entries
+        for entry, (error, _) in zip(entries, results):
+            if error is not None and error[1]:
+                self._rounds[entry.topic, entry.partition] = entry.round + 1
+        return results
 
     def fetch(
         self,
@@ -239,6 +249,7 @@ class BlockingClient:
                 raise ConnectionLost(f"cannot connect to {self._address}: {error}", retriable=True) from error
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connection
+            self._rounds.clear()
             hello = wire.Hello(0, wire.VERSION, wire.VERSION, self._client_name, self._credentials)
             self._send(connection, hello)
             self.limits = self._receive(connection, hello.correlation_id, wire.HelloReply, 0).limits

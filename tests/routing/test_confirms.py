@@ -203,7 +203,11 @@ async def test_a_failing_disk_refuses_and_nothing_is_confirmed_until_it_recovers
         await running.until(lambda: log.error is not None)
         assert client.events == [("confirm", 1), ("refuse", 2, 2)]
         client.publish("q", "refused at once", "and this", confirm=True)
-        client.publish("q", "not even noticed")
+        if properties is PERSISTENT:
+            with pytest.raises(StorageUnavailable):
+                client.publish("q", "there is no other way to tell", properties=properties)
+        else:
+            client.publish("q", "not even noticed", properties=properties)
         client.publish("nowhere", "no disk is needed for this", confirm=True)
         running.turn()
         assert client.events[2:] == [("refuse", 3, 4), ("confirm", 5)]

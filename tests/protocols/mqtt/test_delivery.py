@@ -183,9 +183,9 @@ async def test_a_first_filter_at_qos_1_changes_the_consumer_without_loss(world: 
     await publisher.adapter.handle(numbered(1, 0, 5, "a"))
     await subscriber.adapter.handle(subscribe(2, ("b", 1)))
     await publisher.send(numbered(1, 5, 5, "b"))
-    data = subscriber.take()
-    assert data[:5] == b"\x90\x03\0\x02\x01"
-    subscriber.outbox.write(data[5:])
+    data, suback = subscriber.take(), b"\x90\x03\0\x02\x01"
+    assert suback in data
+    subscriber.outbox.write(data.replace(suback, b""))
     assert [(topic, qos, payload) for topic, qos, _, payload in subscriber.take_deliveries()] == [
         *[("a", 0, b"%05d" % i) for i in range(5)],
         *[("b", 1, b"%05d" % i) for i in range(5, 10)],
