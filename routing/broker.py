@@ -205,6 +205,9 @@ class Broker:
                 queue.awake = False
                 queue.pump()
         if self._dirty:
+            if self.after_turn is not None:
+                # Deliveries do not wait for the disk: send them before the flusher's threads ask for the interpreter.
+                self.after_turn()
             dirty, self._dirty = self._dirty, {}
             for partition in dirty:
                 partition.seal()
