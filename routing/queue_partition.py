@@ -20,6 +20,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -70,20 +71,24 @@ class HomeStatus(NamedTuple):
 
 
 class Definition:
-    """What a destination set's id stands for; `offset` is where the log says so, -1 while it does not."""
+    """What a destination set's id stands for; `offset` is where the log says so, -1 while it does not.
 
-    __slots__ = ("id", "offset", "queue_ids")
+    No message at or behind `used_before` names it.
+    """
 
-    def __init__(self, set_id: int, queue_ids: tuple[int, ...], offset: int) -> None:
+    __slots__ = ("id", "offset", "queue_ids", "used_before")
+
+    def __init__(self, set_id: int, queue_ids: tuple[int, ...], offset: int, used_before: int) -> None:
         self.id = set_id
         self.queue_ids = queue_ids
         self.offset = offset
+        self.used_before = used_before
 
 
 class DestinationSet:
-    """The queues of one home partition that a route leads to."""
+    """The queues of one home partition that a route leads to; it lives as long as a route does."""
 
-    __slots__ = ("definition", "header_blocks", "queues")
+    __slots__ = ("__weakref__", "definition", "header_blocks", "queues")
 
     def __init__(self, definition: Definition, queues: tuple[Queue, ...]) -> None:
         self.definition = definition
@@ -154,13 +159,15 @@ class QueuePartition:
         self.next_offset = log.log_end_offset
         self.next_set_id = 1
         self.definitions: dict[int, Definition] = {}
+        """What the log defines, by set id."""
+        self._defined: dict[tuple[int, ...], Definition] = {}
         self.unchecked_bytes = 0
         """Appended since the last checkpoint."""
         self._config = config
         self._spawn = spawn
         self._mark_dirty = mark_dirty
         self._loaded = loaded
-        self._sets: dict[tuple[int, ...], DestinationSet] = {}
+        self._sets: WeakValueDictionary[tuple[int, ...], DestinationSet] = WeakValueDictionary()
         self._open: list[tuple[int, Slab, DestinationSet]] = []
         self._settled: list[tuple[int, int, int]] = []
         self._cache = SlabCache()
@@ -172,11 +179,9 @@ class QueuePartition:
         log.listeners.append(self._log_advanced)
 
     def adopt(self, definition: Definition) -> None:
-        """Take over a definition that the log already holds."""
+        """Note what the log defines."""
         self.definitions[definition.id] = definition
-        queues = tuple(self.queues[queue_id] for queue_id in definition.queue_ids if queue_id in self.queues)
-        if len(queues) == len(definition.queue_ids):
-            self._sets[definition.queue_ids] = DestinationSet(definition, queues)
+        self._defined[definition.queue_ids] = definition
 
     # --- messages in -------------------------------------------------------------------
 
@@ -185,10 +190,11 @@ class QueuePartition:
         key = tuple(sorted(queue.id for queue in queues))
         found = self._sets.get(key)
         if found is None:
+            definition = self._defined.get(key)
+            if definition is None:
+                definition = Definition(self.next_set_id, key, -1, 0)
+                self.next_set_id += 1
             ordered = tuple(sorted(queues, key=lambda queue: queue.id))
-            definition = Definition(self.next_set_id, key, -1)
-            self.definitions[definition.id] = definition
-            self.next_set_id += 1
             found = self._sets[key] = DestinationSet(definition, ordered)
         return found
 
@@ -197,14 +203,16 @@ class QueuePartition:
 
         Raises LogUnavailable if a new destination set cannot be defined because the log refuses writes.
         """
-        if destinations.definition.offset < 0:
-            self._define(destinations.definition)
+        definition = destinations.definition
+        if self.durable and definition.offset < 0:
+            self._define(definition)
         first = self.next_offset
         count = len(slab.bodies)
         self.next_offset = end = first + count
         queues = destinations.queues
         self._cache.add(first, slab, len(queues))
         if self.durable:
+            definition.used_before = end
             self._open.append((first, slab, destinations))
         self._count_live(first, count, len(queues))
         self._mark_dirty(self)
@@ -213,12 +221,10 @@ class QueuePartition:
         return end
 
     def _define(self, definition: Definition) -> None:
-        if self.durable:
-            self._seal_data()
-            value = encode_destinations(definition.id, definition.queue_ids)
-            definition.offset = self._append_control(DESTINATIONS_KEY, value)
-        else:
-            definition.offset = self.next_offset
+        self._seal_data()
+        value = encode_destinations(definition.id, definition.queue_ids)
+        definition.offset = self._append_control(DESTINATIONS_KEY, value)
+        self.adopt(definition)
 
     def _count_live(self, first: int, count: int, sign: int) -> None:
         """Add `sign` for each offset in the range to its block's count."""
@@ -460,22 +466,23 @@ class QueuePartition:
         if log.segments[1].base_offset > before:
             return
         if self.durable:
-            for definition in self.definitions.values():
-                if 0 <= definition.offset < before:
-                    self._define(definition)
+            self._carry_definitions(before)
             if any(definition.offset >= log.committed_offset for definition in self.definitions.values()):
                 log.request_sync()
                 return
         log.delete_prefix(before)
 
-    def queue_deleted(self, queue: Queue) -> None:
-        """Forget a queue: its messages are settled without a record, its sets are not used again."""
-        self.queues.pop(queue.id, None)
-        for key in [key for key in self._sets if queue.id in key]:
-            del self._sets[key]
+    def _carry_definitions(self, before: int) -> None:
+        """Write again what is defined below an offset and still named behind it; forget what is not."""
         for definition in list(self.definitions.values()):
-            if not any(queue_id in self.queues for queue_id in definition.queue_ids):
+            key = definition.queue_ids
+            if definition.used_before <= before or not any(queue_id in self.queues for queue_id in key):
                 del self.definitions[definition.id]
+                if self._defined.get(key) is definition:
+                    del self._defined[key]
+                definition.offset = -1
+            elif definition.offset < before:
+                self._define(definition)
 
     def forget(self, first: int, count: int) -> None:
         """Messages of a deleted queue: no longer live, and no record needed."""
@@ -483,4 +490,4 @@ class QueuePartition:
         self._cache.release(first, count)
 
 
-_SCRATCH_SET = DestinationSet(Definition(0, (), 0), ())
+_SCRATCH_SET = DestinationSet(Definition(0, (), 0, 0), ())

@@ -44,7 +44,7 @@ def snapshot(partition: QueuePartition, outstanding: Iterable[tuple[Queue, int, 
         "offset": partition.next_offset,
         "clean": clean,
         "next_set_id": partition.next_set_id,
-        "sets": {found.id: found.queue_ids for found in partition.definitions.values() if found.offset >= 0},
+        "sets": {definition.id: definition.queue_ids for definition in partition.definitions.values()},
         "queues": queues,
     }
     return msgpack.packb(state)  # type: ignore[no-any-return]
@@ -122,6 +122,8 @@ def restore(files: Files, partition: QueuePartition) -> int:
     partition.next_set_id = max(highest + 1, state["next_set_id"] if state else 1)
     live: dict[int, list[Range]] = defaultdict(list)
     for set_id, first, count in found.runs:
+        if first + count <= log.log_start_offset:
+            continue
         if set_id not in found.definitions:
             logger.error("%s: offsets %d to %d name no queue", log.directory, first, first + count - 1)
             continue
@@ -141,5 +143,5 @@ def restore(files: Files, partition: QueuePartition) -> int:
         partition.restore(list(queue.live_ranges()))
     for set_id, (queue_ids, offset) in found.definitions.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):
-            partition.adopt(Definition(set_id, queue_ids, offset))
+            partition.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))
     return max((queue_id for queue_ids, _ in found.definitions.values() for queue_id in queue_ids), default=0)

@@ -333,7 +333,7 @@ class Topology:
             queue.partition.forget(first, number)
         queue.ready.clear()
         queue.returned.clear()
-        queue.partition.queue_deleted(queue)
+        queue.partition.queues.pop(queue.id, None)
         consumers, queue.consumers = queue.consumers, []
         for consumer in consumers:
             consumer.session.queue_gone(consumer)

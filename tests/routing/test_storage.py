@@ -422,21 +422,60 @@ async def test_a_checkpoint_that_cannot_be_saved_is_no_disaster() -> None:
         assert [body for body, _ in await running.drain("q")] == [str(number) for number in range(100)]
 
 
-async def test_memory_is_given_back_however_many_destination_sets_come_and_go() -> None:
-    async with engine(MemoryFiles(), stripes=1) as running:
+@pytest.mark.parametrize("durable", [True, False])
+async def test_destination_sets_that_come_and_go_leave_nothing_behind(durable: bool) -> None:
+    files = MemoryFiles()
+    config = {"stripes": 1, "queue_segment_bytes": 5000}
+    async with engine(files, **config) as running:
         client = running.client()
-        await running.queue("stays")
+        await running.queue("stays", durable=durable)
         await running.bind("amq.fanout", "stays")
-        for number in range(50):
-            await running.queue(f"q{number}")
-            await running.bind("amq.fanout", f"q{number}")
-            client.publish("", number, exchange="amq.fanout")
-            await running.broker.delete_queue(f"q{number}")
         home = running.home("stays")
-        assert await running.broker.purge_queue("stays") == 50
+        for number in range(60):
+            name = f"q{number}"
+            await running.queue(name, durable=durable)
+            await running.bind("amq.fanout", name)
+            client.publish("", f"{number:01000}", exchange="amq.fanout")
+            running.turn()
+            if number < 50:
+                await running.broker.delete_queue(name)
+            await running.broker.purge_queue("stays")
+            running.turn()
+        for number in range(50, 60):
+            await running.broker.purge_queue(f"q{number}")
         assert len(home._sets) <= 1
-        await running.broker.delete_queue("stays")
+        if durable:
+            assert len(home.definitions) == 60
+            client.publish("stays", *["x" * 1000] * 20_000, confirm=True)
+            await running.synced()
+            for _ in range(3):
+                await running.broker.purge_queue("stays")
+                await running.synced()
+                home.delete_dead_prefix()
+                await running.synced()
+            assert len(home.definitions) <= 1
+        await client.publish_safely("", "last", exchange="amq.fanout")
+        assert running.count("stays") == running.count("q55") == 1
+        found = files.crash()
+    async with engine(found, **config) as running:
+        if durable:
+            assert await running.drain("stays") == [("last", True)]
+            assert await running.drain("q55") == [("last", True)]
+
+
+async def test_deleting_many_queues_takes_time_in_proportion() -> None:
+    """Counted, not timed: what a deletion looks at does not grow with the number of sets."""
+    async with engine(MemoryFiles()) as running:
+        owner = object()
+        for number in range(300):
+            await running.broker.declare_queue(f"q{number}", exclusive=True, owner=owner)
+            running.client(owner).publish(f"q{number}", 1)
+        home = running.broker.topology.transient
+        running.turn()
+        running.broker.release(owner)
         assert not home.definitions
+        assert not home.queues
+        assert len(home._sets) == 0
         assert home.first_live_offset == home.next_offset
 
 
