@@ -12,7 +12,7 @@ from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import encode_headers
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.message import Properties
-from tests.routing.harness import PERSISTENT, TRANSIENT, Client, engine
+from tests.routing.harness import PERSISTENT, TRANSIENT, Client, engine, killed
 
 
 class Gate:
@@ -84,6 +84,22 @@ async def test_a_transient_message_in_a_durable_queue_waits_for_the_write_alone(
         await running.until(lambda: bool(client.events))
         assert client.events == [("confirm", 1)]
         assert syncs == []
+
+
+@pytest.mark.parametrize("fsync", ["interval", "never"])
+async def test_with_another_fsync_the_write_is_enough_for_all(fsync: str) -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files, fsync=fsync, fsync_interval_ms=3_600_000) as running:
+        await running.queue("q")
+        syncs: list[str] = []
+        files.hook = lambda operation, path: syncs.append(path) if operation == "sync" else None
+        await running.client().publish_safely("q", 1, 2)
+        assert syncs == []
+        assert isinstance(files.inner, MemoryFiles)
+        found = killed(files.inner)
+        files.hook = None
+    async with engine(found, fsync=fsync) as running:
+        assert await running.drain("q") == [("1", True), ("2", True)]
 
 
 async def test_without_a_durable_target_the_turn_is_enough() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -338,7 +338,7 @@ class Life:
         self.found = killed(self.files.inner)
         return "crash"
 
-    acts: dict[str, tuple[Callable[[Life], object], int]] = {}
+    acts: dict[str, tuple[Callable[[Life], Awaitable[str | None]], int]] = {}
 
 
 Life.acts = {

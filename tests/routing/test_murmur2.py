@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.partitioner.default import murmur2 as kafka_murmur2
+from kafka.partitioner.default import murmur2 as kafka_murmur2  # type: ignore[import-untyped]
 
 from routing.topic import murmur2
 

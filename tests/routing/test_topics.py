@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import trio
-from kafka.partitioner.default import murmur2
+from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import BatchBuilder, Record, iterate_records
@@ -16,7 +16,8 @@ from tests.routing.harness import PERSISTENT, engine, with_headers
 
 
 def records(partition: TopicPartition) -> list[Record]:
-    log, found, offset = partition.log, [], partition.log.log_start_offset
+    log, offset = partition.log, partition.log.log_start_offset
+    found: list[Record] = []
     while batches := log.read_blocking(offset, 1 << 20):
         for batch in batches:
             found += iterate_records(batch)
