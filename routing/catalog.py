@@ -8,6 +8,7 @@ never used twice, because the logs name queues by id: the next one is an entry o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import msgpack
@@ -19,12 +20,23 @@ from routing.queue import Queue
 _NEXT_QUEUE_ID = ["next-queue-id"]
 
 
+_DECIMAL = 1
+
+
+def _extend(value: Any) -> Any:
+    return msgpack.ExtType(_DECIMAL, str(value).encode()) if isinstance(value, Decimal) else str(value)
+
+
+def _restore(code: int, data: bytes) -> Any:
+    return Decimal(data.decode()) if code == _DECIMAL else msgpack.ExtType(code, data)
+
+
 def _pack(value: Any) -> bytes:
-    return msgpack.packb(value, default=str, unicode_errors="surrogateescape")  # type: ignore[no-any-return]
+    return msgpack.packb(value, default=_extend, unicode_errors="surrogateescape")  # type: ignore[no-any-return]
 
 
 def _unpack(data: bytes) -> Any:
-    return msgpack.unpackb(data, unicode_errors="surrogateescape", strict_map_key=False)
+    return msgpack.unpackb(data, ext_hook=_restore, unicode_errors="surrogateescape", strict_map_key=False)
 
 
 class Catalog:

@@ -114,7 +114,12 @@ class TopicMatcher:
 
 def _same(wanted: Any, value: Any) -> bool:
     """Equal and of one class (true is not 1, nor 1 a float); a void in the binding asks for presence only."""
-    return wanted is None or (type(wanted) is type(value) and wanted == value)
+    return wanted is None or (_class_of(wanted) is _class_of(value) and wanted == value)
+
+
+def _class_of(value: Any) -> type:
+    """A protocol's own kinds of integers are integers: the catalog gives them back as such."""
+    return int if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
 class HeadersMatcher:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from decimal import Decimal
 
 import pytest
 import trio
 
 from core_log.files import FaultyFiles, MemoryFiles
+from routing.message import NeutralProperties, Properties, register_decoder
 from tests.routing.harness import TRANSIENT, engine, killed
 
 Ending = Callable[[MemoryFiles], MemoryFiles]
@@ -245,6 +247,31 @@ async def test_durable_things_come_back_and_transient_ones_do_not(ending: Ending
             await client.publish_safely("a.b", 1, exchange="x")
             assert running.count("q") == 1
             await broker.purge_queue("q")
+
+
+async def test_arguments_come_back_with_their_classes() -> None:
+    class Timestamp(int):
+        """As a protocol may have one."""
+
+    files = MemoryFiles()
+    arguments = {
+        "d": Decimal("1.50"),
+        "t": Timestamp(7),
+        "l": [Decimal(1)],
+        "f": 1.0,
+        "b": True,
+        "n": None,
+        "x": b"\x00",
+    }
+    headers = Properties("classes", b"x", persistent=True)
+    register_decoder("classes", lambda raw: NeutralProperties(headers=dict(arguments)))
+    for _ in range(2):
+        async with engine(files) as running:
+            await running.queue("q", arguments=arguments)
+            await running.bind("amq.headers", "q", arguments=arguments)
+            assert len(running.broker.topology.exchanges["amq.headers"].bindings) == 1
+            running.client().publish("", 1, exchange="amq.headers", properties=headers)
+            assert len(await running.drain("q")) == 1
 
 
 async def test_queue_ids_are_never_used_again() -> None:
