@@ -4,8 +4,9 @@
    what routing and expiry need is extracted, once. Other protocols read the neutral form, decoded on first use.
 2. `Properties` are immutable and shared: adapters intern them by their raw bytes, so that a run of messages with the
    same properties costs one object. Compare them by identity on the hot path.
-3. A `Slab` is a run of messages with one exchange, one routing key and one `Properties` object. It is the unit that
-   is routed, logged, queued and delivered; a slab of one message is normal. Slabs are never changed after publishing.
+3. A `Slab` is a run of messages with one exchange that agree in all that the engine decides by: persistence and
+   priority. What else they share is kept once, the rest in parallel lists. It is the unit that is routed, logged, queued
+   and delivered; a slab of one message is normal. Slabs are never changed after publishing.
 4. Names are `str`; bytes that are not UTF-8 travel as surrogate escapes, so nothing is lost on the way through.
 """
 
@@ -114,23 +115,58 @@ def _header_value(value: Any) -> bytes | None:
 
 
 class Slab:
-    """A run of messages with one route and one `Properties` object; see the module's rule 3.
+    """A run of messages of one exchange; see the module's rule 3.
+
+    Message `i` is `bodies[i]`, with the routing key `keys[i]` and the raw properties `raws[i]`. What all messages share is
+    kept once instead: without `keys` the key of all is `routing_key`, without `raws` the properties of all are
+    `properties`. With `raws`, `properties` says what the messages still have in common (protocol, persistent, priority)
+    and its own `raw` means nothing.
 
     `size` is the sum of the body lengths in bytes. `wire` is scratch space for adapters, as in `Properties`,
     shared by all who deliver this slab: encode a fan-out once per wire form.
     """
 
-    __slots__ = ("bodies", "exchange", "properties", "routing_key", "size", "wire")
+    __slots__ = ("bodies", "exchange", "keys", "properties", "raws", "routing_key", "size", "wire")
 
     def __init__(
-        self, exchange: str, routing_key: str, properties: Properties, bodies: list[bytes], size: int | None = None
+        self,
+        exchange: str,
+        routing_key: str,
+        properties: Properties,
+        bodies: list[bytes],
+        size: int | None = None,
+        *,
+        keys: list[str] | None = None,
+        raws: list[bytes] | None = None,
     ) -> None:
         self.exchange = exchange
         self.routing_key = routing_key
         self.properties = properties
         self.bodies = bodies
+        self.keys = keys
+        self.raws = raws
         self.size = sum(map(len, bodies)) if size is None else size
         self.wire: dict[Any, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    def key_of(self, index: int) -> str:
+        """The routing key of one message."""
+        return self.routing_key if self.keys is None else self.keys[index]
+
+    def properties_of(self, index: int) -> Properties:
+        """The properties of one message."""
+        common = self.properties
+        if self.raws is None:
+            return common
+        return Properties(common.protocol, self.raws[index], persistent=common.persistent, priority=common.priority)
+
+    def part(self, start: int, stop: int) -> Slab:
+        """The messages [start, stop) as a slab of their own."""
+        if start == 0 and stop == len(self.bodies):
+            return self
+        keys = None if self.keys is None else self.keys[start:stop]
+        raws = None if self.raws is None else self.raws[start:stop]
+        key = self.routing_key if keys is None else keys[0]
+        return Slab(self.exchange, key, self.properties, self.bodies[start:stop], keys=keys, raws=raws)
