@@ -166,6 +166,35 @@ class BatchBuilder:
         # a missing value counted -1 byte above
         self.size_estimate += total + len(values) * len(header_block) + sizes.count(-1)
 
+    def add_varied(
+        self,
+        first_offset: int,
+        keys: bytes | Sequence[bytes],
+        values: Sequence[bytes],
+        header_blocks: bytes | Sequence[bytes],
+    ) -> None:
+        """Add records of consecutive offsets at the batch's time, with a key or a header block for each or one for
+        all.
+        """
+        count = len(values)
+        if not count:
+            return
+        delta = self._take(first_offset, count, self._timestamp_ms)
+        if isinstance(keys, bytes):
+            keys = [keys] * count
+        if isinstance(header_blocks, bytes):
+            header_blocks = [header_blocks] * count
+        records = [
+            b"\0\0%b%b%b%b%b%b" % (varint(at), varint(len(key)), key, varint(len(value)), value, block)
+            for at, key, value, block in zip(range(delta, delta + count), keys, values, header_blocks)
+        ]
+        lengths = list(map(varint, map(len, records)))
+        pieces = [b""] * (2 * count)
+        pieces[0::2] = lengths
+        pieces[1::2] = records
+        self._parts += pieces
+        self.size_estimate += sum(map(len, pieces))
+
     def add(
         self,
         offset: int,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.errors import AccessRefused, InvalidArgument, LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.exchange import Binding
-from routing.message import Slab
+from routing.message import Properties, Slab
 from routing.offset_store import OffsetStore
 from routing.queue import Queue
 from routing.queue_partition import HomeStatus, QueuePartition
@@ -67,7 +67,9 @@ class Broker:
         self.refused_messages = 0
         """Messages that a failing log could not take; confirmed publishers were told."""
         self._nursery = nursery
-        self._routes: dict[tuple[str, str], Route] = {}
+        self._routes: dict[str, dict[str, Route]] = {}
+        self._equal_routes: dict[tuple[tuple[Queue, ...], tuple[Topic, ...]], Route] = {}
+        self._routes_cached = 0
         self._runnable: list[Queue] = []
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
         self._changing: set[str] = set()
@@ -196,6 +198,8 @@ class Broker:
 
     def _topology_changed(self) -> None:
         self._routes.clear()
+        self._equal_routes.clear()
+        self._routes_cached = 0
 
     def end_turn(self) -> None:
         """Deliver, write and confirm what has come together; see the module's rule 1."""
@@ -231,21 +235,45 @@ class Broker:
         for queue in list(self.topology.owned.get(owner, ())):
             self.topology.drop_queue(queue)
 
-    def route(self, slab: Slab) -> Route:
-        """Where a slab goes. Raises NotFound and AccessRefused."""
-        route = self._routes.get((slab.exchange, slab.routing_key))
-        if route is None:
+    def routed(self, slab: Slab) -> list[tuple[Route, Slab]]:
+        """The slab with its route, or the parts of it with theirs. Raises NotFound and AccessRefused."""
+        by_key = self._routes.get(slab.exchange)
+        if by_key is None:
             exchange = self.topology.exchange(slab.exchange)
             if exchange.internal:
                 raise AccessRefused(f"cannot publish to internal exchange '{slab.exchange}' in vhost '/'")
-            queues, topics, dynamic = self.topology.resolve(
-                exchange, slab.routing_key, lambda: slab.properties.neutral.headers
-            )
-            route = Route(queues, topics)
-            if not dynamic:
-                if len(self._routes) >= self.config.routes_cached_max:
-                    self._routes.clear()
-                self._routes[slab.exchange, slab.routing_key] = route
+            by_key = self._routes[slab.exchange] = {}
+        if slab.keys is None:
+            route = by_key.get(slab.routing_key)
+            if route is not None:
+                return [(route, slab)]
+            if slab.raws is None:
+                return [(self._find_route(slab.exchange, slab.routing_key, slab.properties), slab)]
+            routes: list[Route | None] = [None] * len(slab.bodies)
+        else:
+            routes = list(map(by_key.get, slab.keys))
+        if None in routes:
+            routes = [
+                route
+                or by_key.get(slab.key_of(at))
+                or self._find_route(slab.exchange, slab.key_of(at), slab.properties_of(at))
+                for at, route in enumerate(routes)
+            ]
+        return _in_parts(slab, routes)
+
+    def _find_route(self, exchange: str, key: str, properties: Properties) -> Route:
+        queues, topics, dynamic = self.topology.resolve(
+            self.topology.exchange(exchange), key, lambda: properties.neutral.headers
+        )
+        destinations = (tuple(queues), tuple(topics))
+        route = self._equal_routes.get(destinations)
+        if route is None:
+            route = self._equal_routes[destinations] = Route(queues, topics)
+        if not dynamic:
+            if self._routes_cached >= self.config.routes_cached_max:
+                self._topology_changed()
+            self._routes_cached += 1
+            self._routes.setdefault(exchange, {})[key] = route
         return route
 
     def require_size(self, slab: Slab) -> None:
@@ -473,6 +501,23 @@ class Broker:
                 self._nursery.start_soon(write)
 
         self.commits.when_committed([(log, log.log_end_offset)], durable)
+
+
+def _in_parts(slab: Slab, routes: Sequence[Route | None]) -> list[tuple[Route, Slab]]:
+    """A slab cut where the route of its messages changes."""
+    parts: list[tuple[Route, Slab]] = []
+    count, start = len(routes), 0
+    while start < count:
+        route = routes[start]
+        assert route is not None
+        stop = start + 1
+        if routes.count(route) == count:
+            stop = count
+        while stop < count and routes[stop] is route:
+            stop += 1
+        parts.append((route, slab.part(start, stop)))
+        start = stop
+    return parts
 
 
 class _storage_errors:

@@ -5,8 +5,8 @@
 2. `Properties` are immutable and shared: adapters intern them by their raw bytes, so that a run of messages with the
    same properties costs one object. Compare them by identity on the hot path.
 3. A `Slab` is a run of messages with one exchange that agree in all that the engine decides by: persistence and
-   priority. What else they share is kept once, the rest in parallel lists. It is the unit that is routed, logged, queued
-   and delivered; a slab of one message is normal. Slabs are never changed after publishing.
+   priority. What else they share is kept once, the rest in parallel lists. It is the unit that is routed, logged,
+   queued and delivered; a slab of one message is normal. Slabs are never changed after publishing.
 4. Names are `str`; bytes that are not UTF-8 travel as surrogate escapes, so nothing is lost on the way through.
 """
 
@@ -16,6 +16,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from core_log.errors import CorruptBatch
 
 RESERVED_HEADER_PREFIX = "millrace."
 
@@ -57,7 +59,7 @@ class Properties:
     `wire` is scratch space for adapters: encoded forms keyed by protocol and size, so that delivery encodes once.
     """
 
-    __slots__ = ("_neutral", "_record_headers", "log_tag", "persistent", "priority", "protocol", "raw", "wire")
+    __slots__ = ("_neutral", "_record_headers", "persistent", "priority", "protocol", "raw", "wire")
 
     def __init__(self, protocol: str, raw: bytes, *, persistent: bool, priority: int = 0) -> None:
         self.protocol = protocol
@@ -65,15 +67,26 @@ class Properties:
         self.persistent = persistent
         self.priority = priority
         self.wire: dict[Any, Any] = {}
-        self.log_tag = b"%b\0%b%b" % (protocol.encode(), b"\1" if persistent else b"\0", raw)
         self._neutral: NeutralProperties | None = None
         self._record_headers: list[tuple[str, bytes | None]] | None = None
 
+    @property
+    def common_tag(self) -> bytes:
+        """All of `log_tag` but `raw`: what properties of messages in one slab have in common."""
+        return b"%b\0%c%c" % (self.protocol.encode(), self.persistent, self.priority)
+
+    @property
+    def log_tag(self) -> bytes:
+        """The properties as a home partition keeps them."""
+        return self.common_tag + self.raw
+
     @classmethod
     def from_log_tag(cls, tag: bytes) -> Properties:
-        """The inverse of `log_tag`, as read back from a home partition."""
-        protocol, _, rest = tag.partition(b"\0")
-        return cls(protocol.decode(), rest[1:], persistent=rest[:1] == b"\1")
+        """The inverse of `log_tag`. Raises CorruptBatch."""
+        protocol, zero, rest = tag.partition(b"\0")
+        if not zero or len(rest) < 2 or not protocol.isascii():
+            raise CorruptBatch("a record of a home partition has damaged properties")
+        return cls(protocol.decode(), rest[2:], persistent=bool(rest[0]), priority=rest[1])
 
     @property
     def neutral(self) -> NeutralProperties:
@@ -117,8 +130,8 @@ def _header_value(value: Any) -> bytes | None:
 class Slab:
     """A run of messages of one exchange; see the module's rule 3.
 
-    Message `i` is `bodies[i]`, with the routing key `keys[i]` and the raw properties `raws[i]`. What all messages share is
-    kept once instead: without `keys` the key of all is `routing_key`, without `raws` the properties of all are
+    Message `i` is `bodies[i]`, with the routing key `keys[i]` and the raw properties `raws[i]`. What all messages
+    share is kept once instead: without `keys` the key of all is `routing_key`, without `raws` the properties of all are
     `properties`. With `raws`, `properties` says what the messages still have in common (protocol, persistent, priority)
     and its own `raw` means nothing.
 

@@ -29,14 +29,12 @@ from core_log.partition_log import PartitionLog
 from core_log.record_batch import (
     BatchBuilder,
     BatchHeader,
-    decode_header_block,
-    decode_runs,
-    encode_headers,
     parse_header,
 )
 from routing.config import BrokerConfig
-from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
-from routing.runs import Run, in_batches
+from routing.home_records import RecordWriter, SlabReader
+from routing.message import Slab
+from routing.runs import in_batches
 from routing.settlement import (
     DESTINATIONS_KEY,
     SETTLED_KEY,
@@ -54,7 +52,6 @@ _BLOCK_BITS = 14
 """Live messages are counted for blocks of this many offset bits."""
 _BATCH_BYTES = 1 << 20
 """A batch is closed when it reaches this size; one message may be larger."""
-_HEADER_BLOCKS_MAX = 1024
 _COLD_CHUNKS_MAX = 8
 
 Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
@@ -88,36 +85,12 @@ class Definition:
 class DestinationSet:
     """The queues of one home partition that a route leads to; it lives as long as a route does."""
 
-    __slots__ = ("__weakref__", "definition", "header_blocks", "queues")
+    __slots__ = ("__weakref__", "definition", "queues", "records")
 
     def __init__(self, definition: Definition, queues: tuple[Queue, ...]) -> None:
         self.definition = definition
         self.queues = queues
-        self.header_blocks: dict[tuple[str, Properties], bytes] = {}
-
-    def header_block(self, slab: Slab) -> bytes:
-        """The record headers of a slab for this set: `d` set id, `x` exchange, `p` tagged properties."""
-        key = (slab.exchange, slab.properties)
-        block = self.header_blocks.get(key)
-        if block is None:
-            if len(self.header_blocks) >= _HEADER_BLOCKS_MAX:
-                self.header_blocks.clear()
-            block = self.header_blocks[key] = encode_headers(
-                [
-                    ("d", self.definition.id.to_bytes(4, "big")),
-                    ("x", slab.exchange.encode("utf-8", NAME_ENCODING_ERRORS)),
-                    ("p", slab.properties.log_tag),
-                ]
-            )
-        return block
-
-
-def set_id_of(header_block: bytes) -> int:
-    """The destination set id in a header block written by `DestinationSet.header_block`."""
-    # count 3, key length 1, "d", value length 4: one byte each, zigzag varints.
-    if header_block[:4] != b"\x06\x02d\x08":
-        raise CorruptBatch("a record of a home partition names no destination set")
-    return int.from_bytes(header_block[4:8], "big")
+        self.records = RecordWriter(definition.id)
 
 
 class _ColdChunk:
@@ -175,7 +148,7 @@ class QueuePartition:
         self._live: dict[int, int] = {}
         self._chunks: list[_ColdChunk] = []
         self._loading: dict[int, set[Queue]] = {}
-        self._parsed_blocks: dict[bytes, tuple[int, str, Properties]] = {}
+        self._reader = SlabReader()
         log.listeners.append(self._log_advanced)
 
     def adopt(self, definition: Definition) -> None:
@@ -332,27 +305,9 @@ class QueuePartition:
         for batch in batches:
             header: BatchHeader = parse_header(batch)
             end = max(end, header.next_offset)
-            if header.is_control:
-                continue
-            for run in decode_runs(batch):
-                _, exchange, properties = self.parse_block(run.header_block)
-                key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)
-                bodies = [value or b"" for value in run.values]
-                entries.append(CachedSlab(run.first_offset, Slab(exchange, key, properties, bodies), 0))
+            if not header.is_control:
+                entries += self._reader.read(batch)
         return _ColdChunk(offset, end, entries)
-
-    def parse_block(self, block: bytes) -> tuple[int, str, Properties]:
-        """Set id, exchange and properties of a header block; equal blocks give the same objects."""
-        parsed = self._parsed_blocks.get(block)
-        if parsed is None:
-            if len(self._parsed_blocks) >= _HEADER_BLOCKS_MAX:
-                self._parsed_blocks.clear()
-            headers = decode_header_block(block)
-            if len(headers) != 3 or headers[1][1] is None or headers[2][1] is None:
-                raise CorruptBatch("a record of a home partition lacks its headers")
-            exchange = headers[1][1].decode("utf-8", NAME_ENCODING_ERRORS)
-            parsed = self._parsed_blocks[block] = (set_id_of(block), exchange, Properties.from_log_tag(headers[2][1]))
-        return parsed
 
     # --- the log -----------------------------------------------------------------------
 
@@ -379,21 +334,12 @@ class QueuePartition:
 
     def _append_data(self, slabs: list[tuple[int, Slab, DestinationSet]]) -> None:
         log = self.log
-        runs = [
-            Run(
-                first,
-                slab.routing_key.encode("utf-8", NAME_ENCODING_ERRORS),
-                destinations.header_block(slab),
-                slab.bodies,
-                slab.size,
-            )
-            for first, slab, destinations in slabs
-        ]
+        runs = [destinations.records.run(first, slab) for first, slab, destinations in slabs]
         for batch in in_batches(runs, _BATCH_BYTES):
             base_offset = batch[0].first_offset
             builder = BatchBuilder(base_offset, log.leader_epoch, time.time_ns() // 1_000_000)
-            for first, key, header_block, bodies, _ in batch:
-                builder.add_run(first, key, bodies, header_block)
+            for run in batch:
+                run.add_to(builder)
             self._append(builder.build(), base_offset)
 
     def _append(self, batch: bytes, base_offset: int) -> None:

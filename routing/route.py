@@ -1,7 +1,8 @@
-"""Where messages of one exchange and routing key go, worked out once.
+"""Where messages go, worked out once for each exchange and routing key.
 
-A route names, for each home partition, the set of queues there, and the topics. The broker caches it until the topology
-changes; only routes that pass a headers exchange are worked out anew for each set of properties. A slab for transient
+A route names, for each home partition, the set of queues there, and the topics. Keys that lead to the same places share
+one route, so that messages with different keys can stay together. The broker caches routes until the topology changes;
+only routes that pass a headers exchange are worked out anew for each set of properties. A slab for transient
 queues whose only consumers settle nothing and wait for it is handed to them at once, without offsets.
 """
 
@@ -37,10 +38,9 @@ class Route:
         self._passing = [] if topics or self.durable_homes else queues
 
     def require_room(self, slab: Slab) -> None:
-        """Raises LimitExceeded if a topic here cannot take the largest message of a slab."""
-        largest = max(map(len, slab.bodies), default=0)
+        """Raises LimitExceeded if a topic here cannot take a message of the slab."""
         for topic in self.topics:
-            topic.require_room(slab, largest)
+            topic.require_room(slab)
 
     def error(self) -> StorageUnavailable | None:
         """Why the route cannot take messages now, if a log it leads to refuses writes."""
@@ -73,5 +73,5 @@ class Route:
             if home.durable:
                 targets.append((home.log, end))
         for topic in self.topics:
-            targets.append(topic.append_slab(slab))
+            targets += topic.append_slab(slab)
         return targets

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.broker import Broker
     from routing.queue import Queue
+    from routing.route import Route
 
 _UNLIMITED = 1 << 30
 
@@ -170,11 +171,17 @@ class Session:
         tell. Refused messages of which nobody wants to hear are counted.
         """
         broker = self.broker
-        route = broker.route(slab)
+        parts = broker.routed(slab)
         if slab.size > broker.message_bytes_max:
             broker.require_size(slab)
-        if route.topics:
-            route.require_room(slab)
+        for route, part in parts:
+            if route.topics:
+                route.require_room(part)
+        for route, part in parts:
+            self._publish(route, part, mandatory, confirm)
+
+    def _publish(self, route: Route, slab: Slab, mandatory: bool, confirm: bool) -> None:
+        broker = self.broker
         if confirm:
             self._published += len(slab.bodies)
             broker.confirming[self] = None

@@ -66,10 +66,12 @@ class TopicPartition:
         self.next_offset = self.log.log_end_offset
         return base_offset
 
-    def append_slab(self, slab: Slab, key: bytes, header_block: bytes) -> int:
-        """Add a slab to the open batch; the offset behind its last record."""
-        self._open.append(Run(self.next_offset, key, header_block, slab.bodies, slab.size))
-        self.next_offset += len(slab.bodies)
+    def append_records(
+        self, keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes], body_bytes: int
+    ) -> int:
+        """Add records to the open batch; the offset behind the last."""
+        self._open.append(Run(self.next_offset, keys, header_blocks, bodies, body_bytes))
+        self.next_offset += len(bodies)
         self._mark_dirty(self)
         return self.next_offset
 
@@ -81,8 +83,8 @@ class TopicPartition:
         for batch in in_batches(self._open, min(_BATCH_BYTES, log.config.message_bytes_max)):
             base_offset = batch[0].first_offset
             builder = BatchBuilder(base_offset, log.leader_epoch, time.time_ns() // 1_000_000)
-            for first, key, header_block, bodies, _ in batch:
-                builder.add_run(first, key, bodies, header_block)
+            for run in batch:
+                run.add_to(builder)
             log.append(builder.build(), base_offset=base_offset)
         self._open.clear()
 
@@ -111,25 +113,56 @@ class Topic:
                 return storage_error(partition.log)
         return None
 
-    def require_room(self, slab: Slab, largest_body_bytes: int) -> None:
-        """Raises LimitExceeded if the largest message of a slab is too large for a batch of this topic."""
-        key, _ = self._place(slab)
-        size = largest_body_bytes + record_bytes(key, self._header_block(slab.properties))
-        if size > self._record_bytes_max:
+    def require_room(self, slab: Slab) -> None:
+        """Raises LimitExceeded if a message of a slab is too large for a batch of this topic."""
+        if slab.keys is None and slab.raws is None:
+            key, _ = self._place(slab.routing_key, slab.properties)
+            largest = max(map(len, slab.bodies), default=0) + record_bytes(key, self._header_block(slab.properties))
+        else:
+            largest = max(
+                len(body) + record_bytes(key, block)
+                for (key, _, block), body in zip(self._records(slab), slab.bodies, strict=True)
+            )
+        if largest > self._record_bytes_max:
             raise LimitExceeded(
-                f"a message of {largest_body_bytes} bytes with its key and headers is larger than topic "
-                f"'{self.name}' takes ({self._record_bytes_max})"
+                f"a message of {largest} bytes with its key and headers is larger than topic '{self.name}' takes "
+                f"({self._record_bytes_max})"
             )
 
-    def append_slab(self, slab: Slab) -> tuple[PartitionLog, int]:
-        """Append a routed slab to the partition of its key; that log, and the offset behind the last record."""
-        key, partition = self._place(slab)
-        return partition.log, partition.append_slab(slab, key, self._header_block(slab.properties))
+    def append_slab(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
+        """Append a routed slab, each message to the partition of its key; the logs, and the offsets behind the last."""
+        if slab.keys is None and slab.raws is None:
+            key, partition = self._place(slab.routing_key, slab.properties)
+            block = self._header_block(slab.properties)
+            return [(partition.log, partition.append_records(key, block, slab.bodies, slab.size))]
+        columns: dict[TopicPartition, tuple[list[bytes], list[bytes], list[bytes]]] = {}
+        for (key, partition, block), body in zip(self._records(slab), slab.bodies, strict=True):
+            keys, blocks, bodies = columns.setdefault(partition, ([], [], []))
+            keys.append(key)
+            blocks.append(block)
+            bodies.append(body)
+        return [
+            (partition.log, partition.append_records(keys, blocks, bodies, sum(map(len, bodies))))
+            for partition, (keys, blocks, bodies) in columns.items()
+        ]
 
-    def _place(self, slab: Slab) -> tuple[bytes, TopicPartition]:
-        key = slab.routing_key
-        if slab.properties.raw:
-            chosen = slab.properties.neutral.headers.get(PARTITION_KEY_HEADER)
+    def _records(self, slab: Slab) -> list[tuple[bytes, TopicPartition, bytes]]:
+        """Key, partition and header block of each message, worked out once."""
+        memo = slab.wire = {} if slab.wire is None else slab.wire
+        records: list[tuple[bytes, TopicPartition, bytes]] | None = memo.get(self)
+        if records is None:
+            records = []
+            for index in range(len(slab.bodies)):
+                properties = slab.properties_of(index)
+                key, partition = self._place(slab.key_of(index), properties)
+                block = encode_headers(properties.record_headers) if slab.raws else self._header_block(properties)
+                records.append((key, partition, block))
+            memo[self] = records
+        return records
+
+    def _place(self, key: str, properties: Properties) -> tuple[bytes, TopicPartition]:
+        if properties.raw:
+            chosen = properties.neutral.headers.get(PARTITION_KEY_HEADER)
             if isinstance(chosen, str):
                 key = chosen
         found = self._partition_of_key.get(key)

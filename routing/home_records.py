@@ -1,0 +1,176 @@
+"""How messages look as records of a home partition, both ways.
+
+    key       routing key
+    value     body
+    headers   `d` destination set id, uint32
+              `x` exchange
+              `p` protocol, a zero byte, persistent (0 or 1), priority (0 to 255), the protocol's own property bytes
+
+Neighbours are read back as one slab if they can be, whatever their keys and properties: a backlog of varied messages is
+as cheap to hand out as it was to take in.
+"""
+
+from __future__ import annotations
+
+from core_log.errors import CorruptBatch
+from core_log.record_batch import RecordRun, decode_header_block, decode_runs, encode_headers
+from core_log.varint import varint
+from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+from routing.runs import Run
+from routing.slab_cache import CachedSlab
+
+_REMEMBERED_MAX = 1024
+_LONG_RUN = 16
+"""Records of one key and one set of properties that are worth a slab of their own."""
+_SET_ID_END = 8
+_PROPERTIES_NAME = b"\x02p"
+
+
+def encode_key(key: str) -> bytes:
+    """A routing key as it stands in the log."""
+    return key.encode("utf-8", NAME_ENCODING_ERRORS)
+
+
+def set_id_of(header_block: bytes) -> int:
+    """The destination set id in a header block. Raises CorruptBatch."""
+    # count 3, key length 1, "d", value length 4: one byte each, zigzag varints.
+    if header_block[:4] != b"\x06\x02d\x08":
+        raise CorruptBatch("a record of a home partition names no destination set")
+    return int.from_bytes(header_block[4:_SET_ID_END], "big")
+
+
+class RecordWriter:
+    """Makes runs of records of the slabs for one destination set."""
+
+    __slots__ = ("_blocks", "_prefixes", "_set_id")
+
+    def __init__(self, set_id: int) -> None:
+        self._set_id = set_id.to_bytes(4, "big")
+        self._blocks: dict[tuple[str, Properties], bytes] = {}
+        self._prefixes: dict[str, bytes] = {}
+
+    def run(self, first_offset: int, slab: Slab) -> Run:
+        """A slab as records from `first_offset` on."""
+        keys: bytes | list[bytes]
+        keys = encode_key(slab.routing_key) if slab.keys is None else list(map(encode_key, slab.keys))
+        blocks = self._block(slab) if slab.raws is None else self._varied_blocks(slab, slab.raws)
+        return Run(first_offset, keys, blocks, slab.bodies, slab.size)
+
+    def _block(self, slab: Slab) -> bytes:
+        key = (slab.exchange, slab.properties)
+        block = self._blocks.get(key)
+        if block is None:
+            if len(self._blocks) >= _REMEMBERED_MAX:
+                self._blocks.clear()
+            tag = slab.properties.log_tag
+            block = self._blocks[key] = self._prefix(slab.exchange) + varint(len(tag)) + tag
+        return block
+
+    def _varied_blocks(self, slab: Slab, raws: list[bytes]) -> list[bytes]:
+        common = slab.properties.common_tag
+        before, after, size = self._prefix(slab.exchange), common, len(common)
+        return [b"%b%b%b%b" % (before, varint(size + len(raw)), after, raw) for raw in raws]
+
+    def _prefix(self, exchange: str) -> bytes:
+        """A block up to the length of the properties."""
+        prefix = self._prefixes.get(exchange)
+        if prefix is None:
+            if len(self._prefixes) >= _REMEMBERED_MAX:
+                self._prefixes.clear()
+            name = exchange.encode("utf-8", NAME_ENCODING_ERRORS)
+            whole = encode_headers([("d", self._set_id), ("x", name), ("p", b"")])
+            prefix = self._prefixes[exchange] = whole[:-1]
+        return prefix
+
+
+class SlabReader:
+    """Makes slabs of the records of a home partition; equal properties give equal objects while remembered."""
+
+    def __init__(self) -> None:
+        self._between = b"\0"
+        self._exchange = ""
+        self._common_tag = b"\0"
+        self._common: dict[bytes, Properties] = {}
+        self._parsed: dict[bytes, tuple[str, Properties]] = {}
+
+    def read(self, batch: object) -> list[CachedSlab]:
+        """The slabs of a data batch. Raises CorruptBatch."""
+        slabs: list[CachedSlab] = []
+        neighbours: list[tuple[RecordRun, bytes]] = []
+        like: tuple[int, str, bytes] = (-1, "", b"")
+        for run in decode_runs(batch):  # type: ignore[arg-type]
+            if run.count >= _LONG_RUN:
+                self._join(neighbours, like, slabs)
+                slabs.append(self._uniform(run))
+                continue
+            raw = self._raw(run.header_block)
+            if like != (run.first_offset, self._exchange, self._common_tag):
+                self._join(neighbours, like, slabs)
+            neighbours.append((run, raw))
+            like = (run.first_offset + run.count, self._exchange, self._common_tag)
+        self._join(neighbours, like, slabs)
+        return slabs
+
+    def _uniform(self, run: RecordRun) -> CachedSlab:
+        exchange, properties = self._parse(run.header_block)
+        key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)
+        return CachedSlab(run.first_offset, Slab(exchange, key, properties, [value or b"" for value in run.values]), 0)
+
+    def _join(
+        self, neighbours: list[tuple[RecordRun, bytes]], like: tuple[int, str, bytes], slabs: list[CachedSlab]
+    ) -> None:
+        if len(neighbours) == 1:
+            slabs.append(self._uniform(neighbours[0][0]))
+        elif neighbours:
+            _, exchange, common_tag = like
+            keys: list[str] = []
+            raws: list[bytes] = []
+            bodies: list[bytes] = []
+            for run, raw in neighbours:
+                key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)
+                if run.count == 1:
+                    keys.append(key)
+                    raws.append(raw)
+                    bodies.append(run.values[0] or b"")
+                else:
+                    keys += [key] * run.count
+                    raws += [raw] * run.count
+                    bodies += [value or b"" for value in run.values]
+            same_key = keys.count(keys[0]) == len(keys)
+            common = self._common.get(common_tag) or Properties.from_log_tag(common_tag)
+            slab = Slab(exchange, keys[0], common, bodies, keys=None if same_key else keys, raws=raws)
+            slabs.append(CachedSlab(neighbours[0][0].first_offset, slab, 0))
+        neighbours.clear()
+
+    def _raw(self, block: bytes) -> bytes:
+        """The property bytes of a block; exchange and what the properties have in common are left in `self`."""
+        set_id_of(block)
+        if not block.startswith(self._between, _SET_ID_END):
+            self._exchange, _ = self._parse(block)
+            name = self._exchange.encode("utf-8", NAME_ENCODING_ERRORS)
+            self._between = encode_headers([("x", name)])[1:] + _PROPERTIES_NAME
+        at = _SET_ID_END + len(self._between)
+        while block[at : at + 1] >= b"\x80":
+            at += 1
+        tag = block[at + 1 :]
+        if not tag.startswith(self._common_tag):
+            properties = Properties.from_log_tag(tag)
+            if len(self._common) >= _REMEMBERED_MAX:
+                self._common.clear()
+            self._common_tag = properties.common_tag
+            self._common[self._common_tag] = properties
+        return tag[len(self._common_tag) :]
+
+    def _parse(self, block: bytes) -> tuple[str, Properties]:
+        """Exchange and properties of a header block; equal blocks give the same objects."""
+        parsed = self._parsed.get(block)
+        if parsed is None:
+            if len(self._parsed) >= _REMEMBERED_MAX:
+                self._parsed.clear()
+            headers = decode_header_block(block)
+            names = [name for name, _ in headers]
+            if names != ["d", "x", "p"] or headers[1][1] is None or headers[2][1] is None:
+                raise CorruptBatch("a record of a home partition lacks its headers")
+            exchange = headers[1][1].decode("utf-8", NAME_ENCODING_ERRORS)
+            parsed = self._parsed[block] = (exchange, Properties.from_log_tag(headers[2][1]))
+        return parsed
