@@ -74,7 +74,12 @@ def _read_segment(log: PartitionLog, segment: Segment, offset: int, max_bytes: i
             data = file.pread(min(size, end - position), position)
             at = 0
             while len(data) - at >= HEADER_BYTES:
-                batch_bytes, _, next_offset, _ = _check(segment, data, position, at)
+                try:
+                    batch_bytes, _, next_offset, _ = _check(segment, data, position, at)
+                except CorruptBatch:
+                    if batches:
+                        return batches  # what is whole before the damage; the next read begins with it
+                    raise
                 if batches and total + batch_bytes > max_bytes:
                     return batches
                 if batch_bytes > len(data) - at:

@@ -45,6 +45,7 @@ class LogFlusher:
         self._under_way = 0
         self._enlisted: dict[PartitionLog, None] = {}
         self._failed: dict[PartitionLog, None] = {}
+        self._refusing: set[PartitionLog] = set()
         self._sync_due: dict[PartitionLog, float] = {}
         self._server: trio.lowlevel.Task | None = None
         """The task of `_serve` while it is parked."""
@@ -145,7 +146,7 @@ class LogFlusher:
             if not job.applied:
                 self._apply(job)
                 self._enlisted[job.log] = None
-        if self.unflushed_bytes <= self.unflushed_bytes_max:
+        if self._has_room():
             self._progress.set()
             self._progress = trio.Event()
         if self.after_turn is not None:
@@ -155,8 +156,11 @@ class LogFlusher:
         log = job.log
         log.complete(job)
         if log.error is not None:
+            self._refusing.add(log)
             self.retry_later(log)
-        elif log.config.fsync == "interval" and log.flushed_offset < log.written_offset and log not in self._sync_due:
+            return
+        self._refusing.discard(log)
+        if log.config.fsync == "interval" and log.flushed_offset < log.written_offset and log not in self._sync_due:
             self._sync_due[log] = trio.current_time() + log.config.fsync_interval_ms / 1000
             self._something_to_sync.set()
 
@@ -186,9 +190,15 @@ class LogFlusher:
     # ---- waiting
 
     async def wait_for_room(self) -> None:
-        """Back-pressure: returns at once unless `unflushed_bytes` is above `unflushed_bytes_max`."""
-        while self.unflushed_bytes > self.unflushed_bytes_max:
+        """Back-pressure: returns at once unless `unflushed_bytes` is above `unflushed_bytes_max`.
+
+        While a disk refuses nobody waits: what it has not taken cannot grow, and readers have acknowledgements to read.
+        """
+        while not self._has_room():
             await self._progress.wait()
+
+    def _has_room(self) -> bool:
+        return self.unflushed_bytes <= self.unflushed_bytes_max or bool(self._refusing)
 
     async def drain(self, log: PartitionLog) -> None:
         """Wait until everything appended to `log` so far is written and nothing is under way, or its disk refuses."""
@@ -220,6 +230,7 @@ class LogFlusher:
         """Take a log back from the threads: waits for its job and applies the result. Blocks."""
         self._enlisted.pop(log, None)
         self._failed.pop(log, None)
+        self._refusing.discard(log)
         self._sync_due.pop(log, None)
         job = log.job
         if job is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
@@ -25,14 +25,14 @@ from delay.timer_service import TimerService
 from routing.catalog import Catalog
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
-from routing.errors import AccessRefused, InvalidArgument, LimitExceeded, PreconditionFailed, StorageUnavailable
+from routing.errors import InvalidArgument, LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.exchange import Binding
-from routing.message import Properties, Slab
+from routing.message import Slab
 from routing.offset_store import OffsetStore
 from routing.queue import Queue
 from routing.queue_partition import HomeStatus, QueuePartition
 from routing.replay import restore, save_checkpoint, snapshot
-from routing.route import Route
+from routing.router import Router
 from routing.session import DeliverySink, Session
 from routing.topic import Topic, TopicPartition
 from routing.topic_config import log_config
@@ -67,9 +67,6 @@ class Broker:
         self.refused_messages = 0
         """Messages that a failing log could not take; confirmed publishers were told."""
         self._nursery = nursery
-        self._routes: dict[str, dict[str, Route]] = {}
-        self._equal_routes: dict[tuple[tuple[Queue, ...], tuple[Topic, ...]], Route] = {}
-        self._routes_cached = 0
         self._runnable: list[Queue] = []
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
         self._changing: set[str] = set()
@@ -97,8 +94,9 @@ class Broker:
             stripes=stripes,
             transient=transient,
             runnable=self._runnable_queue,
-            changed=self._topology_changed,
+            changed=lambda: self.router.forget(),
         )
+        self.router = Router(self.topology, config.routes_cached_max)
         self.topology.recover_queues()
         for partition in stripes:
             catalog.skip_queue_ids(restore(files, partition))
@@ -196,11 +194,6 @@ class Broker:
     def _mark_dirty(self, partition: QueuePartition | TopicPartition) -> None:
         self._dirty[partition] = None
 
-    def _topology_changed(self) -> None:
-        self._routes.clear()
-        self._equal_routes.clear()
-        self._routes_cached = 0
-
     def end_turn(self) -> None:
         """Deliver, write and confirm what has come together; see the module's rule 1."""
         while self._runnable:
@@ -234,47 +227,6 @@ class Broker:
         """A client connection is gone: its exclusive queues go with it. Close its sessions first."""
         for queue in list(self.topology.owned.get(owner, ())):
             self.topology.drop_queue(queue)
-
-    def routed(self, slab: Slab) -> list[tuple[Route, Slab]]:
-        """The slab with its route, or the parts of it with theirs. Raises NotFound and AccessRefused."""
-        by_key = self._routes.get(slab.exchange)
-        if by_key is None:
-            exchange = self.topology.exchange(slab.exchange)
-            if exchange.internal:
-                raise AccessRefused(f"cannot publish to internal exchange '{slab.exchange}' in vhost '/'")
-            by_key = self._routes[slab.exchange] = {}
-        if slab.keys is None:
-            route = by_key.get(slab.routing_key)
-            if route is not None:
-                return [(route, slab)]
-            if slab.raws is None:
-                return [(self._find_route(slab.exchange, slab.routing_key, slab.properties), slab)]
-            routes: list[Route | None] = [None] * len(slab.bodies)
-        else:
-            routes = list(map(by_key.get, slab.keys))
-        if None in routes:
-            routes = [
-                route
-                or by_key.get(slab.key_of(at))
-                or self._find_route(slab.exchange, slab.key_of(at), slab.properties_of(at))
-                for at, route in enumerate(routes)
-            ]
-        return _in_parts(slab, routes)
-
-    def _find_route(self, exchange: str, key: str, properties: Properties) -> Route:
-        queues, topics, dynamic = self.topology.resolve(
-            self.topology.exchange(exchange), key, lambda: properties.neutral.headers
-        )
-        destinations = (tuple(queues), tuple(topics))
-        route = self._equal_routes.get(destinations)
-        if route is None:
-            route = self._equal_routes[destinations] = Route(queues, topics)
-        if not dynamic:
-            if self._routes_cached >= self.config.routes_cached_max:
-                self._topology_changed()
-            self._routes_cached += 1
-            self._routes.setdefault(exchange, {})[key] = route
-        return route
 
     def require_size(self, slab: Slab) -> None:
         """Raises LimitExceeded if a body of the slab is larger than the configured maximum."""
@@ -501,23 +453,6 @@ class Broker:
                 self._nursery.start_soon(write)
 
         self.commits.when_committed([(log, log.log_end_offset)], durable)
-
-
-def _in_parts(slab: Slab, routes: Sequence[Route | None]) -> list[tuple[Route, Slab]]:
-    """A slab cut where the route of its messages changes."""
-    parts: list[tuple[Route, Slab]] = []
-    count, start = len(routes), 0
-    while start < count:
-        route = routes[start]
-        assert route is not None
-        stop = start + 1
-        if routes.count(route) == count:
-            stop = count
-        while stop < count and routes[stop] is route:
-            stop += 1
-        parts.append((route, slab.part(start, stop)))
-        start = stop
-    return parts
 
 
 class _storage_errors:

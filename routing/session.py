@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections import deque
 from enum import Enum
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.queue import Queue
     from routing.route import Route
+
+logger = logging.getLogger(__name__)
 
 _UNLIMITED = 1 << 30
 
@@ -171,7 +174,7 @@ class Session:
         tell. Refused messages of which nobody wants to hear are counted.
         """
         broker = self.broker
-        parts = broker.routed(slab)
+        parts = broker.router.routed(slab)
         if slab.size > broker.message_bytes_max:
             broker.require_size(slab)
         for route, part in parts:
@@ -317,7 +320,7 @@ class Session:
         first = self._next_id
         self._next_id = end = first + count
         if consumer.no_ack:
-            self.sink.deliver(consumer, first, slab, start, stop, redelivered)
+            self._deliver(consumer, first, slab, start, stop, redelivered)
             consumer.queue.settle(offset, count)
             return
         unsettled = self.unsettled
@@ -333,13 +336,21 @@ class Session:
             unsettled.append(_Unsettled(first, end, offset, consumer.queue, consumer))
         consumer.outstanding += count
         self.outstanding += count
-        self.sink.deliver(consumer, first, slab, start, stop, redelivered)
+        self._deliver(consumer, first, slab, start, stop, redelivered)
+
+    def _deliver(self, consumer: Consumer, first: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        """A sink that raises is a bug: it gets no more, and the turn, which is everybody's, goes on."""
+        try:
+            self.sink.deliver(consumer, first, slab, start, stop, redelivered)
+        except Exception:
+            logger.exception("deliveries to a %s session stop", self.protocol)
+            self.paused = True
 
     def pass_on(self, consumer: Consumer, slab: Slab) -> None:
         """Called by a route: give a whole slab to a consumer who settles nothing, past its empty queue."""
         first = self._next_id
         self._next_id = first + len(slab.bodies)
-        self.sink.deliver(consumer, first, slab, 0, len(slab.bodies), False)
+        self._deliver(consumer, first, slab, 0, len(slab.bodies), False)
 
     # --- settling ----------------------------------------------------------------------
 

@@ -286,3 +286,17 @@ async def test_truncate(flusher: LogFlusher) -> None:
         again = open_log(disk, log.config)
         assert (again.log_end_offset, again.verify()) == (130, [])
         assert read_all(again)[30:] == [(30 + i, b"new") for i in range(100)]
+
+
+async def test_nobody_waits_for_room_while_the_disk_refuses(flusher: LogFlusher) -> None:
+    files = FaultyFiles(MemoryFiles())
+    log = open_log(files, flusher=flusher)
+    files.failing["write"] = errno.ENOSPC
+    log.append(make_batch([bytes(2000)]))
+    with trio.fail_after(10):
+        await flusher.wait_for_room()
+        assert log.error is not None
+        del files.failing["write"]
+        while log.error is not None:
+            await trio.sleep(0)
+        await log.wait_committed(log.log_end_offset)
