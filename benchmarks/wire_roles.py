@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.wire_proto import Amqp, BrokerError, Mqtt, Plan, Tape
 
 now = time.monotonic
-READ_SIZE = 1 << 18
+READ_SIZE = 1 << 20  # with the pause below, a smaller one would cap what a subscriber can take
 WRITE_SIZE = 1 << 16
 COALESCE_S = 0.002  # between reads where no acknowledgement is due: fewer, bigger reads
 FORK = multiprocessing.get_context("fork")
