@@ -47,13 +47,15 @@ class World:
         self.broker = broker
         self.seed = seed
         self.dice = random.Random(seed)
-        self.queues = [Stream("faults-amqp"), Stream("faults-mqtt")]
+        over_amqp, over_mqtt = Stream("faults-amqp"), Stream("faults-mqtt")
+        self.queues = [over_amqp, over_mqtt, over_mqtt.copy("faults-mqtt-copy")]
         self.records = Stream("faults-native")
         self.offsets: dict[int, bytes] = {}
         """Value by offset, of confirmed records."""
         connection = amqp(broker.amqp_port)
-        declare(connection, self.queues[0].name)
-        declare(connection, self.queues[1].name, MQTT_TOPIC.replace("/", "."))
+        declare(connection, over_amqp.queue)
+        for stream in self.queues[1:]:
+            declare(connection, stream.queue, MQTT_TOPIC.replace("/", "."))
         connection.sock.close()
         with self.native() as client:
             client.create_topic(TOPIC)
@@ -64,7 +66,7 @@ class World:
 
     def confirmations(self) -> int:
         """Messages and records confirmed so far."""
-        return sum(len(stream.confirmed) for stream in [*self.queues, self.records])
+        return sum(len(stream.confirmed) for stream in [*self.queues[:2], self.records])
 
     def sizes(self) -> Iterator[int]:
         """Burst sizes without end, from a seed of their own as they are used in another thread."""
@@ -72,10 +74,9 @@ class World:
         while True:
             yield dice.choice((1, 1, 2, 10, 50, 200))
 
-    def keeper(self) -> Callable[[], bool]:
-        """Chooses a tenth of the messages."""
-        dice = random.Random(self.dice.random())
-        return lambda: dice.random() < 0.1
+    def share(self) -> Callable[[], float]:
+        """Draws from 0 to 1, from a seed of its own."""
+        return random.Random(self.dice.random()).random
 
     def produce(self, sizes: Iterator[int]) -> None:
         """Produce record batches with acks=all until the broker is gone."""
@@ -95,7 +96,7 @@ class World:
     def round(self) -> None:
         """Load, kill, start, check. Raises AssertionError with the seed in it."""
         broker, dice = self.broker, self.dice
-        consumers = [AmqpConsumer(broker.amqp_port, stream.name, prefetch=300) for stream in self.queues]
+        consumers = [AmqpConsumer(broker.amqp_port, stream.queue, prefetch=300) for stream in self.queues]
         amqp_publisher = AmqpPublisher(broker.amqp_port, self.queues[0])
         mqtt_publisher = MqttPublisher(broker.mqtt_port, self.queues[1], MQTT_TOPIC)
         threads = [
@@ -104,7 +105,7 @@ class World:
             threading.Thread(target=self.produce, args=(self.sizes(),)),
         ]
         threads += [
-            threading.Thread(target=consumer.run, args=(stream, self.keeper()))
+            threading.Thread(target=consumer.run, args=(stream, self.share()))
             for consumer, stream in zip(consumers, self.queues)
         ]
         for thread in threads:
@@ -140,14 +141,15 @@ class World:
 
     def check(self) -> None:
         """See the module's list."""
+        self.queues[2].published = self.queues[1].published
         for stream in self.queues:
             self.check_queue(stream)
         self.check_records()
 
     def check_queue(self, stream: Stream) -> None:
         """Read the whole queue, acknowledge nothing, compare."""
-        where = f"{stream.name}, seed {self.seed}"
-        found = read_queue(self.broker, stream.name)
+        where = f"{stream.queue}, seed {self.seed}"
+        found = read_queue(self.broker, stream.queue)
         numbers = [stream.number(body) for body, _ in found]
         there = set(numbers)
         assert len(there) == len(numbers), f"{where}: {len(numbers) - len(there)} messages twice"

@@ -22,6 +22,7 @@ from benchmarks.wire_proto import (
     QOS,
     QUEUE_BIND,
     QUEUE_DECLARE,
+    REJECT,
     Amqp,
     BrokerError,
     Mqtt,
@@ -43,6 +44,8 @@ class Stream:
     """What the world outside the broker knows of the numbered messages of one queue."""
 
     name: str
+    queue: str = ""
+    """Where they go; the queue is called as the stream unless given."""
     published: int = 0
     """Numbers below it were handed to the broker, whatever became of them."""
     confirmed: set[int] = field(default_factory=set)
@@ -54,6 +57,13 @@ class Stream:
     checked: int = 0
     """`published` at the last check."""
     changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __post_init__(self) -> None:
+        self.queue = self.queue or self.name
+
+    def copy(self, queue: str) -> Stream:
+        """The same messages in another queue: whoever confirms them confirms both."""
+        return Stream(self.name, queue, confirmed=self.confirmed)
 
     def take(self, count: int) -> range:
         """The numbers of the next `count` messages."""
@@ -264,15 +274,21 @@ class AmqpConsumer:
         """End the connection; what is not acknowledged goes back to the queue."""
         self.connection.sock.close()
 
-    def run(self, stream: Stream, keep: Callable[[], bool]) -> None:
-        """Acknowledge, until the broker is gone, all messages but those `keep` chooses."""
+    def run(self, stream: Stream, share: Callable[[], float]) -> None:
+        """Until the broker is gone: keep a tenth of the messages, give some back, acknowledge the others."""
         try:
             while True:
-                done = [delivery for delivery in self.receive() if not keep()]
-                # Noted before it is sent: it may arrive whatever we learn.
-                stream.settled.update(stream.number(delivery.body) for delivery in done)
-                acks = [ACK_FRAME.pack(1, 1, 13, ACK, delivery.tag, 0, 0xCE) for delivery in done]
-                self.connection.sock.sendall(b"".join(acks))
+                frames = []
+                for delivery in self.receive():
+                    number, drawn = stream.number(delivery.body), share()
+                    if drawn < 0.1:
+                        continue
+                    if drawn < 0.15:
+                        frames.append(ACK_FRAME.pack(1, 1, 13, REJECT, delivery.tag, 1, 0xCE))
+                        continue
+                    stream.settled.add(number)  # before it is sent: it may arrive whatever we learn
+                    frames.append(ACK_FRAME.pack(1, 1, 13, ACK, delivery.tag, 0, 0xCE))
+                self.connection.sock.sendall(b"".join(frames))
         except ENDED:
             pass
         finally:
