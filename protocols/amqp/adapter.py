@@ -18,7 +18,7 @@ from typing import Any
 from protocols.amqp import adapter_topology, methods
 from protocols.amqp.adapter_channel import Channel
 from protocols.amqp.adapter_errors import to_amqp_error
-from protocols.amqp.adapter_properties import intern
+from protocols.amqp.adapter_properties import facts_of, intern
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import HEARTBEAT_FRAME, AmqpConnection, Event, MethodReceived, State
 from protocols.amqp.errors import AmqpError
@@ -107,6 +107,7 @@ class AmqpAdapter:
             lambda raw: intern(raw, self._user),
             server_properties=self._server_properties(),
             mechanisms=MECHANISMS,
+            facts_of=lambda raw: facts_of(raw, self._user),
         )
         outbox.on_writable = self._resume
 

@@ -12,16 +12,18 @@ import base64
 import secrets
 import struct
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from protocols.amqp import methods
-from protocols.amqp.adapter_properties import raw_of
+from protocols.amqp.adapter_properties import PROTOCOL, raw_of
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.deliveries import (
     SEPARATE_BYTES_MIN,
     DeliveryPrefix,
+    MethodEnds,
     content,
     encode_large,
+    encode_mixed,
     encode_run,
     method_frame,
 )
@@ -38,7 +40,7 @@ _CONFIRMATION = struct.Struct(">BHIIQBB")
 _ACK, _NACK = 0x3C0050, 0x3C0078
 _PUBLISH = 0x3C0028
 
-_PrefixKey = tuple[str, str, bool, Properties]
+_PrefixKey = tuple[str, str, bool, Properties] | tuple[str, bool]
 
 
 class Link(Protocol):
@@ -100,7 +102,7 @@ class Channel:
         properties = run.properties
         if properties.__class__ is AmqpError:
             raise AmqpError(properties.name, properties.explanation, channel=self.number, method_id=_PUBLISH)
-        slab = Slab(run.exchange, run.routing_key, properties, run.bodies)
+        slab = Slab(run.exchange, run.routing_key, properties, run.bodies, keys=run.keys, raws=run.raws)
         self.session.publish(slab, mandatory=run.mandatory, confirm=self._confirming)
 
     def select_confirms(self, method: methods.ConfirmSelect) -> None:
@@ -127,10 +129,12 @@ class Channel:
 
     def returned(self, slab: Slab, reason: str) -> None:
         """A mandatory run had nowhere to go: `basic.return` for each message."""
-        method = methods.BasicReturn(SOFT[reason], reason, slab.exchange, slab.routing_key).encode()
-        raw = raw_of(slab.properties)
         frame_bytes_max = self.link.frame_bytes_max
-        self.write(b"".join([content(self.number, method, raw, body, frame_bytes_max) for body in slab.bodies]))
+        returns = []
+        for index, body in enumerate(slab.bodies):
+            method = methods.BasicReturn(SOFT[reason], reason, slab.exchange, slab.key_of(index)).encode()
+            returns.append(content(self.number, method, raw_of(slab.properties_of(index)), body, frame_bytes_max))
+        self.write(b"".join(returns))
 
     # ---------------------------------------------------------------- consuming
 
@@ -142,7 +146,7 @@ class Channel:
         limit = self.link.config.consumers_per_channel_max
         if len(self._consumers) >= limit:
             raise self._error("NOT_ALLOWED", f"reached maximum ({limit}) of consumers per channel", method)
-        prefixes: dict[_PrefixKey, DeliveryPrefix] = {}
+        prefixes: dict[_PrefixKey, DeliveryPrefix | MethodEnds] = {}
         self._consumers[tag] = self.session.consume(
             self.queue_name(method.queue),
             tag=tag,
@@ -170,10 +174,13 @@ class Channel:
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """Encode a run of deliveries."""
+        if slab.keys is not None or slab.raws is not None:
+            self._deliver_mixed(consumer, first_id, slab, start, stop, redelivered)
+            return
         bodies = slab.bodies
         if stop - start != len(bodies):
             bodies = bodies[start:stop]
-        prefixes: dict[_PrefixKey, DeliveryPrefix] = consumer.context
+        prefixes: dict[_PrefixKey, Any] = consumer.context
         key = (slab.exchange, slab.routing_key, redelivered, slab.properties)
         prefix = prefixes.get(key)
         if prefix is None:
@@ -190,6 +197,36 @@ class Channel:
             for buffer in encode_large(prefix, self.number, first_id, bodies, self.link.frame_bytes_max):
                 self.write(buffer)
 
+    def _deliver_mixed(
+        self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool
+    ) -> None:
+        """Deliveries whose keys or properties differ: the ends of the method frame are remembered by key."""
+        bodies = slab.bodies[start:stop]
+        if max(map(len, bodies)) > self._joined_bytes_max:
+            for index in range(start, stop):
+                key, properties = slab.key_of(index), slab.properties_of(index)
+                one = Slab(slab.exchange, key, properties, [slab.bodies[index]])
+                self.deliver(consumer, first_id + index - start, one, 0, 1, redelivered)
+            return
+        if slab.raws is None:
+            raws = [raw_of(slab.properties)] * len(bodies)
+        elif slab.properties.protocol == PROTOCOL:
+            raws = slab.raws[start:stop]
+        else:
+            raws = [raw_of(slab.properties_of(index)) for index in range(start, stop)]
+        prefixes: dict[_PrefixKey, Any] = consumer.context
+        ends = prefixes.get((slab.exchange, redelivered))
+        if ends is None:
+            if len(prefixes) >= _PREFIXES_MAX:
+                prefixes.clear()
+            ends = MethodEnds(self.number, consumer.tag, slab.exchange, redelivered)
+            prefixes[slab.exchange, redelivered] = ends
+        if slab.keys is None:
+            around = [ends[slab.routing_key]] * len(bodies)
+        else:
+            around = list(map(ends.__getitem__, slab.keys[start:stop]))
+        self.write(encode_mixed(self.number, around, first_id, raws, bodies))
+
     async def get(self, method: methods.BasicGet) -> None:
         """`basic.get`; waits only for a message that must be read from disk."""
         got = await self.session.get(self.queue_name(method.queue), no_ack=method.no_ack)
@@ -200,9 +237,9 @@ class Channel:
             return
         slab = got.slab
         answer = methods.BasicGetOk(
-            got.delivery_id, got.redelivered, slab.exchange, slab.routing_key, min(got.message_count, 0xFFFFFFFF)
+            got.delivery_id, got.redelivered, slab.exchange, slab.key_of(got.index), min(got.message_count, 0xFFFFFFFF)
         )
-        raw = raw_of(slab.properties)
+        raw = raw_of(slab.properties_of(got.index))
         self.write(content(self.number, answer.encode(), raw, slab.bodies[got.index], self.link.frame_bytes_max))
 
     # ---------------------------------------------------------------- settling and flow

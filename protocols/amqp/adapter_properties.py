@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from protocols.amqp import wire
-from protocols.amqp.errors import AmqpError
-from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties
+from protocols.amqp.errors import AmqpError, SyntaxFault
+from protocols.amqp.properties import BasicProperties, Step, decode_properties, encode_properties, layout_of
 from protocols.sansio import LocalProtocolError
 from routing.message import (
     NAME_ENCODING_ERRORS,
@@ -26,6 +26,9 @@ PERSISTENT = 2
 _INTERNED_MAX = 4096
 _INTERNED_BYTES_MAX = 1024
 _interned: dict[bytes, Properties] = {}
+_STEPS_MAX = 1024
+_steps: dict[bytes, tuple[Step, ...]] = {}
+"""How to walk a property list, by its flags."""
 
 
 def to_neutral(raw: bytes) -> NeutralProperties:
@@ -116,6 +119,43 @@ def intern(raw: bytes, user: str) -> Properties | AmqpError:
                 _interned.clear()
             _interned[raw] = properties
     return properties
+
+
+def facts_of(raw: bytes, user: str) -> int | None:
+    """Persistence and priority, in one number, of properties that need not be decoded for anything else.
+
+    None for those that `intern` refuses. The list is walked by its lengths; only a header table is read.
+    """
+    flags = raw[:2]
+    steps = _steps.get(flags)
+    if steps is None:
+        if len(_steps) >= _STEPS_MAX:
+            _steps.clear()
+        steps = _steps[flags] = layout_of(int.from_bytes(flags, "big"))
+    pos, persistent, priority = 2, 0, 0
+    try:
+        for step in steps:
+            if step is Step.SHORT_STRING:
+                pos += raw[pos] + 1
+            elif step is Step.DELIVERY_MODE:
+                persistent = raw[pos] == PERSISTENT
+                pos += 1
+            elif step is Step.PRIORITY:
+                priority = raw[pos]
+                pos += 1
+            elif step is Step.TIMESTAMP:
+                pos += 8
+            elif step is Step.HEADERS:
+                _, pos = wire.read_table(raw, pos)
+            elif step is Step.UNKNOWN:
+                return None
+            else:
+                text, pos = wire.read_short_string(raw, pos)
+                if text != user if step is Step.USER_ID else not _is_expiration(text):
+                    return None
+    except (IndexError, SyntaxFault):
+        return None
+    return persistent << 8 | priority if pos == len(raw) else None
 
 
 def _is_expiration(text: str) -> bool:

@@ -32,7 +32,9 @@ from protocols.amqp.publish_run import (
     PropertiesMemo,
     PublishRun,
     Route,
+    join,
     take_acks,
+    take_mixed,
     take_publishes,
 )
 
@@ -87,7 +89,10 @@ class _Channel:
 
 
 class AmqpConnection:
-    """See the module. `intern` turns property bytes into what publishes carry as `properties`."""
+    """See the module. `intern` turns property bytes into what publishes carry as `properties`.
+
+    `facts_of` says what decides which publishes go together, see `publish_run`; without it only equal ones do.
+    """
 
     def __init__(
         self,
@@ -97,6 +102,7 @@ class AmqpConnection:
         *,
         server_properties: dict[str, Any],
         mechanisms: bytes,
+        facts_of: Callable[[bytes], object] = lambda raw: None,
     ) -> None:
         self.state = State.HEADER
         self.frame_bytes_max = config.frame_bytes_max
@@ -108,6 +114,7 @@ class AmqpConnection:
         self._mechanisms = mechanisms
         self._frame_limit = config.handshake_frame_bytes_max
         self._body_bytes_max = 0
+        self._facts_of = facts_of
         self._properties = PropertiesMemo(intern, config.parsed_memo_entries_max)
         self._routes: dict[bytes, Route] = {}
         self._channels: dict[int, _Channel] = {}
@@ -224,8 +231,7 @@ class AmqpConnection:
                 if route is not None:
                     reached, run = self._take(data, pos, end, route)
                     if run is not None:
-                        events.append(run)
-                        pos = reached
+                        pos = self._go_on(data, reached, end, run, events)
                         continue
                 elif size == 13 and frame[7:11] == _ACK and frame[20] == _END and self._is_open(channel):
                     pos = self._take_acks(data, pos, end, channel, frame[19], events)
@@ -280,6 +286,21 @@ class AmqpConnection:
             return take_publishes(data, pos, end, route, self._properties.get, self._body_bytes_max)
         except SyntaxFault as fault:
             raise AmqpError("SYNTAX_ERROR", str(fault), channel=route.channel, method_id=PUBLISH) from None
+
+    def _go_on(self, data: bytes, pos: int, end: int, run: PublishRun, events: list[Event]) -> int:
+        """Put a run to the events, with whatever belongs to it before and after; returns where that ends."""
+        facts_of = self._facts_of
+        last = events[-1] if events else None
+        if type(last) is PublishRun and join(last, run, facts_of):
+            run = last
+        else:
+            events.append(run)
+        if end - pos < 40 or data[pos] != _METHOD:
+            return pos
+        try:
+            return take_mixed(data, pos, end, run, self._routes, facts_of, self._body_bytes_max)
+        except SyntaxFault as fault:
+            raise AmqpError("SYNTAX_ERROR", str(fault), channel=run.channel, method_id=PUBLISH) from None
 
     def _take_acks(self, data: bytes, pos: int, end: int, channel: int, multiple: int, events: list[Event]) -> int:
         (tag,) = _TAG.unpack_from(data, pos + 11)

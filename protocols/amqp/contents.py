@@ -26,6 +26,7 @@ _CONTENT_HEADER = struct.Struct(">HHQ")
 class _Content:
     route: Route
     properties: Any = None
+    raw: bytes = b""
     remaining: int = -1
     """Bytes of the body still to come; -1 before the header."""
     pieces: list[bytes] = field(default_factory=list)
@@ -76,7 +77,9 @@ class Contents:
         self.drop(channel)
         body = content.pieces[0] if len(content.pieces) == 1 else b"".join(content.pieces)
         route = content.route
-        return PublishRun(channel, route.exchange, route.routing_key, route.mandatory, content.properties, [body])
+        return PublishRun(
+            channel, route.exchange, route.routing_key, route.mandatory, content.properties, [body], content.raw
+        )
 
     def _take_header(self, channel: int, content: _Content, payload: bytes) -> None:
         if len(payload) < 14:
@@ -91,7 +94,8 @@ class Contents:
             explanation = f"message size {size} is larger than configured max size {limit}"
             raise self._error("PRECONDITION_FAILED", explanation, channel)
         try:
-            content.properties = self._properties.get(payload[12:])
+            content.raw = payload[12:]
+            content.properties = self._properties.get(content.raw)
         except SyntaxFault as fault:
             raise self._error("SYNTAX_ERROR", str(fault), channel) from None
         content.remaining = size

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from protocols.amqp import wire
@@ -43,6 +44,36 @@ class BasicProperties:
 _FIELDS = tuple((1 << (15 - place), name) for place, name in enumerate(BasicProperties.__slots__))
 _KNOWN_FLAGS = sum(flag for flag, _ in _FIELDS)
 _OCTETS = ("delivery_mode", "priority")
+
+
+class Step(Enum):
+    """What a property takes on the wire, and which ones somebody looks at while walking past."""
+
+    SHORT_STRING = "length and bytes"
+    HEADERS = "table"
+    DELIVERY_MODE = "octet"
+    PRIORITY = "octet, too"
+    TIMESTAMP = "eight octets"
+    EXPIRATION = "short string of digits"
+    USER_ID = "short string that must be the user"
+    UNKNOWN = "no property"
+
+
+_STEPS = {
+    "headers": Step.HEADERS,
+    "delivery_mode": Step.DELIVERY_MODE,
+    "priority": Step.PRIORITY,
+    "timestamp": Step.TIMESTAMP,
+    "expiration": Step.EXPIRATION,
+    "user_id": Step.USER_ID,
+}
+
+
+def layout_of(flags: int) -> tuple[Step, ...]:
+    """The properties that a flag word announces, in order."""
+    if flags & ~_KNOWN_FLAGS:
+        return (Step.UNKNOWN,)
+    return tuple(_STEPS.get(name, Step.SHORT_STRING) for flag, name in _FIELDS if flags & flag)
 
 
 def decode_properties(raw: bytes) -> BasicProperties:

@@ -10,7 +10,10 @@ A publish on the wire is a method frame, a header frame and a body frame:
 2. A run is what follows with the same method frame and the same properties. While the body size is the same too, only
    bodies differ: a `struct` of many repeats takes them out in C and the bytes between them are compared with what they
    must be (28 ns a message of 100 bytes measured, against 160 for a loop over `startswith`).
-3. Whatever is not a whole publish in single frames within the buffer is left alone, for the frame by frame path: it
+3. Where keys or properties change from message to message the run goes on (`join`, `take_mixed`), as long as exchange
+   and facts stay: `facts_of` gives for property bytes what the engine decides by, None when a message has to be looked
+   at alone. A long uniform stretch ends such a run.
+4. Whatever is not a whole publish in single frames within the buffer is left alone, for the frame by frame path: it
    decides, and raises, what is wrong. Only malformed properties raise here (`SyntaxFault`).
 """
 
@@ -18,11 +21,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _TAG = struct.Struct(">Q")
+_CONTENT_HEAD = struct.Struct(">BHIIQ")
+"""Of a header frame: kind, channel, size, class and weight, body size."""
+_PUBLISH_BYTES_MIN = 7 + 4 + 5 + 1 + 22
+_UNIFORM_MIN = 16
+"""So many equal publishes in a row are taken as a run of their own."""
 _END = 0xCE
 _ACK_BYTES = 21
 _TAG_MAX = (1 << 64) - 1
@@ -37,7 +45,11 @@ _layouts: dict[tuple[int, int], struct.Struct] = {}
 
 @dataclass(slots=True)
 class PublishRun:
-    """Publishes of one channel with one route and one set of properties."""
+    """Publishes of one channel to one exchange that have the same facts (rule 3).
+
+    `properties` and `routing_key` are those of the first, and of all unless there are `raws` and `keys`, one for each.
+    `raw` are the property bytes of the first.
+    """
 
     channel: int
     exchange: str
@@ -45,6 +57,14 @@ class PublishRun:
     mandatory: bool
     properties: Any
     bodies: list[bytes]
+    raw: bytes = field(default=b"", compare=False)
+    keys: list[str] | None = None
+    raws: list[bytes] | None = None
+
+    @property
+    def is_long_and_uniform(self) -> bool:
+        """Worth more as it is than with others in it."""
+        return len(self.bodies) >= _UNIFORM_MIN and self.keys is None and self.raws is None
 
 
 @dataclass(slots=True)
@@ -81,6 +101,7 @@ class Route:
     before: bytes = b""
     between: bytes = b""
     properties: Any = None
+    raw: bytes = b""
 
 
 class PropertiesMemo:
@@ -122,7 +143,9 @@ def take_publishes(
     if not 0 < size <= body_bytes_max or stop > end or data[stop - 1] != _END:
         return pos, None
     bodies = [data[start : stop - 1]]
-    run = PublishRun(route.channel, route.exchange, route.routing_key, route.mandatory, route.properties, bodies)
+    run = PublishRun(
+        route.channel, route.exchange, route.routing_key, route.mandatory, route.properties, bodies, route.raw
+    )
     if data.startswith(before, stop):
         stop = _extend(data, stop, end, route, data[pos:start], size, bodies, body_bytes_max)
     return stop, run
@@ -154,15 +177,102 @@ def _take_first(
     raw = data[header_at + 19 : body_at - 1]
     bodies = [data[start : start + body_size]]
     properties = properties_of(raw)
-    run = PublishRun(channel, route.exchange, route.routing_key, route.mandatory, properties, bodies)
+    run = PublishRun(channel, route.exchange, route.routing_key, route.mandatory, properties, bodies, raw)
     if len(raw) <= _REMEMBERED_BYTES_MAX:
         route.before = data[pos : header_at + 11]
         route.between = data[header_at + 19 : body_at] + body_head
         route.layout = _layout(len(route.before), len(route.between))
         route.properties = properties
+        route.raw = raw
         if data.startswith(route.before, stop):
             stop = _extend(data, stop, end, route, data[pos:start], body_size, bodies, body_bytes_max)
     return stop, run
+
+
+Facts = Callable[[bytes], object]
+
+
+def join(run: PublishRun, more: PublishRun, facts_of: Facts) -> bool:
+    """Add a short run to the one before it, if they go together."""
+    if (
+        more.is_long_and_uniform
+        or run.is_long_and_uniform
+        or run.channel != more.channel
+        or run.exchange != more.exchange
+        or run.mandatory != more.mandatory
+    ):
+        return False
+    if run.raw != more.raw:
+        facts = facts_of(run.raw)
+        if facts is None or facts != facts_of(more.raw):
+            return False
+    count = len(more.bodies)
+    _append_columns(run, [more.routing_key] * count, [more.raw] * count, more.bodies)
+    return True
+
+
+def take_mixed(
+    data: bytes, pos: int, end: int, run: PublishRun, routes: dict[bytes, Route], facts_of: Facts, body_bytes_max: int
+) -> int:
+    """Add to a run the publishes that follow it, each with a known method frame; returns where they end."""
+    if run.is_long_and_uniform:
+        return pos
+    channel, exchange, mandatory = run.channel, run.exchange, run.mandatory
+    facts: object = None
+    keys: list[str] = []
+    raws: list[bytes] = []
+    bodies: list[bytes] = []
+    unpack_method, unpack_header = _FRAME_HEAD.unpack_from, _CONTENT_HEAD.unpack_from
+    equal = 0
+    last_route, last_raw = None, b""
+    while end - pos >= _PUBLISH_BYTES_MIN and equal < _UNIFORM_MIN:
+        header_at = pos + unpack_method(data, pos)[2] + 8
+        route = routes.get(data[pos:header_at])
+        if route is None or route.exchange != exchange or route.mandatory != mandatory or route.channel != channel:
+            break
+        if end - header_at < _CONTENT_HEAD.size:
+            break
+        kind, header_channel, size, class_and_weight, body_size = unpack_header(data, header_at)
+        body_at = header_at + size + 8
+        if kind != 2 or header_channel != channel or class_and_weight != 0x3C0000 or size < 14:
+            break
+        if body_size > body_bytes_max or body_at > end or data[body_at - 1] != _END:
+            break
+        start = stop = body_at
+        if body_size:
+            start = body_at + 7
+            stop = start + body_size + 1
+            if stop > end or data[stop - 1] != _END or unpack_method(data, body_at) != (3, channel, body_size):
+                break
+        raw = data[header_at + 19 : body_at - 1]
+        if route is last_route and raw == last_raw:
+            equal += 1
+        else:
+            if facts is None:
+                facts = facts_of(run.raw)
+            if facts is None or facts_of(raw) != facts:
+                break
+            equal, last_route, last_raw = 0, route, raw
+        keys.append(route.routing_key)
+        raws.append(raw)
+        bodies.append(data[start : start + body_size])
+        pos = stop
+    if bodies:
+        _append_columns(run, keys, raws, bodies)
+    return pos
+
+
+def _append_columns(run: PublishRun, keys: list[str], raws: list[bytes], bodies: list[bytes]) -> None:
+    before, count = len(run.bodies), len(bodies)
+    if run.keys is None and keys.count(run.routing_key) != count:
+        run.keys = [run.routing_key] * before
+    if run.keys is not None:
+        run.keys += keys
+    if run.raws is None and raws.count(run.raw) != count:
+        run.raws = [run.raw] * before
+    if run.raws is not None:
+        run.raws += raws
+    run.bodies += bodies
 
 
 def _layout(before_bytes: int, between_bytes: int) -> struct.Struct:

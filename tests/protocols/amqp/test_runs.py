@@ -39,6 +39,15 @@ def merged(events: Sequence[Event]) -> list[Event]:
     return found
 
 
+def messages(events: Sequence[Event]) -> list[tuple[str, bytes]]:
+    """Key and body of everything that was published."""
+    found: list[tuple[str, bytes]] = []
+    for run in events:
+        assert isinstance(run, PublishRun)
+        found += zip(run.keys or [run.routing_key] * len(run.bodies), run.bodies, strict=True)
+    return found
+
+
 def test_a_run_is_one_event() -> None:
     bodies = [bytes([i % 256]) * 100 for i in range(1000)]
     (event,) = Wire.opened().receive(b"".join(publish("q", body) for body in bodies))
@@ -50,7 +59,8 @@ def test_runs_of_any_length_end_where_they_end(count: int) -> None:
     bodies = [i.to_bytes(4, "big") for i in range(count)]
     data = b"".join(publish("q", body) for body in bodies) + publish("other", b"last") + publish("q", b"more")
     runs = Wire.opened().receive(data)
-    assert [run.bodies for run in runs if isinstance(run, PublishRun)] == [bodies, [b"last"], [b"more"]]
+    assert messages(runs) == [*[("q", body) for body in bodies], ("other", b"last"), ("q", b"more")]
+    assert len(runs) == (1 if count < 16 else 2)
 
 
 def test_mixed_sizes_stay_in_one_run() -> None:
@@ -61,10 +71,18 @@ def test_mixed_sizes_stay_in_one_run() -> None:
     assert event.bodies == bodies
 
 
+def test_a_key_that_differs_begins_a_mixed_run() -> None:
+    one = publish("q", b"body")
+    uniform, mixed = Wire.opened().receive(one * 20 + publish("other", b"body") + one * 3)
+    assert isinstance(uniform, PublishRun)
+    assert isinstance(mixed, PublishRun)
+    assert (len(uniform.bodies), uniform.keys) == (20, None)
+    assert (len(mixed.bodies), mixed.keys) == (4, ["other", "q", "q", "q"])
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        lambda body: publish("other", body),
         lambda body: publish("q", body, exchange="x"),
         lambda body: publish("q", body, mandatory=True),
         lambda body: publish("q", body, raw=OTHER),
