@@ -16,11 +16,20 @@ import ipaddress
 import logging
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from protocols.convert import routing_key_to_topic, topic_to_routing_key
+from protocols.mqtt.adapter_deliveries import (
+    WIRE_QOS_0,
+    heads_at_qos_1,
+    mixed_heads,
+    qos_0_packets,
+    stretches,
+    whole_at_qos_0,
+)
+from protocols.mqtt.adapter_subscriptions import Subscriptions
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
 from protocols.mqtt.inflight import PacketIds
@@ -37,7 +46,6 @@ from protocols.mqtt.packets import (
     Event,
     MqttProtocolError,
     PingRequest,
-    PublishHeads,
     PublishRun,
     Subscribe,
     Unsubscribe,
@@ -49,18 +57,18 @@ from protocols.mqtt.packets import (
     encode_suback,
     encode_text,
     encode_unsuback,
-    publish_heads,
 )
 from protocols.sansio import Outbox
 from routing.errors import BrokerError
 from routing.message import NeutralProperties, Properties, Slab, register_decoder
 from routing.session import Consumer, Outcome, Session
-from routing.topic_trie import TopicTrie, parse_pattern
 
 if TYPE_CHECKING:
     from routing.broker import Broker
 
 EXCHANGE = "amq.topic"
+_LONG_RUN = 16
+"""Messages of one topic in a row that are worth a slab of their own."""
 KEEP_ALIVE_FACTOR = 1.5
 ROUTES_REMEMBERED_MAX = 4096
 
@@ -74,46 +82,8 @@ _QOS_0 = Properties("mqtt", b"", persistent=False)
 _QOS_1 = Properties("mqtt", b"\1", persistent=True)
 register_decoder("mqtt", lambda raw: NeutralProperties(persistent=bool(raw)))
 
-# Keys of `Slab.wire`: a whole slab as QoS 0 packets; the heads of its messages as QoS 1 packets.
-_WIRE_QOS_0 = "mqtt qos 0"
-_HEADS_QOS_1 = "mqtt qos 1 heads"
-
 _clients: WeakKeyDictionary[Broker, dict[str, MqttAdapter]] = WeakKeyDictionary()
 """The connection of each client identifier (MQTT-3.1.4-2)."""
-
-
-class Subscriptions:
-    """The topic filters of a client with the QoS granted to each."""
-
-    def __init__(self) -> None:
-        self.granted: dict[str, int] = {}
-        self._at_qos_1 = 0
-        self._trie = TopicTrie()
-
-    def grant(self, topic_filter: str, qos: int) -> None:
-        """Add a filter, or replace the one there is (MQTT-3.8.4-3)."""
-        self.remove(topic_filter)
-        self.granted[topic_filter] = qos
-        self._at_qos_1 += qos
-        self._trie.add(parse_pattern(topic_to_routing_key(topic_filter), "mqtt"), qos)
-
-    def remove(self, topic_filter: str) -> None:
-        """Take a filter away if it is there."""
-        qos = self.granted.pop(topic_filter, None)
-        if qos is not None:
-            self._at_qos_1 -= qos
-            self._trie.remove(parse_pattern(topic_to_routing_key(topic_filter), "mqtt"), qos)
-
-    @property
-    def qos_max(self) -> int:
-        """The highest QoS granted to any filter."""
-        return 1 if self._at_qos_1 else 0
-
-    def qos_for(self, routing_key: str) -> int:
-        """The highest QoS of the filters that match (MQTT-3.3.5-1); 0 if the last of them was just removed."""
-        if self._at_qos_1 in (0, len(self.granted)):
-            return self.qos_max
-        return max(self._trie.match(routing_key), default=0)
 
 
 class MqttAdapter:
@@ -165,11 +135,13 @@ class MqttAdapter:
         except MqttProtocolError as error:
             events, violation = error.events, error
         try:
-            for event in events:
+            for event in events if len(events) == 1 else _together(events):
                 if self.closed:
                     return
                 if type(event) is PublishRun:
                     self._publish(event)
+                elif isinstance(event, list):
+                    self._publish_mixed(event)
                 elif type(event) is Acknowledgements:
                     self._acknowledge(event)
                 else:
@@ -332,7 +304,25 @@ class MqttAdapter:
             return
         slab = Slab(EXCHANGE, routing_key, _QOS_0, run.payloads)
         if run.wire is not None:
-            slab.wire = {_WIRE_QOS_0: run.wire}
+            slab.wire = {WIRE_QOS_0: run.wire}
+        self._session.publish(slab)
+
+    def _publish_mixed(self, runs: list[PublishRun]) -> None:
+        """Runs of several topics at one QoS as one slab."""
+        assert self._session is not None
+        keys: list[str] = []
+        payloads: list[bytes] = []
+        for run in runs:
+            keys += [topic_to_routing_key(run.topic)] * len(run.payloads)
+            payloads += run.payloads
+        if runs[0].qos:
+            self._unconfirmed += b"".join([run.packet_ids for run in runs])
+            self._session.publish(Slab(EXCHANGE, keys[0], _QOS_1, payloads, keys=keys), confirm=True)
+            return
+        slab = Slab(EXCHANGE, keys[0], _QOS_0, payloads, keys=keys)
+        wires = [run.wire for run in runs if run.wire is not None]
+        if len(wires) == len(runs):
+            slab.wire = {WIRE_QOS_0: b"".join(wires)}
         self._session.publish(slab)
 
     def confirm(self, up_to: int) -> None:
@@ -357,28 +347,62 @@ class MqttAdapter:
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
         if consumer.no_ack and slab.wire is not None and stop - start == len(slab.bodies):
-            packets = slab.wire.get(_WIRE_QOS_0)
+            packets = slab.wire.get(WIRE_QOS_0)
             if packets is not None:
                 self._outbox.write(packets)
                 return
         session = self._session
         if session is None or self.closed:
             return
+        if slab.keys is not None:
+            self._deliver_mixed(consumer, first_id, slab, slab.keys, start, stop)
+            return
         topic, granted = self._routes.get(slab.routing_key) or self._add_route(slab.routing_key)
         if topic is None:
             if not consumer.no_ack:
                 session.settle(first_id, first_id + stop - start - 1, Outcome.DISCARD)
         elif granted and slab.properties.persistent and not consumer.no_ack:
-            heads = _heads(slab, topic)
+            heads = heads_at_qos_1(slab, topic)
             for packet_id, count in self._packet_ids.take(first_id, stop - start):
                 end = start + count
                 some = heads if isinstance(heads, bytes) else heads[start:end]
                 self._outbox.write(encode_publishes_with_ids(some, slab.bodies[start:end], packet_id))
                 start = end
         else:
-            self._outbox.write(_qos_0_packets(slab, start, stop, topic))
+            self._outbox.write(qos_0_packets(slab, start, stop, topic))
             if not consumer.no_ack:
                 session.settle(first_id, first_id + stop - start - 1, Outcome.ACK)
+
+    def _deliver_mixed(
+        self, consumer: Consumer, first_id: int, slab: Slab, keys: list[str], start: int, stop: int
+    ) -> None:
+        """Deliver messages of different topics: stretches of one QoS, leaving out what is no topic."""
+        session = self._session
+        assert session is not None
+        routes = [self._routes.get(key) or self._add_route(key) for key in keys[start:stop]]
+        topics = [topic for topic, _ in routes]
+        at_qos_1 = slab.properties.persistent and not consumer.no_ack
+        kinds = [None if topic is None else granted if at_qos_1 else 0 for topic, granted in routes]
+        if start == 0 and stop == len(keys) and kinds.count(0) == stop:
+            self._outbox.write(whole_at_qos_0(slab, topics))
+            if not consumer.no_ack:
+                session.settle(first_id, first_id + stop - 1, Outcome.ACK)
+            return
+        for kind, first, last in stretches(kinds):
+            bodies = slab.bodies[start + first : start + last]
+            if kind is not None:
+                heads = mixed_heads(topics[first:last], bodies, kind)
+                if not kind:
+                    self._outbox.write(encode_publishes(heads, bodies))
+                else:
+                    at = 0
+                    for packet_id, count in self._packet_ids.take(first_id + first, last - first):
+                        some, end = heads[at : at + count], at + count
+                        self._outbox.write(encode_publishes_with_ids(some, bodies[at:end], packet_id))
+                        at = end
+            if not kind and not consumer.no_ack:
+                outcome = Outcome.DISCARD if kind is None else Outcome.ACK
+                session.settle(first_id + first, first_id + last - 1, outcome)
 
     def _add_route(self, routing_key: str) -> tuple[bytes | None, int]:
         """The topic of a routing key and the QoS granted for it; no topic when MQTT cannot express the key."""
@@ -443,27 +467,20 @@ class MqttAdapter:
             del clients[self._connect.client_id]
 
 
-def _qos_0_packets(slab: Slab, start: int, stop: int, topic: bytes) -> bytes:
-    """PUBLISH packets at QoS 0; those of the whole slab are made once."""
-    bodies = slab.bodies
-    if stop - start < len(bodies):
-        bodies = bodies[start:stop]
-        return encode_publishes(publish_heads(topic, bodies, 0), bodies)
-    if slab.wire is None:
-        slab.wire = {}
-    packets: bytes | None = slab.wire.get(_WIRE_QOS_0)
-    if packets is None:
-        packets = slab.wire[_WIRE_QOS_0] = encode_publishes(publish_heads(topic, bodies, 0), bodies)
-    return packets
-
-
-def _heads(slab: Slab, topic: bytes) -> PublishHeads:
-    if slab.wire is None:
-        slab.wire = {}
-    heads: PublishHeads | None = slab.wire.get(_HEADS_QOS_1)
-    if heads is None:
-        heads = slab.wire[_HEADS_QOS_1] = publish_heads(topic, slab.bodies, 1)
-    return heads
+def _together(events: list[Event]) -> Iterator[Event | list[PublishRun]]:
+    """The events, with neighbouring short publish runs of one QoS in lists: their messages can share a slab."""
+    runs: list[PublishRun] = []
+    for event in events:
+        short = type(event) is PublishRun and len(event.payloads) < _LONG_RUN
+        if runs and not (short and type(event) is PublishRun and event.qos == runs[0].qos):
+            yield runs if len(runs) > 1 else runs[0]
+            runs = []
+        if short and type(event) is PublishRun:
+            runs.append(event)
+        else:
+            yield event
+    if runs:
+        yield runs if len(runs) > 1 else runs[0]
 
 
 def _is_loopback(peer: str) -> bool:
