@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
+from gateway.client_cli import status
 from gateway.topics_cli import topics
 
 Command = Callable[..., None]
@@ -77,6 +78,7 @@ def demo(rows: int | None) -> None:
 
 
 main.add_command(topics)
+main.add_command(status)
 
 
 def _fail(message: str, code: int) -> NoReturn:

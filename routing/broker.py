@@ -415,6 +415,7 @@ class Broker:
             for partition in self.topology.stripes:
                 self._checkpoint(partition)
                 partition.delete_dead_prefix()
+                partition.warn_of_pinned_bytes()
             self.topology.transient.delete_dead_prefix()
             if trio.current_time() >= retention_due:
                 retention_due = trio.current_time() + self.config.retention_check_interval_ms / 1000

@@ -32,6 +32,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Readers wait while more than this waits for the disk."""
     flush_retry_interval_ms: int = 500
     housekeeping_interval_ms: int = 1000
+    pinned_warning_bytes: int = 1 << 30
+    """A warning is logged when a stripe keeps more settled bytes than this, and each time that doubles."""
     routes_cached_max: int = 65536
     queues_max: int = 100_000
     exchanges_max: int = 10_000

@@ -149,6 +149,7 @@ class QueuePartition:
         self._chunks: list[_ColdChunk] = []
         self._loading: dict[int, set[Queue]] = {}
         self._reader = SlabReader()
+        self._pinned_warning_bytes = config.pinned_warning_bytes
         log.listeners.append(self._log_advanced)
 
     def adopt(self, definition: Definition) -> None:
@@ -398,6 +399,15 @@ class QueuePartition:
         live = sum(self._live.values())
         pinned_bytes = int(log.size_bytes * max(0.0, 1 - live / span))
         return HomeStatus(self.index, len(self.queues), live, log.size_bytes, pinned_bytes)
+
+    def warn_of_pinned_bytes(self) -> None:
+        """Say it when few live messages keep much log on disk, and again when it has doubled."""
+        pinned_bytes = self.status.pinned_bytes
+        if pinned_bytes >= self._pinned_warning_bytes:
+            self._pinned_warning_bytes = 2 * pinned_bytes
+            logger.warning(
+                "%s: %d bytes stay on disk behind messages that nobody has settled", self.log.directory, pinned_bytes
+            )
 
     def delete_dead_prefix(self) -> None:
         """Let the log drop whole segments that no queue needs.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from core_log.murmur2 import partition_of_key
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, encode_headers
 from routing.commits import storage_error
@@ -23,23 +24,6 @@ _HEADER_BLOCKS_MAX = 1024
 _KEYS_MAX = 65536
 _BATCH_BYTES = 900 << 10
 PARTITION_KEY_HEADER = "x-partition-key"
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's 32-bit murmur2 (org.apache.kafka.common.utils.Utils.murmur2), unsigned."""
-    mask, multiplier = 0xFFFFFFFF, 0x5BD1E995
-    length = len(data)
-    value = 0x9747B28C ^ length
-    whole = length & ~3
-    for at in range(0, whole, 4):
-        part = int.from_bytes(data[at : at + 4], "little") * multiplier & mask
-        part = (part ^ part >> 24) * multiplier & mask
-        value = (value * multiplier & mask) ^ part
-    tail = data[whole:]
-    if tail:
-        value = (value ^ int.from_bytes(tail, "little")) * multiplier & mask
-    value = (value ^ value >> 13) * multiplier & mask
-    return value ^ value >> 15
 
 
 class TopicPartition:
@@ -170,7 +154,7 @@ class Topic:
             if len(self._partition_of_key) >= _KEYS_MAX:
                 self._partition_of_key.clear()
             encoded = key.encode("utf-8", NAME_ENCODING_ERRORS)
-            partition = self.partitions[(murmur2(encoded) & 0x7FFFFFFF) % len(self.partitions)]
+            partition = self.partitions[partition_of_key(encoded, len(self.partitions))]
             found = self._partition_of_key[key] = (encoded, partition)
         return found
 

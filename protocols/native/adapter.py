@@ -286,6 +286,11 @@ class NativeAdapter:
         ]
         return wire.DescribeTopicReply(request.correlation_id, topic.name, topic.config, partitions)
 
+    async def _describe_broker(self, request: wire.DescribeBroker) -> wire.Reply:
+        broker = self._broker
+        homes = [wire.HomeDescription(*status) for status in broker.home_statuses()]
+        return wire.DescribeBrokerReply(request.correlation_id, homes, len(broker.sessions), broker.refused_messages)
+
     async def _bind(self, request: wire.Bind) -> wire.Reply:
         topic = self._topic(request.topic).name
         await self._broker.bind("topic", topic, request.exchange, request.pattern, request.arguments, owner=self)
@@ -419,6 +424,7 @@ class NativeAdapter:
         wire.CreateTopic: _create_topic,
         wire.DeleteTopic: _delete_topic,
         wire.DescribeTopic: _describe_topic,
+        wire.DescribeBroker: _describe_broker,
         wire.Bind: _bind,
         wire.Unbind: _unbind,
         wire.Produce: _produce,

@@ -115,6 +115,10 @@ class BlockingClient:
         reply = self._call(wire.DescribeTopic(0, name), wire.DescribeTopicReply)
         return TopicDescription(reply.name, reply.config, reply.partitions)
 
+    def describe_broker(self) -> wire.DescribeBrokerReply:
+        """What the home partitions of queues hold."""
+        return self._call(wire.DescribeBroker(0), wire.DescribeBrokerReply)
+
     def bind_topic(
         self, topic: str, exchange: str, pattern: str, arguments: Mapping[str, wire.Argument] | None = None
     ) -> None:

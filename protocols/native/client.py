@@ -373,6 +373,10 @@ class Client(Service):
         reply = await self._link.call(wire.DescribeTopic(0, name), wire.DescribeTopicReply)
         return TopicDescription(reply.name, reply.config, reply.partitions)
 
+    async def describe_broker(self) -> wire.DescribeBrokerReply:
+        """What the home partitions of queues hold."""
+        return await self._link.call(wire.DescribeBroker(0), wire.DescribeBrokerReply)
+
     async def bind_topic(
         self, topic: str, exchange: str, pattern: str, arguments: Mapping[str, wire.Argument] | None = None
     ) -> None:

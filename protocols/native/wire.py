@@ -161,6 +161,10 @@ class FetchOffsets(Request, tag=11):
     partitions: Annotated[list[tuple[Name, Count]], Meta(max_length=_ENTRIES_MAX)] | None
 
 
+class DescribeBroker(Request, tag=12):
+    """How much the home partitions of queues hold."""
+
+
 class Reply(Struct, array_like=True, gc=False):
     """Base of all replies; the subclass's tag is the api number of the request."""
 
@@ -262,16 +266,35 @@ class FetchOffsetsReply(Reply, tag=11):
     entries: list[tuple[str, int, int, str]]
 
 
+class HomeDescription(Struct, array_like=True, gc=False):
+    """One home partition; stripe -1 is of transient queues. `pinned_bytes` are settled and cannot be deleted yet."""
+
+    stripe: int
+    queues: int
+    live_messages: int
+    log_bytes: int
+    pinned_bytes: int
+
+
+class DescribeBrokerReply(Reply, tag=12):
+    """The home partitions, sessions, and messages refused without anybody to tell since the start."""
+
+    homes: list[HomeDescription]
+    sessions: int
+    refused_messages: int
+
+
 AnyRequest = (
     Hello | Metadata | CreateTopic | DeleteTopic | DescribeTopic | Bind | Unbind | Produce | Fetch | ListOffsets
-    | CommitOffsets | FetchOffsets
+    | CommitOffsets | FetchOffsets | DescribeBroker
 )  # fmt: skip
 AnyReply = (
     ErrorReply | HelloReply | MetadataReply | CreateTopicReply | DeleteTopicReply | DescribeTopicReply | BindReply
     | UnbindReply | ProduceReply | FetchReply | ListOffsetsReply | CommitOffsetsReply | FetchOffsetsReply
+    | DescribeBrokerReply
 )  # fmt: skip
 
-_REQUEST_APIS = range(12)
+_REQUEST_APIS = range(13)
 
 _request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)

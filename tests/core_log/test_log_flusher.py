@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 
 from core_log.errors import LogUnavailable, OffsetOutOfRange
@@ -298,5 +299,5 @@ async def test_nobody_waits_for_room_while_the_disk_refuses(flusher: LogFlusher)
         assert log.error is not None
         del files.failing["write"]
         while log.error is not None:
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
         await log.wait_committed(log.log_end_offset)

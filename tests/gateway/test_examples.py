@@ -1,4 +1,4 @@
-"""Every example runs as a user runs it, against a real broker; the one with Spark in tests/spark_bridge/test_spark.py."""
+"""Every example runs as a user runs it, on a real broker; the one with Spark in tests/spark_bridge/test_spark.py."""
 
 from __future__ import annotations
 

@@ -210,6 +210,16 @@ def test_the_life_of_a_topic(running: BrokerProcess) -> None:
     assert (code, said.startswith("millrace: "), "orders" in said) == (1, True, True)
 
 
+def test_status_shows_what_the_logs_of_queues_hold(running: BrokerProcess) -> None:
+    result = CliRunner().invoke(main, ["status", "--server", f"127.0.0.1:{running.native_port}"])
+    head, *stripes, end = result.output.splitlines()
+    assert head.split("  ")[-1] == "pinned bytes"
+    assert [line.split()[0] for line in stripes] == ["0", "1", "2", "3", "transient"]
+    assert end.startswith("sessions ")
+    result = CliRunner().invoke(main, ["status", "--server", "127.0.0.1:1"])
+    assert (result.exit_code, "millrace: cannot connect" in result.output) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "part"),
     [

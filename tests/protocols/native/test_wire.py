@@ -25,6 +25,7 @@ REQUESTS: list[tuple[wire.Request, list[Any]]] = [
     (wire.CreateTopic(3, "t", 4, {"retention.ms": "5"}), [2, 3, "t", 4, {"retention.ms": "5"}]),
     (wire.DeleteTopic(4, "t"), [3, 4, "t"]),
     (wire.DescribeTopic(5, "t"), [4, 5, "t"]),
+    (wire.DescribeBroker(5), [12, 5]),
     (wire.Bind(6, "t", "amq.topic", "a.#", {"x": 1, "y": "z", "w": None}), [5, 6, "t", "amq.topic", "a.#", {"x": 1, "y": "z", "w": None}]),  # noqa: E501
     (wire.Unbind(7, "t", "", "a", {}), [6, 7, "t", "", "a", {}]),
     (
@@ -44,6 +45,7 @@ REPLIES: list[tuple[wire.Reply, list[Any]]] = [
     (wire.MetadataReply(2, [(0, "h", 1)], [("t", None, [(0, 0, 7)]), ("u", ERROR, [])]), [1, 2, [[0, "h", 1]], [["t", None, [[0, 0, 7]]], ["u", list(ERROR), []]]]),  # noqa: E501
     (wire.CreateTopicReply(3), [2, 3]),
     (wire.DeleteTopicReply(4), [3, 4]),
+    (wire.DescribeBrokerReply(5, [wire.HomeDescription(-1, 2, 3, 4, 5)], 6, 7), [12, 5, [[-1, 2, 3, 4, 5]], 6, 7]),
     (wire.DescribeTopicReply(5, "t", {"a": "b"}, [wire.PartitionDescription(0, 0, 1, 2, 3, 4, 5)]), [4, 5, "t", {"a": "b"}, [[0, 0, 1, 2, 3, 4, 5]]]),  # noqa: E501
     (wire.BindReply(6), [5, 6]),
     (wire.UnbindReply(7), [6, 7]),
@@ -80,7 +82,7 @@ def test_replies_both_ways(message: wire.Reply, expected: list[Any]) -> None:
 
 def test_every_api_is_in_the_tables() -> None:
     for table in (REQUESTS, REPLIES):
-        assert {expected[0] for _, expected in table} - {wire.ERROR_API} == set(range(12))
+        assert {expected[0] for _, expected in table} - {wire.ERROR_API} == set(range(13))
 
 
 @pytest.mark.parametrize(("message", "expected"), REQUESTS)

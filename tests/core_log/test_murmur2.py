@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_murmur2  # type: ignore[import-untyped]
 
-from routing.topic import murmur2
+from core_log.murmur2 import murmur2
 
 
 @pytest.mark.parametrize(
