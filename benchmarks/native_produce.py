@@ -129,9 +129,9 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in rates.items()}
     plain = [medians[name] for name in medians if name.startswith("plain")]
     print(f"{batches} batches of {len(batch)} bytes, {in_flight} in flight, acks=all")
-    for name, rate in medians.items():
-        shares = " and ".join(f"{100 * rate / base:.0f} %" for base in plain)
-        print(f"{name:24} {rate:8.0f} MiB/s   {shares} of plain writes")
+    for name, median in medians.items():
+        shares = " and ".join(f"{100 * median / base:.0f} %" for base in plain)
+        print(f"{name:24} {median:8.0f} MiB/s   {shares} of plain writes")
 
 
 if __name__ == "__main__":

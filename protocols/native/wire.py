@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgpack
 import msgspec
@@ -24,7 +24,9 @@ VERSION = 1
 LENGTH_BYTES = 4
 FETCH_API, ERROR_API = 8, 255
 
-ACKS_NONE, ACKS_WRITTEN, ACKS_ALL = 0, 1, -1
+ACKS_NONE: Final = 0
+ACKS_WRITTEN: Final = 1
+ACKS_ALL: Final = -1
 LATEST, EARLIEST = -1, -2
 """Values of `ListOffsets` entries that are no timestamps."""
 

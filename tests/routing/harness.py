@@ -21,7 +21,7 @@ from routing.message import NeutralProperties, Properties, Slab, register_decode
 from routing.queue_partition import QueuePartition
 from routing.session import Consumer, Got, Outcome, Session
 
-PROTOCOL = "test"
+PROTOCOL = "headers-as-json"
 """Raw properties of this protocol are the headers as JSON."""
 
 
