@@ -7,8 +7,9 @@ the business of the protocols that allow them: MQTT and the native one do, by de
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Callable, Mapping
+
+from protocols.peers import is_loopback
 
 Authenticate = Callable[[str, bytes, str], bool]
 """User, password and the peer's address ("host:port"); whether they are welcome."""
@@ -27,13 +28,3 @@ def authenticator(users: Mapping[str, str]) -> Authenticate:
         return right and (user != LOOPBACK_ONLY or is_loopback(peer))
 
     return authenticate
-
-
-def is_loopback(peer: str) -> bool:
-    """Whether `peer` ("host:port" or "[host]:port") is this machine."""
-    try:
-        address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1 of a socket that takes both families
-    return address.is_loopback or (mapped is not None and mapped.is_loopback)

@@ -1,7 +1,7 @@
 """What is still to be sent: an outbox for each connection, flushed once a turn.
 
 1. Writing never waits and never sends: it makes the outbox *dirty*. At the end of the turn every dirty outbox is sent
-   with one non-blocking call, small pieces joined into one buffer; those of `_LARGE_BYTES` and more are not copied.
+   with one non-blocking call, small pieces joined into one buffer; those of `LARGE_BYTES` and more are not copied.
 2. Only when the kernel takes no more does a task wait for the socket, one for that outbox; it ends when all is sent.
 3. Above `outbox_bytes_high` the outbox is not `writable`; it is again, and says so, when less than half of that is
    left. What that makes possible happens in a turn of its own, so that one fast reader does not hold up all others.
@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import trio
 
 from gateway.config import Limits
+from protocols.buffers import LARGE_BYTES, BytesLike, join_small
 
-BytesLike = bytes | bytearray | memoryview
-
-_LARGE_BYTES = 16 << 10
 _SEND_BYTES = 1 << 20
 _SEND_BUFFERS = 1024  # IOV_MAX of Linux
 
@@ -101,7 +99,7 @@ class SocketOutbox:
         if size and not self._broken:
             self._pieces.append(data)
             self.pending_bytes += size
-            if size >= _LARGE_BYTES:
+            if size >= LARGE_BYTES:
                 self._large = True
             if self.pending_bytes > self._group.limits.outbox_bytes_high:
                 self.writable = False
@@ -231,23 +229,6 @@ class SocketOutbox:
                 except Exception as error:
                     self._owner.failed(error)
             self._group.want_turn()
-
-
-def join_small(pieces: Sequence[BytesLike]) -> list[BytesLike]:
-    """The same bytes in fewer buffers: runs of small pieces joined, large ones as they are."""
-    buffers: list[BytesLike] = []
-    small: list[BytesLike] = []
-    for piece in pieces:
-        if len(piece) < _LARGE_BYTES:
-            small.append(piece)
-            continue
-        if small:
-            buffers.append(b"".join(small))
-            small = []
-        buffers.append(piece)
-    if small:
-        buffers.append(b"".join(small))
-    return buffers
 
 
 def next_buffers(backlog: deque[BytesLike]) -> list[BytesLike]:

@@ -12,11 +12,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -24,7 +23,6 @@ from protocols.convert import routing_key_to_topic, topic_to_routing_key
 from protocols.mqtt.adapter_deliveries import (
     WIRE_QOS_0,
     heads_at_qos_1,
-    mixed_heads,
     qos_0_packets,
     stretches,
     whole_at_qos_0,
@@ -57,7 +55,9 @@ from protocols.mqtt.packets import (
     encode_suback,
     encode_text,
     encode_unsuback,
+    varied_heads,
 )
+from protocols.peers import is_loopback
 from protocols.sansio import Outbox
 from routing.errors import BrokerError
 from routing.message import NeutralProperties, Properties, Slab, register_decoder
@@ -67,8 +67,6 @@ if TYPE_CHECKING:
     from routing.broker import Broker
 
 EXCHANGE = "amq.topic"
-_LONG_RUN = 16
-"""Messages of one topic in a row that are worth a slab of their own."""
 KEEP_ALIVE_FACTOR = 1.5
 ROUTES_REMEMBERED_MAX = 4096
 
@@ -116,6 +114,7 @@ class MqttAdapter:
         self._queue = ""
         self._subscriptions = Subscriptions()
         self._routes: dict[str, tuple[bytes | None, int]] = {}
+        self._keys: dict[str, str] = {}
         self._packet_ids = PacketIds()
         self._drops = False
         self._confirmed = 0
@@ -135,13 +134,11 @@ class MqttAdapter:
         except MqttProtocolError as error:
             events, violation = error.events, error
         try:
-            for event in events if len(events) == 1 else _together(events):
+            for event in events:
                 if self.closed:
                     return
                 if type(event) is PublishRun:
                     self._publish(event)
-                elif isinstance(event, list):
-                    self._publish_mixed(event)
                 elif type(event) is Acknowledgements:
                     self._acknowledge(event)
                 else:
@@ -224,7 +221,7 @@ class MqttAdapter:
             allowed = self._config.anonymous
             return (
                 ACCEPTED
-                if allowed == "always" or (allowed == "loopback" and _is_loopback(self._peer))
+                if allowed == "always" or (allowed == "loopback" and is_loopback(self._peer))
                 else NOT_AUTHORIZED
             )
         password = connect.password or b""
@@ -297,33 +294,24 @@ class MqttAdapter:
 
     def _publish(self, run: PublishRun) -> None:
         assert self._session is not None
-        routing_key = topic_to_routing_key(run.topic)
+        keys = None if run.topics is None else list(map(self._key_of, run.topics))
+        first = self._key_of(run.topic)
         if run.qos:
             self._unconfirmed += run.packet_ids
-            self._session.publish(Slab(EXCHANGE, routing_key, _QOS_1, run.payloads), confirm=True)
+            self._session.publish(Slab(EXCHANGE, first, _QOS_1, run.payloads, keys=keys), confirm=True)
             return
-        slab = Slab(EXCHANGE, routing_key, _QOS_0, run.payloads)
+        slab = Slab(EXCHANGE, first, _QOS_0, run.payloads, keys=keys)
         if run.wire is not None:
             slab.wire = {WIRE_QOS_0: run.wire}
         self._session.publish(slab)
 
-    def _publish_mixed(self, runs: list[PublishRun]) -> None:
-        """Runs of several topics at one QoS as one slab."""
-        assert self._session is not None
-        keys: list[str] = []
-        payloads: list[bytes] = []
-        for run in runs:
-            keys += [topic_to_routing_key(run.topic)] * len(run.payloads)
-            payloads += run.payloads
-        if runs[0].qos:
-            self._unconfirmed += b"".join([run.packet_ids for run in runs])
-            self._session.publish(Slab(EXCHANGE, keys[0], _QOS_1, payloads, keys=keys), confirm=True)
-            return
-        slab = Slab(EXCHANGE, keys[0], _QOS_0, payloads, keys=keys)
-        wires = [run.wire for run in runs if run.wire is not None]
-        if len(wires) == len(runs):
-            slab.wire = {WIRE_QOS_0: b"".join(wires)}
-        self._session.publish(slab)
+    def _key_of(self, topic: str) -> str:
+        key = self._keys.get(topic)
+        if key is None:
+            if len(self._keys) >= ROUTES_REMEMBERED_MAX:
+                self._keys.clear()
+            key = self._keys[topic] = topic_to_routing_key(topic)
+        return key
 
     def confirm(self, up_to: int) -> None:
         """Send the PUBACKs of all publishes up to this sequence number (MQTT-4.3.2-2)."""
@@ -380,7 +368,7 @@ class MqttAdapter:
         session = self._session
         assert session is not None
         routes = [self._routes.get(key) or self._add_route(key) for key in keys[start:stop]]
-        topics = [topic for topic, _ in routes]
+        topics = [topic or b"" for topic, _ in routes]
         at_qos_1 = slab.properties.persistent and not consumer.no_ack
         kinds = [None if topic is None else granted if at_qos_1 else 0 for topic, granted in routes]
         if start == 0 and stop == len(keys) and kinds.count(0) == stop:
@@ -391,7 +379,7 @@ class MqttAdapter:
         for kind, first, last in stretches(kinds):
             bodies = slab.bodies[start + first : start + last]
             if kind is not None:
-                heads = mixed_heads(topics[first:last], bodies, kind)
+                heads = varied_heads(topics[first:last], bodies, kind)
                 if not kind:
                     self._outbox.write(encode_publishes(heads, bodies))
                 else:
@@ -465,29 +453,3 @@ class MqttAdapter:
         clients = _clients.get(self._broker, {})
         if clients.get(self._connect.client_id) is self:
             del clients[self._connect.client_id]
-
-
-def _together(events: list[Event]) -> Iterator[Event | list[PublishRun]]:
-    """The events, with neighbouring short publish runs of one QoS in lists: their messages can share a slab."""
-    runs: list[PublishRun] = []
-    for event in events:
-        short = type(event) is PublishRun and len(event.payloads) < _LONG_RUN
-        if runs and not (short and type(event) is PublishRun and event.qos == runs[0].qos):
-            yield runs if len(runs) > 1 else runs[0]
-            runs = []
-        if short and type(event) is PublishRun:
-            runs.append(event)
-        else:
-            yield event
-    if runs:
-        yield runs if len(runs) > 1 else runs[0]
-
-
-def _is_loopback(peer: str) -> bool:
-    """Whether `peer` ("host:port" or "[host]:port") is this machine."""
-    try:
-        address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1 of a socket that takes both families
-    return address.is_loopback or (mapped is not None and mapped.is_loopback)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from protocols.mqtt.packets import PublishHeads, encode_publishes, publish_heads
+from protocols.mqtt.packets import PublishHeads, encode_publishes, publish_heads, varied_heads
 from routing.message import Slab
 
 WIRE_QOS_0 = "mqtt qos 0"
@@ -44,24 +44,13 @@ def heads_at_qos_1(slab: Slab, topic: bytes) -> PublishHeads:
     return heads
 
 
-def whole_at_qos_0(slab: Slab, topics: Sequence[bytes | None]) -> bytes:
+def whole_at_qos_0(slab: Slab, topics: Sequence[bytes]) -> bytes:
     """Packets at QoS 0 for a whole slab of several topics, made once."""
     memo = _memo(slab)
     packets: bytes | None = memo.get(WIRE_QOS_0)
     if packets is None:
-        packets = memo[WIRE_QOS_0] = encode_publishes(mixed_heads(topics, slab.bodies, 0), slab.bodies)
+        packets = memo[WIRE_QOS_0] = encode_publishes(varied_heads(topics, slab.bodies, 0), slab.bodies)
     return packets
-
-
-def mixed_heads(topics: Sequence[bytes | None], bodies: Sequence[bytes], qos: int) -> list[bytes]:
-    """The heads of messages of several topics; no topic is missing."""
-    heads = []
-    for topic, body in zip(topics, bodies, strict=True):
-        assert topic is not None
-        head = publish_heads(topic, [body], qos)
-        assert isinstance(head, bytes)
-        heads.append(head)
-    return heads
 
 
 def stretches(kinds: Sequence[int | None]) -> Iterator[tuple[int | None, int, int]]:

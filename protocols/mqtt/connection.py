@@ -6,6 +6,8 @@
 3. Publishes and acknowledgements come as runs. A run of equally long packets is found in C: the bytes up to the topic's
    end (the *prefix*) repeat at a fixed stride, so splitting on the prefix yields the payloads, and all pieces having
    the payload's length proves it. Windows grow by four, so that a run that ends early wastes little.
+   Where the topic changes soon, packets are read one by one and topics found by their raw bytes; such a run ends
+   where a stretch of one topic begins.
 4. After DISCONNECT or a violation nothing more is read (MQTT-3.14.4, MQTT-4.8.0-1).
 
 What MQTT 5 changes is in here and in `packets` (properties, reason codes); QoS 2 adds PUBREC, PUBREL and PUBCOMP to
@@ -44,6 +46,11 @@ TOPICS_REMEMBERED_MAX = 4096
 
 _RUN_WINDOW = 16
 """Packets looked at first when two equal heads were seen; see rule 3."""
+
+_STRETCH = 16
+"""Messages of one topic in a row that are worth a run of their own."""
+
+_DUP = 0x08
 
 _QOS_2_TYPES = {5: "PUBREC", 6: "PUBREL", 7: "PUBCOMP"}
 _SERVER_TYPES = {2: "CONNACK", 9: "SUBACK", 11: "UNSUBACK", 13: "PINGRESP"}
@@ -204,11 +211,74 @@ class ServerConnection:
             if data.startswith(prefix, position):
                 position = _take_equal(data, position, size, prefix, pieces)
             position = self._take_unequal(data, position, first, raw_topic, pieces)
+        topics = None
+        if position + 4 < end and len(pieces) < _STRETCH and not (data[position] ^ first) & ~_DUP:
+            topics = [topic] * len(pieces)
+            position = self._take_varied(data, position, first, topics, pieces)
+            if topics.count(topic) == len(topics):
+                topics = None
         retain = bool(first & 1)
         if id_bytes:
             payloads, packet_ids, position = self._take_packet_ids(data, start, position, pieces)
-            return PublishRun(topic, 1, retain, payloads, packet_ids, None), position
-        return PublishRun(topic, 0, retain, pieces, b"", None if retain else data[start:position]), position
+            if topics is not None and len(payloads) < len(topics):
+                del topics[len(payloads) :]
+            return PublishRun(topic, 1, retain, payloads, packet_ids, None, topics), position
+        return PublishRun(topic, 0, retain, pieces, b"", None if retain else data[start:position], topics), position
+
+    def _take_varied(self, data: bytes, position: int, first: int, topics: list[str], pieces: list[bytes]) -> int:
+        """Append topics, and what follows them, of complete packets from `position` on; returns where they end.
+
+        Packets that differ from `first` in DUP alone belong to the run: nobody after us sees that flag
+        (MQTT-3.3.1-3). Whatever is not in order is left to be found as the first packet of what follows.
+        """
+        id_bytes, again = (2, first ^ _DUP) if first & 6 else (0, first)
+        end, packet_bytes_max, known = len(data), self._config.packet_bytes_max, self._topics.get
+        add_topic, add_piece = topics.append, pieces.append
+        previous, equal = topics[-1], 0
+        while position + 4 < end:  # the smallest packet has five bytes
+            kind = data[position]
+            if kind != first and kind != again:
+                break
+            body = position + 2
+            size = data[position + 1]
+            if size < 128:
+                stop = body + size
+            elif data[body] < 128:
+                size += (data[body] << 7) - 128
+                body += 1
+                stop = body + size
+                if stop - position > packet_bytes_max:
+                    break
+            else:
+                try:
+                    body, stop = self._frame(data, position, end)
+                except MqttProtocolError:
+                    break
+            if stop > end or stop < body + 2:
+                break
+            # The upper byte of the topic's length is 0 in all topics that are known.
+            topic_stop = body + 2 + data[body + 1]
+            if topic_stop + id_bytes > stop:
+                break
+            raw_topic = data[body:topic_stop]
+            topic = known(raw_topic)
+            if topic is None:
+                try:
+                    if raw_topic[0]:
+                        break
+                    topic = self._new_topic(raw_topic)
+                except MqttProtocolError:
+                    break
+            if topic is previous:
+                equal += 1
+                if equal == _STRETCH:
+                    break
+            else:
+                previous, equal = topic, 0
+            add_topic(topic)
+            add_piece(data[topic_stop:stop])
+            position = stop
+        return position
 
     def _take_unequal(self, data: bytes, position: int, first: int, raw_topic: bytes, pieces: list[bytes]) -> int:
         """Append what follows the topic in complete packets from `position` on with this first byte and topic."""

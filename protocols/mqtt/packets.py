@@ -14,14 +14,15 @@ lowest first, the top bit meaning "more"), a *variable header* and a *payload*:
     PINGREQ c0 00 · PINGRESP d0 00 · DISCONNECT e0 00           (f = dup(1) qos(2) retain(1); text = length(2) + UTF-8)
 
 Rules of this module. 1. Functions of bytes, no state: framing and runs are `connection`'s. 2. A violation raises
-`MqttProtocolError` naming the clause of the OASIS standard. 3. Events carry runs: consecutive publishes to a topic, and
-consecutive acknowledgements, are one event each.
+`MqttProtocolError` naming the clause of the OASIS standard. 3. Events carry runs: consecutive publishes of one QoS, and
+consecutive acknowledgements, are one event each; long stretches of one topic are events of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
 from protocols.sansio import RemoteProtocolError
 
@@ -82,8 +83,9 @@ class Connect:
 
 @dataclass(slots=True)
 class PublishRun:
-    """Consecutive PUBLISH packets with one topic and one set of flags.
+    """Consecutive PUBLISH packets with one QoS and one RETAIN flag.
 
+    `topics` are the topics of the messages where they differ (`topic` is the first then), None where they do not.
     `packet_ids` are the ids of a QoS 1 run, two bytes each. `wire` is the packets' own bytes when a subscriber at QoS 0
     can be sent them as they are (QoS 0, not retained), else None.
     """
@@ -94,6 +96,7 @@ class PublishRun:
     payloads: list[bytes]
     packet_ids: bytes
     wire: bytes | None
+    topics: list[str] | None = None
 
 
 @dataclass(slots=True)
@@ -324,6 +327,12 @@ def publish_heads(topic: bytes, payloads: Sequence[bytes], qos: int) -> PublishH
     return [heads[size] for size in sizes]
 
 
+def varied_heads(topics: Sequence[bytes], payloads: Sequence[bytes], qos: int) -> list[bytes]:
+    """As `publish_heads`, for payloads with a topic each."""
+    sizes = map(add, map(len, topics), map(len, payloads))
+    return list(map(add, map(_STARTS[qos].__getitem__, sizes), topics))
+
+
 def encode_publishes(heads: PublishHeads, payloads: Sequence[bytes]) -> bytes:
     """PUBLISH packets at QoS 0 for one or more payloads."""
     if isinstance(heads, bytes):
@@ -347,6 +356,24 @@ def encode_publishes_with_ids(heads: PublishHeads, payloads: Sequence[bytes], fi
     parts[1::3] = _PACKET_IDS[first_packet_id : first_packet_id + count]
     parts[2::3] = payloads
     return b"".join(parts)
+
+
+class _Starts(dict[int, bytes]):
+    """The fixed header of PUBLISH by the length of topic and payload together; those of common lengths are kept."""
+
+    def __init__(self, first: int, id_bytes: int) -> None:
+        super().__init__()
+        self._first = bytes((first,))
+        self._id_bytes = id_bytes
+
+    def __missing__(self, size: int) -> bytes:
+        start = self._first + _remaining_length(size + self._id_bytes)
+        if size < len(_LENGTHS):
+            self[size] = start
+        return start
+
+
+_STARTS = (_Starts(PUBLISH, 0), _Starts(PUBLISH | 2, 2))
 
 
 def _remaining_length(size: int) -> bytes:

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -26,6 +25,7 @@ from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
 from protocols.native.errors import RETRIABLE, ErrorCode, WireError, wire_error
 from protocols.native.fetching import Fetches
+from protocols.peers import is_loopback
 from protocols.sansio import Outbox
 from routing import errors
 from routing.broker import Broker
@@ -54,15 +54,6 @@ def engine_error(error: Exception) -> WireError:
     """What the client is told of an error of the engine."""
     code = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
     return wire_error(code, str(error))
-
-
-def _is_loopback(peer: str) -> bool:
-    try:
-        address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
 
 
 class _Refused(Exception):
@@ -226,7 +217,7 @@ class NativeAdapter:
         if self._authenticate is None:
             return True
         if credentials is None:
-            return self._config.anonymous_loopback and _is_loopback(self.peer)
+            return self._config.anonymous_loopback and is_loopback(self.peer)
         user, password = credentials
         return self._authenticate(user, password.encode(), self.peer)
 

@@ -15,11 +15,12 @@ from typing import Literal, Self, TypeVar
 
 from msgspec import Struct
 
+from protocols.buffers import BytesLike, join_small
 from protocols.native import wire
 from protocols.native.connection import split_address
 from protocols.native.errors import ConnectionLost, ProtocolError, RequestTimedOut, WireError, error_from_wire
 from protocols.native.records import split_batches
-from protocols.native.wire import BytesLike, Reply, Request
+from protocols.native.wire import Reply, Request
 
 Which = Literal["earliest", "latest"] | int
 ReplyType = TypeVar("ReplyType", bound=Reply)
@@ -263,7 +264,7 @@ class BlockingClient:
         self._correlation_id = self._correlation_id + 1 & 0xFFFF_FFFF
         request.correlation_id = self._correlation_id
         try:
-            for piece in wire.joined(wire.encode(request)):
+            for piece in join_small(wire.encode(request)):
                 connection.sendall(piece)
         except OSError as error:
             raise self._lost(error) from error

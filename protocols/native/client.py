@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 import msgspec
 import trio
 
+from protocols.buffers import join_small
 from protocols.native import wire
 from protocols.native.blocking import REPLY_BYTES_MAX, TopicDescription, Which, which_offset
 from protocols.native.connection import FrameReader, split_address
@@ -220,7 +221,7 @@ class Link:
                 self._line_filled = trio.Event()
                 await self._line_filled.wait()
             self._sending, self._line = self._line, []
-            for piece in wire.joined(piece for frame, _ in self._sending for piece in frame):
+            for piece in join_small(piece for frame, _ in self._sending for piece in frame):
                 await stream.send_all(piece)
             sent, self._sending = self._sending, []
             for _, on_sent in sent:

@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
+from protocols.buffers import BytesLike
 from protocols.native.errors import ErrorCode
-from protocols.native.wire import LENGTH_BYTES, BadRequest, BytesLike
+from protocols.native.wire import LENGTH_BYTES, BadRequest
 
 _COPY_BELOW_BYTES = 16 << 10
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from core_log.errors import LogError, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from delay.timer_service import Timer, TimerService
+from protocols.buffers import BytesLike
 from protocols.native.config import NativeConfig
 from protocols.native.errors import ErrorCode, WireError, wire_error
 from protocols.native.log_waits import LogWaits
-from protocols.native.wire import BytesLike, Fetch, encode_fetch_reply
+from protocols.native.wire import Fetch, encode_fetch_reply
 from protocols.sansio import Outbox
 
 Lookup = Callable[[str, int], "PartitionLog | WireError"]

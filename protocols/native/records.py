@@ -23,8 +23,8 @@ from core_log.record_batch import (
     parse_header,
     validate,
 )
+from protocols.buffers import BytesLike
 from protocols.native.errors import ProtocolError
-from protocols.native.wire import BytesLike
 
 Headers = Sequence[tuple[str, bytes | None]]
 

@@ -17,6 +17,7 @@ import msgpack
 import msgspec
 from msgspec import Meta, Struct
 
+from protocols.buffers import BytesLike
 from protocols.native.errors import ErrorCode, ProtocolError, WireError
 from protocols.sansio import RemoteProtocolError
 
@@ -30,7 +31,6 @@ ACKS_ALL: Final = -1
 LATEST, EARLIEST = -1, -2
 """Values of `ListOffsets` entries that are no timestamps."""
 
-BytesLike = bytes | bytearray | memoryview
 Pieces = list[BytesLike]
 
 _NAME_LENGTH_MAX = 255
@@ -380,23 +380,6 @@ def encode(message: Request | Reply) -> Pieces:
             [(e.error, e.log_start_offset, e.high_watermark, [e.records]) for e in message.entries],
         )
     return _framed([msgpack.packb((_api(message), *_plain(message)))])
-
-
-def joined(pieces: Iterable[BytesLike], *, large_bytes: int = 64 << 10) -> Pieces:
-    """`pieces` with small neighbours joined, for fewer sends; those of `large_bytes` and more stay as they are."""
-    result: Pieces = []
-    small: Pieces = []
-    for piece in pieces:
-        if len(piece) < large_bytes:
-            small.append(piece)
-            continue
-        if small:
-            result.append(b"".join(small))
-            small = []
-        result.append(piece)
-    if small:
-        result.append(b"".join(small))
-    return result
 
 
 def _bin_header(size: int) -> bytes:

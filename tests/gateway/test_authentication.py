@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.authentication import authenticator, is_loopback
+from gateway.authentication import authenticator
+from protocols.peers import is_loopback
 
 LOCAL, REMOTE = "127.0.0.1:5000", "192.0.2.7:5000"
 

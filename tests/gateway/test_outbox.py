@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Limits
-from gateway.outbox import _LARGE_BYTES, Outboxes, SocketOutbox, join_small, next_buffers, remove_sent
+from gateway.outbox import Outboxes, SocketOutbox, next_buffers, remove_sent
+from protocols.buffers import LARGE_BYTES, join_small
 
 
 class Recorder:
@@ -81,7 +82,7 @@ def test_thousands_of_tiny_writes_are_one_send() -> None:
 def test_a_single_piece_and_large_pieces_are_not_copied() -> None:
     sock = Recorder()
     outbox, group, _ = make(sock)
-    piece, large, view = b"small", bytes(_LARGE_BYTES), memoryview(bytearray(_LARGE_BYTES))
+    piece, large, view = b"small", bytes(LARGE_BYTES), memoryview(bytearray(LARGE_BYTES))
     outbox.write(piece)
     group.flush()
     assert sock.calls[0][0] is piece
@@ -238,7 +239,7 @@ async def test_a_turn_that_is_wanted_comes_once(nursery: trio.Nursery) -> None:
     nursery.cancel_scope.cancel()
 
 
-sizes = st.lists(st.sampled_from([1, 2, 100, _LARGE_BYTES - 1, _LARGE_BYTES, 3 * _LARGE_BYTES]), max_size=12)
+sizes = st.lists(st.sampled_from([1, 2, 100, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES]), max_size=12)
 
 
 @given(sizes=sizes, taken=st.lists(st.integers(0, 1 << 17), max_size=8))
@@ -247,7 +248,7 @@ def test_buffers_keep_every_byte_in_order_however_much_is_taken(sizes: list[int]
     expected = b"".join(pieces)
     backlog = deque(join_small(pieces))
     assert b"".join(backlog) == expected
-    assert all(any(buffer is piece for buffer in backlog) for piece in pieces if len(piece) >= _LARGE_BYTES)
+    assert all(any(buffer is piece for buffer in backlog) for piece in pieces if len(piece) >= LARGE_BYTES)
     sent = bytearray()
     for amount in taken:
         if not backlog:

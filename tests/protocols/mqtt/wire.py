@@ -117,9 +117,10 @@ def one_by_one(events: Iterable[Event]) -> list[object]:
                 event.payloads
             )
             assert len(ids) == len(event.payloads)
+            topics = [event.topic] * len(ids) if event.topics is None else event.topics
             flat += [
-                (event.topic, event.qos, event.retain, packet_id, payload)
-                for packet_id, payload in zip(ids, event.payloads, strict=True)
+                (topic, event.qos, event.retain, packet_id, payload)
+                for topic, packet_id, payload in zip(topics, ids, event.payloads, strict=True)
             ]
         elif isinstance(event, Acknowledgements):
             flat += [("ack", packet_id) for first, last in event.ranges for packet_id in range(first, last + 1)]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocols.buffers import join_small
 from protocols.native import wire
 from protocols.native.connection import FrameReader, split_address
 from protocols.native.errors import MEANINGS, ErrorCode, MillraceError, ProtocolError, error_from_wire, wire_error
@@ -252,7 +253,7 @@ def test_the_length_is_checked_before_the_frame_is_kept(size: int, refused: bool
 
 @pytest.mark.parametrize("pieces", [[], [b""], [b"a", b"b" * 70_000, b"c", b"d"], [b"x" * 70_000] * 2, [b"a"] * 5])
 def test_joined_keeps_the_bytes(pieces: list[bytes]) -> None:
-    joined = wire.joined(pieces)
+    joined = join_small(pieces, 64 << 10)
     assert b"".join(joined) == b"".join(pieces)
     assert len(joined) <= 3
 
