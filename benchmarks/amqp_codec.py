@@ -16,18 +16,23 @@ from collections.abc import Callable
 from typing import Any
 
 from protocols.amqp import methods
+from protocols.amqp.adapter_properties import facts_of, intern
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import PROTOCOL_HEADER, AmqpConnection, MethodReceived
-from protocols.amqp.deliveries import DeliveryPrefix, content, encode_run, method_frame
+from protocols.amqp.deliveries import DeliveryPrefix, MethodEnds, content, encode_mixed, encode_run, method_frame
 from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties
 
 BODY_BYTES = 100
 PLAIN = encode_properties(BasicProperties(content_type="application/json", delivery_mode=2, headers={"x": 1}))
 
 
-def open_connection(intern: Callable[[bytes], Any]) -> AmqpConnection:
+def open_connection(
+    intern: Callable[[bytes], Any], facts_of: Callable[[bytes], object] = lambda raw: None
+) -> AmqpConnection:
     """A connection past its handshake with channel 1 open."""
-    connection = AmqpConnection(AmqpConfig(), lambda data: None, intern, server_properties={}, mechanisms=b"PLAIN")
+    connection = AmqpConnection(
+        AmqpConfig(), lambda data: None, intern, server_properties={}, mechanisms=b"PLAIN", facts_of=facts_of
+    )
     handshake = [
         methods.ConnectionStartOk({}, "PLAIN", b"\0guest\0guest", "en_US"),
         methods.ConnectionTuneOk(2047, 131072, 60),
@@ -61,6 +66,7 @@ def cases(count: int) -> dict[str, Callable[[], object]]:
     mixed = [rng.randbytes(rng.randrange(1, 2 * BODY_BYTES)) for _ in range(count)]
     interned = open_connection(lambda raw: raw)
     checked = open_connection(decode_properties)
+    real = open_connection(lambda raw: intern(raw, "guest"), lambda raw: facts_of(raw, "guest"))
     uniform_wire = b"".join(publish("", "queue", PLAIN, body) for body in bodies)
     mixed_wire = b"".join(publish("", "queue", PLAIN, body) for body in mixed)
     two_routes = b"".join(publish("x", "ab"[i % 2], PLAIN, body) for i, body in enumerate(bodies))
@@ -75,6 +81,13 @@ def cases(count: int) -> dict[str, Callable[[], object]]:
         )
 
     unique = [unique_wire() for _ in range(8)]
+    keys = [f"key.{i % 85}" for i in range(count)]
+    raws = [
+        encode_properties(BasicProperties(content_type="text/plain", delivery_mode=2, message_id=f"message-{i:08}"))
+        for i in range(count)
+    ]
+    all_differ = b"".join(publish("x", *message) for message in zip(keys, raws, mixed))
+    ends = MethodEnds(1, "ctag1.0", "x", False)
     acks = b"".join(method_frame(1, methods.BasicAck(tag).encode()) for tag in range(1, count + 1))
     prefix = DeliveryPrefix(1, "ctag1.0", "", "queue", PLAIN, False)
     return {
@@ -82,9 +95,13 @@ def cases(count: int) -> dict[str, Callable[[], object]]:
         "receive, one route, mixed sizes": lambda: interned.receive_data(mixed_wire),
         "receive, two routes in turn": lambda: interned.receive_data(two_routes),
         "receive, properties never seen before": lambda: checked.receive_data(unique.pop()),
+        "receive, keys, ids and sizes differ": lambda: real.receive_data(all_differ),
         "acks in order": lambda: interned.receive_data(acks),
         "deliver, one size": lambda: encode_run(prefix, 1, bodies, list(map(len, bodies))),
         "deliver, mixed sizes": lambda: encode_run(prefix, 1, mixed, list(map(len, mixed))),
+        "deliver, keys, ids and sizes differ": lambda: encode_mixed(
+            1, list(map(ends.__getitem__, keys)), 1, raws, mixed
+        ),
         "deliver, one by one": lambda: [encode_run(prefix, 1, [body], [BODY_BYTES]) for body in bodies],
     }
 
