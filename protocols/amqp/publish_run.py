@@ -248,10 +248,11 @@ def take_mixed(
         if route is last_route and raw == last_raw:
             equal += 1
         else:
-            if facts is None:
-                facts = facts_of(run.raw)
-            if facts is None or facts_of(raw) != facts:
-                break
+            if raw != run.raw:
+                if facts is None:
+                    facts = facts_of(run.raw)
+                if facts is None or facts_of(raw) != facts:
+                    break
             equal, last_route, last_raw = 0, route, raw
         keys.append(route.routing_key)
         raws.append(raw)
