@@ -65,7 +65,7 @@ class Broker:
         self.after_turn: Callable[[], None] | None = None
         self.message_bytes_max = config.message_bytes_max
         self.refused_messages = 0
-        """Messages that a failing log could not take; confirmed publishers were told."""
+        """Messages that a failing log could not take (who asked for confirms was told), or that were shed."""
         self._nursery = nursery
         self._runnable: list[Queue] = []
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
@@ -416,7 +416,9 @@ class Broker:
                 self._checkpoint(partition)
                 partition.delete_dead_prefix()
                 partition.warn_of_pinned_bytes()
-            self.topology.transient.delete_dead_prefix()
+            transient = self.topology.transient
+            self.refused_messages += transient.shed(self.config.scratch_bytes_max)
+            transient.delete_dead_prefix()
             if trio.current_time() >= retention_due:
                 retention_due = trio.current_time() + self.config.retention_check_interval_ms / 1000
                 for log in self._topic_logs():

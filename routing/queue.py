@@ -175,6 +175,19 @@ class Queue:
         yield from self.returned.ranges()
         yield from self.ready.ranges()
 
+    def shed(self, count: int) -> int:
+        """Give up the oldest messages that are not delivered, at most `count`; how many there were."""
+        left = count
+        while left:
+            first, number, _ = self.head()
+            number = min(number, left)
+            if not number:
+                break
+            self.take(number)
+            self.settle(first, number)
+            left -= number
+        return count - left
+
     def purge(self) -> int:
         """Settle all that is ready or returned; how many there were."""
         count = self.message_count

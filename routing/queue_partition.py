@@ -400,6 +400,18 @@ class QueuePartition:
         pinned_bytes = int(log.size_bytes * max(0.0, 1 - live / span))
         return HomeStatus(self.index, len(self.queues), live, log.size_bytes, pinned_bytes)
 
+    def shed(self, bytes_max: int) -> int:
+        """Of a transient partition: while its log is larger, the longest queues lose half of what waits; how many."""
+        dropped = 0
+        if self.log.size_bytes > bytes_max and self.queues:
+            longest = max(queue.message_count for queue in self.queues.values())
+            for queue in list(self.queues.values()):
+                if queue.message_count > longest // 2:
+                    count = queue.shed(queue.message_count // 2 + 1)
+                    logger.warning("queue %s loses its %d oldest messages: scratch space is full", queue.name, count)
+                    dropped += count
+        return dropped
+
     def warn_of_pinned_bytes(self) -> None:
         """Say it when few live messages keep much log on disk, and again when it has doubled."""
         pinned_bytes = self.status.pinned_bytes

@@ -17,6 +17,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -44,9 +45,11 @@ class JavaNotFound(RuntimeError):
 def ensure_java() -> str:
     """Make sure that a Spark session started by this process finds Java; returns the path of `java`.
 
-    Call it before the session is built. Changes nothing but `JAVA_HOME`, and that only when there is no other runtime.
+    Call it before the session is built. Changes nothing but `JAVA_HOME`, and that only when there is no other runtime,
+    and `PYSPARK_PYTHON`, if it is not set: workers run the interpreter that has this package, not any `python3`.
     Raises `JavaNotFound`.
     """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     home = os.environ.get("JAVA_HOME")
     if home:
         java = Path(home, "bin", "java")

@@ -290,6 +290,8 @@ class AmqpAdapter:
             self._leave()
             self._connection.close_connection(error)
             self._timers.closing(self._clock(), self.config.close_timeout_s)
+            # Where the frames are out of step an answer could not be read.
+            self.closed = self.closed or not error.in_step
 
     def _leave(self) -> None:
         """Give everything back to the engine; the second time there is nothing left to give."""

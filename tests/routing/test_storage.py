@@ -480,3 +480,21 @@ async def test_nothing_is_left_of_a_connection_with_many_queues() -> None:
 
 def _slab(exchange: str) -> Slab:
     return Slab(exchange, "", TRANSIENT, [b""])
+
+
+async def test_a_transient_backlog_that_fills_the_disk_loses_its_oldest(caplog: pytest.LogCaptureFixture) -> None:
+    async with engine(MemoryFiles(), transient_memory_bytes=1000, queue_segment_bytes=50_000) as running:
+        await running.queue("stalled", durable=False)
+        await running.queue("short", durable=False)
+        client = running.client()
+        client.publish("short", "kept")
+        for start in range(0, 3000, 50):
+            client.publish("stalled", *[f"{number:0200}" for number in range(start, start + 50)])
+            running.turn()
+        home = running.home("stalled")
+        assert home.shed(1 << 30) == 0
+        assert home.shed(100_000) == 1501
+        assert "queue stalled loses its 1501 oldest messages" in caplog.text
+        assert "short" not in caplog.text
+        assert await running.drain("short") == [("kept", False)]
+        assert [int(body) for body, _ in await running.drain("stalled")] == list(range(1501, 3000))
