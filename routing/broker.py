@@ -23,7 +23,7 @@ from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
 from delay.timer_service import TimerService
 from routing.catalog import Catalog
-from routing.commits import CommitWaiter
+from routing.commits import CommitWaiter, storage_errors
 from routing.config import BrokerConfig
 from routing.errors import InvalidArgument, LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.exchange import Binding
@@ -69,6 +69,7 @@ class Broker:
         self._nursery = nursery
         self._runnable: list[Queue] = []
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
+        self._deferred: dict[QueuePartition, None] = {}
         self._changing: set[str] = set()
         """Names of topics that are being created or deleted."""
         self._stores: list[PartitionLog] = []
@@ -128,7 +129,13 @@ class Broker:
         )
         log = PartitionLog.open(self.files, directory, settings, self.flusher, wall_clock_ms=_wall_clock_ms)
         return QueuePartition(
-            index, log, config, spawn=self._nursery.start_soon, mark_dirty=self._mark_dirty, loaded=self.end_turn
+            index,
+            log,
+            config,
+            spawn=self._nursery.start_soon,
+            mark_dirty=self._mark_dirty,
+            loaded=self.end_turn,
+            defer=self._defer if config.settle_delay_ms else None,
         )
 
     def _open_topic(self, name: str, partitions: int, config: dict[str, str]) -> Topic:
@@ -158,6 +165,8 @@ class Broker:
         self._closing = True
         for session in list(self.sessions):
             session.close()
+        for partition in self.topology.stripes:
+            partition.settlements_due()
         self.end_turn()
         logs = [*self._home_logs(), *self._topic_logs()]
         await self._settled_disk(logs)
@@ -193,6 +202,17 @@ class Broker:
 
     def _mark_dirty(self, partition: QueuePartition | TopicPartition) -> None:
         self._dirty[partition] = None
+
+    def _defer(self, partition: QueuePartition) -> None:
+        """Have a partition write its settlements a little later, together with all that ask for it meanwhile."""
+        if not self._deferred:
+            self.timers.at(trio.current_time() + self.config.settle_delay_ms / 1000, self._deferred_due)
+        self._deferred[partition] = None
+
+    def _deferred_due(self) -> None:
+        deferred, self._deferred = self._deferred, {}
+        for partition in deferred:
+            partition.settlements_due()
 
     def end_turn(self) -> None:
         """Deliver, write and confirm what has come together; see the module's rule 1."""
@@ -266,7 +286,7 @@ class Broker:
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         """Raises AccessRefused, PreconditionFailed, UnknownExchangeType, NotImplementedYet, StorageUnavailable."""
-        with _storage_errors():
+        with storage_errors():
             concerned = self.topology.declare_exchange(
                 name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
             )
@@ -278,7 +298,7 @@ class Broker:
 
     async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
         """Raises AccessRefused, PreconditionFailed, StorageUnavailable; one that is not there is no error."""
-        with _storage_errors():
+        with storage_errors():
             concerned = self.topology.delete_exchange(name, if_unused=if_unused)
         await self._commit(concerned)
 
@@ -295,7 +315,7 @@ class Broker:
         """Raises AccessRefused, PreconditionFailed, ResourceLocked, NotImplementedYet, LimitExceeded,
         StorageUnavailable.
         """
-        with _storage_errors():
+        with storage_errors():
             info, concerned = self.topology.declare_queue(
                 name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments, owner=owner
             )
@@ -313,7 +333,7 @@ class Broker:
         """How many messages it held; 0 if it is not there. Raises ResourceLocked, PreconditionFailed,
         StorageUnavailable.
         """
-        with _storage_errors():
+        with storage_errors():
             count, concerned = self.topology.delete_queue(name, if_unused=if_unused, if_empty=if_empty, owner=owner)
         await self._commit(concerned)
         return count
@@ -337,7 +357,7 @@ class Broker:
         StorageUnavailable.
         """
         binding = Binding.make(exchange, (destination_kind, destination), pattern, arguments, syntax)
-        with _storage_errors():
+        with storage_errors():
             concerned = self.topology.bind(binding, owner)
         await self._commit(concerned)
 
@@ -354,7 +374,7 @@ class Broker:
     ) -> None:
         """The inverse of `bind`; a binding that is not there is no error."""
         binding = Binding.make(exchange, (destination_kind, destination), pattern, arguments, syntax)
-        with _storage_errors():
+        with storage_errors():
             concerned = self.topology.unbind(binding, owner)
         await self._commit(concerned)
 
@@ -378,7 +398,7 @@ class Broker:
         log_config(settings, self.config)
         self._changing.add(name)
         try:
-            with _storage_errors():
+            with storage_errors():
                 topic = self._open_topic(name, partitions, settings)
                 self.topology.catalog.put_topic(name, partitions, settings)
             await self._commit(True)
@@ -390,7 +410,7 @@ class Broker:
     async def delete_topic(self, name: str) -> None:
         """Raises NotFound, StorageUnavailable."""
         topic = self.topology.topic(name)
-        with _storage_errors():
+        with storage_errors():
             self.topology.remove_topic(topic)
             self.offsets.forget_topic(name)
         for partition in topic.partitions:
@@ -456,16 +476,6 @@ class Broker:
                 self._nursery.start_soon(write)
 
         self.commits.when_committed([(log, log.log_end_offset)], durable)
-
-
-class _storage_errors:
-    """Make a refusing log the client's StorageUnavailable."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (LogUnavailable, OSError)):
-            raise StorageUnavailable(str(error)) from error
 
 
 @asynccontextmanager

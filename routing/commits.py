@@ -11,8 +11,10 @@ offset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
+from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
 from routing.errors import StorageUnavailable
 
@@ -40,6 +42,15 @@ class _Line:
 def storage_error(log: PartitionLog) -> StorageUnavailable:
     """What to tell a client whose message the log could not take."""
     return StorageUnavailable(f"the log cannot be written: {log.error}")
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Make a refusing log the client's StorageUnavailable."""
+    try:
+        yield
+    except (LogUnavailable, OSError) as error:
+        raise StorageUnavailable(str(error)) from error
 
 
 class CommitWaiter:

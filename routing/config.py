@@ -25,6 +25,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Message memory of non-durable queues; beyond it the oldest are spilled to scratch files."""
     scratch_bytes_max: int = 4 << 30
     """Disk for spilled messages of non-durable queues; beyond it the longest queues lose their oldest messages."""
+    settle_delay_ms: int = 10
+    """Settlements wait so long for others, or for a message, to be written with; a crash makes them redeliveries."""
     cold_read_bytes: int = 512 << 10
     """How much of a backlog is read from disk at once."""
     checkpoint_interval_bytes: int = 64 << 20

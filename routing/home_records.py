@@ -12,6 +12,8 @@ as cheap to hand out as it was to take in.
 
 from __future__ import annotations
 
+from typing import cast
+
 from core_log.errors import CorruptBatch
 from core_log.record_batch import RecordRun, decode_header_block, decode_runs, encode_headers
 from core_log.varint import varint
@@ -114,7 +116,8 @@ class SlabReader:
     def _uniform(self, run: RecordRun) -> CachedSlab:
         exchange, properties = self._parse(run.header_block)
         key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)
-        return CachedSlab(run.first_offset, Slab(exchange, key, properties, [value or b"" for value in run.values]), 0)
+        bodies = [value or b"" for value in run.values] if None in run.values else cast(list[bytes], run.values)
+        return CachedSlab(run.first_offset, Slab(exchange, key, properties, bodies), 0)
 
     def _join(
         self, neighbours: list[tuple[RecordRun, bytes]], like: tuple[int, str, bytes], slabs: list[CachedSlab]

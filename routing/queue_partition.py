@@ -7,10 +7,11 @@ settle is noted in control batches of the same log (`settlement.py`), so replayi
 1. Offsets are given out when a slab is enqueued and written when the turn ends: `seal` makes one data batch of all
    that the turn brought, and one control batch of all that it settled.
 2. A new destination set is rare. Its definition is appended at once, ahead of the slab that uses it.
-3. Messages are delivered from memory (`SlabCache`, bounded in bytes once written), else from chunks read off the loop.
-4. A transient partition is the same thing without promises: nothing is written until memory runs short, then the oldest
+3. Settlements alone are not worth a write: they wait a moment for others, or for the next messages.
+4. Messages are delivered from memory (`SlabCache`, bounded in bytes once written), else from chunks read off the loop.
+5. A transient partition is the same thing without promises: nothing is written until memory runs short, then the oldest
    slabs are spilled to a scratch log, under their own offsets. Its settlements are not logged.
-5. Gaps between offsets are normal.
+6. Gaps between offsets are normal.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ _BLOCK_BITS = 14
 _BATCH_BYTES = 1 << 20
 """A batch is closed when it reaches this size; one message may be larger."""
 _COLD_CHUNKS_MAX = 8
+_SETTLED_MAX = 4096
+"""Ranges of settled messages that are written without waiting for more."""
 
 Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
 
@@ -124,6 +127,7 @@ class QueuePartition:
         spawn: Spawn,
         mark_dirty: Callable[[QueuePartition], None],
         loaded: Callable[[], None],
+        defer: Callable[[QueuePartition], None] | None = None,
     ) -> None:
         self.index = index
         self.log = log
@@ -140,6 +144,8 @@ class QueuePartition:
         self._spawn = spawn
         self._mark_dirty = mark_dirty
         self._loaded = loaded
+        self._defer = defer
+        self._settlements_due = defer is None
         self._sets: WeakValueDictionary[tuple[int, ...], DestinationSet] = WeakValueDictionary()
         self._open: list[tuple[int, Slab, DestinationSet]] = []
         self._settled: list[tuple[int, int, int]] = []
@@ -243,7 +249,7 @@ class QueuePartition:
             return entry
         for chunk in self._chunks:
             if chunk.first <= offset < chunk.end:
-                if not chunk.read_ahead and offset - chunk.first > (chunk.end - chunk.first) // 2:
+                if not chunk.read_ahead:
                     self._read_ahead(chunk)
                 return chunk.find(offset)
         return None
@@ -317,16 +323,25 @@ class QueuePartition:
         if self.durable:
             if self.log.error is None:
                 try:
+                    due = self._settlements_due or bool(self._open) or len(self._settled) >= _SETTLED_MAX
                     self._seal_data()
-                    if self._settled:
+                    if self._settled and due:
                         self._append_control(SETTLED_KEY, encode_settled(self._settled))
                         self._settled.clear()
+                        self._settlements_due = self._defer is None
+                    elif self._settled and self._defer is not None:
+                        self._defer(self)
                 except LogUnavailable:
                     pass  # kept; `_log_advanced` comes back to it when the log takes writes again
         elif self._cache.unspilled_bytes > self._cache_bytes_max:
             self._spill()
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
+
+    def settlements_due(self) -> None:
+        """They have waited long enough: write them when the turn ends."""
+        self._settlements_due = True
+        self._mark_dirty(self)
 
     def _seal_data(self) -> None:
         if self._open:

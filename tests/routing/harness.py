@@ -231,6 +231,11 @@ class Engine:
 @asynccontextmanager
 async def engine(files: Files, **config: Any) -> AsyncIterator[Engine]:
     """Open an engine on `files`; leaving stops it cleanly."""
-    settings = {"stripes": 2, "flush_retry_interval_ms": 5, "housekeeping_interval_ms": 3_600_000} | config
+    settings = {
+        "stripes": 2,
+        "flush_retry_interval_ms": 5,
+        "housekeeping_interval_ms": 3_600_000,
+        "settle_delay_ms": 0,
+    } | config
     async with open_broker(files, BrokerConfig(**settings)) as broker:
         yield Engine(broker)

@@ -11,7 +11,7 @@ from core_log.files import FaultyFiles, MemoryFiles
 from routing.message import Properties, Slab
 from routing.replay import checkpoint_path
 from routing.session import Outcome
-from tests.routing.harness import TRANSIENT, Client, Engine, engine
+from tests.routing.harness import TRANSIENT, Client, Engine, engine, killed
 
 SMALL = {"stripes": 1, "stripe_cache_bytes": 2000, "cold_read_bytes": 1000}
 
@@ -498,3 +498,32 @@ async def test_a_transient_backlog_that_fills_the_disk_loses_its_oldest(caplog: 
         assert "short" not in caplog.text
         assert await running.drain("short") == [("kept", False)]
         assert [int(body) for body, _ in await running.drain("stalled")] == list(range(1501, 3000))
+
+
+async def test_settlements_wait_for_company_but_not_for_long() -> None:
+    files = MemoryFiles()
+    async with engine(files, stripes=1, settle_delay_ms=5) as running:
+        await running.queue("q")
+        client = running.client()
+        await client.publish_safely("q", *range(100))
+        log = running.home("q").log
+        client.consume("q")
+        client.take()
+        before = log.log_end_offset
+        for number in range(1, 51):
+            client.ack(number)
+            running.turn()
+        assert log.log_end_offset == before
+        await running.until(lambda: log.log_end_offset > before)
+        assert log.log_end_offset == before + 1
+        await running.synced()
+        found = killed(files)
+        client.ack(51)
+        running.turn()
+        await client.publish_safely("q", "takes it along")
+        assert log.log_end_offset == before + 3
+        client.ack(52, 100)
+    async with engine(found) as running:
+        assert await running.drain("q") == [(str(number), True) for number in range(50, 100)]
+    async with engine(files) as running:
+        assert await running.drain("q") == [("takes it along", True)]
