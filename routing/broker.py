@@ -22,21 +22,21 @@ from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
 from delay.timer_service import TimerService
-from routing.catalog import Catalog
 from routing.commits import CommitWaiter, storage_errors
 from routing.config import BrokerConfig
 from routing.errors import InvalidArgument, LimitExceeded, PreconditionFailed, StorageUnavailable
-from routing.exchange import Binding
 from routing.message import Slab
-from routing.offset_store import OffsetStore
-from routing.queue import Queue
-from routing.queue_partition import HomeStatus, QueuePartition
-from routing.replay import restore, save_checkpoint, snapshot
-from routing.router import Router
+from routing.queues.queue import Queue
+from routing.queues.queue_partition import HomeStatus, QueuePartition
+from routing.queues.replay import restore, save_checkpoint, snapshot
 from routing.session import DeliverySink, Session
-from routing.topic import Topic, TopicPartition
-from routing.topic_config import log_config
-from routing.topology import QueueInfo, Topology, require_valid_topic_name
+from routing.topics.offset_store import OffsetStore
+from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic_config import log_config
+from routing.topology.catalog import Catalog
+from routing.topology.exchange import Binding
+from routing.topology.router import Router
+from routing.topology.topology import QueueInfo, Topology, require_valid_topic_name
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from routing.message import Slab
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.broker import Broker
-    from routing.queue import Queue
-    from routing.route import Route
+    from routing.queues.queue import Queue
+    from routing.topology.route import Route
 
 logger = logging.getLogger(__name__)
 

@@ -25,6 +25,16 @@ MAY_IMPORT = {
 }
 """Which of our packages each of them may import. `routing` below `protocols` is for adapters only, see there."""
 
+ROOMS = {
+    "queues": {"queues"},
+    "topics": {"topics"},
+    "topology": {"topology", "queues", "topics"},
+}
+"""The folders of `routing`, and which of them each may import, types apart. The modules above them see them all; those
+a room may use as well are in `ROUTING_BASE`."""
+
+ROUTING_BASE = {"commits", "config", "errors", "message", "runs"}
+
 DEMO_MAY_IMPORT = MAY_IMPORT["gateway"] | {"millrace", "pyspark_millrace", "spark_bridge"}
 """The demo is a user of everything."""
 
@@ -53,10 +63,25 @@ def sources() -> list[str]:
     )
 
 
-def imports(path: str) -> Iterator[tuple[int, str]]:
-    """Line and absolute dotted name of everything a module imports."""
+def for_types_only(tree: ast.AST) -> set[ast.AST]:
+    """The statements under `if TYPE_CHECKING`."""
+    return {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for statement in node.body
+        for child in ast.walk(statement)
+    }
+
+
+def imports(path: str, *, types: bool = True) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of everything a module imports, with or without what only types need."""
     package = path.removesuffix(".py").split("/")[:-1]
-    for node in ast.walk(ast.parse((ROOT / path).read_text(), path)):
+    tree = ast.parse((ROOT / path).read_text(), path)
+    left_out = set() if types else for_types_only(tree)
+    for node in ast.walk(tree):
+        if node in left_out:
+            continue
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -66,12 +91,12 @@ def imports(path: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, ".".join([*base, *([node.module] if node.module else []), alias.name])
 
 
-def offences(wrong: Callable[[str, str], bool]) -> list[str]:
+def offences(wrong: Callable[[str, str], bool], *, types: bool = True) -> list[str]:
     """Every import of every module that `wrong(path, imported)` finds wrong, as "file:line imports name"."""
     return [
         f"{path}:{line} imports {imported}"
         for path in sources()
-        for line, imported in imports(path)
+        for line, imported in imports(path, types=types)
         if wrong(path, imported)
     ]
 
@@ -101,6 +126,18 @@ def test_packages_import_only_what_lies_below() -> None:
         return target in MAY_IMPORT and target not in mine
 
     assert offences(wrong) == []
+
+
+def test_the_rooms_of_routing_import_one_way() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        mine, target = path.removesuffix(".py").split("/"), imported.split(".")
+        if mine[0] != "routing" or target[0] != "routing":
+            return False
+        if mine[1] in ROOMS:
+            return target[1] not in ROOMS[mine[1]] | ROUTING_BASE
+        return mine[1] in ROUTING_BASE and target[1] not in ROUTING_BASE
+
+    assert offences(wrong, types=False) == []
 
 
 def test_only_adapters_know_the_engine() -> None:

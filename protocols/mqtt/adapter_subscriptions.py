@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocols.convert import topic_to_routing_key
-from routing.topic_trie import TopicTrie, parse_pattern
+from routing.topology.topic_trie import TopicTrie, parse_pattern
 
 
 class Subscriptions:

@@ -29,7 +29,7 @@ from protocols.peers import is_loopback
 from protocols.sansio import Outbox
 from routing import errors
 from routing.broker import Broker
-from routing.topic import Topic, TopicPartition
+from routing.topics.topic import Topic, TopicPartition
 
 SERVER = "millrace 0.1.0"
 

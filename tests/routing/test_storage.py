@@ -9,7 +9,7 @@ import trio
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.message import Properties, Slab
-from routing.replay import checkpoint_path
+from routing.queues.replay import checkpoint_path
 from routing.session import Outcome
 from tests.routing.harness import TRANSIENT, Client, Engine, engine, killed
 

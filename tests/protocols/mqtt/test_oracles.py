@@ -43,7 +43,7 @@ from protocols.mqtt.packets import (
     encode_unsuback,
     publish_heads,
 )
-from routing.topic_trie import TopicTrie, parse_pattern
+from routing.topology.topic_trie import TopicTrie, parse_pattern
 from tests.protocols.mqtt.test_codec import connected
 
 payload_lists = st.lists(st.binary(max_size=300), min_size=1, max_size=20)

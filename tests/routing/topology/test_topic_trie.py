@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.topic_trie import TopicTrie, parse_pattern
+from routing.topology.topic_trie import TopicTrie, parse_pattern
 
 _WORDS = st.sampled_from(["a", "b", "", "$sys", "*", "+", "#", "é"])
 _KEYS = st.lists(_WORDS, max_size=5).map(".".join)

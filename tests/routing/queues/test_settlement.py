@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.settlement import (
+from routing.queues.settlement import (
     DESTINATIONS_KEY,
     SETTLED_KEY,
     decode_destinations,

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from routing.offset_set import OffsetSet, Range, ReturnedOffsets
+from routing.queues.offset_set import OffsetSet, Range, ReturnedOffsets
 
 if TYPE_CHECKING:
-    from routing.queue_partition import QueuePartition
+    from routing.queues.queue_partition import QueuePartition
     from routing.session import Consumer
 
 _SHARE_MAX = 64

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from routing.message import Properties, Slab
-from routing.slab_cache import CachedSlab, SlabCache
+from routing.queues.slab_cache import CachedSlab, SlabCache
 
 PLAIN = Properties("test", b"", persistent=False)
 

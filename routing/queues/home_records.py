@@ -18,8 +18,8 @@ from core_log.errors import CorruptBatch
 from core_log.record_batch import RecordRun, decode_header_block, decode_runs, encode_headers
 from core_log.varint import varint
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+from routing.queues.slab_cache import CachedSlab
 from routing.runs import Run
-from routing.slab_cache import CachedSlab
 
 _REMEMBERED_MAX = 1024
 _LONG_RUN = 16

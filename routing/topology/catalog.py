@@ -14,8 +14,8 @@ from typing import Any
 import msgpack
 
 from core_log.keyed_store import KeyedStore
-from routing.exchange import Binding, Exchange
-from routing.queue import Queue
+from routing.queues.queue import Queue
+from routing.topology.exchange import Binding, Exchange
 
 _NEXT_QUEUE_ID = ["next-queue-id"]
 

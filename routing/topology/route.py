@@ -16,9 +16,9 @@ from routing.message import Slab
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
-    from routing.queue import Queue
-    from routing.queue_partition import DestinationSet, QueuePartition
-    from routing.topic import Topic
+    from routing.queues.queue import Queue
+    from routing.queues.queue_partition import DestinationSet, QueuePartition
+    from routing.topics.topic import Topic
 
 
 class Route:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from routing.errors import InvalidArgument
-from routing.topic_trie import TopicTrie, parse_pattern
+from routing.topology.topic_trie import TopicTrie, parse_pattern
 
 Destination = tuple[str, str]
 """Kind ("queue", "exchange" or "topic") and name."""

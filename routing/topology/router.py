@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from routing.errors import AccessRefused
 from routing.message import Properties, Slab
-from routing.queue import Queue
-from routing.route import Route
-from routing.topic import Topic
-from routing.topology import Topology
+from routing.queues.queue import Queue
+from routing.topics.topic import Topic
+from routing.topology.route import Route
+from routing.topology.topology import Topology
 
 
 class Router:

@@ -33,19 +33,19 @@ from core_log.record_batch import (
     parse_header,
 )
 from routing.config import BrokerConfig
-from routing.home_records import RecordWriter, SlabReader
 from routing.message import Slab
-from routing.runs import in_batches
-from routing.settlement import (
+from routing.queues.home_records import RecordWriter, SlabReader
+from routing.queues.settlement import (
     DESTINATIONS_KEY,
     SETTLED_KEY,
     encode_destinations,
     encode_settled,
 )
-from routing.slab_cache import CachedSlab, SlabCache
+from routing.queues.slab_cache import CachedSlab, SlabCache
+from routing.runs import in_batches
 
 if TYPE_CHECKING:
-    from routing.queue import Queue
+    from routing.queues.queue import Queue
 
 logger = logging.getLogger(__name__)
 

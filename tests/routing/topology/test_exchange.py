@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from routing.errors import InvalidArgument
-from routing.exchange import Binding, Exchange
+from routing.topology.exchange import Binding, Exchange
 
 QUEUE = ("queue", "q")
 

@@ -20,11 +20,11 @@ import msgpack
 from core_log.checkpoint import load, save
 from core_log.files import Files
 from core_log.record_batch import decode_runs, iterate_records, parse_header
-from routing.home_records import set_id_of
-from routing.offset_set import OffsetSet, Range, subtract
-from routing.queue import Queue
-from routing.queue_partition import Definition, QueuePartition
-from routing.settlement import DESTINATIONS_KEY, SETTLED_KEY, decode_destinations, decode_settled
+from routing.queues.home_records import set_id_of
+from routing.queues.offset_set import OffsetSet, Range, subtract
+from routing.queues.queue import Queue
+from routing.queues.queue_partition import Definition, QueuePartition
+from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, decode_destinations, decode_settled
 
 logger = logging.getLogger(__name__)
 

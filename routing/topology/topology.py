@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from core_log.errors import LogUnavailable
-from routing.catalog import Catalog
 from routing.config import BrokerConfig
 from routing.errors import (
     AccessRefused,
@@ -25,10 +24,11 @@ from routing.errors import (
     ResourceLocked,
     UnknownExchangeType,
 )
-from routing.exchange import KINDS, Binding, Destination, Exchange
-from routing.queue import Queue
-from routing.queue_partition import QueuePartition
-from routing.topic import Topic
+from routing.queues.queue import Queue
+from routing.queues.queue_partition import QueuePartition
+from routing.topics.topic import Topic
+from routing.topology.catalog import Catalog
+from routing.topology.exchange import KINDS, Binding, Destination, Exchange
 
 DEFAULT_EXCHANGES = (
     ("", "direct"),

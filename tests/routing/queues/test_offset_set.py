@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from routing.offset_set import OffsetSet, Range, ReturnedOffsets, subtract
+from routing.queues.offset_set import OffsetSet, Range, ReturnedOffsets, subtract
 
 # What matters is where ranges are cut: 16 bits hold a range's length, a chunk holds 4096 ranges.
 _LENGTHS = st.one_of(st.integers(1, 5), st.sampled_from([65535, 65536, 65537, 131072, 200_000]))
