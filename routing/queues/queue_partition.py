@@ -18,23 +18,16 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakValueDictionary
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
-import trio
-
-from core_log.errors import CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
-from core_log.record_batch import (
-    BatchBuilder,
-    BatchHeader,
-    parse_header,
-)
+from core_log.record_batch import BatchBuilder
 from routing.config import BrokerConfig
 from routing.message import Slab
-from routing.queues.home_records import RecordWriter, SlabReader
+from routing.queues.cold_chunks import ColdChunks, Spawn
+from routing.queues.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
 from routing.queues.settlement import (
     DESTINATIONS_KEY,
     SETTLED_KEY,
@@ -53,11 +46,8 @@ _BLOCK_BITS = 14
 """Live messages are counted for blocks of this many offset bits."""
 _BATCH_BYTES = 1 << 20
 """A batch is closed when it reaches this size; one message may be larger."""
-_COLD_CHUNKS_MAX = 8
 _SETTLED_MAX = 4096
 """Ranges of settled messages that are written without waiting for more."""
-
-Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
 
 
 class HomeStatus(NamedTuple):
@@ -68,51 +58,6 @@ class HomeStatus(NamedTuple):
     live_messages: int
     log_bytes: int
     pinned_bytes: int
-
-
-class Definition:
-    """What a destination set's id stands for; `offset` is where the log says so, -1 while it does not.
-
-    No message at or behind `used_before` names it.
-    """
-
-    __slots__ = ("id", "offset", "queue_ids", "used_before")
-
-    def __init__(self, set_id: int, queue_ids: tuple[int, ...], offset: int, used_before: int) -> None:
-        self.id = set_id
-        self.queue_ids = queue_ids
-        self.offset = offset
-        self.used_before = used_before
-
-
-class DestinationSet:
-    """The queues of one home partition that a route leads to; it lives as long as a route does."""
-
-    __slots__ = ("__weakref__", "definition", "queues", "records")
-
-    def __init__(self, definition: Definition, queues: tuple[Queue, ...]) -> None:
-        self.definition = definition
-        self.queues = queues
-        self.records = RecordWriter(definition.id)
-
-
-class _ColdChunk:
-    """Slabs read back from the log: everything in [first, end)."""
-
-    __slots__ = ("end", "entries", "first", "firsts", "read_ahead")
-
-    def __init__(self, first: int, end: int, entries: list[CachedSlab]) -> None:
-        self.first = first
-        self.end = end
-        self.entries = entries
-        self.firsts = [entry.first for entry in entries]
-        self.read_ahead = False
-
-    def find(self, offset: int) -> CachedSlab | None:
-        index = bisect_right(self.firsts, offset) - 1
-        if index >= 0 and offset < self.entries[index].end:
-            return self.entries[index]
-        return None
 
 
 class QueuePartition:
@@ -134,49 +79,27 @@ class QueuePartition:
         self.durable = index >= 0
         self.queues: dict[int, Queue] = {}
         self.next_offset = log.log_end_offset
-        self.next_set_id = 1
-        self.definitions: dict[int, Definition] = {}
-        """What the log defines, by set id."""
-        self._defined: dict[tuple[int, ...], Definition] = {}
+        self.sets = DestinationSets()
         self.unchecked_bytes = 0
         """Appended since the last checkpoint."""
         self._config = config
-        self._spawn = spawn
         self._mark_dirty = mark_dirty
-        self._loaded = loaded
         self._defer = defer
         self._settlements_due = defer is None
-        self._sets: WeakValueDictionary[tuple[int, ...], DestinationSet] = WeakValueDictionary()
         self._open: list[tuple[int, Slab, DestinationSet]] = []
         self._settled: list[tuple[int, int, int]] = []
         self._cache = SlabCache()
         self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
         self._live: dict[int, int] = {}
-        self._chunks: list[_ColdChunk] = []
-        self._loading: dict[int, set[Queue]] = {}
-        self._reader = SlabReader()
+        self._cold = ColdChunks(log, config, spawn=spawn, cached=self._cache.find, loaded=loaded)
         self._pinned_warning_bytes = config.pinned_warning_bytes
         log.listeners.append(self._log_advanced)
-
-    def adopt(self, definition: Definition) -> None:
-        """Note what the log defines."""
-        self.definitions[definition.id] = definition
-        self._defined[definition.queue_ids] = definition
 
     # --- messages in -------------------------------------------------------------------
 
     def destination_set(self, queues: tuple[Queue, ...]) -> DestinationSet:
         """The set of exactly these queues, made on first use."""
-        key = tuple(sorted(queue.id for queue in queues))
-        found = self._sets.get(key)
-        if found is None:
-            definition = self._defined.get(key)
-            if definition is None:
-                definition = Definition(self.next_set_id, key, -1, 0)
-                self.next_set_id += 1
-            ordered = tuple(sorted(queues, key=lambda queue: queue.id))
-            found = self._sets[key] = DestinationSet(definition, ordered)
-        return found
+        return self.sets.get(queues)
 
     def enqueue(self, slab: Slab, destinations: DestinationSet) -> int:
         """Give the slab its offsets and put them into the queues; returns the offset behind the last.
@@ -204,7 +127,7 @@ class QueuePartition:
         self._seal_data()
         value = encode_destinations(definition.id, definition.queue_ids)
         definition.offset = self._append_control(DESTINATIONS_KEY, value)
-        self.adopt(definition)
+        self.sets.adopt(definition)
 
     def _count_live(self, first: int, count: int, sign: int) -> None:
         """Add `sign` for each offset in the range to its block's count."""
@@ -244,77 +167,15 @@ class QueuePartition:
 
     def find(self, offset: int) -> CachedSlab | None:
         """The slab that holds `offset`, if it is in memory."""
-        entry = self._cache.find(offset)
-        if entry is not None:
-            return entry
-        for chunk in self._chunks:
-            if chunk.first <= offset < chunk.end:
-                if not chunk.read_ahead:
-                    self._read_ahead(chunk)
-                return chunk.find(offset)
-        return None
-
-    def _read_ahead(self, chunk: _ColdChunk) -> None:
-        chunk.read_ahead = True
-        end = chunk.end
-        if end >= self.log.high_watermark or self._cache.find(end) or end in self._loading:
-            return
-        if not any(other.first <= end < other.end for other in self._chunks):
-            self._loading[end] = set()
-            self._spawn(self._load, end)
+        return self._cache.find(offset) or self._cold.find(offset)
 
     def load(self, offset: int, queue: Queue) -> None:
         """Read what `offset` begins from the log; the queue is pumped again when it is here."""
-        if any(chunk.first <= offset < chunk.end for chunk in self._chunks):
-            # The log was read there and does not hold the message: damage, not a reason to ask for ever.
-            logger.error("offset %d of %s cannot be read: message lost", offset, self.log.directory)
-            queue.skip_unreadable(offset)
-            return
-        waiting = self._loading.get(offset)
-        if waiting is None:
-            self._loading[offset] = {queue}
-            self._spawn(self._load, offset)
-        else:
-            waiting.add(queue)
+        self._cold.load(offset, queue)
 
     async def load_now(self, offset: int, queue: Queue) -> None:
         """As `load`, for one who can wait; afterwards `find` knows the offset, or the message is given up."""
-        if any(chunk.first <= offset < chunk.end for chunk in self._chunks):
-            self.load(offset, queue)
-        else:
-            self._loading.setdefault(offset, set())
-            await self._load(offset)
-
-    async def _load(self, offset: int) -> None:
-        chunk = await self._read(offset)
-        if len(self._chunks) >= _COLD_CHUNKS_MAX:
-            del self._chunks[0]
-        self._chunks.append(chunk)
-        for queue in self._loading.pop(offset, ()):
-            queue.wake()
-        self._loaded()
-
-    async def _read(self, offset: int) -> _ColdChunk:
-        while True:
-            try:
-                return self._decode(offset, await self.log.read_cold(offset, self._config.cold_read_bytes))
-            except (FileNotFoundError, CorruptBatch, OffsetOutOfRange) as error:
-                logger.error("cannot read %s at offset %d: %s", self.log.directory, offset, error)
-                return _ColdChunk(offset, offset + 1, [])
-            except OSError as error:
-                # Not lost: the disk may recover, as it may for writes.
-                logger.warning("cannot read %s at offset %d now: %s", self.log.directory, offset, error)
-                await trio.sleep(self._config.flush_retry_interval_ms / 1000)
-
-    def _decode(self, offset: int, batches: list[Any]) -> _ColdChunk:
-        entries: list[CachedSlab] = []
-        end = offset + 1
-        for batch in batches:
-            header: BatchHeader = parse_header(batch)
-            end = max(end, header.next_offset)
-            if not header.is_control:
-                entries += self._reader.read(batch)
-        return _ColdChunk(offset, end, entries)
+        await self._cold.load_now(offset, queue)
 
     # --- the log -----------------------------------------------------------------------
 
@@ -381,7 +242,7 @@ class QueuePartition:
                 break
             if not entry.spilled:
                 self._cache.mark_spilled(entry)
-                batch.append((entry.first, entry.slab, _SCRATCH_SET))
+                batch.append((entry.first, entry.slab, SCRATCH_SET))
         self._append_data(batch)
 
     def _evict(self) -> None:
@@ -450,20 +311,17 @@ class QueuePartition:
             return
         if self.durable:
             self._carry_definitions(before)
-            if any(definition.offset >= log.committed_offset for definition in self.definitions.values()):
+            if any(definition.offset >= log.committed_offset for definition in self.sets.definitions.values()):
                 log.request_sync()
                 return
         log.delete_prefix(before)
 
     def _carry_definitions(self, before: int) -> None:
         """Write again what is defined below an offset and still named behind it; forget what is not."""
-        for definition in list(self.definitions.values()):
-            key = definition.queue_ids
-            if definition.used_before <= before or not any(queue_id in self.queues for queue_id in key):
-                del self.definitions[definition.id]
-                if self._defined.get(key) is definition:
-                    del self._defined[key]
-                definition.offset = -1
+        for definition in list(self.sets.definitions.values()):
+            gone = not any(queue_id in self.queues for queue_id in definition.queue_ids)
+            if gone or definition.used_before <= before:
+                self.sets.forget(definition)
             elif definition.offset < before:
                 self._define(definition)
 
@@ -471,6 +329,3 @@ class QueuePartition:
         """Messages of a deleted queue: no longer live, and no record needed."""
         self._count_live(first, count, -1)
         self._cache.release(first, count)
-
-
-_SCRATCH_SET = DestinationSet(Definition(0, (), 0, 0), ())

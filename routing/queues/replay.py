@@ -20,10 +20,11 @@ import msgpack
 from core_log.checkpoint import load, save
 from core_log.files import Files
 from core_log.record_batch import decode_runs, iterate_records, parse_header
+from routing.queues.destination_sets import Definition
 from routing.queues.home_records import set_id_of
 from routing.queues.offset_set import OffsetSet, Range, subtract
 from routing.queues.queue import Queue
-from routing.queues.queue_partition import Definition, QueuePartition
+from routing.queues.queue_partition import QueuePartition
 from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, decode_destinations, decode_settled
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ def snapshot(partition: QueuePartition, outstanding: Iterable[tuple[Queue, int, 
     state = {
         "offset": partition.next_offset,
         "clean": clean,
-        "next_set_id": partition.next_set_id,
-        "sets": {definition.id: definition.queue_ids for definition in partition.definitions.values()},
+        "next_set_id": partition.sets.next_id,
+        "sets": {definition.id: definition.queue_ids for definition in partition.sets.definitions.values()},
         "queues": queues,
     }
     return msgpack.packb(state)  # type: ignore[no-any-return]
@@ -120,7 +121,7 @@ def restore(files: Files, partition: QueuePartition) -> int:
     if state and clean:
         save_checkpoint(files, partition, msgpack.packb(state | {"clean": False}))
     highest = max([run[0] for run in found.runs] + list(found.definitions), default=0)
-    partition.next_set_id = max(highest + 1, state["next_set_id"] if state else 1)
+    partition.sets.next_id = max(highest + 1, state["next_set_id"] if state else 1)
     live: dict[int, list[Range]] = defaultdict(list)
     for set_id, first, count in found.runs:
         if first + count <= log.log_start_offset:
@@ -144,5 +145,5 @@ def restore(files: Files, partition: QueuePartition) -> int:
         partition.restore(list(queue.live_ranges()))
     for set_id, (queue_ids, offset) in found.definitions.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):
-            partition.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))
+            partition.sets.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))
     return max((queue_id for queue_ids, _ in found.definitions.values() for queue_id in queue_ids), default=0)

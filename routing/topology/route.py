@@ -16,8 +16,9 @@ from routing.message import Slab
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
+    from routing.queues.destination_sets import DestinationSet
     from routing.queues.queue import Queue
-    from routing.queues.queue_partition import DestinationSet, QueuePartition
+    from routing.queues.queue_partition import QueuePartition
     from routing.topics.topic import Topic
 
 

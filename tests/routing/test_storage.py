@@ -443,9 +443,9 @@ async def test_destination_sets_that_come_and_go_leave_nothing_behind(durable: b
             running.turn()
         for number in range(50, 60):
             await running.broker.purge_queue(f"q{number}")
-        assert len(home._sets) <= 1
+        assert len(home.sets.in_use) <= 1
         if durable:
-            assert len(home.definitions) == 60
+            assert len(home.sets.definitions) == 60
             client.publish("stays", *["x" * 1000] * 20_000, confirm=True)
             await running.synced()
             for _ in range(3):
@@ -453,7 +453,7 @@ async def test_destination_sets_that_come_and_go_leave_nothing_behind(durable: b
                 await running.synced()
                 home.delete_dead_prefix()
                 await running.synced()
-            assert len(home.definitions) <= 1
+            assert len(home.sets.definitions) <= 1
         await client.publish_safely("", "last", exchange="amq.fanout")
         assert running.count("stays") == running.count("q55") == 1
         found = files.crash()
@@ -472,9 +472,9 @@ async def test_nothing_is_left_of_a_connection_with_many_queues() -> None:
         home = running.broker.topology.transient
         running.turn()
         running.broker.release(owner)
-        assert not home.definitions
+        assert not home.sets.definitions
         assert not home.queues
-        assert len(home._sets) == 0
+        assert len(home.sets.in_use) == 0
         assert home.first_live_offset == home.next_offset
 
 
