@@ -61,7 +61,7 @@ async def measure(broker: Broker, *, durable: bool, slab_messages: int, queues: 
         session = broker.session(sink, protocol="bench", owner=sink)
         if durable:
             session.set_prefetch(300, per_session=False)
-        session.consume(f"{name}-{index}", tag="c", no_ack=not durable)
+        await session.consume(f"{name}-{index}", tag="c", no_ack=not durable)
         sinks.append(sink)
         sessions.append(session)
     publishing = CountingSink()

@@ -255,7 +255,7 @@ class Session:
 
     # --- consuming ---------------------------------------------------------------------
 
-    def consume(
+    async def consume(
         self,
         queue_name: str,
         *,
@@ -265,7 +265,7 @@ class Session:
         arguments: dict[str, Any] | None = None,
         context: object = None,
     ) -> Consumer:
-        """Subscribe to a queue; deliveries begin when the turn ends.
+        """Subscribe to a queue; deliveries begin when the turn ends. A queue of this broker is not waited for.
 
         Raises NotFound, ResourceLocked (another connection's exclusive queue) and AccessRefused (an exclusive consumer
         is there, or is asked for and others are).

@@ -57,12 +57,12 @@ _TOPOLOGY: dict[type[Method], Callable[[Channel, Any], Awaitable[None]]] = {
     methods.QueuePurge: adapter_topology.purge_queue,
     methods.QueueDelete: adapter_topology.delete_queue,
     methods.BasicGet: Channel.get,
+    methods.BasicConsume: Channel.consume,
 }
 
 _DIRECT: dict[type[Method], Callable[[Channel, Any], None]] = {
     methods.BasicNack: Channel.negative,
     methods.BasicReject: Channel.reject,
-    methods.BasicConsume: Channel.consume,
     methods.BasicCancel: Channel.cancel,
     methods.BasicQos: Channel.limit_prefetch,
     methods.BasicRecover: Channel.recover,

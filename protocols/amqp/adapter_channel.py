@@ -138,7 +138,7 @@ class Channel:
 
     # ---------------------------------------------------------------- consuming
 
-    def consume(self, method: methods.BasicConsume) -> None:
+    async def consume(self, method: methods.BasicConsume) -> None:
         """`basic.consume`; deliveries begin when the turn ends, so after `consume-ok`."""
         tag = method.consumer_tag or f"amq.ctag-{base64.urlsafe_b64encode(secrets.token_bytes(16)).decode()[:22]}"
         if tag in self._consumers:
@@ -147,7 +147,7 @@ class Channel:
         if len(self._consumers) >= limit:
             raise self._error("NOT_ALLOWED", f"reached maximum ({limit}) of consumers per channel", method)
         prefixes: dict[_PrefixKey, DeliveryPrefix | MethodEnds] = {}
-        self._consumers[tag] = self.session.consume(
+        self._consumers[tag] = await self.session.consume(
             self.queue_name(method.queue),
             tag=tag,
             no_ack=method.no_ack,

@@ -65,7 +65,7 @@ async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
     """`queue.declare`; the name becomes what an empty one means on this channel."""
     broker = channel.link.broker
     if method.passive:
-        info = broker.check_queue(channel.queue_name(method.queue), channel.link)
+        info = await broker.check_queue(channel.queue_name(method.queue), channel.link)
     else:
         info = await broker.declare_queue(
             method.queue,

@@ -236,7 +236,7 @@ class MqttAdapter:
         codes += [SUBSCRIBE_FAILURE] * (len(event.requests) - len(requests))
         if not self.closed:
             self._routes.clear()
-            self._consume()
+            await self._consume()
             self._outbox.write(encode_suback(event.packet_id, codes))
 
     async def _bind(self, topic_filter: str, qos: int) -> int:
@@ -280,13 +280,13 @@ class MqttAdapter:
             self._routes.clear()
             self._outbox.write(encode_unsuback(event.packet_id))
 
-    def _consume(self) -> None:
+    async def _consume(self) -> None:
         """Consume without acknowledgement as long as nothing was granted QoS 1."""
         no_ack, old = not self._subscriptions.qos_max, self._consumer
         if self._session is None or not self._queue or (old is not None and (no_ack or not old.no_ack)):
             return
         # The new one first: the queue goes with its last consumer.
-        self._consumer = self._session.consume(self._queue, tag="", no_ack=no_ack)
+        self._consumer = await self._session.consume(self._queue, tag="", no_ack=no_ack)
         if old is not None:
             self._session.cancel(old)
 

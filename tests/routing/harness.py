@@ -133,9 +133,9 @@ class Client:
         self.engine.turn()
         await self.engine.until(lambda: self.confirmed >= wanted)
 
-    def consume(self, queue: str, *, tag: str = "c", no_ack: bool = False, exclusive: bool = False) -> Consumer:
+    async def consume(self, queue: str, *, tag: str = "c", no_ack: bool = False, exclusive: bool = False) -> Consumer:
         """Subscribe; deliveries come with the next turn."""
-        return self.session.consume(queue, tag=tag, no_ack=no_ack, exclusive=exclusive)
+        return await self.session.consume(queue, tag=tag, no_ack=no_ack, exclusive=exclusive)
 
     def take(self) -> list[Delivery]:
         """End the turn; what was delivered since the last call."""
@@ -206,7 +206,7 @@ class Engine:
 
     def count(self, queue: str) -> int:
         """Messages ready in a queue."""
-        return self.broker.check_queue(queue).message_count
+        return self.broker.topology.queues[queue].message_count
 
     async def synced(self) -> None:
         """All that was done so far is durable."""

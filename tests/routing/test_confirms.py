@@ -278,7 +278,7 @@ async def test_consuming_goes_on_while_the_disk_fails_and_what_was_settled_is_wr
         client = running.client()
         await client.publish_safely("q", *range(1, 6))
         files.failing["write"] = errno.ENOSPC
-        client.consume("q")
+        await client.consume("q")
         assert client.take_bodies() == ["1", "2", "3", "4", "5"]
         client.ack(1, 2)
         running.turn()
@@ -307,9 +307,9 @@ async def test_clients_come_and_go_while_the_disk_fails() -> None:
         await broker.bind("queue", "mine", "amq.topic", "#", owner=owner)
         client = running.client(owner)
         await client.publish_safely("q", 1)
-        client.consume("q")
-        client.consume("passing", tag="p")
-        client.consume("mine", tag="m")
+        await client.consume("q")
+        await client.consume("passing", tag="p")
+        await client.consume("mine", tag="m")
         assert client.take_bodies() == ["1"]
         files.failing["write"] = files.failing["sync"] = errno.EIO
         for act in (

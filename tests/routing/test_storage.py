@@ -54,7 +54,7 @@ async def test_a_backlog_colder_than_the_cache_is_delivered_in_order(prefetch: i
         running.turn()
         assert running.home("q")._cache.bytes <= 2000
         client.session.set_prefetch(prefetch, per_session=False)
-        client.consume("q")
+        await client.consume("q")
         assert await consume_all(running, client, 400) == bodies
         assert client.session.outstanding == 0
         assert running.home("q").first_live_offset == running.home("q").next_offset
@@ -71,7 +71,7 @@ async def test_publishing_goes_on_while_a_cold_backlog_is_consumed_by_several() 
         consumers = [running.client() for _ in range(3)]
         for consumer in consumers:
             consumer.session.set_prefetch(5, per_session=False)
-            consumer.consume("q")
+            await consumer.consume("q")
         seen: list[str] = []
         while len(seen) < 600:
             if publisher.session._published < 600:
@@ -111,7 +111,7 @@ async def test_requeued_cold_messages_come_back_in_order() -> None:
         client.publish("q", *bodies)
         await running.synced()
         client.session.set_prefetch(50, per_session=False)
-        client.consume("q")
+        await client.consume("q")
         running.turn()
         await running.until(lambda: len(client.deliveries) == 50)
         client.deliveries.clear()
@@ -142,7 +142,7 @@ async def test_a_read_that_fails_is_tried_again_and_loses_nothing() -> None:
                 token.run_sync_soon(failed.set)
 
         files.hook = note
-        client.consume("q")
+        await client.consume("q")
         running.turn()
         await failed.wait()
         files.hook = None
@@ -183,7 +183,7 @@ async def test_transient_queues_spill_and_keep_their_order(properties: Propertie
         await running.until(lambda: home._cache.bytes <= 4000)
         assert log_bytes(files, "scratch/0") > 10_000
         client.session.set_prefetch(20, per_session=False)
-        client.consume("q")
+        await client.consume("q")
         assert await consume_all(running, client, 500) == bodies
         assert home._cache.bytes == 0
         assert home.first_live_offset == home.next_offset
@@ -209,7 +209,7 @@ async def test_transient_messages_stay_in_memory_while_the_scratch_disk_fails() 
         client.publish("q", *bodies[200:], confirm=True)
         running.turn()
         assert client.confirmed == 300
-        client.consume("q")
+        await client.consume("q")
         assert await consume_all(running, client, 300) == bodies
         files.failing.clear()
 
@@ -220,7 +220,7 @@ async def test_a_spilled_prefix_is_deleted_from_scratch() -> None:
     async with engine(files, housekeeping_interval_ms=1, **config) as running:
         await running.queue("q", durable=False)
         client = running.client()
-        client.consume("q")
+        await client.consume("q")
         for round_ in range(30):
             client.session.pause(True)
             for at in range(0, 1000, 50):
@@ -243,7 +243,7 @@ async def test_the_log_shrinks_and_what_is_left_is_right() -> None:
             await running.bind("amq.fanout", name)
         client = running.client()
         for name in ("a", "b"):
-            client.consume(name, no_ack=True)
+            await client.consume(name, no_ack=True)
         # the destination set is defined at the very start of the log and needed to its end
         for number in range(200):
             client.publish("", *[f"{number}.{at:050}" for at in range(100)], exchange="amq.fanout")
@@ -255,7 +255,7 @@ async def test_the_log_shrinks_and_what_is_left_is_right() -> None:
         grown = log.size_bytes
         assert grown > 1_000_000
         consumer = running.client()
-        consumer.consume("c")
+        await consumer.consume("c")
         running.turn()
         await running.until(lambda: len(consumer.deliveries) == 200 * 101)
         consumer.ack(1, 200 * 101 - 40)
@@ -284,7 +284,7 @@ async def test_a_crash_while_a_prefix_is_deleted_keeps_what_the_rest_needs() -> 
     async with engine(files, stripes=1, queue_segment_bytes=10_000) as running:
         await running.queue("q")
         client = running.client()
-        client.consume("q", no_ack=True)
+        await client.consume("q", no_ack=True)
         for number in range(3):
             client.publish("q", *[number] * 17_000)
             running.turn()
@@ -314,7 +314,7 @@ async def test_a_quiet_log_is_not_told_to_move_its_start_again_and_again() -> No
     async with engine(files, stripes=1) as running:
         await running.queue("q")
         client = running.client()
-        client.consume("q", no_ack=True)
+        await client.consume("q", no_ack=True)
         home = running.home("q")
         saved: list[str] = []
         files.hook = lambda operation, path: saved.append(path) if "log-start" in path else None
@@ -337,7 +337,7 @@ async def test_checkpoints_shorten_the_replay_and_say_the_same(picture: object) 
         client = running.client()
         home = running.home("q")
         client.session.set_prefetch(10, per_session=False)
-        client.consume("q")
+        await client.consume("q")
         settled: set[str] = set()
         delivered: set[str] = set()
         for number in range(300):
@@ -371,7 +371,7 @@ async def test_without_its_checkpoint_the_log_alone_is_enough(damage: str) -> No
         home = running.home("q")
         await running.until(lambda: home.unchecked_bytes == 0)
         await client.publish_safely("q", *range(20))
-        client.consume("q")
+        await client.consume("q")
         client.take()
         client.ack(1, 5)
         client.session.close()
@@ -507,7 +507,7 @@ async def test_settlements_wait_for_company_but_not_for_long() -> None:
         client = running.client()
         await client.publish_safely("q", *range(100))
         log = running.home("q").log
-        client.consume("q")
+        await client.consume("q")
         client.take()
         before = log.log_end_offset
         for number in range(1, 51):

@@ -119,7 +119,7 @@ async def test_mqtt_4_3_2_2_a_puback_waits_for_the_disk(world: World) -> None:
     assert client.take() == b"", "acknowledged before the flusher could have run"
     await client.expect(puback(77))
     sink = Sink()
-    world.broker.session(sink, protocol="amqp", owner=object()).consume("kept", tag="", no_ack=True)
+    await world.broker.session(sink, protocol="amqp", owner=object()).consume("kept", tag="", no_ack=True)
     world.broker.end_turn()
     assert sink.got == [("sensor.7", "mqtt", True, b"21")]
 

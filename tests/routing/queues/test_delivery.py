@@ -32,7 +32,7 @@ async def test_in_order_to_a_consumer_that_waits_and_to_one_that_comes_late(dura
         publisher.publish("q", 1, 2, 3)
         publisher.publish("q", 4)
         assert broker.count("q") == 4
-        consumer.consume("q", tag="late")
+        await consumer.consume("q", tag="late")
         delivered = consumer.take()
         assert [(d.tag, d.id, d.body, d.redelivered, d.exchange, d.key) for d in delivered] == [
             ("late", number, str(number), False, "", "q") for number in range(1, 5)
@@ -49,7 +49,7 @@ async def test_settled_messages_are_gone_and_others_come_back_first(durable: boo
         publisher, consumer = await two_clients(broker, durable)
         publisher.publish("q", *range(1, 11))
         consumer.session.set_prefetch(6, per_session=False)
-        consumer.consume("q")
+        await consumer.consume("q")
         assert consumer.take_bodies() == numbers(1, 6)
         consumer.ack(2)
         consumer.session.settle(5, 5, Outcome.DISCARD)
@@ -57,7 +57,7 @@ async def test_settled_messages_are_gone_and_others_come_back_first(durable: boo
         broker.turn()
         assert broker.count("q") == 8
         other = broker.client()
-        other.consume("q")
+        await other.consume("q")
         expected = [(body, True) for body in ("1", "3", "4", "6")] + [(body, False) for body in numbers(7, 10)]
         assert flags(other) == expected
         assert not consumer.deliveries
@@ -69,7 +69,7 @@ async def test_requeued_messages_go_first_in_their_original_order(durable: bool)
         publisher, consumer = await two_clients(broker, durable)
         consumer.session.set_prefetch(4, per_session=False)
         publisher.publish("q", *range(1, 9))
-        consumer.consume("q")
+        await consumer.consume("q")
         assert flags(consumer) == [(body, False) for body in numbers(1, 4)]
         consumer.requeue(4)
         consumer.requeue(2)
@@ -84,7 +84,7 @@ async def test_ranges_of_ids_are_settled_in_any_order_and_shape() -> None:
     async with engine(MemoryFiles()) as broker:
         publisher, consumer = await two_clients(broker, True)
         publisher.publish("q", *range(1, 31))
-        consumer.consume("q")
+        await consumer.consume("q")
         consumer.take()
         for first, last in [(5, 7), (1, 2), (20, 25), (29, 30), (8, 10), (15, 15)]:
             consumer.ack(first, last)
@@ -103,7 +103,7 @@ async def test_unknown_delivery_ids(first: int, last: int, unknown: int) -> None
     async with engine(MemoryFiles()) as broker:
         publisher, consumer = await two_clients(broker, True)
         publisher.publish("q", 1, 2, 3)
-        consumer.consume("q")
+        await consumer.consume("q")
         consumer.take()
         consumer.ack(2)
         with pytest.raises(PreconditionFailed, match=f"^unknown delivery tag {unknown}$"):
@@ -117,7 +117,7 @@ async def test_settling_up_to_what_was_never_delivered() -> None:
         with pytest.raises(PreconditionFailed, match="unknown delivery tag 1"):
             consumer.session.settle_up_to(1, Outcome.ACK)
         publisher.publish("q", 1, 2)
-        consumer.consume("q")
+        await consumer.consume("q")
         consumer.take()
         with pytest.raises(PreconditionFailed, match="unknown delivery tag 3"):
             consumer.session.settle_up_to(3, Outcome.ACK)
@@ -130,9 +130,9 @@ async def test_prefetch_of_a_consumer() -> None:
     async with engine(MemoryFiles()) as broker:
         publisher, consumer = await two_clients(broker, True)
         consumer.session.set_prefetch(3, per_session=False)
-        consumer.consume("q", tag="three")
+        await consumer.consume("q", tag="three")
         consumer.session.set_prefetch(1, per_session=False)
-        consumer.consume("q", tag="one")
+        await consumer.consume("q", tag="one")
         publisher.publish("q", *range(1, 11))
         first = consumer.take()
         assert sorted(d.tag for d in first) == ["one", "three", "three", "three"]
@@ -148,8 +148,8 @@ async def test_prefetch_of_a_session_is_shared_by_its_consumers_and_queues() -> 
         publisher, consumer = await two_clients(broker, True)
         await broker.queue("r")
         consumer.session.set_prefetch(5, per_session=True)
-        consumer.consume("q", tag="q")
-        consumer.consume("r", tag="r")
+        await consumer.consume("q", tag="q")
+        await consumer.consume("r", tag="r")
         publisher.publish("q", *range(4))
         publisher.publish("r", *range(4))
         assert len(consumer.take()) == 5
@@ -163,7 +163,7 @@ async def test_a_larger_session_prefetch_takes_effect_at_once() -> None:
     async with engine(MemoryFiles()) as broker:
         publisher, consumer = await two_clients(broker, True)
         consumer.session.set_prefetch(1, per_session=True)
-        consumer.consume("q")
+        await consumer.consume("q")
         publisher.publish("q", *range(10))
         assert len(consumer.take()) == 1
         consumer.session.set_prefetch(4, per_session=True)
@@ -179,7 +179,7 @@ async def test_consumers_take_turns(durable: bool) -> None:
         two = broker.client()
         for client in (one, two):
             client.session.set_prefetch(1, per_session=False)
-            client.consume("q")
+            await client.consume("q")
         publisher.publish("q", *range(1, 7))
         seen: dict[Client, list[str]] = {one: [], two: []}
         for _ in range(3):
@@ -197,7 +197,7 @@ async def test_a_backlog_is_shared_evenly_among_consumers_without_limit() -> Non
         publisher.publish("q", *range(1000))
         clients = [broker.client() for _ in range(4)]
         for client in clients:
-            client.consume("q")
+            await client.consume("q")
         broker.turn()
         shares = [len(client.deliveries) for client in clients]
         assert sum(shares) == 1000
@@ -213,7 +213,7 @@ async def test_single_messages_go_around() -> None:
         publisher, _ = await two_clients(broker, True)
         clients = [broker.client() for _ in range(3)]
         for client in clients:
-            client.consume("q")
+            await client.consume("q")
         for number in range(6):
             publisher.publish("q", number)
             broker.turn()
@@ -225,7 +225,7 @@ async def test_no_ack_settles_at_delivery(durable: bool) -> None:
     async with engine(MemoryFiles()) as broker:
         publisher, consumer = await two_clients(broker, durable)
         consumer.session.set_prefetch(1, per_session=False)
-        consumer.consume("q", no_ack=True)
+        await consumer.consume("q", no_ack=True)
         publisher.publish("q", *range(1, 6))
         assert consumer.take_bodies() == numbers(1, 5)
         assert consumer.session.outstanding == 0
@@ -266,7 +266,7 @@ async def test_purge_leaves_what_is_delivered(durable: bool) -> None:
         publisher, consumer = await two_clients(broker, durable)
         consumer.session.set_prefetch(3, per_session=False)
         publisher.publish("q", *range(1, 11))
-        tag = consumer.consume("q")
+        tag = await consumer.consume("q")
         consumer.take()
         consumer.session.cancel(tag)
         consumer.requeue(2)
@@ -285,7 +285,7 @@ async def test_a_deleted_queue_takes_its_messages_and_consumers_along(durable: b
         publisher, consumer = await two_clients(broker, durable)
         home = broker.home("q")
         consumer.session.set_prefetch(4, per_session=False)
-        consumer.consume("q", tag="doomed")
+        await consumer.consume("q", tag="doomed")
         publisher.publish("q", *range(1, 11))
         assert len(consumer.take()) == 4
         assert await broker.broker.delete_queue("q") == 6
@@ -303,7 +303,7 @@ async def test_a_deleted_queue_takes_its_messages_and_consumers_along(durable: b
 async def test_cancel_keeps_what_is_unsettled() -> None:
     async with engine(MemoryFiles()) as broker:
         publisher, consumer = await two_clients(broker, True)
-        tag = consumer.consume("q")
+        tag = await consumer.consume("q")
         publisher.publish("q", 1, 2)
         assert len(consumer.take()) == 2
         consumer.session.cancel(tag)
@@ -319,7 +319,7 @@ async def test_cancel_keeps_what_is_unsettled() -> None:
 async def test_a_paused_session_and_a_full_outbox_get_nothing() -> None:
     async with engine(MemoryFiles()) as broker:
         publisher, consumer = await two_clients(broker, True)
-        consumer.consume("q")
+        await consumer.consume("q")
         consumer.session.pause(True)
         publisher.publish("q", 1)
         assert consumer.take() == []
@@ -338,8 +338,8 @@ async def test_others_get_what_a_full_outbox_cannot_take() -> None:
     async with engine(MemoryFiles()) as broker:
         publisher, stuck = await two_clients(broker, True)
         healthy = broker.client()
-        stuck.consume("q")
-        healthy.consume("q")
+        await stuck.consume("q")
+        await healthy.consume("q")
         stuck.open = False
         publisher.publish("q", 1, 2, 3)
         assert healthy.take_bodies() == ["1", "2", "3"]
@@ -349,14 +349,14 @@ async def test_exclusive_consumers() -> None:
     async with engine(MemoryFiles()) as broker:
         _, one = await two_clients(broker, True)
         two = broker.client()
-        tag = one.consume("q", exclusive=True)
+        tag = await one.consume("q", exclusive=True)
         with pytest.raises(AccessRefused, match="queue 'q' in vhost '/' in exclusive use"):
-            two.consume("q")
+            await two.consume("q")
         one.session.cancel(tag)
-        two.consume("q")
+        await two.consume("q")
         with pytest.raises(AccessRefused):
-            one.consume("q", exclusive=True)
-        one.consume("q")
+            await one.consume("q", exclusive=True)
+        await one.consume("q")
 
 
 @both_kinds
@@ -369,7 +369,7 @@ async def test_a_body_for_several_queues_is_settled_by_each_alone(durable: bool)
         client.publish("", 1, 2, exchange="amq.fanout")
         home = broker.home("a")
         assert await broker.drain("a") == [("1", False), ("2", False)]
-        client.consume("b")
+        await client.consume("b")
         client.take()
         client.requeue(1)
         assert home.first_live_offset == 0

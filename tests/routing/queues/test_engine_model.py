@@ -227,7 +227,7 @@ class Life:
     async def consume(self) -> None:
         client = self.client()
         if len(client.session.consumers) < 3:
-            client.consume(self.dice.choice(list(QUEUES)), no_ack=self.dice.random() < 0.1)
+            await client.consume(self.dice.choice(list(QUEUES)), no_ack=self.dice.random() < 0.1)
 
     async def cancel(self) -> None:
         client = self.client()
@@ -309,7 +309,7 @@ class Life:
     async def heal(self) -> None:
         self.files.failing.clear()
         broker = self.running.broker
-        logs = [*broker._home_logs(), *broker._stores]
+        logs = [*broker._home_logs(), *broker.storage.stores]
         await self.running.until(lambda: all(log.error is None and log.job is None for log in logs))
         self.failing = False
 

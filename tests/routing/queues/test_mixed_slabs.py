@@ -59,7 +59,7 @@ async def bound(running: Engine, *, durable: bool) -> None:
 
 async def drained(running: Engine, queue: str, count: int) -> list[tuple[str, int, bytes]]:
     client = Recorder(running)
-    client.consume(queue, no_ack=True)
+    await client.consume(queue, no_ack=True)
     running.turn()
     await running.until(lambda: len(client.got) >= count)
     client.session.close()

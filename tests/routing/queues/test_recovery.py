@@ -25,7 +25,7 @@ async def test_a_clean_stop_keeps_everything_as_it_was() -> None:
         client.publish("q", *range(1, 11))
         client.publish("q", "transient", properties=TRANSIENT)
         client.session.set_prefetch(4, per_session=False)
-        client.consume("q")
+        await client.consume("q")
         assert client.take_bodies() == ["1", "2", "3", "4"]
         client.ack(2)
         client.session.cancel(client.session.consumers[0])
@@ -49,7 +49,7 @@ async def test_only_what_was_delivered_is_marked_after_several_clean_stops() -> 
             client = running.client()
             await client.publish_safely("q", round_)
             client.session.set_prefetch(1, per_session=False)
-            client.consume("q")
+            await client.consume("q")
             running.turn()
             await running.until(lambda client=client: bool(client.deliveries))  # type: ignore[misc]
             (first,) = client.take()
@@ -87,7 +87,7 @@ async def test_what_was_settled_durably_does_not_come_back(ending: Ending) -> No
             await running.bind("amq.fanout", name)
         client = running.client()
         await client.publish_safely("", *range(1, 9), exchange="amq.fanout")
-        client.consume("q")
+        await client.consume("q")
         client.take()
         client.ack(2, 3)
         client.ack(7)
@@ -113,7 +113,7 @@ async def test_other_ways_to_be_done_with_messages_are_durable_too(act: str, end
             for _ in range(2):
                 assert await client.session.get("q", no_ack=True) is not None
         elif act == "no_ack":
-            client.consume("q", no_ack=True)
+            await client.consume("q", no_ack=True)
             assert len(client.take()) == 2
             client.session.cancel(client.session.consumers[0])
         else:
@@ -133,7 +133,7 @@ async def test_what_was_delivered_before_a_crash_is_marked_although_nothing_was_
         await running.client().publish_safely("q", 1, 2)
     async with engine(files) as running:
         client = running.client()
-        client.consume("q")
+        await client.consume("q")
         running.turn()
         await running.until(lambda: len(client.deliveries) == 2)
         assert [(d.body, d.redelivered) for d in client.take()] == [("1", False), ("2", False)]
@@ -347,7 +347,7 @@ async def test_names_of_any_bytes_survive_in_messages() -> None:
         found = files.crash()
     async with engine(found) as running:
         client = running.client()
-        client.consume("q")
+        await client.consume("q")
         running.turn()
         await running.until(lambda: bool(client.deliveries))
         assert [(d.exchange, d.key) for d in client.deliveries] == [(exchange, key)]

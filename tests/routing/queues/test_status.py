@@ -13,7 +13,7 @@ async def test_one_straggler_pins_what_was_settled_behind_it(caplog: pytest.LogC
         await running.queue("q")
         client = running.client()
         await client.publish_safely("q", *["x" * 100] * 1000)
-        client.consume("q")
+        await client.consume("q")
         client.take()
         home = running.home("q")
         assert home.status.live_messages == 1000

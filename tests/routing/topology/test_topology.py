@@ -189,11 +189,11 @@ async def test_what_is_no_error() -> None:
         assert await broker.delete_queue("no") == 0
         broker.check_exchange("")
         broker.check_exchange("amq.match")
-        assert broker.check_queue("mine", OWNER).name == "mine"
+        assert (await broker.check_queue("mine", OWNER)).name == "mine"
         with pytest.raises(NotFound, match="no exchange 'no' in vhost '/'"):
             broker.check_exchange("no")
         with pytest.raises(ResourceLocked):
-            broker.check_queue("mine", STRANGER)
+            await broker.check_queue("mine", STRANGER)
 
 
 async def test_publishing_to_exchanges_one_may_not() -> None:
@@ -225,7 +225,7 @@ async def test_exclusive_queues_end_with_their_connection() -> None:
         await broker.declare_queue("another", exclusive=True, durable=True, owner=OWNER)
         await broker.bind("queue", "mine", "amq.fanout", "", owner=OWNER)
         client.publish("mine", 1)
-        client.consume("mine")
+        await client.consume("mine")
         assert client.take_bodies() == ["1"]
         client.session.close()
         broker.release(OWNER)
@@ -233,7 +233,7 @@ async def test_exclusive_queues_end_with_their_connection() -> None:
         assert sorted(broker.topology.queues) == ["work"]
         assert not broker.topology.exchanges["amq.fanout"].bindings
         with pytest.raises(NotFound):
-            broker.check_queue("mine", OWNER)
+            await broker.check_queue("mine", OWNER)
 
 
 async def test_an_exclusive_queue_that_was_deleted_leaves_no_trace_at_its_owner() -> None:
@@ -247,7 +247,7 @@ async def test_an_exclusive_queue_that_was_deleted_leaves_no_trace_at_its_owner(
         await broker.delete_queue("q", owner=OWNER)
         await broker.declare_queue("q", exclusive=True, owner=STRANGER)
         broker.release(OWNER)
-        assert broker.check_queue("q", STRANGER).name == "q"
+        assert (await broker.check_queue("q", STRANGER)).name == "q"
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -257,7 +257,7 @@ async def test_auto_delete_queues_go_with_their_last_consumer(durable: bool, lea
         broker = running.broker
         await running.queue("q", durable=durable, auto_delete=True)
         one, two = running.client(), running.client()
-        tags = [one.consume("q"), two.consume("q")]
+        tags = [await one.consume("q"), await two.consume("q")]
         one.publish("q", 1)
         running.turn()
         for client, tag in zip((one, two), tags):
@@ -282,7 +282,7 @@ async def test_if_unused_and_if_empty() -> None:
         client.publish("q", 1)
         with pytest.raises(PreconditionFailed, match=r"^queue 'q' in vhost '/' is not empty$"):
             await broker.delete_queue("q", if_empty=True)
-        client.consume("q")
+        await client.consume("q")
         client.take()
         with pytest.raises(PreconditionFailed, match=r"^queue 'q' in vhost '/' in use$"):
             await broker.delete_queue("q", if_unused=True)

@@ -1,0 +1,127 @@
+"""The logs of a data directory: how each kind is opened, and how the engine's state is read back from them at a start.
+
+Nothing here runs afterwards but `open_topic`, for topics that are made later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from core_log.files import Files
+from core_log.keyed_store import KeyedStore
+from core_log.log_flusher import LogFlusher
+from core_log.partition_log import LogConfig, PartitionLog
+from routing.config import BrokerConfig
+from routing.queues.queue import Queue
+from routing.queues.queue_partition import QueuePartition
+from routing.queues.replay import restore
+from routing.topics.offset_store import OffsetStore
+from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic_config import log_config
+from routing.topology.catalog import Catalog
+from routing.topology.topology import Topology
+
+_SCRATCH = "scratch"
+_BATCH_ROOM_BYTES = 32 << 20
+"""What a batch of a home partition may be larger than the largest body: properties and key, or 1 MiB of others."""
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class Storage:
+    """See the module; the callbacks are those of `QueuePartition`."""
+
+    def __init__(
+        self,
+        files: Files,
+        config: BrokerConfig,
+        flusher: LogFlusher,
+        *,
+        spawn: Callable[..., Any],
+        mark_dirty: Callable[[QueuePartition | TopicPartition], None],
+        loaded: Callable[[], None],
+        defer: Callable[[QueuePartition], None],
+    ) -> None:
+        self.stores: list[PartitionLog] = []
+        """The logs of keyed stores."""
+        self._files = files
+        self._config = config
+        self._flusher = flusher
+        self._spawn = spawn
+        self._mark_dirty = mark_dirty
+        self._loaded = loaded
+        self._defer = defer
+
+    def recover(self, runnable: Callable[[Queue], None], changed: Callable[[], None]) -> tuple[Topology, OffsetStore]:
+        """Read everything back; blocks. Raises CorruptBatch, OSError."""
+        files, config = self._files, self._config
+        if files.exists(_SCRATCH):
+            files.remove_directory(_SCRATCH)
+        catalog = Catalog(self._open_store("catalog/0"))
+        offsets = OffsetStore(self._open_store("offsets/0"))
+        stripe_count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
+        stripes = [self._open_home(f"queues/{index}", index, config.fsync) for index in range(stripe_count)]
+        transient = self._open_home(f"{_SCRATCH}/0", -1, "never")
+        topology = Topology(config, catalog, stripes=stripes, transient=transient, runnable=runnable, changed=changed)
+        topology.recover_queues()
+        for partition in stripes:
+            catalog.skip_queue_ids(restore(files, partition))
+        for (name,), entry in catalog.entries("topic"):
+            topology.topics[name] = self.open_topic(name, entry["partitions"], entry["config"])
+        self._remove_unknown_topics(topology)
+        topology.recover_bindings()
+        return topology, offsets
+
+    def _open(self, directory: str, settings: LogConfig) -> PartitionLog:
+        return PartitionLog.open(self._files, directory, settings, self._flusher, wall_clock_ms=wall_clock_ms)
+
+    def _open_store(self, directory: str) -> KeyedStore:
+        log = self._open(directory, LogConfig(fsync="commit", retention_ms=-1, retention_bytes=-1, tail_cache_bytes=0))
+        self.stores.append(log)
+        return KeyedStore(log)
+
+    def _open_home(self, directory: str, index: int, fsync: Literal["commit", "interval", "never"]) -> QueuePartition:
+        config = self._config
+        settings = LogConfig(
+            segment_bytes=config.queue_segment_bytes,
+            retention_ms=-1,
+            retention_bytes=-1,
+            fsync=fsync,
+            fsync_interval_ms=config.fsync_interval_ms,
+            message_bytes_max=config.message_bytes_max + _BATCH_ROOM_BYTES,
+            tail_cache_bytes=0,
+        )
+        return QueuePartition(
+            index,
+            self._open(directory, settings),
+            config,
+            spawn=self._spawn,
+            mark_dirty=self._mark_dirty,
+            loaded=self._loaded,
+            defer=self._defer if config.settle_delay_ms else None,
+        )
+
+    def open_topic(self, name: str, partitions: int, config: dict[str, str]) -> Topic:
+        """Open the logs of a topic, made where they are not there."""
+        settings = log_config(config, self._config)
+        opened = [
+            TopicPartition(name, index, self._open(f"topics/{name}-{index}", settings), self._mark_dirty)
+            for index in range(partitions)
+        ]
+        return Topic(name, config, opened)
+
+    def _remove_unknown_topics(self, topology: Topology) -> None:
+        """Finish deletions that a crash interrupted."""
+        if not self._files.exists("topics"):
+            return
+        known = {
+            f"{topic.name}-{partition.index}" for topic in topology.topics.values() for partition in topic.partitions
+        }
+        for directory in self._files.list("topics"):
+            if directory not in known:
+                self._files.remove_directory(f"topics/{directory}")
