@@ -27,7 +27,7 @@ PLAIN = encode_properties(BasicProperties(content_type="application/json", deliv
 
 
 def open_connection(
-    intern: Callable[[bytes], Any], facts_of: Callable[[bytes], object] = lambda raw: None
+    intern: Callable[[bytes], Any], facts_of: Callable[[bytes], int | None] = lambda raw: None
 ) -> AmqpConnection:
     """A connection past its handshake with channel 1 open."""
     connection = AmqpConnection(

@@ -4,9 +4,9 @@
    what routing and expiry need is extracted, once. Other protocols read the neutral form, decoded on first use.
 2. `Properties` are immutable and shared: adapters intern them by their raw bytes, so that a run of messages with the
    same properties costs one object. Compare them by identity on the hot path.
-3. A `Slab` is a run of messages with one exchange that agree in all that the engine decides by: persistence and
-   priority. What else they share is kept once, the rest in parallel lists. It is the unit that is routed, logged,
-   queued and delivered; a slab of one message is normal. Slabs are never changed after publishing.
+3. A `Slab` is a run of messages with one exchange that agree in persistence. What else they share is kept once, the
+   rest in parallel lists: keys, raw properties, and the facts the engine decides by (`facts.py`). It is the unit that
+   is routed, logged, queued and delivered; a slab of one message is normal. Slabs are never changed after publishing.
 4. Names are `str`; bytes that are not UTF-8 travel as surrogate escapes, so nothing is lost on the way through.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core_log.errors import CorruptBatch
+from routing.facts import TIMED_FROM, pack
 
 RESERVED_HEADER_PREFIX = "millrace."
 
@@ -59,21 +60,25 @@ class Properties:
     `wire` is scratch space for adapters: encoded forms keyed by protocol and size, so that delivery encodes once.
     """
 
-    __slots__ = ("_neutral", "_record_headers", "persistent", "priority", "protocol", "raw", "wire")
+    __slots__ = ("_neutral", "_record_headers", "facts", "persistent", "protocol", "raw", "wire")
 
-    def __init__(self, protocol: str, raw: bytes, *, persistent: bool, priority: int = 0) -> None:
+    def __init__(self, protocol: str, raw: bytes, *, persistent: bool, facts: int | None = None) -> None:
+        """`facts` are those of `facts.py`; without them only `persistent` counts."""
         self.protocol = protocol
         self.raw = raw
         self.persistent = persistent
-        self.priority = priority
+        self.facts = pack(persistent) if facts is None else facts
         self.wire: dict[Any, Any] = {}
         self._neutral: NeutralProperties | None = None
         self._record_headers: list[tuple[str, bytes | None]] | None = None
 
     @property
     def common_tag(self) -> bytes:
-        """All of `log_tag` but `raw`: what properties of messages in one slab have in common."""
-        return b"%b\0%c%c" % (self.protocol.encode(), self.persistent, self.priority)
+        """All of `log_tag` but `raw`: what properties of messages in one slab have in common.
+
+        Facts are not part of it: they stand with the place of the message in the log. The zero byte was a priority.
+        """
+        return b"%b\0%c\0" % (self.protocol.encode(), self.persistent)
 
     @property
     def log_tag(self) -> bytes:
@@ -86,7 +91,7 @@ class Properties:
         protocol, zero, rest = tag.partition(b"\0")
         if not zero or len(rest) < 2 or not protocol.isascii():
             raise CorruptBatch("a record of a home partition has damaged properties")
-        return cls(protocol.decode(), rest[2:], persistent=bool(rest[0]), priority=rest[1])
+        return cls(protocol.decode(), rest[2:], persistent=bool(rest[0]))
 
     @property
     def neutral(self) -> NeutralProperties:
@@ -132,14 +137,14 @@ class Slab:
 
     Message `i` is `bodies[i]`, with the routing key `keys[i]` and the raw properties `raws[i]`. What all messages
     share is kept once instead: without `keys` the key of all is `routing_key`, without `raws` the properties of all are
-    `properties`. With `raws`, `properties` says what the messages still have in common (protocol, persistent, priority)
-    and its own `raw` means nothing.
+    `properties`. With `raws`, `properties` says what the messages still have in common (protocol, persistent)
+    and its own `raw` means nothing. Without `facts` those of all are `properties.facts`.
 
     `size` is the sum of the body lengths in bytes. `wire` is scratch space for adapters, as in `Properties`,
     shared by all who deliver this slab: encode a fan-out once per wire form.
     """
 
-    __slots__ = ("bodies", "exchange", "keys", "properties", "raws", "routing_key", "size", "wire")
+    __slots__ = ("bodies", "exchange", "facts", "keys", "properties", "raws", "routing_key", "size", "wire")
 
     def __init__(
         self,
@@ -151,6 +156,7 @@ class Slab:
         *,
         keys: list[str] | None = None,
         raws: list[bytes] | None = None,
+        facts: list[int] | None = None,
     ) -> None:
         self.exchange = exchange
         self.routing_key = routing_key
@@ -158,6 +164,7 @@ class Slab:
         self.bodies = bodies
         self.keys = keys
         self.raws = raws
+        self.facts = facts
         self.size = sum(map(len, bodies)) if size is None else size
         self.wire: dict[Any, Any] | None = None
 
@@ -173,7 +180,13 @@ class Slab:
         common = self.properties
         if self.raws is None:
             return common
-        return Properties(common.protocol, self.raws[index], persistent=common.persistent, priority=common.priority)
+        facts = common.facts if self.facts is None else self.facts[index]
+        return Properties(common.protocol, self.raws[index], persistent=common.persistent, facts=facts)
+
+    @property
+    def plain(self) -> bool:
+        """No message of it has a time to live or a delay, and all have the same priority."""
+        return self.facts is None and self.properties.facts < TIMED_FROM
 
     def part(self, start: int, stop: int) -> Slab:
         """The messages [start, stop) as a slab of their own."""
@@ -181,5 +194,6 @@ class Slab:
             return self
         keys = None if self.keys is None else self.keys[start:stop]
         raws = None if self.raws is None else self.raws[start:stop]
+        facts = None if self.facts is None else self.facts[start:stop]
         key = self.routing_key if keys is None else keys[0]
-        return Slab(self.exchange, key, self.properties, self.bodies[start:stop], keys=keys, raws=raws)
+        return Slab(self.exchange, key, self.properties, self.bodies[start:stop], keys=keys, raws=raws, facts=facts)

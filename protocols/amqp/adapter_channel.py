@@ -102,7 +102,9 @@ class Channel:
         properties = run.properties
         if properties.__class__ is AmqpError:
             raise AmqpError(properties.name, properties.explanation, channel=self.number, method_id=_PUBLISH)
-        slab = Slab(run.exchange, run.routing_key, properties, run.bodies, keys=run.keys, raws=run.raws)
+        slab = Slab(
+            run.exchange, run.routing_key, properties, run.bodies, keys=run.keys, raws=run.raws, facts=run.facts
+        )
         self.session.publish(slab, mandatory=run.mandatory, confirm=self._confirming)
 
     def select_confirms(self, method: methods.ConfirmSelect) -> None:

@@ -12,6 +12,7 @@ from protocols.amqp import wire
 from protocols.amqp.errors import AmqpError, SyntaxFault
 from protocols.amqp.properties import BasicProperties, Step, decode_properties, encode_properties, layout_of
 from protocols.sansio import LocalProtocolError
+from routing.facts import DELAY_MS_MAX, TTL_MS_MAX, pack
 from routing.message import (
     NAME_ENCODING_ERRORS,
     RESERVED_HEADER_PREFIX,
@@ -22,6 +23,7 @@ from routing.message import (
 
 PROTOCOL = "amqp"
 PERSISTENT = 2
+DELAY_HEADER = "x-delay"
 
 _INTERNED_MAX = 4096
 _INTERNED_BYTES_MAX = 1024
@@ -107,9 +109,11 @@ def intern(raw: bytes, user: str) -> Properties | AmqpError:
         found = decode_properties(raw)
         if found.expiration is not None and not _is_expiration(found.expiration):
             return AmqpError("PRECONDITION_FAILED", f"invalid expiration '{found.expiration}'")
-        properties = Properties(
-            PROTOCOL, raw, persistent=found.delivery_mode == PERSISTENT, priority=found.priority or 0
-        )
+        persistent = found.delivery_mode == PERSISTENT
+        ttl_ms = None if found.expiration is None else int(found.expiration)
+        delay_ms = _delay_ms(found.headers) if found.headers else 0
+        facts = pack(persistent, found.priority or 0, ttl_ms, delay_ms)
+        properties = Properties(PROTOCOL, raw, persistent=persistent, facts=facts)
         if found.user_id is not None:
             if found.user_id != user:
                 explanation = f"user_id property set to '{found.user_id}' but authenticated user was '{user}'"
@@ -122,7 +126,7 @@ def intern(raw: bytes, user: str) -> Properties | AmqpError:
 
 
 def facts_of(raw: bytes, user: str) -> int | None:
-    """Persistence and priority, in one number, of properties that need not be decoded for anything else.
+    """What the engine decides by (`routing.facts`), of properties that need not be decoded for anything else.
 
     None for those that `intern` refuses. The list is walked by its lengths; only a header table is read.
     """
@@ -132,34 +136,55 @@ def facts_of(raw: bytes, user: str) -> int | None:
         if len(_steps) >= _STEPS_MAX:
             _steps.clear()
         steps = _steps[flags] = layout_of(int.from_bytes(flags, "big"))
-    pos, persistent, priority = 2, 0, 0
+    pos, facts = 2, 0
     try:
         for step in steps:
             if step is Step.SHORT_STRING:
                 pos += raw[pos] + 1
             elif step is Step.DELIVERY_MODE:
-                persistent = raw[pos] == PERSISTENT
+                if raw[pos] == PERSISTENT:
+                    facts |= 1
                 pos += 1
             elif step is Step.PRIORITY:
-                priority = raw[pos]
+                facts |= raw[pos] << 1
                 pos += 1
             elif step is Step.TIMESTAMP:
                 pos += 8
             elif step is Step.HEADERS:
-                _, pos = wire.read_table(raw, pos)
-            elif step is Step.UNKNOWN:
-                return None
-            else:
-                text, pos = wire.read_short_string(raw, pos)
-                if text != user if step is Step.USER_ID else not _is_expiration(text):
+                table, pos = wire.read_table(raw, pos)
+                if DELAY_HEADER in table:
+                    facts |= pack(False, delay_ms=_delay_ms(table))
+            elif step is Step.EXPIRATION:
+                stop = pos + 1 + raw[pos]
+                digits = raw[pos + 1 : stop]
+                if not digits.isdigit() or len(raw) < stop:
                     return None
+                ttl_ms = int(digits)
+                if ttl_ms > TTL_MS_MAX:
+                    return None
+                facts |= ttl_ms + 1 << 9
+                pos = stop
+            elif step is Step.USER_ID:
+                text, pos = wire.read_short_string(raw, pos)
+                if text != user:
+                    return None
+            else:
+                return None
     except (IndexError, SyntaxFault):
         return None
-    return persistent << 8 | priority if pos == len(raw) else None
+    return facts if pos == len(raw) else None
+
+
+def _delay_ms(headers: dict[str, Any]) -> int:
+    """The header `x-delay`, a number of milliseconds; anything else, or one below zero, is no delay."""
+    value = headers.get(DELAY_HEADER)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+        return int(max(0, min(value, DELAY_MS_MAX)))
+    return 0
 
 
 def _is_expiration(text: str) -> bool:
-    return text.isascii() and text.isdigit() and int(text) < 1 << 32
+    return text.isascii() and text.isdigit() and int(text) <= TTL_MS_MAX
 
 
 def _to_bytes(text: str | None) -> bytes | None:

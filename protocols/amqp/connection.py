@@ -102,7 +102,7 @@ class AmqpConnection:
         *,
         server_properties: dict[str, Any],
         mechanisms: bytes,
-        facts_of: Callable[[bytes], object] = lambda raw: None,
+        facts_of: Callable[[bytes], int | None] = lambda raw: None,
     ) -> None:
         self.state = State.HEADER
         self.frame_bytes_max = config.frame_bytes_max

@@ -10,9 +10,10 @@ A publish on the wire is a method frame, a header frame and a body frame:
 2. A run is what follows with the same method frame and the same properties. While the body size is the same too, only
    bodies differ: a `struct` of many repeats takes them out in C and the bytes between them are compared with what they
    must be (28 ns a message of 100 bytes measured, against 160 for a loop over `startswith`).
-3. Where keys or properties change from message to message the run goes on (`join`, `take_mixed`), as long as exchange
-   and facts stay: `facts_of` gives for property bytes what the engine decides by, None when a message has to be looked
-   at alone. A long uniform stretch ends such a run.
+3. Where keys or properties change from message to message the run goes on (`join`, `take_mixed`), as long as the
+   exchange stays. `facts_of` gives for property bytes what the engine decides by, as an integer: those of a run agree
+   in bit 0, and where they differ in others they are one more column. None: a message that has to be looked at alone.
+   A long uniform stretch ends such a run.
 4. Whatever is not a whole publish in single frames within the buffer is left alone, for the frame by frame path: it
    decides, and raises, what is wrong. Only malformed properties raise here (`SyntaxFault`).
 """
@@ -45,10 +46,10 @@ _layouts: dict[tuple[int, int], struct.Struct] = {}
 
 @dataclass(slots=True)
 class PublishRun:
-    """Publishes of one channel to one exchange that have the same facts (rule 3).
+    """Publishes of one channel to one exchange that go together (rule 3).
 
-    `properties` and `routing_key` are those of the first, and of all unless there are `raws` and `keys`, one for each.
-    `raw` are the property bytes of the first.
+    `properties` and `routing_key` are those of the first, and of all unless there are `raws` and `keys`, one for each;
+    `facts` are there when they differ. `raw` are the property bytes of the first.
     """
 
     channel: int
@@ -60,6 +61,7 @@ class PublishRun:
     raw: bytes = field(default=b"", compare=False)
     keys: list[str] | None = None
     raws: list[bytes] | None = None
+    facts: list[int] | None = None
 
     @property
     def is_long_and_uniform(self) -> bool:
@@ -189,7 +191,7 @@ def _take_first(
     return stop, run
 
 
-Facts = Callable[[bytes], object]
+Facts = Callable[[bytes], int | None]
 
 
 def join(run: PublishRun, more: PublishRun, facts_of: Facts) -> bool:
@@ -202,12 +204,18 @@ def join(run: PublishRun, more: PublishRun, facts_of: Facts) -> bool:
         or run.mandatory != more.mandatory
     ):
         return False
-    if run.raw != more.raw:
-        facts = facts_of(run.raw)
-        if facts is None or facts != facts_of(more.raw):
-            return False
     count = len(more.bodies)
-    _append_columns(run, [more.routing_key] * count, [more.raw] * count, more.bodies)
+    column = None
+    if run.raw != more.raw:
+        facts, others = facts_of(run.raw), facts_of(more.raw)
+        if facts is None or others is None or (facts ^ others) & 1:
+            return False
+        if facts != others or run.facts is not None:
+            column = [others] * count
+            run.facts = run.facts or [facts] * len(run.bodies)
+    elif run.facts is not None:
+        column = [run.facts[0]] * count
+    _append_columns(run, [more.routing_key] * count, [more.raw] * count, column, more.bodies)
     return True
 
 
@@ -218,12 +226,14 @@ def take_mixed(
     if run.is_long_and_uniform:
         return pos
     channel, exchange, mandatory = run.channel, run.exchange, run.mandatory
-    facts: object = None
+    first_facts = run.facts[0] if run.facts is not None else None
     keys: list[str] = []
     raws: list[bytes] = []
     bodies: list[bytes] = []
+    column: list[int] | None = None if run.facts is None else []
     unpack_method, unpack_header = _FRAME_HEAD.unpack_from, _CONTENT_HEAD.unpack_from
     equal = 0
+    facts: int | None = None
     last_route, last_raw = None, b""
     while end - pos >= _PUBLISH_BYTES_MIN and equal < _UNIFORM_MIN:
         header_at = pos + unpack_method(data, pos)[2] + 8
@@ -248,22 +258,31 @@ def take_mixed(
         if route is last_route and raw == last_raw:
             equal += 1
         else:
-            if raw != run.raw:
-                if facts is None:
-                    facts = facts_of(run.raw)
-                if facts is None or facts_of(raw) != facts:
+            if raw != last_raw or facts is None:
+                if first_facts is None:
+                    first_facts = facts_of(run.raw)
+                facts = first_facts if raw == run.raw else facts_of(raw)
+                if facts is None or first_facts is None or (facts ^ first_facts) & 1:
                     break
+                if column is None and facts != first_facts:
+                    column = [first_facts] * len(bodies)
             equal, last_route, last_raw = 0, route, raw
         keys.append(route.routing_key)
         raws.append(raw)
         bodies.append(data[start : start + body_size])
+        if column is not None:
+            column.append(facts)  # type: ignore[arg-type]
         pos = stop
     if bodies:
-        _append_columns(run, keys, raws, bodies)
+        if column is not None and run.facts is None:
+            run.facts = [first_facts] * len(run.bodies)  # type: ignore[list-item]
+        _append_columns(run, keys, raws, column, bodies)
     return pos
 
 
-def _append_columns(run: PublishRun, keys: list[str], raws: list[bytes], bodies: list[bytes]) -> None:
+def _append_columns(
+    run: PublishRun, keys: list[str], raws: list[bytes], facts: list[int] | None, bodies: list[bytes]
+) -> None:
     before, count = len(run.bodies), len(bodies)
     if run.keys is None and keys.count(run.routing_key) != count:
         run.keys = [run.routing_key] * before
@@ -273,6 +292,8 @@ def _append_columns(run: PublishRun, keys: list[str], raws: list[bytes], bodies:
         run.raws = [run.raw] * before
     if run.raws is not None:
         run.raws += raws
+    if facts is not None and run.facts is not None:
+        run.facts += facts
     run.bodies += bodies
 
 

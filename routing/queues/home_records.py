@@ -4,7 +4,7 @@
     value     body
     headers   `d` destination set id, uint32
               `x` exchange
-              `p` protocol, a zero byte, persistent (0 or 1), priority (0 to 255), the protocol's own property bytes
+              `p` protocol, a zero byte, persistent (0 or 1), a byte of no meaning, the protocol's own property bytes
 
 Neighbours are read back as one slab if they can be, whatever their keys and properties: a backlog of varied messages is
 as cheap to hand out as it was to take in.

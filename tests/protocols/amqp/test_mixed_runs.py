@@ -27,11 +27,11 @@ short = st.text("abcé", max_size=5)
 raws = st.builds(
     BasicProperties,
     content_type=st.none() | short,
-    headers=st.none() | st.dictionaries(short, st.integers(0, 9) | short, max_size=3),
+    headers=st.none() | st.dictionaries(short | st.just("x-delay"), st.integers(-1, 9) | short, max_size=3),
     delivery_mode=st.none() | st.sampled_from([1, 2]),
-    priority=st.none() | st.sampled_from([0, 3]),
+    priority=st.none() | st.sampled_from([0, 3, 255]),
     correlation_id=st.none() | short,
-    expiration=st.none() | st.sampled_from(["1000"]),
+    expiration=st.none() | st.sampled_from(["0", "1000", "4294967295"]),
     message_id=st.none() | short,
     timestamp=st.none() | st.integers(0, 1 << 40),
     user_id=st.none() | st.just(USER),
@@ -74,8 +74,9 @@ def flattened(events: list[Any]) -> list[Message]:
         keys = [run.routing_key] * count if run.keys is None else run.keys
         own = [run.properties.raw] * count if run.raws is None else run.raws
         assert len(keys) == len(own) == count
-        facts = {(p.persistent, p.priority) for p in (intern(raw, USER) for raw in own) if isinstance(p, Properties)}
-        assert facts == {(run.properties.persistent, run.properties.priority)}
+        facts = [run.properties.facts] * count if run.facts is None else run.facts
+        assert facts == [p.facts for p in (intern(raw, USER) for raw in own) if isinstance(p, Properties)]
+        assert {fact & 1 for fact in facts} == {int(run.properties.persistent)}
         found += [(run.exchange, keys[i], run.mandatory, own[i], run.bodies[i]) for i in range(count)]
     return found
 
@@ -136,7 +137,7 @@ def test_facts_are_what_decoding_says(raw: bytes) -> None:
     if isinstance(properties, AmqpError):
         assert facts_of(raw, USER) is None
     else:
-        assert facts_of(raw, USER) == properties.persistent << 8 | properties.priority
+        assert facts_of(raw, USER) == properties.facts
 
 
 @settings(max_examples=200, deadline=None)

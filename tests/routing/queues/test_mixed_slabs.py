@@ -181,7 +181,7 @@ def test_records_and_slabs_are_inverse(slabs: list[tuple[str, bool, list[tuple[s
         slab = Slab(
             exchange,
             "",
-            Properties("p", b"", persistent=persistent, priority=9),
+            Properties("p", b"", persistent=persistent),
             [body for *_, body in content],
             keys=[key for key, *_ in content],
             raws=[raw for _, raw, _ in content],

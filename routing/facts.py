@@ -1,0 +1,52 @@
+"""What the engine decides by, of one message, packed into one integer: a slab keeps one, or a list with one a message.
+
+    bit 0        persistent; messages of one slab agree in it
+    bits 1-8     priority, 0 to 255
+    bits 9-41    time to live in ms, plus one; 0 is for ever
+    bits 42-     delay in ms; 0 is none
+
+A time to live and a delay count from when the message was published. A delay is honoured where the route says so
+(`Route.delayed`), everywhere else it is dropped.
+"""
+
+from __future__ import annotations
+
+PRIORITY_MAX = 255
+TTL_MS_MAX = (1 << 32) - 1
+DELAY_MS_MAX = (1 << 41) - 1
+"""Some 69 years."""
+
+PERSISTENT = 1
+TIMED_FROM = 1 << 9
+"""Facts from here on have a time to live or a delay."""
+DELAYED_FROM = 1 << 42
+"""Facts from here on have a delay."""
+
+_TTL_MASK = (1 << 33) - 1
+
+
+def pack(persistent: bool, priority: int = 0, ttl_ms: int | None = None, delay_ms: int = 0) -> int:
+    """The facts of a message. All values are within the limits above; a delay of 0 or less is none."""
+    ttl = 0 if ttl_ms is None else ttl_ms + 1
+    return (delay_ms << 42 if delay_ms > 0 else 0) | ttl << 9 | priority << 1 | persistent
+
+
+def priority_of(facts: int) -> int:
+    """0 to 255."""
+    return facts >> 1 & 255
+
+
+def ttl_ms_of(facts: int) -> int | None:
+    """How long it lives once it may be delivered; None is for ever."""
+    ttl = facts >> 9 & _TTL_MASK
+    return ttl - 1 if ttl else None
+
+
+def delay_ms_of(facts: int) -> int:
+    """How long after publishing it may be delivered; 0 is at once."""
+    return facts >> 42
+
+
+def without_delay(facts: int) -> int:
+    """The same for immediate delivery."""
+    return facts & DELAYED_FROM - 1
