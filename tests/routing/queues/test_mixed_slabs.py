@@ -196,7 +196,7 @@ def test_records_and_slabs_are_inverse(slabs: list[tuple[str, bool, list[tuple[s
     for entry in SlabReader().read(batch):
         for index, body in enumerate(entry.slab.bodies):
             properties = entry.slab.properties_of(index)
-            assert (properties.protocol, properties.priority) == ("p", 9)
+            assert properties.protocol == "p"
             key = entry.slab.key_of(index)
             read.append((entry.first + index, entry.slab.exchange, properties.persistent, key, properties.raw, body))
     assert read == messages
