@@ -1,0 +1,237 @@
+"""What a queue was told to do: its arguments, and the policy that applies to it, as one checked value.
+
+1. Arguments are checked when a queue is declared (`check_arguments`), in RabbitMQ's words. Arguments that nobody knows
+   are kept and mean nothing, as there; those that only other types of queue know are refused.
+2. `QueueSettings.effective` puts arguments and policy together: the lower of two limits counts, of two names the
+   argument's. A policy's keys are those of the arguments without `x-`.
+3. Settings never change; a queue gets new ones (`Queue.apply_settings`) when a policy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from routing.errors import InvalidArgument
+from routing.facts import PRIORITY_MAX
+
+EXPIRY_MS_MAX = (1 << 32) - 1
+"""RabbitMQ's largest timer, some 49 days."""
+QUEUE_TYPES = ("classic", "quorum", "stream")
+OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
+DELAYED_RETRY_TYPES = ("disabled", "all", "failed", "returned")
+QUORUM_DELIVERY_LIMIT = 20
+"""RabbitMQ's since 4.0."""
+
+
+class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
+    """See the module. None, 0 or empty: the queue has no such rule."""
+
+    message_ttl_ms: int | None = None
+    expires_ms: int = 0
+    max_length: int | None = None
+    max_length_bytes: int | None = None
+    overflow: str = "drop-head"
+    dead_letter_exchange: str | None = None
+    dead_letter_routing_key: str | None = None
+    priority_max: int = 0
+    """Priorities 0 to this are told apart; 0: all messages are alike."""
+    priority_window: int = 0
+    """So many unsettled messages a consumer may hold before it only gets ones of a higher priority than all of them."""
+    single_active_consumer: bool = False
+    delivery_limit: int | None = None
+    consumer_timeout_ms: int = 0
+    retry_ms: tuple[int, ...] = ()
+    """The gaps after which a message that was given back comes again; after the last it goes to `retry_then`."""
+    retry_then: str | None = None
+    """A queue; None: the dead letter exchange."""
+    delayed_retry_type: str = "disabled"
+    delayed_retry_min_ms: int = 0
+    delayed_retry_max_ms: int = 0
+    deduplication_window_ms: int = 0
+    delayed: bool = False
+    """Honours the delay of messages that come by any exchange."""
+
+    @classmethod
+    def effective(cls, arguments: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> QueueSettings:
+        """The settings of a queue with checked `arguments` to which the checked definition `policy` applies."""
+        policy = policy or {}
+        values: dict[str, Any] = {}
+        for key, name in _LOWEST.items():
+            given = [value for value in (arguments.get(f"x-{key}"), policy.get(key)) if value is not None]
+            given = [value for value in given if not (key == "delivery-limit" and value < 0)]
+            if given:
+                values[name] = int(min(given))
+        for key, name in _ARGUMENT_FIRST.items():
+            value = arguments.get(f"x-{key}", policy.get(key))
+            if value is not None:
+                values[name] = value
+        retry = arguments.get("x-retry", policy.get("retry"))
+        if retry:
+            values["retry_ms"] = list(retry)
+        if arguments.get("x-queue-type") == "quorum":
+            unlimited = -1 in (arguments.get("x-delivery-limit"), policy.get("delivery-limit"))
+            if not unlimited:
+                values.setdefault("delivery_limit", QUORUM_DELIVERY_LIMIT)
+        return msgspec.convert(values, cls)
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing has to be done for a message but to wait for a consumer."""
+        return self.message_ttl_ms is None and not self.priority_max and not self.guards_publishing and not self.limited
+
+    @property
+    def limited(self) -> bool:
+        """It may hold so much and no more."""
+        return self.max_length is not None or self.max_length_bytes is not None
+
+    @property
+    def guards_publishing(self) -> bool:
+        """Publishers have to be asked for something before their messages are taken."""
+        return bool(self.deduplication_window_ms) or (self.limited and self.overflow != "drop-head")
+
+
+_LOWEST = {
+    "message-ttl": "message_ttl_ms",
+    "expires": "expires_ms",
+    "max-length": "max_length",
+    "max-length-bytes": "max_length_bytes",
+    "delivery-limit": "delivery_limit",
+    "consumer-timeout": "consumer_timeout_ms",
+}
+_ARGUMENT_FIRST = {
+    "overflow": "overflow",
+    "dead-letter-exchange": "dead_letter_exchange",
+    "dead-letter-routing-key": "dead_letter_routing_key",
+    "max-priority": "priority_max",
+    "priority-window": "priority_window",
+    "single-active-consumer": "single_active_consumer",
+    "retry-then": "retry_then",
+    "delayed-retry-type": "delayed_retry_type",
+    "delayed-retry-min": "delayed_retry_min_ms",
+    "delayed-retry-max": "delayed_retry_max_ms",
+    "deduplication-window-ms": "deduplication_window_ms",
+    "delayed": "delayed",
+}
+
+Check = Callable[[Any], str | None]
+"""What is wrong with a value, as RabbitMQ prints it; None: nothing."""
+
+
+def _type_of(value: Any) -> str:
+    """RabbitMQ's name for the type of a table's value."""
+    if isinstance(value, bool):
+        return "bool"
+    names = {int: "signedint", str: "longstr", float: "double", bytes: "binary", dict: "table", list: "array"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), "void")
+
+
+def _integer(value: Any) -> str | None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return None if is_integer else f"{{unacceptable_type,{_type_of(value)}}}"
+
+
+def _not_negative(value: Any) -> str | None:
+    return _integer(value) or (f"{{value_negative,{value}}}" if value < 0 else None)
+
+
+def _milliseconds(value: Any) -> str | None:
+    return _not_negative(value) or (f"{{value_too_big,{value}}}" if value > EXPIRY_MS_MAX else None)
+
+
+def _positive_milliseconds(value: Any) -> str | None:
+    return _milliseconds(value) or ("{value_zero,0}" if not value else None)
+
+
+def _priority(value: Any) -> str | None:
+    return _not_negative(value) or (f"{{max_value_exceeded,{value}}}" if value > PRIORITY_MAX else None)
+
+
+def _text(value: Any) -> str | None:
+    return None if isinstance(value, str) else f"{{unacceptable_type,{_type_of(value)}}}"
+
+
+def _boolean(value: Any) -> str | None:
+    return None if isinstance(value, bool) else f"{{unacceptable_type,{_type_of(value)}}}"
+
+
+def _one_of(*allowed: str) -> Check:
+    def check(value: Any) -> str | None:
+        return _text(value) or (None if value in allowed else f"{{invalid_value,{value}}}")
+
+    return check
+
+
+def _gaps(value: Any) -> str | None:
+    if not isinstance(value, (list, tuple)) or not value or len(value) > 100:
+        return "{not_a_list_of_milliseconds}"
+    return next((wrong for wrong in map(_milliseconds, value) if wrong), None)
+
+
+def _anything(value: Any) -> str | None:
+    return None
+
+
+CHECKS: dict[str, Check] = {
+    "message-ttl": _milliseconds,
+    "expires": _positive_milliseconds,
+    "max-length": _not_negative,
+    "max-length-bytes": _not_negative,
+    "overflow": _one_of(*OVERFLOWS),
+    "dead-letter-exchange": _text,
+    "dead-letter-routing-key": _text,
+    "dead-letter-strategy": _one_of("at-most-once", "at-least-once"),
+    "max-priority": _priority,
+    "priority-window": _not_negative,
+    "single-active-consumer": _boolean,
+    "delivery-limit": _integer,
+    "consumer-timeout": _milliseconds,
+    "retry": _gaps,
+    "retry-then": _text,
+    "delayed-retry-type": _one_of(*DELAYED_RETRY_TYPES),
+    "delayed-retry-min": _milliseconds,
+    "delayed-retry-max": _milliseconds,
+    "deduplication-window-ms": _milliseconds,
+    "delayed": _boolean,
+    "queue-type": _one_of(*QUEUE_TYPES),
+    "queue-mode": _one_of("default", "lazy"),
+    "queue-version": _not_negative,
+    "queue-leader-locator": _text,
+    "queue-master-locator": _text,
+    "quorum-initial-group-size": _not_negative,
+    "max-in-memory-length": _not_negative,
+    "max-in-memory-bytes": _not_negative,
+    "max-age": _text,
+    "stream-max-segment-size-bytes": _not_negative,
+    "initial-cluster-size": _not_negative,
+}
+"""What a value has to be, by name without `x-`; arguments of queues and keys of policies."""
+
+_STREAM_ONLY = ("max-age", "stream-max-segment-size-bytes", "initial-cluster-size")
+_NOT_FOR = {
+    "classic": (*_STREAM_ONLY, "quorum-initial-group-size"),
+    "quorum": (*_STREAM_ONLY, "queue-mode"),
+}
+
+
+def check_arguments(name: str, virtual_host: str, arguments: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument for arguments of a queue that make no sense, in RabbitMQ's words."""
+
+    def refuse(argument: str, reason: str) -> InvalidArgument:
+        return InvalidArgument(f"invalid arg '{argument}' for queue '{name}' in vhost '{virtual_host}': {reason}")
+
+    for argument, value in arguments.items():
+        check = CHECKS.get(argument.removeprefix("x-"), _anything) if argument.startswith("x-") else _anything
+        wrong = check(value)
+        if wrong:
+            raise refuse(argument, wrong)
+    if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
+        raise refuse("x-dead-letter-routing-key", "routing_key_but_no_dlx_defined")
+    kind = arguments.get("x-queue-type", "classic")
+    for key in _NOT_FOR.get(kind, ()):
+        if f"x-{key}" in arguments:
+            raise InvalidArgument(
+                f"invalid arg 'x-{key}' for queue '{name}' in vhost '{virtual_host}' of queue type rabbit_{kind}_queue"
+            )
