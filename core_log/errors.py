@@ -27,3 +27,7 @@ class LogUnavailable(LogError):
 
 class BatchTooLarge(LogError):
     """A batch above `message_bytes_max`."""
+
+
+class LogDamaged(LogError):
+    """Bytes that had been synced are not what was written; nothing was cut."""

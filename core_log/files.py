@@ -3,7 +3,7 @@
 1. Paths are `str`, separated by "/", relative to a root the implementation knows; "" is the root itself.
 2. A file is written at positions (`pwritev`), never appended to, so that writing the same bytes again is harmless.
 3. What was written is durable after `sync` of the file; that a name exists, is gone or was renamed is durable after
-   `sync_directory` of its directory. `make_directory` is rare and durable when it returns.
+   `sync_directory` of its directory. `make_directory` and `move_directory` are rare and durable when they return.
 4. Everything raises `OSError` as the operating system does. All implementations may be used from several threads.
 
 `OsFiles` is the disk, `MemoryFiles` a disk in memory that knows what a power loss would leave (`memory_files.py`), and
@@ -69,6 +69,9 @@ class Files(Protocol):
 
     def remove_directory(self, path: str) -> None:
         """Remove a directory and all it holds; nothing happens when it does not exist."""
+
+    def move_directory(self, source: str, target: str) -> None:
+        """Give a directory another name, anywhere, durably; `target` must not exist, its parent must."""
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable."""
@@ -196,6 +199,12 @@ class OsFiles:
             shutil.rmtree(self._path(path))
         except FileNotFoundError:
             pass
+
+    def move_directory(self, source: str, target: str) -> None:
+        """See `Files`."""
+        os.rename(self._path(source), self._path(target))
+        self.sync_directory(target.rpartition("/")[0])
+        self.sync_directory(source.rpartition("/")[0])
 
     def sync_directory(self, path: str) -> None:
         """See `Files`."""

@@ -182,6 +182,18 @@ class MemoryFiles:
             if path in self._names:
                 self._change(_parent(path), lambda names: _forget(names, path))
 
+    def move_directory(self, source: str, target: str) -> None:
+        """See `Files`."""
+        with self._lock:
+            if source not in self._names:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+            for directory in (source, _parent(source), _parent(target)):
+                for change in self._unsynced.pop(directory, []):
+                    change(self._durable)
+            for names in (self._names, self._durable):
+                for path in [p for p in names if p == source or p.startswith(source + "/")]:
+                    names[target + path[len(source) :]] = names.pop(path)
+
     def sync_directory(self, path: str) -> None:
         """See `Files`."""
         with self._lock:
@@ -316,6 +328,11 @@ class FaultyFiles:
     def remove_directory(self, path: str) -> None:
         """See `Files`."""
         self.inner.remove_directory(path)
+
+    def move_directory(self, source: str, target: str) -> None:
+        """See `Files`."""
+        self.before("rename", source)
+        self.inner.move_directory(source, target)
 
     def sync_directory(self, path: str) -> None:
         """See `Files`."""

@@ -21,7 +21,7 @@ from core_log.errors import CorruptBatch
 from core_log.files import Files
 from core_log.flush_job import RecoveryPoint, load_log_start
 from core_log.log_config import LogConfig
-from core_log.segment import Segment, scan
+from core_log.segment import RELATIVE_OFFSET_MAX, Segment, scan
 from core_log.segment_index import SegmentIndex, is_plausible
 
 logger = logging.getLogger(__name__)
@@ -117,6 +117,8 @@ def _recover_segment(files: Files, segment: Segment, point: RecoveryPoint | None
         for place in scan(file, path, segment.size, file_bytes, expected=next_offset):
             if not segment.size:
                 segment.created_ms = min(place.max_timestamp_ms, now_ms) if place.max_timestamp_ms > 0 else now_ms
+            if place.next_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
+                raise CorruptBatch(f"{path} at position {place.position}: base offset {place.base_offset}")
             segment.note(place.base_offset, place.size, place.max_timestamp_ms)
             next_offset = place.next_offset
     except CorruptBatch as error:

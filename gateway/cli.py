@@ -37,12 +37,19 @@ def _door_option(door: str, default: str) -> Callable[[Command], Command]:
 @click.option("--data-dir", metavar="DIR", help="Where everything durable lies. Default: ~/.local/share/millrace.")
 @click.option("--config", "config_file", metavar="FILE", type=click.Path(path_type=Path), help="Settings, as TOML.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error. Default: info.")
+@click.option(
+    "--accept-damage",
+    is_flag=True,
+    help="Start although the catalog or the group offsets are damaged: keep what is whole, and a copy in damaged/.",
+)
 @_door_option("amqp", "127.0.0.1:5672")
 @_door_option("mqtt", "127.0.0.1:1883")
 @_door_option("native", "127.0.0.1:9094")
 @_door_option("kafka", "off")
 @_door_option("http", "off")
-def serve(data_dir: str | None, config_file: Path | None, log_level: str | None, **doors: str | None) -> None:
+def serve(
+    data_dir: str | None, config_file: Path | None, log_level: str | None, accept_damage: bool, **doors: str | None
+) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
     Prints a line for each door, such as `amqp 127.0.0.1:5672`, and then `ready`.
@@ -55,6 +62,8 @@ def serve(data_dir: str | None, config_file: Path | None, log_level: str | None,
         flags["data_dir"] = data_dir
     if log_level is not None:
         flags["log"] = {"level": log_level}
+    if accept_damage:
+        flags["engine"] = {"accept_damage": True}
     try:
         config = load_config(config_file, flags=flags)
     except ConfigError as error:

@@ -22,6 +22,7 @@ from contextlib import ExitStack, asynccontextmanager
 
 import trio
 
+from core_log.errors import LogError
 from core_log.files import OsFiles
 from gateway.authentication import Authenticate, authenticator
 from gateway.config import OFF, Config, parse_address
@@ -59,7 +60,7 @@ async def serve(config: Config) -> AsyncIterator[Server]:
     with ExitStack() as stack:
         listeners = _open_listeners(config, stack)
         stack.enter_context(locked_data_dir(config.data_dir))
-        async with open_broker(OsFiles(config.data_dir), config.engine) as broker, trio.open_nursery() as nursery:
+        async with _engine(config) as broker, trio.open_nursery() as nursery:
             outboxes = Outboxes(config.limits, nursery.start_soon)
             broker.after_turn = outboxes.flush
             shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.flusher.wait_for_room)
@@ -76,6 +77,26 @@ async def serve(config: Config) -> AsyncIterator[Server]:
                     # Leaving the block waits for the clients, but not for ever.
                     clients.cancel_scope.deadline = trio.current_time() + config.limits.shutdown_grace_ms / 1000
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _engine(config: Config) -> AsyncIterator[Broker]:
+    """The engine on the data directory. Raises StartError where the directory is at fault."""
+    started = False
+    try:
+        async with open_broker(OsFiles(config.data_dir), config.engine) as broker:
+            started = True
+            yield broker
+    except* (LogError, OSError) as group:
+        if started:
+            raise
+        raise StartError(f"data directory {config.data_dir}: {_first(group)}") from None
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _say_goodbye(shell: Shell, listeners: list[Listener]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from core_log.errors import LogUnavailable
+from routing import directories
 from routing.commits import storage_errors
 from routing.errors import InvalidArgument, LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.topics.topic import Topic
@@ -159,27 +160,44 @@ class Control:
         self._changing.add(name)
         try:
             with storage_errors():
-                topic = self._broker.storage.open_topic(name, partitions, settings)
-                self.topology.catalog.put_topic(name, partitions, settings)
-            await self._commit(True)
+                topic = self._broker.storage.create_topic(name, partitions, settings)
+            try:
+                with storage_errors():
+                    self.topology.catalog.put_topic(name, partitions, settings)
+                await self._commit(True)
+            except StorageUnavailable:
+                self._close(topic)
+                raise
             self.topology.topics[name] = topic
         finally:
             self._changing.discard(name)
         return topic
 
     async def delete_topic(self, name: str) -> None:
-        """Raises NotFound, StorageUnavailable."""
+        """Raises NotFound, PreconditionFailed (it is being deleted), StorageUnavailable."""
         topic = self.topology.topic(name)
-        with storage_errors():
-            self.topology.remove_topic(topic)
-            self._broker.offsets.forget_topic(name)
+        if name in self._changing:
+            raise PreconditionFailed(f"topic '{name}' is being deleted")
+        files = self._broker.files
+        places = [partition.log.directory for partition in topic.partitions]
+        self._changing.add(name)
+        try:
+            with storage_errors():
+                await trio.to_thread.run_sync(directories.note_deletion, files, places)
+                try:
+                    self.topology.remove_topic(topic)
+                finally:
+                    if name in self.topology.topics:
+                        directories.forget_deletion(files, places)
+                self._close(topic)
+                self._broker.offsets.forget_topic(name)
+            await self._commit(True)
+            with storage_errors():
+                await trio.to_thread.run_sync(directories.remove_noted, files, places)
+        finally:
+            self._changing.discard(name)
+
+    def _close(self, topic: Topic) -> None:
         for partition in topic.partitions:
             self._broker.forget_partition(partition)
             partition.log.close()
-        self._changing.add(name)
-        try:
-            await self._commit(True)
-            for partition in topic.partitions:
-                await trio.to_thread.run_sync(self._broker.files.remove_directory, partition.log.directory)
-        finally:
-            self._changing.discard(name)

@@ -14,6 +14,7 @@ from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
 from routing.config import BrokerConfig
+from routing.directories import make_room_for, require_undamaged, tidy_topics, topic_directory
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.replay import restore
@@ -58,7 +59,7 @@ class Storage:
         self._defer = defer
 
     def recover(self, runnable: Callable[[Queue], None], changed: Callable[[], None]) -> tuple[Topology, OffsetStore]:
-        """Read everything back; blocks. Raises CorruptBatch, OSError."""
+        """Read everything back; blocks. Raises LogDamaged, CorruptBatch, OSError."""
         files, config = self._files, self._config
         if files.exists(_SCRATCH):
             files.remove_directory(_SCRATCH)
@@ -73,7 +74,7 @@ class Storage:
             catalog.skip_queue_ids(restore(files, partition))
         for (name,), entry in catalog.entries("topic"):
             topology.topics[name] = self.open_topic(name, entry["partitions"], entry["config"])
-        self._remove_unknown_topics(topology)
+        tidy_topics(files, {p.log.directory for topic in topology.topics.values() for p in topic.partitions})
         topology.recover_bindings()
         return topology, offsets
 
@@ -81,6 +82,7 @@ class Storage:
         return PartitionLog.open(self._files, directory, settings, self._flusher, wall_clock_ms=wall_clock_ms)
 
     def _open_store(self, directory: str) -> KeyedStore:
+        require_undamaged(self._files, directory, accept_damage=self._config.accept_damage)
         log = self._open(directory, LogConfig(fsync="commit", retention_ms=-1, retention_bytes=-1, tail_cache_bytes=0))
         self.stores.append(log)
         return KeyedStore(log)
@@ -107,21 +109,16 @@ class Storage:
         )
 
     def open_topic(self, name: str, partitions: int, config: dict[str, str]) -> Topic:
-        """Open the logs of a topic, made where they are not there."""
+        """Open the logs of a topic, made where they are not there. Raises OSError."""
         settings = log_config(config, self._config)
         opened = [
-            TopicPartition(name, index, self._open(f"topics/{name}-{index}", settings), self._mark_dirty)
+            TopicPartition(name, index, self._open(topic_directory(name, index), settings), self._mark_dirty)
             for index in range(partitions)
         ]
         return Topic(name, config, opened)
 
-    def _remove_unknown_topics(self, topology: Topology) -> None:
-        """Finish deletions that a crash interrupted."""
-        if not self._files.exists("topics"):
-            return
-        known = {
-            f"{topic.name}-{partition.index}" for topic in topology.topics.values() for partition in topic.partitions
-        }
-        for directory in self._files.list("topics"):
-            if directory not in known:
-                self._files.remove_directory(f"topics/{directory}")
+    def create_topic(self, name: str, partitions: int, config: dict[str, str]) -> Topic:
+        """`open_topic` for one that is new: whatever lies in its place goes. Raises OSError."""
+        for index in range(partitions):
+            make_room_for(self._files, topic_directory(name, index))
+        return self.open_topic(name, partitions, config)

@@ -190,13 +190,3 @@ async def test_what_waits_for_a_deleted_topic_is_told() -> None:
         await broker.delete_topic("t")
         running.turn()
         assert client.events in ([("refuse", 1, 1)], [("confirm", 1)])
-
-
-async def test_the_directory_of_a_topic_nobody_knows_is_removed() -> None:
-    files = MemoryFiles()
-    async with engine(files) as running:
-        await running.broker.create_topic("t")
-        files.make_directory("topics/stray-0")
-        files.open("topics/stray-0/00000000000000000000.log")
-    async with engine(files):
-        assert sorted(files.list("topics")) == ["t-0"]

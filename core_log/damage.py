@@ -1,0 +1,192 @@
+"""Damage in the files of a small log: telling it from the torn tail of an unclean stop, and going on without it.
+
+A log that is opened is cut at the first batch that is not whole (`recovery.py`): after an unclean stop that is its torn
+tail. Cutting is wrong where the bytes had been synced, for then something else than the stop has changed them, and what
+follows them is good. `find_damage` says so before anything is cut. It takes as damage what is not whole and
+
+1. lies below the recovery point or in a segment that has a successor, which was synced before that got a byte;
+2. or is followed by a whole batch;
+3. or has all of its bytes: a write that did not end leaves too few of them, or blocks of zeros.
+
+In doubt it is damage. Files are read whole: this is for stores (`keyed_store.py`), whose records may stand in any
+place, not for logs of many gigabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC
+from core_log.errors import CorruptBatch
+from core_log.files import Files
+from core_log.flush_job import RecoveryPoint, load_log_start
+from core_log.segment import RELATIVE_OFFSET_MAX, check_batch, segment_stem
+
+_BASE_OFFSET = Struct(">q")
+_CRC = Struct(">I")
+_CRC_FIELD = 17
+_MAGIC_FIELD = 16
+_BLOCK_BYTES = 512
+"""What a disk writes whole or not at all."""
+
+
+class Damage(NamedTuple):
+    """The first damage of a log: where, what, and how many whole batches follow it."""
+
+    path: str
+    position: int
+    reason: str
+    whole_batches_after: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is damaged at position {self.position} ({self.reason}), "
+            f"{self.whole_batches_after} whole batches follow"
+        )
+
+
+def find_damage(files: Files, directory: str) -> Damage | None:
+    """The first damage of the log in `directory`; None for a torn tail, too. Changes nothing. Raises OSError."""
+    bases = _bases(files, directory)
+    point = RecoveryPoint.load(files, directory)
+    start = load_log_start(files, directory)
+    if bases and bases[0] > start:
+        return Damage(f"{segment_stem(directory, start)}.log", 0, "it is missing", _count(files, directory, bases))
+    if point is not None and point.position and point.segment_base not in bases:
+        path = f"{segment_stem(directory, point.segment_base)}.log"
+        return Damage(path, 0, "it is missing", _count(files, directory, bases))
+    for index, base in enumerate(bases):
+        path = f"{segment_stem(directory, base)}.log"
+        data = _content(files, path)
+        end, reason = _first_fault(data, base)
+        later = bases[index + 1 :]
+        synced_bytes = point.position if point is not None and point.segment_base == base else 0
+        if end == len(data) and end >= synced_bytes:
+            continue
+        whole = sum(1 for _ in _whole_batches(data, end + 1)) + _count(files, directory, later)
+        superseded = bool(later) or (point is not None and base < point.segment_base)
+        if superseded or end < synced_bytes or whole or not _is_torn(data, end):
+            return Damage(path, end, reason or f"{synced_bytes - end} synced bytes are missing", whole)
+    return None
+
+
+def repair(files: Files, directory: str, aside: str) -> None:
+    """Leave of the log in `directory` what is whole, after copying all its files to the directory `aside`.
+
+    A batch whose offset cannot be right gets the next one. A crash in between leaves a log that can be repaired again.
+    Raises OSError.
+    """
+    files.make_directory(aside)
+    for name in files.list(directory):
+        _write(files, f"{aside}/{name}", _content(files, f"{directory}/{name}"))
+    files.sync_directory(aside)
+    bases = _bases(files, directory)
+    for name in files.list(directory):
+        if not name.endswith(".log") and name != "log-start":
+            files.remove(f"{directory}/{name}")
+    files.sync_directory(directory)
+    for base, following in zip(bases, [*bases[1:], 1 << 62]):
+        path = f"{segment_stem(directory, base)}.log"
+        data = _content(files, path)
+        expected, limit = base, min(following, base + RELATIVE_OFFSET_MAX)
+        kept: list[bytes] = []
+        for position, size, first, after in _whole_batches(data, 0):
+            batch = data[position : position + size]
+            if first < expected or after > limit:
+                after += expected - first
+                batch = _BASE_OFFSET.pack(expected) + batch[_BASE_OFFSET.size :]
+            expected = after
+            kept.append(batch)
+        _write(files, path + ".new", b"".join(kept))
+        files.rename(path + ".new", path)
+        files.sync_directory(directory)
+
+
+def _bases(files: Files, directory: str) -> list[int]:
+    names = files.list(directory)
+    return sorted(int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdigit())
+
+
+def _count(files: Files, directory: str, bases: list[int]) -> int:
+    """Whole batches in all of these segments."""
+    contents = (_content(files, f"{segment_stem(directory, base)}.log") for base in bases)
+    return sum(1 for data in contents for _ in _whole_batches(data, 0))
+
+
+def _content(files: Files, path: str) -> bytes:
+    file = files.open(path, create=False)
+    try:
+        return file.pread(files.size(path), 0)
+    finally:
+        file.close()
+
+
+def _write(files: Files, path: str, data: bytes) -> None:
+    file = files.open(path)
+    try:
+        file.truncate(0)
+        file.pwritev([data], 0)
+        file.sync()
+    finally:
+        file.close()
+
+
+def _check(data: bytes, position: int, expected: int, base: int) -> tuple[int, int]:
+    """(size, next offset) of the whole batch at a position. Raises CorruptBatch."""
+    if len(data) - position < HEADER_BYTES:
+        raise CorruptBatch(f"{len(data) - position} bytes are no batch")
+    size, first, after, _ = check_batch(data, position, len(data))
+    if size > len(data) - position:
+        raise CorruptBatch(f"batch of {size} bytes in {len(data) - position}")
+    if first < expected or after - base > RELATIVE_OFFSET_MAX:
+        raise CorruptBatch(f"base offset {first} after {expected}")
+    return size, after
+
+
+def _first_fault(data: bytes, base: int) -> tuple[int, str]:
+    """Where the first batch that is not whole begins, and what it is; the end when there is none."""
+    position, expected = 0, base
+    while position < len(data):
+        try:
+            size, expected = _check(data, position, expected, base)
+        except CorruptBatch as error:
+            return position, str(error)
+        position += size
+    return position, ""
+
+
+def _whole_batches(data: bytes, position: int) -> Iterator[tuple[int, int, int, int]]:
+    """(position, size, base offset, next offset) of all batches with a correct CRC, wherever they begin."""
+    magic = bytes([MAGIC])
+    while (found := data.find(magic, position + _MAGIC_FIELD)) >= 0 and len(
+        data
+    ) - found >= HEADER_BYTES - _MAGIC_FIELD:
+        position = found - _MAGIC_FIELD
+        try:
+            size, first, after, _ = check_batch(data, position, len(data))
+            if size > len(data) - position:
+                raise CorruptBatch("no whole batch begins here")
+        except CorruptBatch:
+            position += 1
+        else:
+            yield position, size, first, after
+            position += size
+
+
+def _is_torn(data: bytes, position: int) -> bool:
+    """Whether what begins at `position`, which is not whole and has nothing behind it, is a write that did not end."""
+    rest = len(data) - position
+    if rest < HEADER_BYTES:
+        return True
+    if crc32c(memoryview(data)[position + CRC_START :]) == _CRC.unpack_from(data, position + _CRC_FIELD)[0]:
+        return False  # all is there but what is outside the CRC, such as the length
+    if HEADER.unpack_from(data, position)[1] + LENGTH_START > rest:
+        return True
+    zeros = bytes(_BLOCK_BYTES)
+    starts = [position, *range(position - position % _BLOCK_BYTES + _BLOCK_BYTES, len(data), _BLOCK_BYTES)]
+    ends = [*starts[1:], len(data)]
+    return any(zeros.startswith(data[start:end]) for start, end in zip(starts, ends))

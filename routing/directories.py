@@ -1,0 +1,115 @@
+"""The directories of a data directory: what is set aside and removed, and when a damaged store stops the start.
+
+1. Nothing is removed because nobody knows it. The directory of a topic that the catalog does not name is moved to
+   `unknown/`, with a warning; what a new topic finds in its place is moved there as well. One that was never written
+   to, as a crash leaves it while a topic is created, stays for the topic of that name.
+2. What is to be removed is noted in `deleting/` first, durably, and the note goes last. A start finishes what has a
+   note, unless the catalog still names it: then the deletion had not become durable, and has not happened.
+3. A store (catalog, group offsets) that was damaged stops the start. When it is told to accept the damage, it keeps
+   every batch that is whole, and a copy of the files as they were in `damaged/`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+
+from core_log.damage import find_damage, repair
+from core_log.errors import LogDamaged
+from core_log.files import Files
+
+logger = logging.getLogger(__name__)
+
+TOPICS = "topics"
+_UNKNOWN = "unknown"
+_DELETING = "deleting"
+_DAMAGED = "damaged"
+
+
+def topic_directory(name: str, index: int) -> str:
+    """Where a partition of a topic lies."""
+    return f"{TOPICS}/{name}-{index}"
+
+
+def require_undamaged(files: Files, directory: str, *, accept_damage: bool) -> None:
+    """Look at a store before it is opened: rule 3. Raises LogDamaged, OSError."""
+    damage = find_damage(files, directory)
+    if damage is None:
+        return
+    if not accept_damage:
+        raise LogDamaged(
+            f"{damage}. Bring the file back from a copy, or start once with --accept-damage: all whole batches are "
+            f"kept, what the damaged ones said is forgotten, and the files as they are now stay in {_DAMAGED}/"
+        )
+    aside = _free_name(files, f"{_DAMAGED}/{directory.replace('/', '-')}")
+    logger.error("%s. Going on without what is damaged; the files as they were are in %s", damage, aside)
+    repair(files, directory, aside)
+
+
+def note_deletion(files: Files, directories: Iterable[str]) -> None:
+    """These directories of topics are about to be removed. Raises OSError."""
+    files.make_directory(_DELETING)
+    for directory in directories:
+        files.open(_note(directory)).close()
+    files.sync_directory(_DELETING)
+
+
+def forget_deletion(files: Files, directories: Iterable[str]) -> None:
+    """They are removed, or will not be. Raises OSError."""
+    for directory in directories:
+        if files.exists(_note(directory)):
+            files.remove(_note(directory))
+    files.sync_directory(_DELETING)
+
+
+def remove_noted(files: Files, directories: Collection[str]) -> None:
+    """Remove directories that were noted, then the notes. Blocks. Raises OSError; the next start tries again."""
+    for directory in directories:
+        files.remove_directory(directory)
+    files.sync_directory(TOPICS)
+    forget_deletion(files, directories)
+
+
+def make_room_for(files: Files, directory: str) -> None:
+    """Have nothing in the place of a new topic's partition: rules 1 and 2. Raises OSError."""
+    if files.exists(_note(directory)):
+        remove_noted(files, [directory])
+    elif not _is_empty(files, directory):
+        _set_aside(files, directory)
+
+
+def tidy_topics(files: Files, known: Collection[str]) -> None:
+    """At a start: finish deletions, and set aside what is not among the `known` directories. Raises OSError."""
+    noted = [f"{TOPICS}/{name}" for name in files.list(_DELETING)]
+    if noted:
+        forget_deletion(files, [directory for directory in noted if directory in known])
+        remove_noted(files, [directory for directory in noted if directory not in known])
+    for name in files.list(TOPICS):
+        if f"{TOPICS}/{name}" not in known and not _is_empty(files, f"{TOPICS}/{name}"):
+            _set_aside(files, f"{TOPICS}/{name}")
+
+
+def _note(directory: str) -> str:
+    return f"{_DELETING}/{directory.rpartition('/')[2]}"
+
+
+def _is_empty(files: Files, directory: str) -> bool:
+    """Whether a log was never written to, as one is that was being created."""
+    names = files.list(directory)
+    return "log-start" not in names and not any(
+        files.size(f"{directory}/{name}") for name in names if name.endswith(".log")
+    )
+
+
+def _set_aside(files: Files, directory: str) -> None:
+    files.make_directory(_UNKNOWN)
+    target = _free_name(files, f"{_UNKNOWN}/{directory.rpartition('/')[2]}")
+    files.move_directory(directory, target)
+    logger.warning("the catalog does not name %s: moved to %s, nothing in it was changed", directory, target)
+
+
+def _free_name(files: Files, path: str) -> str:
+    number = 1
+    while files.exists(f"{path}.{number}"):
+        number += 1
+    return f"{path}.{number}"

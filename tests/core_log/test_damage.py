@@ -1,0 +1,169 @@
+"""Damage in a store: told from a torn tail, and repaired without losing what is whole."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from core_log.damage import Damage, find_damage, repair
+from core_log.errors import CorruptBatch
+from core_log.files import MemoryFiles
+from core_log.keyed_store import KeyedStore
+from core_log.partition_log import LogConfig, PartitionLog
+from tests.core_log.helpers import DIRECTORY, flush, make_batch, open_log
+
+KEYS = [b"key %d" % number for number in range(10)]
+
+
+def a_store(files: MemoryFiles, *, segment_bytes: int = 1 << 20) -> tuple[PartitionLog, list[int]]:
+    """A store with a key a batch, all durable; where in the file (or files) each batch begins."""
+    log = open_log(files, LogConfig(segment_bytes=segment_bytes))
+    store = KeyedStore(log)
+    positions = []
+    for number, key in enumerate(KEYS):
+        size = log.segments[-1].size
+        store.put(key, b"value %d " % number * 10)
+        positions.append(size if log.segments[-1].size > size else 0)
+    log.request_sync()
+    flush(log)
+    return log, positions
+
+
+def keys_of(files: MemoryFiles) -> list[bytes]:
+    return [key for key, _ in KeyedStore(open_log(files)).items()]
+
+
+def flip(files: MemoryFiles, path: str, position: int, bit: int = 0) -> None:
+    file = files.open(path)
+    file.pwritev([bytes([file.pread(1, position)[0] ^ 1 << bit])], position)
+    file.sync()
+
+
+def found(files: MemoryFiles) -> Damage:
+    damage = find_damage(files, DIRECTORY)
+    assert damage is not None
+    return damage
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("at_batch", [0, 4, 9])
+@pytest.mark.parametrize("at_byte", [8, 11, 16, 20, 30, 60, 100])
+def test_every_flipped_bit_of_a_synced_batch_is_damage(clean: bool, at_batch: int, at_byte: int) -> None:
+    files = MemoryFiles()
+    log, positions = a_store(files)
+    if clean:
+        log.close()
+    flip(files, log.segments[0].log_path, positions[at_batch] + at_byte)
+    before = files.crash()
+    damage = found(files)
+    assert damage.path == log.segments[0].log_path
+    assert damage.position == positions[at_batch]
+    assert damage.whole_batches_after == 9 - at_batch
+    assert find_damage(before, DIRECTORY) == damage, "looking changes nothing"
+    repair(files, DIRECTORY, "damaged/store.1")
+    assert find_damage(files, DIRECTORY) is None
+    assert keys_of(files) == KEYS[:at_batch] + KEYS[at_batch + 1 :]
+    copy = files.open("damaged/store.1/" + log.segments[0].log_path.rpartition("/")[2])
+    assert copy.pread(1 << 20, 0) == before.open(log.segments[0].log_path).pread(1 << 20, 0)
+
+
+def test_a_store_that_is_whole_is_not_damaged() -> None:
+    files = MemoryFiles()
+    assert find_damage(files, DIRECTORY) is None
+    log, _ = a_store(files, segment_bytes=500)
+    assert find_damage(files, DIRECTORY) is None
+    log.delete_prefix(5)
+    log.close()
+    assert find_damage(files, DIRECTORY) is None
+
+
+@pytest.mark.parametrize("zeros", [0, 4096])
+def test_a_torn_tail_is_not_damage(zeros: int) -> None:
+    files = MemoryFiles()
+    log, positions = a_store(files)
+    file = files.open(log.segments[0].log_path)
+    last = file.pread(1000, positions[9])
+    for keep in range(len(last) - 1):
+        file.truncate(positions[9])
+        file.pwritev([last[:keep], bytes(zeros)], positions[9])
+        assert find_damage(files, DIRECTORY) is None, keep
+    assert keys_of(files) == KEYS[:9]
+
+
+def test_losing_power_never_looks_like_damage_while_every_write_is_synced() -> None:
+    for seed in range(200):
+        dice = random.Random(seed)
+        files = MemoryFiles()
+        log = open_log(files, LogConfig(segment_bytes=dice.choice([300, 1000, 1 << 20])))
+        for number in range(dice.randrange(1, 12)):
+            log.append(make_batch([b"%d" % number * dice.randrange(1, 300)]))
+            log.request_sync()
+            flush(log)
+        log.append(make_batch([b"not synced" * 100]))
+        flush(log)
+        found = files.crash(dice)
+        assert find_damage(found, DIRECTORY) is None, seed
+
+
+def test_damage_of_a_closed_segment_and_missing_files() -> None:
+    files = MemoryFiles()
+    log, _ = a_store(files, segment_bytes=500)
+    paths = [segment.log_path for segment in log.segments]
+    assert len(paths) > 2
+    cut = files.crash()
+    file = cut.open(paths[1])
+    file.truncate(cut.size(paths[1]) - 1)
+    assert found(cut).path == paths[1], "a full segment was synced: it cannot be torn"
+    repair(cut, DIRECTORY, "damaged/1")
+    assert len(keys_of(cut)) == 9
+    missing = files.crash()
+    missing.remove(paths[0])
+    assert found(missing).reason == "it is missing"
+    repair(missing, DIRECTORY, "damaged/1")
+    assert 5 < len(keys_of(missing)) < 10
+    log.close()
+    files.remove(paths[-1])
+    assert found(files).path == paths[-1]
+
+
+def test_synced_bytes_that_are_gone() -> None:
+    files = MemoryFiles()
+    log, positions = a_store(files)
+    log.close()
+    files.open(log.segments[0].log_path).truncate(positions[9])
+    assert "synced bytes are missing" in found(files).reason
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_base_offset_that_cannot_be(bit: int) -> None:
+    """Offsets are outside the CRC; nothing that is whole may be lost by one, and none may crash a start."""
+    for byte in range(8):
+        files = MemoryFiles()
+        log, positions = a_store(files)
+        flip(files, log.segments[0].log_path, positions[4] + byte, bit)
+        if find_damage(files, DIRECTORY) is not None:
+            repair(files, DIRECTORY, "damaged/1")
+        assert sorted(keys_of(files))[:3] == KEYS[:3]
+        assert len(keys_of(files)) >= 9
+
+
+def test_random_damage_is_never_worse_than_what_it_hits() -> None:
+    for seed in range(300):
+        dice = random.Random(seed)
+        files = MemoryFiles()
+        log, _ = a_store(files, segment_bytes=dice.choice([500, 1 << 20]))
+        if dice.random() < 0.5:
+            log.close()
+        path = dice.choice(log.segments).log_path
+        start = dice.randrange(files.size(path))
+        length = min(dice.choice([1, 30, 200]), files.size(path) - start)
+        files.open(path).pwritev([dice.randbytes(length)], start)
+        if find_damage(files, DIRECTORY) is not None:
+            repair(files, DIRECTORY, "damaged/1")
+        assert find_damage(files, DIRECTORY) is None
+        try:
+            kept = keys_of(files)
+        except CorruptBatch:
+            raise AssertionError(seed) from None
+        assert len(kept) >= 10 - 2 - length // 100, seed

@@ -1,0 +1,137 @@
+"""What lies in the data directory and is not known, or damaged: kept, and told."""
+
+from __future__ import annotations
+
+import pytest
+
+from core_log.errors import LogDamaged
+from core_log.files import FaultyFiles, MemoryFiles
+from core_log.record_batch import BatchBuilder
+from routing.directories import note_deletion
+from tests.routing.harness import Engine, engine, killed
+
+
+def a_batch(value: bytes) -> bytes:
+    builder = BatchBuilder(0, 0, 1)
+    builder.add(0, None, value)
+    return builder.build()
+
+
+async def fill(running: Engine, *topics: str) -> None:
+    for name in topics:
+        topic = await running.broker.create_topic(name, partitions=2)
+        base = topic.partitions[1].append(a_batch(name.encode()))
+        await topic.partitions[1].log.wait_committed(base + 1)
+
+
+def content(running: Engine, topic: str) -> bytes:
+    return b"".join(bytes(batch) for batch in running.broker.topics[topic].partitions[1].log.read_blocking(0, 1000))
+
+
+def damage_catalog(files: MemoryFiles) -> None:
+    """Flip a bit of the first record."""
+    file = files.open("catalog/0/00000000000000000000.log")
+    file.pwritev([bytes([file.pread(1, 70)[0] ^ 4])], 70)
+
+
+def segments(files: MemoryFiles, directory: str) -> int:
+    return sum(files.size(f"{directory}/{name}") for name in files.list(directory) if name.endswith(".log"))
+
+
+@pytest.mark.parametrize("clean", [False, True])
+async def test_a_damaged_catalog_stops_the_start_and_deletes_nothing(clean: bool) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await fill(running, "first", "second")
+        found = killed(files)
+    if clean:
+        found = files
+    damage_catalog(found)
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(LogDamaged, match=r"catalog/0/0+\.log is damaged at position 0 .*--accept")
+    ):
+        async with engine(found):
+            pass
+    assert segments(found, "topics/first-1") > 0
+
+    async with engine(found, accept_damage=True) as running:
+        assert set(running.broker.topics) == {"second"}
+        assert b"second" in content(running, "second")
+    assert segments(found, "unknown/first-1.1") > 0
+    assert segments(found, "topics/first-1") == 0
+    assert segments(found, "damaged/catalog-0.1") > 0
+    async with engine(found) as running:
+        assert set(running.broker.topics) == {"second"}
+
+
+async def test_a_damaged_offset_store_stops_the_start() -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await fill(running, "t")
+        for number in range(3):
+            await running.broker.offsets.commit(f"group {number}", {("t", 0): (number, "")})
+        found = killed(files)
+    file = found.open("offsets/0/00000000000000000000.log")
+    file.pwritev([b"!"], 70)
+    with pytest.RaisesGroup(pytest.RaisesExc(LogDamaged, match="offsets/0")):
+        async with engine(found):
+            pass
+    async with engine(found, accept_damage=True) as running:
+        assert [running.broker.offsets.fetch(f"group {number}") for number in (0, 2)] == [{}, {("t", 0): (2, "")}]
+
+
+async def test_an_unknown_directory_is_moved_aside(caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await fill(running, "t")
+    for _ in range(2):
+        files.make_directory("topics/stranger-0")
+        files.open("topics/stranger-0/00000000000000000000.log").pwritev([b"somebody's"], 0)
+        async with engine(files) as running:
+            assert set(running.broker.topics) == {"t"}
+    assert "does not name topics/stranger-0: moved to unknown/stranger-0.1" in caplog.text
+    assert files.list("unknown") == ["stranger-0.1", "stranger-0.2"]
+    assert files.list("topics") == ["t-0", "t-1"]
+
+
+async def test_a_deletion_that_a_crash_interrupted_is_finished() -> None:
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    pictures: list[MemoryFiles] = []
+    async with engine(files) as running:
+        await fill(running, "gone", "stays")
+        files.hook = lambda operation, path: pictures.append(killed(disk))
+        await running.broker.delete_topic("gone")
+        files.hook = None
+    deleted = []
+    for picture in pictures:
+        async with engine(picture) as running:
+            assert b"stays" in content(running, "stays")
+            deleted.append("gone" not in running.broker.topics)
+            if not deleted[-1]:
+                assert b"gone" in content(running, "gone")
+        assert picture.list("unknown") == []
+        assert picture.list("deleting") == []
+        assert any("gone" in name for name in picture.list("topics")) != deleted[-1]
+    assert deleted == sorted(deleted)
+    assert {True, False} == set(deleted)
+
+
+async def test_a_topic_made_again_never_finds_old_records() -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await fill(running, "t")
+        await running.broker.delete_topic("t")
+        files.make_directory("topics/t-1")
+        files.open("topics/t-1/00000000000000000000.log").pwritev([a_batch(b"old")], 0)
+        await running.broker.create_topic("t", partitions=2)
+        assert content(running, "t") == b""
+        assert files.list("unknown") == ["t-1.1"]
+        await running.broker.delete_topic("t")
+        files.make_directory("topics/t-1")
+        files.open("topics/t-1/00000000000000000000.log").pwritev([a_batch(b"old")], 0)
+        note_deletion(files, ["topics/t-1"])
+        await running.broker.create_topic("t", partitions=2)
+        assert content(running, "t") == b""
+        assert files.list("unknown") == ["t-1.1"]
+        assert files.list("deleting") == []
