@@ -38,6 +38,7 @@ from core_log.record_decoder import RecordRun as RecordRun
 from core_log.record_decoder import decode_columns as decode_columns
 from core_log.record_decoder import decode_header_block as decode_header_block
 from core_log.record_decoder import decode_runs as decode_runs
+from core_log.record_decoder import first_value as first_value
 from core_log.record_decoder import iterate_records as iterate_records
 from core_log.varint import ONE_BYTE_BELOW, TWO_BYTES_BELOW, VARINTS, encode_varint, varint
 
@@ -75,13 +76,15 @@ class BatchBuilder:
         *,
         control: bool = False,
         compression: Compression = Compression.NONE,
+        attributes: int = 0,
     ) -> None:
+        """`attributes` are bits of the header that the format does not use."""
         self._base_offset = base_offset
         self._leader_epoch = leader_epoch
         self._timestamp_ms = timestamp_ms
         self._max_timestamp_ms = -1
         self._compression = compression
-        self._attributes = compression | (CONTROL_BIT if control else 0)
+        self._attributes = attributes | compression | (CONTROL_BIT if control else 0)
         self._parts: list[bytes] = []
         self._last_delta = -1
         self.count = 0
@@ -217,6 +220,14 @@ class BatchBuilder:
         length = varint(len(body))
         self._parts += (length, body)
         self.size_estimate += len(length) + len(body)
+
+    def add_first(self, value: bytes) -> None:
+        """The first record, at the base offset and the batch's time, without key and headers."""
+        self._take(self._base_offset, 1, self._timestamp_ms)
+        size = varint(len(value))
+        length = varint(len(value) + len(size) + 5)
+        self._parts += (length, b"\0\0\0\1", size, value, NO_HEADERS)
+        self.size_estimate += len(length) + 4 + len(size) + len(value) + 1
 
     def build(self) -> bytes:
         """The batch. The builder must hold a record, and is not used afterwards."""

@@ -23,6 +23,8 @@ from core_log.varint import HIGH_BYTES, LOW_BYTES, ONE_BYTE_BELOW, TWO_BYTES_BEL
 
 _COMPARED_FIRST = 16
 _WINDOW_BYTES_MAX = 1 << 20
+_FIRST_FIELDS_BYTES = 64
+"""More than all of a record before its value takes, without a key."""
 
 
 class RecordRun(NamedTuple):
@@ -107,6 +109,26 @@ def decode_columns(batch: BytesLike, *, decompressed_bytes_max: int = DECOMPRESS
         columns.values += values
         columns.headers += [headers] * count
     return columns
+
+
+def first_value(batch: BytesLike) -> bytes:
+    """The value of the first record of a whole batch that is not compressed; nothing else is looked at.
+
+    Raises CorruptBatch.
+    """
+    end = len(batch)
+    head = bytes(batch[HEADER_BYTES : HEADER_BYTES + _FIRST_FIELDS_BYTES])
+    _, position = read_varint(head, 0, len(head))  # length; one byte of attributes follows
+    _, position = read_varint(head, position + 1, len(head))  # timestamp delta
+    _, position = read_varint(head, position, len(head))  # offset delta
+    size, position = read_varint(head, position, len(head))
+    if size > 0:
+        raise CorruptBatch(f"a key of {size} bytes where none is expected")
+    size, position = read_varint(head, position, len(head))
+    start = HEADER_BYTES + position
+    if not 0 <= size <= end - start:
+        raise CorruptBatch(f"value of {size} bytes")
+    return bytes(batch[start : start + size])
 
 
 def iterate_records(batch: BytesLike, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:

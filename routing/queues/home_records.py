@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import cast
 
 from core_log.errors import CorruptBatch
+from core_log.files import BytesLike
 from core_log.record_batch import RecordRun, decode_header_block, decode_runs, encode_headers
 from core_log.varint import varint
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
@@ -95,12 +96,14 @@ class SlabReader:
         self._common: dict[bytes, Properties] = {}
         self._parsed: dict[bytes, tuple[str, Properties]] = {}
 
-    def read(self, batch: object) -> list[CachedSlab]:
-        """The slabs of a data batch. Raises CorruptBatch."""
+    def read(self, batch: BytesLike) -> list[CachedSlab]:
+        """The slabs of a data batch, without its directory. Raises CorruptBatch."""
         slabs: list[CachedSlab] = []
         neighbours: list[tuple[RecordRun, bytes]] = []
         like: tuple[int, str, bytes] = (-1, "", b"")
-        for run in decode_runs(batch):  # type: ignore[arg-type]
+        for run in decode_runs(batch):
+            if run.key is None:
+                continue  # the directory; keys of messages are empty, but there
             if run.count >= _LONG_RUN:
                 self._join(neighbours, like, slabs)
                 slabs.append(self._uniform(run))

@@ -5,7 +5,8 @@ settle is noted in control batches of the same log (`settlement.py`), so replayi
 (`replay.py`).
 
 1. Offsets are given out when a slab is enqueued and written when the turn ends: `seal` makes one data batch of all
-   that the turn brought, and one control batch of all that it settled.
+   that the turn brought, and one control batch of all that it settled. The first slab of a turn has an offset before it
+   for the batch's directory (`directory.py`), which spares the next start from looking at messages.
 2. A new destination set is rare. Its definition is appended at once, ahead of the slab that uses it.
 3. Settlements alone are not worth a write: they wait a moment for others, or for the next messages.
 4. Messages are delivered from memory (`SlabCache`, bounded in bytes once written), else from chunks read off the loop.
@@ -18,22 +19,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder
 from routing.config import BrokerConfig
+from routing.facts import PERSISTENT
 from routing.message import Slab
 from routing.queues.cold_chunks import ColdChunks, Spawn
 from routing.queues.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
-from routing.queues.settlement import (
-    DESTINATIONS_KEY,
-    SETTLED_KEY,
-    encode_destinations,
-    encode_settled,
-)
+from routing.queues.directory import DIRECTORY_BIT, each_of, encode_directory, facts_of
+from routing.queues.fact_columns import BLOCK_BITS, FactColumns
+from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, encode_destinations, encode_settled
 from routing.queues.slab_cache import CachedSlab, SlabCache
 from routing.runs import in_batches
 
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_BITS = 14
-"""Live messages are counted for blocks of this many offset bits."""
 _BATCH_BYTES = 1 << 20
 """A batch is closed when it reaches this size; one message may be larger."""
 _SETTLED_MAX = 4096
@@ -91,7 +88,9 @@ class QueuePartition:
         self._cache = SlabCache()
         self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
         self._live: dict[int, int] = {}
-        self._cold = ColdChunks(log, config, spawn=spawn, cached=self._cache.find, loaded=loaded)
+        self.facts = FactColumns()
+        self._open_facts = False
+        self._cold = ColdChunks(log, config, self.facts, spawn=spawn, cached=self._cache.find, loaded=loaded)
         self._pinned_warning_bytes = config.pinned_warning_bytes
         log.listeners.append(self._log_advanced)
 
@@ -107,13 +106,18 @@ class QueuePartition:
         Raises LogUnavailable if a new destination set cannot be defined because the log refuses writes.
         """
         definition = destinations.definition
-        if self.durable and definition.offset < 0:
-            self._define(definition)
+        if self.durable:
+            if definition.offset < 0:
+                self._define(definition)
+            if not self._open:
+                self.next_offset += 1
         first = self.next_offset
         count = len(slab.bodies)
         self.next_offset = end = first + count
         queues = destinations.queues
         self._cache.add(first, slab, len(queues))
+        if slab.facts is not None or slab.properties.facts > PERSISTENT:
+            self._add_facts(first, slab)
         if self.durable:
             definition.used_before = end
             self._open.append((first, slab, destinations))
@@ -122,6 +126,12 @@ class QueuePartition:
         for queue in queues:
             queue.enqueue(first, count)
         return end
+
+    def _add_facts(self, first: int, slab: Slab) -> None:
+        self._open_facts = True
+        columns = facts_of(slab)
+        if columns is not None:
+            self.facts.add(first, each_of(columns, len(slab.bodies)), time.time_ns() // 1_000_000)
 
     def _define(self, definition: Definition) -> None:
         self._seal_data()
@@ -134,13 +144,14 @@ class QueuePartition:
         live = self._live
         end = first + count
         while first < end:
-            block = first >> _BLOCK_BITS
-            stop = min(end, (block + 1) << _BLOCK_BITS)
+            block = first >> BLOCK_BITS
+            stop = min(end, (block + 1) << BLOCK_BITS)
             left = live.get(block, 0) + (stop - first) * sign
             if left:
                 live[block] = left
             else:
                 del live[block]
+                self.facts.drop(block)
             first = stop
 
     def restore(self, ranges: list[tuple[int, int]]) -> None:
@@ -206,15 +217,27 @@ class QueuePartition:
 
     def _seal_data(self) -> None:
         if self._open:
-            self._append_data(self._open)
-            self._open.clear()
+            opened = self._open
+            entries = [(destinations.definition.id, len(slab.bodies)) for _, slab, destinations in opened]
+            facts = [facts_of(slab) for _, slab, _ in opened] if self._open_facts else None
+            self._append_data(opened, encode_directory(entries, facts))
+            opened.clear()
+            self._open_facts = False
 
-    def _append_data(self, slabs: list[tuple[int, Slab, DestinationSet]]) -> None:
+    def _append_data(self, slabs: list[tuple[int, Slab, DestinationSet]], directory: bytes = b"") -> None:
+        """Write slabs of consecutive offsets, the directory at the offset before them."""
         log = self.log
         runs = [destinations.records.run(first, slab) for first, slab, destinations in slabs]
         for batch in in_batches(runs, _BATCH_BYTES):
             base_offset = batch[0].first_offset
-            builder = BatchBuilder(base_offset, log.leader_epoch, time.time_ns() // 1_000_000)
+            now_ms = time.time_ns() // 1_000_000
+            if directory:
+                base_offset -= 1
+                builder = BatchBuilder(base_offset, log.leader_epoch, now_ms, attributes=DIRECTORY_BIT)
+                builder.add_first(directory)
+                directory = b""
+            else:
+                builder = BatchBuilder(base_offset, log.leader_epoch, now_ms)
             for run in batch:
                 run.add_to(builder)
             self._append(builder.build(), base_offset)
@@ -263,9 +286,14 @@ class QueuePartition:
     # --- housekeeping ------------------------------------------------------------------
 
     @property
+    def live_blocks(self) -> Collection[int]:
+        """Numbers of the blocks of offsets (`BLOCK_BITS`) in which something is live."""
+        return self._live
+
+    @property
     def first_live_offset(self) -> int:
         """No queue needs anything below this offset (block by block)."""
-        return min(self._live) << _BLOCK_BITS if self._live else self.next_offset
+        return min(self._live) << BLOCK_BITS if self._live else self.next_offset
 
     @property
     def status(self) -> HomeStatus:

@@ -521,7 +521,7 @@ async def test_settlements_wait_for_company_but_not_for_long() -> None:
         client.ack(51)
         running.turn()
         await client.publish_safely("q", "takes it along")
-        assert log.log_end_offset == before + 3
+        assert log.log_end_offset == before + 4
         client.ack(52, 100)
     async with engine(found) as running:
         assert await running.drain("q") == [(str(number), True) for number in range(50, 100)]

@@ -1,0 +1,172 @@
+"""The directory of a home partition's batches: which destination set gets how many messages, without the messages.
+
+What a turn brings is written as one batch, seldom more. The first begins with this record, at an offset of its own,
+and `DIRECTORY_BIT` in the header's attributes says so. It speaks of all messages that follow it at consecutive
+offsets, up to the next batch that has a directory or is a control batch, or the log's end, whichever comes first: what
+a crash tore off is not there. A start reads 8 bytes a slab of it and looks at no message.
+
+    u8 version, u8 columns (`_FACTS`, `_MOVED`), u16 zero, u32 number of slabs
+    (u32 set id, u32 count)                                     for each slab
+    u8 form                                                     for each slab, if there are facts
+    u64 low [, u64 high]                                        one or one a message, by form; slab after slab
+    (u64 from, u64 position, u64 time of publishing in ms)      for each slab, if they were moved
+
+All is little-endian. Columns are present only where used. The facts of a message (`routing/facts.py`) are opaque here;
+their high column is needed where they exceed 64 bits. Slabs without facts of their own have form 0.
+
+A slab that was moved stood at `from` before, where it is settled by this record, and first of all at `position`, which
+is its place in the order of its queues.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from struct import Struct, pack, unpack_from
+from typing import NamedTuple
+
+from core_log.errors import CorruptBatch
+from core_log.files import BytesLike
+from core_log.record_batch import BatchHeader, first_value
+from routing.facts import PERSISTENT
+from routing.message import Slab
+from routing.queues.fact_columns import Columns, to_columns
+
+DIRECTORY_BIT = 1 << 8
+"""Of a batch's attributes; the record format does not use it."""
+_HEAD = Struct("<BBHI")
+_MOVE = Struct("<QQQ")
+_VERSION = 0
+_FACTS, _MOVED = 1, 2
+_ONE, _EACH, _WIDE = 1, 2, 4
+"""Forms of a slab's facts: one for all, or one for each; in two columns."""
+
+
+class Move(NamedTuple):
+    """Where the messages of a slab stood before; see the module."""
+
+    origin: int
+    position: int
+    published_ms: int
+
+
+class Directory(NamedTuple):
+    """Parallel lists, an item a slab. Facts have one item if they are those of all."""
+
+    set_ids: Sequence[int]
+    firsts: Sequence[int]
+    counts: Sequence[int]
+    facts: list[Columns | None] | None
+    moves: list[Move] | None
+
+
+def facts_of(slab: Slab) -> Columns | None:
+    """What a slab's messages ask for as columns, one item if they agree; None if they ask for nothing."""
+    if slab.facts is not None:
+        return to_columns(slab.facts)
+    facts = slab.properties.facts
+    return None if facts <= PERSISTENT else to_columns((facts,))
+
+
+def each_of(columns: Columns, count: int) -> Columns:
+    """Columns with an item for each of `count` messages, or the first so many."""
+    low, high = columns
+    if len(low) == count:
+        return columns
+    if len(low) == 1:
+        return low * count, None if high is None else high * count
+    return low[:count], None if high is None else high[:count]
+
+
+def encode_directory(
+    entries: Sequence[tuple[int, int]], facts: Sequence[Columns | None] | None = None, moves: Iterable[Move] = ()
+) -> bytes:
+    """The record of (set id, count) slabs, with their facts if any has some, with their moves if they were moved."""
+    moved = b"".join([_MOVE.pack(*move) for move in moves])
+    columns = (_FACTS if facts else 0) | (_MOVED if moved else 0)
+    numbers = [number for entry in entries for number in entry]
+    record = pack(f"<BBHI{len(numbers)}I", _VERSION, columns, 0, len(entries), *numbers)
+    return record + _encode_facts(facts) + moved if columns else record
+
+
+def _encode_facts(facts: Sequence[Columns | None] | None) -> bytes:
+    if not facts:
+        return b""
+    forms = bytearray(len(facts))
+    parts: list[bytes] = [b""]
+    for index, columns in enumerate(facts):
+        if columns is not None:
+            low, high = columns
+            forms[index] = (_ONE if len(low) == 1 else _EACH) | (_WIDE if high is not None else 0)
+            parts.append(_little(low).tobytes())
+            if high is not None:
+                parts.append(_little(high).tobytes())
+    parts[0] = bytes(forms)
+    return b"".join(parts)
+
+
+def _little(column: array[int]) -> array[int]:
+    """The same in the byte order of the log, or back."""
+    if sys.byteorder == "big":
+        column = column[:]
+        column.byteswap()
+    return column
+
+
+def directory_of(batch: BytesLike, header: BatchHeader) -> Directory:
+    """The directory that a batch with `DIRECTORY_BIT` begins with. Raises CorruptBatch."""
+    return decode_directory(first_value(batch), header.base_offset + 1)
+
+
+def decode_directory(record: bytes, first_offset: int) -> Directory:
+    """The inverse of `encode_directory`; the first slab is at `first_offset`. Raises CorruptBatch."""
+    if len(record) < _HEAD.size:
+        raise CorruptBatch(f"a directory of {len(record)} bytes")
+    version, columns, _, count = _HEAD.unpack_from(record)
+    if version != _VERSION or columns & ~(_FACTS | _MOVED):
+        raise CorruptBatch(f"a directory of version {version} with columns {columns}")
+    at = _HEAD.size + 8 * count
+    if at > len(record):
+        raise CorruptBatch(f"{count} slabs in a directory of {len(record)} bytes")
+    numbers = unpack_from(f"<{2 * count}I", record, _HEAD.size)
+    counts = numbers[1::2]
+    if 0 in counts:
+        raise CorruptBatch("an empty slab in a directory")
+    firsts = list(accumulate(counts, initial=first_offset))
+    del firsts[-1]
+    facts, moves = None, None
+    if columns & _FACTS:
+        facts, at = _decode_facts(record, at, counts)
+    if columns & _MOVED:
+        if at + _MOVE.size * count > len(record):
+            raise CorruptBatch("a directory is cut short")
+        moves = [Move._make(_MOVE.unpack_from(record, at + _MOVE.size * index)) for index in range(count)]
+        at += _MOVE.size * count
+    if at != len(record):
+        raise CorruptBatch(f"{len(record) - at} bytes after a directory")
+    return Directory(numbers[0::2], firsts, counts, facts, moves)
+
+
+def _decode_facts(record: bytes, at: int, counts: Sequence[int]) -> tuple[list[Columns | None], int]:
+    forms = record[at : at + len(counts)]
+    at += len(counts)
+    facts: list[Columns | None] = []
+    for form, count in zip(forms, counts):
+        if not form:
+            facts.append(None)
+            continue
+        if form & ~_WIDE not in (_ONE, _EACH):
+            raise CorruptBatch(f"facts of form {form} in a directory")
+        size = 8 if form & _ONE else 8 * count
+        end = at + (2 * size if form & _WIDE else size)
+        if end > len(record):
+            raise CorruptBatch("a directory is cut short")
+        low = _little(array("Q", record[at : at + size]))
+        high = _little(array("Q", record[at + size : end])) if form & _WIDE else None
+        facts.append((low, high))
+        at = end
+    if len(facts) < len(counts):
+        raise CorruptBatch("a directory is cut short")
+    return facts, at

@@ -1,0 +1,137 @@
+"""The facts of messages (`routing/facts.py`) and when they were published, by offset, for those that have any.
+
+What a message asks for (priority, time to live, delay) is decided upon long after its slab has left memory, so it is
+kept here while the message may be live: 8 bytes a message, 16 where a delay is longer than some seventy minutes, and
+16 a run. Messages without facts take nothing.
+
+Columns are kept for blocks of offsets and go block by block, when nothing in a block is live any more. They only grow
+at their ends, so that a picture of them is cheap (`freeze`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+BLOCK_BITS = 14
+"""Blocks are of so many offset bits."""
+_LOW_BITS = 64
+_LOW_MASK = (1 << _LOW_BITS) - 1
+_COUNT_BITS = 16
+_COUNT_MASK = (1 << _COUNT_BITS) - 1
+
+Columns = tuple["array[int]", "array[int] | None"]
+"""The lower 64 bits of the facts of consecutive messages, and what is above them where any has more."""
+
+
+class FactRun(NamedTuple):
+    """Facts of consecutive offsets that were published at the same time."""
+
+    first: int
+    facts: list[int]
+    timestamp_ms: int
+
+
+def to_columns(facts: Iterable[int]) -> Columns:
+    """A list of facts as columns."""
+    try:
+        return array("Q", facts), None
+    except OverflowError:
+        whole = list(facts)
+        return array("Q", [one & _LOW_MASK for one in whole]), array("Q", [one >> _LOW_BITS for one in whole])
+
+
+def from_columns(low: Sequence[int], high: Sequence[int] | None) -> list[int]:
+    """The inverse of `to_columns`."""
+    return list(low) if high is None else [above << _LOW_BITS | one for one, above in zip(low, high, strict=True)]
+
+
+class _Block:
+    """`runs` are packed, `first << 16 | count - 1`; `starts` says where in the columns each begins."""
+
+    __slots__ = ("high", "low", "runs", "starts", "times")
+
+    def __init__(self) -> None:
+        self.runs = array("Q")
+        self.starts = array("L")
+        self.times = array("Q")
+        self.low = array("Q")
+        self.high: array[int] | None = None
+
+    def add(self, first: int, low: array[int], high: array[int] | None, timestamp_ms: int) -> None:
+        self.runs.append(first << _COUNT_BITS | len(low) - 1)
+        self.starts.append(len(self.low))
+        self.times.append(timestamp_ms)
+        if high is not None and self.high is None:
+            self.high = array("Q", bytes(8 * len(self.low)))
+        self.low += low
+        if self.high is not None:
+            self.high += array("Q", bytes(8 * len(low))) if high is None else high
+
+    def between(self, first: int, end: int) -> Iterator[FactRun]:
+        """What is known of [first, end)."""
+        runs = self.runs
+        at = max(bisect_right(runs, first << _COUNT_BITS | _COUNT_MASK) - 1, 0)
+        for index in range(at, len(runs)):
+            run_first = runs[index] >> _COUNT_BITS
+            if run_first >= end:
+                return
+            start = max(first, run_first)
+            stop = min(end, run_first + (runs[index] & _COUNT_MASK) + 1)
+            if start < stop:
+                begin, until = self.starts[index] + start - run_first, self.starts[index] + stop - run_first
+                high = None if self.high is None else self.high[begin:until]
+                yield FactRun(start, from_columns(self.low[begin:until], high), self.times[index])
+
+
+class FactColumns:
+    """See the module."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    def add(self, first: int, columns: Columns, timestamp_ms: int) -> None:
+        """Note the facts of consecutive offsets from `first` on, which lies beyond all that are known."""
+        low, high = columns
+        at, count = 0, len(low)
+        while at < count:
+            number = first + at >> BLOCK_BITS
+            stop = min(count, ((number + 1) << BLOCK_BITS) - first)
+            block = self._blocks.get(number)
+            if block is None:
+                block = self._blocks[number] = _Block()
+            if at or stop < count:
+                block.add(first + at, low[at:stop], None if high is None else high[at:stop], timestamp_ms)
+            else:
+                block.add(first, low, high, timestamp_ms)
+            at = stop
+
+    def between(self, first: int, count: int) -> Iterator[FactRun]:
+        """The facts of [first, first + count), run by run; offsets without any are left out."""
+        end = first + count
+        for number in range(first >> BLOCK_BITS, (end - 1 >> BLOCK_BITS) + 1):
+            block = self._blocks.get(number)
+            if block is not None:
+                yield from block.between(first, end)
+
+    def of(self, offset: int) -> tuple[int, int] | None:
+        """Facts and time of publishing in ms of one message; None if it has none."""
+        for run in self.between(offset, 1):
+            return run.facts[0], run.timestamp_ms
+        return None
+
+    def drop(self, number: int) -> None:
+        """Nothing in a block is live any more."""
+        self._blocks.pop(number, None)
+
+    def keep(self, live: Collection[int]) -> None:
+        """Forget all blocks but these."""
+        for number in [number for number in self._blocks if number not in live]:
+            del self._blocks[number]
