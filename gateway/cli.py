@@ -45,10 +45,23 @@ def _door_option(door: str, default: str) -> Callable[[Command], Command]:
 @_door_option("amqp", "127.0.0.1:5672")
 @_door_option("mqtt", "127.0.0.1:1883")
 @_door_option("native", "127.0.0.1:9094")
+@_door_option("amqps", "off")
+@_door_option("mqtts", "off")
+@_door_option("natives", "off")
 @_door_option("kafka", "off")
 @_door_option("http", "off")
+@click.option("--tls-cert", metavar="FILE", help="Certificate (chain) of the doors that speak TLS, as PEM.")
+@click.option("--tls-key", metavar="FILE", help="Its private key, as PEM.")
+@click.option("--tls-ca", metavar="FILE", help="What the certificates of clients are verified against, as PEM.")
 def serve(
-    data_dir: str | None, config_file: Path | None, log_level: str | None, accept_damage: bool, **doors: str | None
+    data_dir: str | None,
+    config_file: Path | None,
+    log_level: str | None,
+    accept_damage: bool,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_ca: str | None,
+    **doors: str | None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
@@ -58,6 +71,9 @@ def serve(
     from gateway.errors import StartError
 
     flags: dict[str, Any] = {"listen": {door: address for door, address in doors.items() if address is not None}}
+    files = {"cert": tls_cert, "key": tls_key, "ca": tls_ca}
+    if any(files.values()):
+        flags["tls"] = {name: file for name, file in files.items() if file is not None}
     if data_dir is not None:
         flags["data_dir"] = data_dir
     if log_level is not None:

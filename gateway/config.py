@@ -27,6 +27,9 @@ ENVIRONMENT_PREFIX = "MILLRACE_"
 
 OFF = "off"
 
+TLS_DOORS = {"amqps": "amqp", "mqtts": "mqtt", "natives": "native"}
+"""The doors that speak TLS, and those they are otherwise the same as."""
+
 Positive = Annotated[int, Meta(ge=1)]
 Source = Mapping[str, Any]
 
@@ -36,13 +39,37 @@ class ConfigError(Exception):
 
 
 class Listen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Addresses to listen on: "host:port", port 0 for any free one, "off" for none."""
+    """Addresses to listen on: "host:port", port 0 for any free one, "off" for none. Those that end in s speak TLS."""
 
     amqp: str = "127.0.0.1:5672"
     mqtt: str = "127.0.0.1:1883"
     native: str = "127.0.0.1:9094"
+    amqps: str = OFF
+    mqtts: str = OFF
+    natives: str = OFF
     kafka: str = OFF
     http: str = OFF
+
+
+class Tls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The terms of the doors that speak TLS; one certificate for all of them."""
+
+    cert: str = ""
+    """The certificate in PEM, with those between it and a root that clients trust behind it."""
+    key: str = ""
+    """Its private key in PEM; empty: it is in the same file."""
+    key_password: str = ""
+    ca: str = ""
+    """Certificates in PEM that those of clients must go back to."""
+    verify: Literal["none", "optional", "required"] = "optional"
+    """Certificates of clients: not asked for, verified if one is sent, or required. Without `ca` none is asked for."""
+    name: Literal["common_name", "distinguished_name", "dns", "email", "uri"] = "common_name"
+    """What of a client's certificate is the user name when it logs in with it: of its subject, or the first alternative
+    name of that sort."""
+    version_min: Literal["1.2", "1.3"] = "1.2"
+    handshake_timeout_ms: Positive = 10_000
+    reload_interval_ms: Positive = 5000
+    """How often the files are looked at; one that has changed is used from the next handshake on, as after SIGHUP."""
 
 
 class Limits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -76,6 +103,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     data_dir: str = ""
     """Where everything durable lies; empty means `default_data_dir()`."""
     listen: Listen = msgspec.field(default_factory=Listen)
+    tls: Tls = msgspec.field(default_factory=Tls)
     limits: Limits = msgspec.field(default_factory=Limits)
     log: Log = msgspec.field(default_factory=Log)
     users: dict[str, str] = msgspec.field(default_factory=lambda: {"guest": "guest"})
@@ -116,7 +144,11 @@ def load_config(
         config.data_dir = str(default_data_dir())
     config.data_dir = os.path.abspath(os.path.expanduser(config.data_dir))
     for door in config.listen.__struct_fields__:
-        parse_address(getattr(config.listen, door), setting=f"listen.{door}")
+        address = parse_address(getattr(config.listen, door), setting=f"listen.{door}")
+        if door in TLS_DOORS and address is not None and not config.tls.cert:
+            raise ConfigError(f"listen.{door}: needs a certificate: set tls.cert and tls.key (--tls-cert, --tls-key)")
+    if config.tls.verify == "required" and not config.tls.ca:
+        raise ConfigError("tls.verify: 'required' needs tls.ca (--tls-ca)")
     return config
 
 

@@ -11,6 +11,7 @@
 4. Whatever an adapter raises unexpectedly ends its connection and is logged once; the others live on.
 5. A connection ends in this order: what is written is sent, `connection_lost` (exactly once) gives everything back to
    the engine, then the peer gets `close_linger_ms` to take the last bytes and close.
+6. With TLS a read is decrypted as a whole before the adapter gets it; the handshake was done before (`gateway.tls`).
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ import trio
 from delay.timer_service import Timer, TimerService
 from gateway.config import Limits
 from gateway.outbox import Outboxes, SocketOutbox
+from gateway.sockets import see_off, send_all
+from gateway.tls import TlsLayer, TlsReader
 from protocols.sansio import Adapter, Outbox
 
 log = structlog.get_logger(__name__)
 
 READ_BYTES_MIN = 16 << 10
 
-MakeAdapter = Callable[[Outbox, str], Adapter]
-"""Makes the adapter of a new connection from its outbox and the address of the peer."""
+MakeAdapter = Callable[[Outbox, str, str | None], Adapter]
+"""Makes the adapter of a new connection from its outbox, the address of the peer, and what its certificate calls it."""
 
 
 class Shell:
@@ -52,18 +55,31 @@ class Shell:
         self.end_turn = end_turn
         self.wait_for_room = wait_for_room
         self.connections: set[Connection] = set()
+        self.handshakes: set[trio.CancelScope] = set()
+        """Clients that are no connections yet: TLS is being agreed on."""
 
 
 class Connection:
     """One client's connection; see the module's rules. `run` is its task."""
 
-    __slots__ = ("_armed_at", "_failed", "_shell", "_socket", "_timer", "adapter", "door", "outbox", "peer")
+    __slots__ = ("_armed_at", "_failed", "_shell", "_socket", "_timer", "_tls", "adapter", "door", "outbox", "peer")
 
-    def __init__(self, sock: socket.socket, peer: str, door: str, shell: Shell, make_adapter: MakeAdapter) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        door: str,
+        shell: Shell,
+        make_adapter: MakeAdapter,
+        *,
+        tls: TlsLayer | None = None,
+        certificate_name: str | None = None,
+    ) -> None:
         self.peer = peer
         self.door = door
-        self.outbox = SocketOutbox(sock, shell.outboxes, self)
-        self.adapter = make_adapter(self.outbox, peer)
+        self.outbox = SocketOutbox(sock, shell.outboxes, self, tls)
+        self.adapter = make_adapter(self.outbox, peer, certificate_name)
+        self._tls = tls
         self._socket = sock
         self._shell = shell
         self._timer: Timer | None = None
@@ -122,12 +138,13 @@ class Connection:
         """Read until the protocol or the peer ends the connection; whether the peer closed its side."""
         adapter, outbox, sock, shell = self.adapter, self.outbox, self._socket, self._shell
         size, full_reads, outbox_bytes_high = READ_BYTES_MIN, 0, shell.limits.outbox_bytes_high
-        wait = True
+        receive = sock.recv if self._tls is None else TlsReader(sock, self._tls).recv
+        wait = self._tls is None  # what came with the end of the handshake is there already
         while not adapter.closed and not self._failed:
             try:
                 if wait:
                     await trio.lowlevel.wait_readable(sock)
-                data = sock.recv(size)
+                data = receive(size)
             except BlockingIOError:
                 wait = True
                 continue
@@ -189,13 +206,9 @@ class Connection:
         connection, and the peer would never see our last words."""
         with trio.move_on_after(self._shell.limits.close_linger_ms / 1000):
             await self.outbox.emptied()
-            try:
-                self._socket.shutdown(socket.SHUT_WR)
-                while not peer_closed:
-                    await trio.lowlevel.wait_readable(self._socket)
-                    peer_closed = not self._socket.recv(READ_BYTES_MIN)
-            except OSError:
-                pass
+            if self._tls is not None:
+                await send_all(self._socket, self._tls.goodbye())
+            await see_off(self._socket, peer_closed)
 
     # The timer.
 

@@ -3,7 +3,8 @@
 1. `open_listener` binds, `Listener.run` listens: a port that is taken is known before the engine is opened, and nobody
    can connect before it is ready.
 2. All waiting clients are accepted at once, up to `_ACCEPT_AT_ONCE`. One above `connections_max` is closed at once.
-3. When the process has no more file descriptors, accepting pauses; clients wait in the kernel's queue.
+3. With TLS a client counts from the first byte on, but is a connection only when the handshake is complete.
+4. When the process has no more file descriptors, accepting pauses; clients wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import trio
 
 from gateway.connection import Connection, MakeAdapter, Shell
 from gateway.errors import StartError
+from gateway.tls import Certificates, HandshakeFailed, handshake
 
 log = structlog.get_logger(__name__)
 
@@ -28,11 +30,12 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener:
-    """A bound socket and the door behind it."""
+    """A bound socket and the door behind it. With `certificates` its clients speak TLS."""
 
-    def __init__(self, door: str, sock: socket.socket) -> None:
+    def __init__(self, door: str, sock: socket.socket, certificates: Certificates | None = None) -> None:
         self.door = door
         self._socket = sock
+        self._certificates = certificates
 
     @property
     def address(self) -> str:
@@ -76,19 +79,56 @@ class Listener:
         self, client: socket.socket, address: Any, shell: Shell, make_adapter: MakeAdapter, spawn: Callable[..., Any]
     ) -> None:
         peer = format_address(address)
-        if len(shell.connections) >= shell.limits.connections_max:
+        if len(shell.connections) + len(shell.handshakes) >= shell.limits.connections_max:
             client.close()
             log.warning("too many connections", door=self.door, peer=peer, connections_max=shell.limits.connections_max)
             return
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._certificates is not None:
+            scope = trio.CancelScope()
+            shell.handshakes.add(scope)
+            spawn(self._secure, client, peer, shell, make_adapter, self._certificates, scope)
+            return
+        connection = self._connection(client, peer, shell, make_adapter)
+        if connection is not None:
+            spawn(connection.run)
+
+    def _connection(
+        self, client: socket.socket, peer: str, shell: Shell, make_adapter: MakeAdapter, **secured: Any
+    ) -> Connection | None:
         try:
-            connection = Connection(client, peer, self.door, shell, make_adapter)
+            return Connection(client, peer, self.door, shell, make_adapter, **secured)
         except Exception as error:
             client.close()
             log.error("connection failed", door=self.door, peer=peer, exc_info=error)
-            return
-        spawn(connection.run)
+            return None
+
+    async def _secure(
+        self,
+        client: socket.socket,
+        peer: str,
+        shell: Shell,
+        make_adapter: MakeAdapter,
+        certificates: Certificates,
+        scope: trio.CancelScope,
+    ) -> None:
+        """Agree on TLS with a client, and serve it."""
+        tls = None
+        try:
+            with scope:
+                tls = await handshake(client, certificates.context, certificates.handshake_timeout_ms)
+        except HandshakeFailed as error:
+            log.info("TLS handshake failed", door=self.door, peer=peer, reason=str(error))
+        finally:
+            shell.handshakes.remove(scope)
+            if tls is None:
+                client.close()
+        if tls is not None:
+            name = tls.certificate_name(certificates.name_source)
+            connection = self._connection(client, peer, shell, make_adapter, tls=tls, certificate_name=name)
+            if connection is not None:
+                await connection.run()
 
     def close(self) -> None:
         """Stop listening; connections that were accepted live on."""
@@ -97,8 +137,8 @@ class Listener:
             self._socket.close()
 
 
-def open_listener(door: str, host: str, port: int) -> Listener:
-    """Bind a door to an address. Raises StartError."""
+def open_listener(door: str, host: str, port: int, certificates: Certificates | None = None) -> Listener:
+    """Bind a door to an address; with `certificates` its clients speak TLS. Raises StartError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -113,7 +153,7 @@ def open_listener(door: str, host: str, port: int) -> Listener:
     except OSError as error:
         sock.close()
         raise cannot_listen(door, f"{host}:{port}", error) from None
-    return Listener(door, sock)
+    return Listener(door, sock, certificates)
 
 
 def cannot_listen(door: str, address: str, error: OSError) -> StartError:

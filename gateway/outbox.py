@@ -7,11 +7,13 @@
    left. What that makes possible happens in a turn of its own, so that one fast reader does not hold up all others.
 4. A peer is given up only when more than `outbox_bytes_max` wait for it *and* the kernel took nothing for
    `outbox_stalled_ms`. A broken outbox swallows what is written.
+5. With TLS what is about to be sent is encrypted as a whole, and sent with one call all the same.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -19,6 +21,7 @@ from typing import Any, Protocol
 import trio
 
 from gateway.config import Limits
+from gateway.tls import TlsLayer
 from protocols.buffers import LARGE_BYTES, BytesLike, join_small
 
 _SEND_BYTES = 1 << 20
@@ -72,15 +75,16 @@ class SocketOutbox:
     """Implements `protocols.sansio.Outbox` on a non-blocking socket; see the module's rules."""
 
     __slots__ = (
-        "_backlog", "_broken", "_dirty", "_drained", "_group", "_large", "_owner", "_pieces", "_socket",
+        "_backlog", "_broken", "_dirty", "_drained", "_group", "_large", "_owner", "_pieces", "_socket", "_tls",
         "on_writable", "pending_bytes", "writable",
     )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, group: Outboxes, owner: Owner) -> None:
+    def __init__(self, sock: socket.socket, group: Outboxes, owner: Owner, tls: TlsLayer | None = None) -> None:
         self.pending_bytes = 0
         self.writable = True
         self.on_writable: Callable[[], None] | None = None
         self._socket = sock
+        self._tls = tls
         self._group = group
         self._owner = owner
         self._pieces: list[BytesLike] = []
@@ -109,7 +113,9 @@ class SocketOutbox:
         self._dirty = False
         if self._pieces and self._backlog is None:
             buffers = self._take_pieces()
-            if self._send(buffers):
+            if self._broken:
+                pass
+            elif self._send(buffers):
                 self._progressed()
             elif not self._broken:
                 self._backlog = deque(buffers)
@@ -154,13 +160,25 @@ class SocketOutbox:
     def _take_pieces(self) -> list[BytesLike]:
         """The pieces as few buffers."""
         pieces = self._pieces
-        if self._large:
+        if self._tls is not None:
+            buffers = self._encrypted(self._tls)
+        elif self._large:
             buffers = join_small(pieces)
         else:
             buffers = [pieces[0] if len(pieces) == 1 else b"".join(pieces)]
         pieces.clear()
         self._large = False
         return buffers
+
+    def _encrypted(self, tls: TlsLayer) -> list[BytesLike]:
+        """The pieces as one buffer of records; none when TLS has failed, and with it the outbox."""
+        try:
+            records = tls.encrypt(self._pieces)
+        except ssl.SSLError:
+            self.discard()
+            return []
+        self.pending_bytes += len(records) - sum(map(len, self._pieces))
+        return [records]
 
     def _send(self, buffers: list[BytesLike]) -> bool:
         """Send as much as the kernel takes; what is left stays in `buffers`. True when nothing is left."""

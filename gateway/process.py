@@ -1,4 +1,7 @@
-"""A broker as a process: signals, standard output, and what a start that fails looks like."""
+"""A broker as a process: signals, standard output, and what a start that fails looks like.
+
+SIGHUP has certificates read again.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def run(config: Config) -> None:
 
 async def _serve_until_signal(config: Config) -> None:
     began = time.monotonic()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with serve(config) as server:
             tune_process()
             log.info("ready", data_dir=config.data_dir, start_ms=round((time.monotonic() - began) * 1000))
@@ -40,6 +43,9 @@ async def _serve_until_signal(config: Config) -> None:
                 print(listener.door, listener.address, flush=True)
             print("ready", flush=True)
             async for number in signals:
+                if number == signal.SIGHUP:
+                    server.reload()
+                    continue
                 log.info("stopping", signal=signal.Signals(number).name)
                 break
     log.info("stopped")

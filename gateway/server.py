@@ -25,12 +25,13 @@ import trio
 from core_log.errors import LogError
 from core_log.files import OsFiles
 from gateway.authentication import Authenticate, authenticator
-from gateway.config import OFF, Config, parse_address
+from gateway.config import OFF, TLS_DOORS, Config, parse_address
 from gateway.connection import MakeAdapter, Shell
 from gateway.errors import StartError
 from gateway.listener import Listener, open_listener
 from gateway.lock import locked_data_dir
 from gateway.outbox import Outboxes
+from gateway.tls import Certificates
 from protocols.amqp.adapter import AmqpAdapter
 from protocols.mqtt.adapter import MqttAdapter
 from protocols.native.adapter import NativeAdapter
@@ -46,32 +47,43 @@ STOPPING = "the broker is stopping"
 class Server:
     """A broker that runs in this process; made by `serve`."""
 
-    def __init__(self, broker: Broker, shell: Shell, listeners: list[Listener]) -> None:
+    def __init__(
+        self, broker: Broker, shell: Shell, listeners: list[Listener], certificates: Certificates | None
+    ) -> None:
         self.broker = broker
+        self.certificates = certificates
         self.shell = shell
         self.listeners = listeners
         self.ports = {listener.door: listener.port for listener in listeners}
         """The port of each door that is open."""
+
+    def reload(self) -> None:
+        """Read again what may change while the broker runs: certificates."""
+        if self.certificates is not None:
+            self.certificates.reload()
 
 
 @asynccontextmanager
 async def serve(config: Config) -> AsyncIterator[Server]:
     """Run a broker until the block ends. Raises StartError, possibly in an exception group."""
     with ExitStack() as stack:
-        listeners = _open_listeners(config, stack)
+        certificates = Certificates(config.tls) if _speaks_tls(config) else None
+        listeners = _open_listeners(config, stack, certificates)
         stack.enter_context(locked_data_dir(config.data_dir))
         async with _engine(config) as broker, trio.open_nursery() as nursery:
             outboxes = Outboxes(config.limits, nursery.start_soon)
             broker.after_turn = outboxes.flush
             shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.flusher.wait_for_room)
             nursery.start_soon(outboxes.run, broker.end_turn)
+            if certificates is not None:
+                nursery.start_soon(_watch_certificates, certificates, config.tls.reload_interval_ms)
             makers = adapter_makers(broker, config, authenticator(config.users))
             async with trio.open_nursery() as clients:
                 for listener in listeners:
                     listener.listen()
                     nursery.start_soon(listener.run, shell, makers[listener.door], clients.start_soon)
                 try:
-                    yield Server(broker, shell, listeners)
+                    yield Server(broker, shell, listeners, certificates)
                 finally:
                     _say_goodbye(shell, listeners)
                     # Leaving the block waits for the clients, but not for ever.
@@ -103,12 +115,24 @@ def _say_goodbye(shell: Shell, listeners: list[Listener]) -> None:
     """Let no more clients in, and let every protocol end its connections in its own words."""
     for listener in listeners:
         listener.close()
+    for handshake in shell.handshakes:
+        handshake.cancel()
     for connection in list(shell.connections):
         connection.shut_down(STOPPING)
     shell.end_turn()
 
 
-def _open_listeners(config: Config, stack: ExitStack) -> list[Listener]:
+def _speaks_tls(config: Config) -> bool:
+    return any(getattr(config.listen, door) != OFF for door in TLS_DOORS)
+
+
+async def _watch_certificates(certificates: Certificates, interval_ms: int) -> None:
+    while True:
+        await trio.sleep(interval_ms / 1000)
+        certificates.check()
+
+
+def _open_listeners(config: Config, stack: ExitStack, certificates: Certificates | None) -> list[Listener]:
     listeners = []
     for door in config.listen.__struct_fields__:
         address = parse_address(getattr(config.listen, door), setting=f"listen.{door}")
@@ -116,7 +140,7 @@ def _open_listeners(config: Config, stack: ExitStack) -> list[Listener]:
             continue
         if door in NOT_AVAILABLE:
             raise StartError(f"the {door} door is not available in this version; set listen.{door} to '{OFF}'")
-        listener = open_listener(door, *address)
+        listener = open_listener(door, *address, certificates if door in TLS_DOORS else None)
         stack.callback(listener.close)
         listeners.append(listener)
     if not listeners:
@@ -128,16 +152,25 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
     """What makes the adapters of the connections of each door."""
     clock = trio.current_time
 
-    def amqp(outbox: Outbox, peer: str) -> Adapter:
-        return AmqpAdapter(broker, outbox, peer=peer, clock=clock, config=config.amqp, authenticate=authenticate)
+    def amqp(outbox: Outbox, peer: str, certificate_name: str | None) -> Adapter:
+        return AmqpAdapter(
+            broker,
+            outbox,
+            peer=peer,
+            clock=clock,
+            config=config.amqp,
+            authenticate=authenticate,
+            peer_certificate_name=certificate_name,
+        )
 
-    def mqtt(outbox: Outbox, peer: str) -> Adapter:
+    def mqtt(outbox: Outbox, peer: str, certificate_name: str | None) -> Adapter:
         return MqttAdapter(broker, outbox, peer=peer, clock=clock, config=config.mqtt, authenticate=authenticate)
 
-    def native(outbox: Outbox, peer: str) -> Adapter:
+    def native(outbox: Outbox, peer: str, certificate_name: str | None) -> Adapter:
         return NativeAdapter(broker, outbox, peer=peer, clock=clock, config=config.native, authenticate=authenticate)
 
-    return {"amqp": amqp, "mqtt": mqtt, "native": native}
+    makers: dict[str, MakeAdapter] = {"amqp": amqp, "mqtt": mqtt, "native": native}
+    return makers | {door: makers[plain] for door, plain in TLS_DOORS.items()}
 
 
 def tune_process() -> None:

@@ -6,6 +6,7 @@ The first three are for trio programs; those that begin with "Blocking" need no 
 from protocols.native.blocking import BlockingClient, FetchResult, TopicDescription
 from protocols.native.blocking_clients import BlockingConsumer, BlockingProducer
 from protocols.native.client import Client, LinkConfig
+from protocols.native.client_tls import tls_context
 from protocols.native.consumer import Consumer
 from protocols.native.errors import (
     AuthenticationFailed,
@@ -55,4 +56,5 @@ __all__ = [
     "TopicDescription",
     "UnknownPartition",
     "UnknownTopic",
+    "tls_context",
 ]

@@ -25,8 +25,16 @@ _SERVERS = ("millrace.servers", "bootstrap.servers", "kafka.bootstrap.servers")
 _TOPICS = ("subscribe", "subscribePattern", "assign")
 _STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_ACCESS = (
+    "millrace.user",
+    "millrace.password",
+    "millrace.tls",
+    "millrace.tls.ca",
+    "millrace.tls.cert",
+    "millrace.tls.key",
+)
 _OTHERS = ("startingOffsetsByTimestampStrategy", "failOnDataLoss", "includeHeaders", "minPartitions")
-KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, *_OTHERS)
+KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, *_OTHERS, *_ACCESS)
 
 ByPartition = dict[str, dict[int, int]]
 
@@ -53,6 +61,17 @@ class Boundary:
 
 
 @dataclass(frozen=True)
+class Access:
+    """How to connect: a user, and files in PEM for TLS. All are read where a task runs."""
+
+    credentials: tuple[str, str] | None = None
+    tls: bool = False
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True)
 class ReadOptions:
     """The options of one read, checked. Exactly one of `topics`, `pattern` and `assignment` is set."""
 
@@ -66,6 +85,7 @@ class ReadOptions:
     include_headers: bool
     start_time_missing: Literal["error", "latest"]
     input_partitions_min: int
+    access: Access = Access()
 
 
 @dataclass(frozen=True)
@@ -112,6 +132,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         include_headers=_flag(given, "includeHeaders", default=False),
         start_time_missing=_strategy(given, start),
         input_partitions_min=_count(given, "minPartitions"),
+        access=_access(given),
     )
 
 
@@ -283,6 +304,19 @@ def _pattern(text: str) -> str:
     except re.error as error:
         raise OptionError(f"subscribePattern is not a regular expression: {error}") from None
     return text
+
+
+def _access(given: Mapping[str, str]) -> Access:
+    user = given.get("millrace.user")
+    if user is None and "millrace.password" in given:
+        raise OptionError("millrace.password needs millrace.user")
+    files = {name: given.get(f"millrace.tls.{name}") for name in ("ca", "cert", "key")}
+    tls = _flag(given, "millrace.tls", default=any(files.values()))
+    if not tls and any(files.values()):
+        raise OptionError("millrace.tls is false: millrace.tls.ca, millrace.tls.cert and millrace.tls.key need it")
+    if files["key"] is not None and files["cert"] is None:
+        raise OptionError("millrace.tls.key needs millrace.tls.cert")
+    return Access(None if user is None else (user, given.get("millrace.password", "")), tls, **files)
 
 
 def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from core_log.record_batch import decode_columns, parse_header, validate
 from protocols.native.blocking import BlockingClient
+from protocols.native.client_tls import tls_context
 from protocols.native.errors import ConnectionLost, OffsetOutOfRange
 from spark_bridge.offsets import DataLoss, OffsetRange, ReadOptions, resolve
 
@@ -50,7 +51,7 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         """An input partition for each range. Raises `OptionError`, `DataLoss`, `MillraceError`."""
-        with _connect(self.options.servers) as client:
+        with _connect(self.options) as client:
             return [InputPartition(one) for one in resolve(client, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -62,7 +63,7 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
             return
         one: OffsetRange = partition.value
         rows = _Rows(one.topic, one.partition, include_headers=self.options.include_headers)
-        with _connect(self.options.servers) as client:
+        with _connect(self.options) as client:
             for batch in _batches(client, one, fail_on_data_loss=self.options.fail_on_data_loss):
                 rows.add(batch, one.start_offset, one.end_offset)
                 if rows.full:
@@ -71,17 +72,19 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
             yield rows.take()
 
 
-def _connect(servers: tuple[str, ...]) -> BlockingClient:
+def _connect(options: ReadOptions) -> BlockingClient:
     """A client of the first server that answers. Raises ConnectionLost when none does."""
-    *others, last = servers
+    access = options.access
+    tls = tls_context(access.ca, access.cert, access.key) if access.tls else None
+    *others, last = options.servers
     for server in others:
-        client = BlockingClient(server)
+        client = BlockingClient(server, credentials=access.credentials, tls=tls)
         try:
             client.metadata([])
             return client
         except ConnectionLost:
             client.close()
-    return BlockingClient(last)
+    return BlockingClient(last, credentials=access.credentials, tls=tls)
 
 
 def _batches(client: BlockingClient, one: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[memoryview]:

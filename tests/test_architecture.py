@@ -39,7 +39,8 @@ DEMO_MAY_IMPORT = MAY_IMPORT["gateway"] | {"millrace", "pyspark_millrace", "spar
 """The demo is a user of everything."""
 
 NATIVE_CLIENTS = tuple(
-    f"protocols/native/{name}.py" for name in ("client", "consumer", "producer", "blocking", "blocking_clients")
+    f"protocols/native/{name}.py"
+    for name in ("client", "client_tls", "consumer", "producer", "blocking", "blocking_clients")
 )
 
 TRIO = {

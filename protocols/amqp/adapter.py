@@ -87,8 +87,12 @@ class AmqpAdapter:
         clock: Callable[[], float],
         config: AmqpConfig | None = None,
         authenticate: Authenticate | None = None,
+        peer_certificate_name: str | None = None,
     ) -> None:
-        """`peer` is the address, for `authenticate` and for logs; without `authenticate` nobody may log in."""
+        """`peer` is the address, for `authenticate` and for logs; without `authenticate` nobody may log in.
+
+        `peer_certificate_name` is what a verified client certificate calls the peer.
+        """
         self.closed = False
         self.broker = broker
         self.config = config or AmqpConfig()
@@ -97,6 +101,7 @@ class AmqpAdapter:
         self._peer = peer
         self._clock = clock
         self._authenticate = authenticate
+        self._peer_certificate_name = peer_certificate_name
         self._user = ""
         self._timers = ConnectionTimers(clock(), self.config.handshake_timeout_s)
         self._channels: dict[int, Channel] = {}

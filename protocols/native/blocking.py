@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
@@ -59,17 +60,25 @@ def which_offset(which: Which) -> int:
 class BlockingClient:
     """Every request of the protocol as a method. See the module's rules.
 
+    With `tls` the connection speaks TLS on these terms; see `protocols.native.client_tls.tls_context`.
     `timeout_s` bounds connecting and each reply (on top of the wait a request itself asks for). All methods raise
     `ConnectionLost`, `RequestTimedOut` or the `MillraceError` the broker answered.
     """
 
     def __init__(
-        self, server: str, *, timeout_s: float = 30, client_name: str = "", credentials: tuple[str, str] | None = None
+        self,
+        server: str,
+        *,
+        timeout_s: float = 30,
+        client_name: str = "",
+        credentials: tuple[str, str] | None = None,
+        tls: SSLContext | None = None,
     ) -> None:
         self._address = split_address(server)
         self._timeout_s = timeout_s
         self._client_name = client_name
         self._credentials = credentials
+        self._tls = tls
         self._socket: socket.socket | None = None
         self._correlation_id = 0
         self._rounds: dict[tuple[str, int], int] = {}
@@ -250,6 +259,8 @@ class BlockingClient:
         if self._socket is None:
             try:
                 connection = socket.create_connection(self._address, self._timeout_s)
+                if self._tls is not None:
+                    connection = self._tls.wrap_socket(connection, server_hostname=self._address[0])
             except OSError as error:
                 raise ConnectionLost(f"cannot connect to {self._address}: {error}", retriable=True) from error
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -12,6 +12,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self
 
@@ -44,8 +45,10 @@ _RETRY_BACKOFF_S = 0.1
 class _Closing:
     """A client of its own, closed at the end of the block."""
 
-    def __init__(self, server: str, timeout_s: float, credentials: tuple[str, str] | None) -> None:
-        self.client = BlockingClient(server, timeout_s=timeout_s, credentials=credentials)
+    def __init__(
+        self, server: str, timeout_s: float, credentials: tuple[str, str] | None, tls: SSLContext | None
+    ) -> None:
+        self.client = BlockingClient(server, timeout_s=timeout_s, credentials=credentials, tls=tls)
 
     def __enter__(self) -> Self:
         return self
@@ -69,8 +72,9 @@ class BlockingProducer(_Closing):
         delivery_timeout_ms: int = 120_000,
         timeout_s: float = 30,
         credentials: tuple[str, str] | None = None,
+        tls: SSLContext | None = None,
     ) -> None:
-        super().__init__(server, timeout_s, credentials)
+        super().__init__(server, timeout_s, credentials, tls)
         self._acks = wire.ACKS_ALL if acks == "all" else acks
         self._batch_bytes = batch_bytes
         self._compression = compression_of(compression)
@@ -175,8 +179,9 @@ class BlockingConsumer(_Closing):
         partition_max_bytes: int = 1 << 20,
         timeout_s: float = 30,
         credentials: tuple[str, str] | None = None,
+        tls: SSLContext | None = None,
     ) -> None:
-        super().__init__(server, timeout_s, credentials)
+        super().__init__(server, timeout_s, credentials, tls)
         self._group = group
         self._reset: Literal["earliest", "latest", "error"] = auto_offset_reset
         self._fetch_max_bytes = fetch_max_bytes

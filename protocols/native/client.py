@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from ssl import SSLContext
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -35,6 +36,7 @@ from protocols.native.wire import Reply, Request
 _READ_BYTES = 256 << 10
 _SEND_JOINED_BYTES = 256 << 10
 ReplyType = TypeVar("ReplyType", bound=Reply)
+Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 OnSent = Callable[[MillraceError | None], None]
 OnReply = Callable[[Reply | MillraceError], None]
 
@@ -44,6 +46,8 @@ class LinkConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     client_name: str = ""
     credentials: tuple[str, str] | None = None
+    tls: SSLContext | None = None
+    """Speak TLS on these terms; see `tls_context`."""
     connect_timeout_ms: int = 10_000
     request_timeout_ms: int = 30_000
     """For a reply, on top of the wait the request itself asks for; then the connection is given up."""
@@ -60,7 +64,7 @@ class Link:
         self.limits: dict[str, int] = {}
         self.failure: MillraceError | None = None
         """Set when connecting again makes no sense, as after a wrong password."""
-        self._stream: trio.SocketStream | None = None
+        self._stream: Stream | None = None
         self._state_changed = trio.Event()
         self._correlation_id = 0
         self._waiting: dict[int, tuple[OnReply, float]] = {}
@@ -82,14 +86,16 @@ class Link:
 
     async def connect(self) -> None:
         """Make the connection and say hello. Raises ConnectionLost, or what the broker said."""
-        stream: trio.SocketStream | None = None
+        stream: Stream | None = None
+        host, port = self._address
         try:
             with trio.fail_after(self.config.connect_timeout_ms / 1000):
-                stream = await trio.open_tcp_stream(*self._address)
+                stream = await trio.open_tcp_stream(host, port)
+                if self.config.tls is not None:
+                    stream = trio.SSLStream(stream, self.config.tls, server_hostname=host, https_compatible=True)
                 await self._hello(stream)
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
             await self._abandon(stream)
-            host, port = self._address
             raise ConnectionLost(f"cannot connect to {host}:{port}: {error!r}", retriable=True) from error
         except BaseException:
             await self._abandon(stream)
@@ -98,11 +104,11 @@ class Link:
         self._note_change()
 
     @staticmethod
-    async def _abandon(stream: trio.SocketStream | None) -> None:
+    async def _abandon(stream: Stream | None) -> None:
         if stream is not None:
             await trio.aclose_forcefully(stream)
 
-    async def _hello(self, stream: trio.SocketStream) -> None:
+    async def _hello(self, stream: Stream) -> None:
         hello = wire.Hello(0, wire.VERSION, wire.VERSION, self.config.client_name, self.config.credentials)
         await stream.send_all(b"".join(wire.encode(hello)))
         frames = FrameReader(REPLY_BYTES_MAX)
@@ -161,7 +167,7 @@ class Link:
         async with trio.open_nursery() as nursery:
             ends = nursery.cancel_scope
 
-            async def until_lost(work: Callable[[trio.SocketStream], object]) -> None:
+            async def until_lost(work: Callable[[Stream], object]) -> None:
                 nonlocal reason
                 try:
                     await work(stream)  # type: ignore[misc]
@@ -198,7 +204,7 @@ class Link:
         if self.on_change is not None:
             self.on_change()
 
-    async def _read(self, stream: trio.SocketStream) -> None:
+    async def _read(self, stream: Stream) -> None:
         frames = FrameReader(REPLY_BYTES_MAX)
         while data := await stream.receive_some(_READ_BYTES):
             for frame in frames.feed(data):
@@ -215,7 +221,7 @@ class Link:
             if frames.failure is not None:
                 raise ProtocolError(f"the broker's reply cannot be read: {frames.failure}")
 
-    async def _write(self, stream: trio.SocketStream) -> None:
+    async def _write(self, stream: Stream) -> None:
         while True:
             if not self._line:
                 self._line_filled = trio.Event()
@@ -228,7 +234,7 @@ class Link:
                 if on_sent is not None:
                     on_sent(None)
 
-    async def _watch(self, stream: trio.SocketStream) -> None:
+    async def _watch(self, stream: Stream) -> None:
         interval_s = self.config.request_timeout_ms / 4000
         while True:
             await trio.sleep(interval_s)
@@ -353,8 +359,15 @@ class Service:
 class Client(Service):
     """Control operations: `async with Client("host:port") as client`."""
 
-    def __init__(self, server: str, *, client_name: str = "", credentials: tuple[str, str] | None = None) -> None:
-        super().__init__(server, LinkConfig(client_name=client_name, credentials=credentials))
+    def __init__(
+        self,
+        server: str,
+        *,
+        client_name: str = "",
+        credentials: tuple[str, str] | None = None,
+        tls: SSLContext | None = None,
+    ) -> None:
+        super().__init__(server, LinkConfig(client_name=client_name, credentials=credentials, tls=tls))
 
     async def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create it durably. Raises PreconditionFailed when it exists."""

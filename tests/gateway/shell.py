@@ -14,6 +14,7 @@ from gateway.config import Limits
 from gateway.connection import Shell
 from gateway.listener import open_listener
 from gateway.outbox import Outboxes
+from gateway.tls import Certificates
 from protocols.sansio import Outbox
 
 
@@ -61,6 +62,8 @@ class Door:
         self.port = port
         self.shell = shell
         self.adapters: list[EchoAdapter] = []
+        self.names: list[str | None] = []
+        """What the certificate of each client calls it."""
         self.turns = 0
         self.room = trio.Event()
         self.room.set()
@@ -81,9 +84,11 @@ class Door:
 
 @asynccontextmanager
 async def open_door(
-    adapter_class: type[EchoAdapter] = EchoAdapter, limits: Limits | None = None
+    adapter_class: type[EchoAdapter] = EchoAdapter,
+    limits: Limits | None = None,
+    certificates: Certificates | None = None,
 ) -> AsyncIterator[Door]:
-    """Serve `adapter_class` on a free port."""
+    """Serve `adapter_class` on a free port, with TLS if there are `certificates`."""
     limits = limits or Limits(close_linger_ms=500)
     async with trio.open_nursery() as nursery:
         outboxes = Outboxes(limits, nursery.start_soon)
@@ -96,14 +101,15 @@ async def open_door(
             if not door.room.is_set():
                 await door.room.wait()
 
-        def make(outbox: Outbox, peer: str) -> EchoAdapter:
+        def make(outbox: Outbox, peer: str, certificate_name: str | None = None) -> EchoAdapter:
+            door.names.append(certificate_name)
             door.adapters.append(adapter_class(outbox, peer))
             return door.adapters[-1]
 
         timers = TimerService()
         timers.after_turn = end_turn
         shell = Shell(limits, outboxes, timers, end_turn, wait_for_room)
-        listener = open_listener("test", "127.0.0.1", 0)
+        listener = open_listener("test", "127.0.0.1", 0, certificates)
         listener.listen()
         door = Door(listener.port, shell)
         nursery.start_soon(timers.run)
@@ -123,7 +129,7 @@ async def until(condition: Callable[[], object], timeout_s: float = 10) -> None:
             await trio.lowlevel.checkpoint()
 
 
-async def receive_exactly(stream: trio.SocketStream, size: int, timeout_s: float = 10) -> bytes:
+async def receive_exactly(stream: trio.abc.ReceiveStream, size: int, timeout_s: float = 10) -> bytes:
     """That many bytes. Raises EOFError when the peer closes before."""
     received = bytearray()
     with trio.fail_after(timeout_s):

@@ -59,7 +59,7 @@ async def native_broker(
         shell = Shell(limits, outboxes, broker.timers, broker.end_turn, broker.flusher.wait_for_room)
         nursery.start_soon(outboxes.run, broker.end_turn)
 
-        def make_adapter(outbox: Outbox, peer: str) -> NativeAdapter:
+        def make_adapter(outbox: Outbox, peer: str, certificate_name: str | None = None) -> NativeAdapter:
             return NativeAdapter(
                 broker, outbox, peer=peer, clock=trio.current_time, config=native, authenticate=authenticate
             )

@@ -1,0 +1,43 @@
+"""What is done with a plain non-blocking socket outside the turns: before a connection's first and after its last."""
+
+from __future__ import annotations
+
+import socket
+
+import trio
+
+_READ_BYTES = 16 << 10
+
+
+async def receive(sock: socket.socket) -> bytes:
+    """What the peer sent, b"" when it has closed its side. Raises OSError."""
+    while True:
+        try:
+            return sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(sock)
+
+
+async def send_all(sock: socket.socket, data: bytes) -> bool:
+    """Send everything; False when the peer is gone."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[sock.send(view) :]
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(sock)
+        except OSError:
+            return False
+    return True
+
+
+async def see_off(sock: socket.socket, peer_closed: bool) -> None:
+    """Say that nothing more comes, and wait until the peer has closed its side too: closing a socket with unread bytes
+    resets the connection, and the peer would never see our last words."""
+    try:
+        sock.shutdown(socket.SHUT_WR)
+        while not peer_closed:
+            await trio.lowlevel.wait_readable(sock)
+            peer_closed = not sock.recv(_READ_BYTES)
+    except OSError:
+        pass

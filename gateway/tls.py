@@ -1,0 +1,285 @@
+"""TLS between a socket and a protocol, without either: ciphertext in, plaintext out, and back.
+
+1. The batch survives: one read from the socket is decrypted as a whole, and what a turn wrote is joined first,
+   encrypted in records of 16 KiB and sent with one call. Nothing here happens per message.
+2. TLS 1.2 and 1.3 alone, no renegotiation, no compression. What the peer's certificate says was verified, or is not
+   there: a certificate that does not verify ends the handshake.
+3. Certificates are replaced without a restart: every handshake takes the context of its moment, and a context is
+   replaced as a whole, so files that do not fit together (yet) change nothing. Connections live on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import Iterable, Mapping
+
+import structlog
+import trio
+
+from gateway.config import Tls
+from gateway.errors import StartError
+from gateway.sockets import receive, see_off, send_all
+from protocols.buffers import BytesLike, join_small
+
+log = structlog.get_logger(__name__)
+
+_RECORD_BYTES = 16 << 10
+
+_ABBREVIATIONS = {
+    "commonName": "CN",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "countryName": "C",
+    "stateOrProvinceName": "ST",
+    "localityName": "L",
+    "domainComponent": "DC",
+    "userId": "UID",
+    "emailAddress": "EMAIL",
+    "serialNumber": "SERIALNUMBER",
+    "streetAddress": "STREET",
+}
+"""Attribute types of a distinguished name as RFC 4514 writes them (section 3), and those RabbitMQ knows besides."""
+
+_SPECIAL = frozenset(',+"\\<>;')
+
+
+class HandshakeFailed(Exception):
+    """The peer speaks no TLS, none that we accept, shows a certificate that does not verify, or is too slow."""
+
+
+class TlsReader:
+    """The reading side of a socket with TLS, as the shell wants it: `recv` gives plaintext."""
+
+    __slots__ = ("_early", "_socket", "_tls")
+
+    def __init__(self, sock: socket.socket, tls: TlsLayer) -> None:
+        self._socket = sock
+        self._tls = tls
+        self._early = True
+
+    def recv(self, size: int) -> bytes:
+        """Like `socket.recv`; less than `size` means that the kernel has no more, and somewhat more may come.
+
+        Raises BlockingIOError when nothing is complete, OSError when the connection or its records are broken.
+        """
+        tls, found = self._tls, []
+        missing = size
+        if self._early:
+            self._early = False
+            found.append(self._decrypt(b""))
+        while missing > 0 and not tls.ended:
+            try:
+                data = self._socket.recv(size)
+            except BlockingIOError:
+                break
+            if not data:
+                tls.ended = True
+                break
+            plain = self._decrypt(data)
+            found.append(plain)
+            if len(data) < size:
+                break
+            missing -= len(plain)
+        plain = found[0] if len(found) == 1 else b"".join(found)
+        if not plain and not tls.ended:
+            raise BlockingIOError
+        return plain
+
+    def _decrypt(self, data: bytes) -> bytes:
+        try:
+            return self._tls.decrypt(data)
+        except ssl.SSLError:
+            with contextlib.suppress(OSError):  # the alert is for those who still listen
+                self._socket.send(self._tls.output())
+            raise
+
+
+class TlsLayer:
+    """One connection's state. `shake` until it is True; then `decrypt` and `encrypt`, in the order of the bytes."""
+
+    __slots__ = ("_incoming", "_object", "_outgoing", "ended")
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.ended = False
+        """The peer said that no more will come."""
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    def shake(self, data: bytes) -> bool:
+        """Take bytes of the handshake; whether it is complete. Raises ssl.SSLError."""
+        self._incoming.write(data)
+        try:
+            self._object.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
+
+    def decrypt(self, data: bytes) -> bytes:
+        """All plaintext that `data` completes, perhaps none. Raises ssl.SSLError."""
+        self._incoming.write(data)
+        read, found = self._object.read, []
+        try:
+            while True:
+                plain = read(_RECORD_BYTES)
+                if not plain:
+                    self.ended = True
+                    break
+                found.append(plain)
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            self.ended = True
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def encrypt(self, pieces: Iterable[BytesLike]) -> bytes:
+        """The records for `pieces`, small ones joined, and whatever TLS itself has to say. Raises ssl.SSLError."""
+        write = self._object.write
+        for buffer in join_small(pieces):
+            view = memoryview(buffer)
+            while view:  # a call takes one record's worth
+                view = view[write(view) :]
+        return self._outgoing.read()
+
+    def output(self) -> bytes:
+        """What TLS itself has to say: handshake, alerts."""
+        return self._outgoing.read()
+
+    def goodbye(self) -> bytes:
+        """The last records: no more will come from us."""
+        try:
+            self._object.unwrap()
+        except ssl.SSLError:
+            pass  # the peer's own is not awaited, and what went wrong before is told by an alert
+        return self._outgoing.read()
+
+    def certificate_name(self, source: str) -> str | None:
+        """What the peer's verified certificate calls it, see `Tls.name`; None without one."""
+        certificate = self._object.getpeercert()
+        return name_of(certificate, source) if certificate else None
+
+    @property
+    def version(self) -> str:
+        """Such as "TLSv1.3"."""
+        return self._object.version() or ""
+
+
+def name_of(certificate: Mapping[str, object], source: str) -> str | None:
+    """The name in a certificate (as `SSLSocket.getpeercert` gives it); None where it has none of that sort."""
+    if source in ("dns", "email", "uri"):
+        kind = {"dns": "DNS", "email": "email", "uri": "URI"}[source]
+        names = certificate.get("subjectAltName", ())
+        assert isinstance(names, tuple)
+        return next((str(name) for found, name in names if found == kind), None)
+    subject = certificate.get("subject", ())
+    assert isinstance(subject, tuple)
+    if source == "common_name":
+        common = [value for relative in subject for name, value in relative if name == "commonName"]
+        return ",".join(common) or None
+    # RFC 4514 begins with the last of the sequence (section 2.1).
+    parts = ["+".join(f"{_ABBREVIATIONS.get(k, k)}={_escaped(v)}" for k, v in relative) for relative in subject]
+    return ",".join(reversed(parts)) or None
+
+
+def _escaped(value: str) -> str:
+    """A value of a distinguished name (RFC 4514 section 2.4)."""
+    text = "".join("\\" + character if character in _SPECIAL else character for character in value)
+    if text.startswith((" ", "#")):
+        text = "\\" + text
+    return text[:-1] + "\\ " if text.endswith(" ") and len(text) > 1 else text
+
+
+class Certificates:
+    """The context of new connections, made again when the files have changed."""
+
+    def __init__(self, config: Tls) -> None:
+        """Raises StartError when the files cannot be used."""
+        self._config = config
+        self.handshake_timeout_ms = config.handshake_timeout_ms
+        self.name_source: str = config.name
+        self._seen = self._files()
+        try:
+            self.context = make_context(config)
+        except (OSError, ValueError) as error:
+            raise StartError(f"tls: {problem(config, error)}") from None
+
+    def check(self) -> None:
+        """Load the files again if they are others than before."""
+        if self._files() != self._seen:
+            self.reload()
+
+    def reload(self) -> None:
+        """Load the files again; if they cannot be used, what is there stays, and the log says why."""
+        self._seen = self._files()
+        try:
+            self.context = make_context(self._config)
+        except (OSError, ValueError) as error:
+            log.error("certificates not reloaded", error=problem(self._config, error))
+        else:
+            log.info("certificates reloaded", cert=self._config.cert)
+
+    def _files(self) -> list[tuple[int, int, int] | None]:
+        return [_identity(path) for path in (self._config.cert, self._config.key, self._config.ca) if path]
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    """What changes when a file is replaced or rewritten."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def make_context(config: Tls) -> ssl.SSLContext:
+    """The server's terms. Raises OSError (ssl.SSLError is one), ValueError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3 if config.version_min == "1.3" else ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    # Without a function OpenSSL would ask the terminal.
+    context.load_cert_chain(config.cert, config.key or None, password=lambda: config.key_password)
+    if config.ca and config.verify != "none":
+        context.load_verify_locations(config.ca)
+        context.verify_mode = ssl.CERT_REQUIRED if config.verify == "required" else ssl.CERT_OPTIONAL
+    return context
+
+
+def problem(config: Tls, error: Exception) -> str:
+    """One line for the operator about files that cannot be used."""
+    for setting, path in (("cert", config.cert), ("key", config.key), ("ca", config.ca)):
+        if path:
+            try:
+                with open(path, "rb"):
+                    pass
+            except OSError as refused:
+                return f"{setting} {path}: cannot be read: {refused.strerror}"
+    reason = getattr(error, "reason", None) or str(error)
+    files = ", ".join(path for path in (config.cert, config.key, config.ca) if path)
+    return f"{files}: no certificate and key in PEM that can be used: {reason}"
+
+
+async def handshake(sock: socket.socket, context: ssl.SSLContext, timeout_ms: int) -> TlsLayer:
+    """Agree on keys with the peer at the other end of a non-blocking socket. Raises HandshakeFailed."""
+    tls = TlsLayer(context)
+    with trio.move_on_after(timeout_ms / 1000):
+        done = False
+        while not done:
+            try:
+                data = await receive(sock)
+                if not data:
+                    raise HandshakeFailed("closed by the peer")
+                done = tls.shake(data)
+            except ssl.SSLError as error:
+                # The alert tells the peer, if it understands it at all.
+                await send_all(sock, tls.output())
+                await see_off(sock, False)
+                raise HandshakeFailed(error.reason or str(error)) from None
+            except OSError as error:
+                raise HandshakeFailed(error.strerror or str(error)) from None
+            if not await send_all(sock, tls.output()):
+                raise HandshakeFailed("closed by the peer")
+        return tls
+    raise HandshakeFailed(f"not complete after {timeout_ms} ms")

@@ -1,0 +1,18 @@
+"""The terms on which clients of the native protocol speak TLS: an `ssl.SSLContext`, which programs may also make."""
+
+from __future__ import annotations
+
+import ssl
+
+
+def tls_context(ca: str | None = None, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
+    """Verify the broker's certificate and name against the certificates in the file `ca` (without it: those the system
+    trusts), and show the certificate `cert` with its private `key` if one is given. All are PEM.
+
+    Raises OSError (`ssl.SSLError` is one) for files that cannot be used.
+    """
+    context = ssl.create_default_context(cafile=ca)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if cert is not None:
+        context.load_cert_chain(cert, key)
+    return context
