@@ -7,12 +7,17 @@
    rolled, all live records are appended again and made durable, and only then goes the prefix before them, oldest
    segment first. A crash at any step leaves records that say the same as before: an old value is never without the
    newer one or the tombstone that follows it.
+4. `change` is for whoever must not be told a half truth: it returns when all its puts are durable, and if the log
+   refuses them they are taken back, in memory at once and in the log as soon as it takes writes again (what it refused
+   it may have written all the same).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
+from core_log.errors import BatchTooLarge, LogUnavailable
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, decode_runs
 
@@ -31,6 +36,9 @@ class KeyedStore:
         self._sizes: dict[bytes, int] = {}
         self._live_bytes = 0
         self._rewriting = False
+        self._taken_back: dict[bytes, bytes | None] = {}
+        """What keys were before puts that the log refused; written as soon as it takes writes again."""
+        log.listeners.append(self._log_advanced)
         offset = log.log_start_offset
         while batches := log.read_blocking(offset, _READ_BYTES):
             for batch in batches:
@@ -55,13 +63,61 @@ class KeyedStore:
 
         Raises LogUnavailable, BatchTooLarge; then nothing has changed.
         """
+        return self.put_all([(key, value)])
+
+    def put_all(self, puts: Sequence[tuple[bytes, bytes | None]]) -> int:
+        """`put` for several keys. A crash leaves all of them or none as long as they fit in one batch (256 KiB), else
+        the first batches.
+
+        Raises LogUnavailable, BatchTooLarge; then nothing has changed.
+        """
         log = self.log
-        builder = BatchBuilder(log.log_end_offset, log.leader_epoch, log.wall_clock_ms())
-        builder.add(log.log_end_offset, key, value)
-        batch = builder.build()
-        log.append(batch)
-        self._remember(key, value, len(batch))
+        if self._taken_back:
+            again = dict(puts)
+            puts = [*(item for item in self._taken_back.items() if item[0] not in again), *puts]
+        batches: list[tuple[bytes, int]] = []
+        builder = self._builder()
+        for offset, (key, value) in enumerate(puts, log.log_end_offset):
+            if builder.count and builder.size_estimate + len(key) + len(value or b"") > _BATCH_BYTES:
+                batches.append((builder.build(), builder.count))
+                builder = BatchBuilder(offset, log.leader_epoch, log.wall_clock_ms())
+            builder.add(offset, key, value)
+        if builder.count:
+            batches.append((builder.build(), builder.count))
+        largest = max((len(batch) for batch, _ in batches), default=0)
+        if largest > log.config.message_bytes_max:
+            raise BatchTooLarge(f"a batch of {largest} bytes, the limit is {log.config.message_bytes_max}")
+        at = 0
+        for batch, count in batches:
+            log.append(batch)
+            for key, value in puts[at : at + count]:
+                self._remember(key, value, len(batch) // count)
+            at += count
+        self._taken_back.clear()
         return log.log_end_offset
+
+    async def change(self, puts: Sequence[tuple[bytes, bytes | None]]) -> dict[bytes, bytes | None]:
+        """Set several keys and wait until that is durable, see rule 4; what they were before.
+
+        Raises LogUnavailable, BatchTooLarge; then nothing has changed.
+        """
+        before = {key: self._values.get(key) for key, _ in puts}
+        end = self.put_all(puts)
+        try:
+            await self.log.wait_committed(end)
+        except LogUnavailable:
+            for key, value in before.items():
+                self._remember(key, value, self._sizes.get(key, 0))
+            self._taken_back |= before
+            raise
+        with suppress(LogUnavailable):
+            await self._drop_garbage()
+        return before
+
+    def _log_advanced(self, log: PartitionLog) -> None:
+        if self._taken_back and log.error is None:
+            with suppress(LogUnavailable):
+                self.put_all([])
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key; None when it has none."""
@@ -74,6 +130,9 @@ class KeyedStore:
     async def commit(self) -> None:
         """Wait until everything put so far is durable. Raises LogUnavailable."""
         await self.log.wait_committed(self.log.log_end_offset)
+        await self._drop_garbage()
+
+    async def _drop_garbage(self) -> None:
         garbage_bytes = self.log.size_bytes - self._live_bytes
         if garbage_bytes > max(self._live_bytes, GARBAGE_BYTES_MIN) and not self._rewriting:
             self._rewriting = True

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import trio
 
-from core_log.errors import LogUnavailable
 from core_log.files import Files
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import PartitionLog
@@ -30,7 +29,7 @@ from routing.queues.replay import save_checkpoint, snapshot
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, wall_clock_ms
 from routing.topics.topic import Topic, TopicPartition
-from routing.topology.router import Router
+from routing.topology.catalog import DEFAULT_VHOST
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +66,7 @@ class Broker:
             loaded=self.end_turn,
             defer=self._defer,
         )
-        self.topology, self.offsets = self.storage.recover(self._runnable_queue, lambda: self.router.forget())
-        self.router = Router(self.topology, config.routes_cached_max)
+        self.topology, self.offsets = self.storage.recover(self._runnable_queue)
         self._hand_on(Control(self))
         flusher.after_turn = timers.after_turn = self.end_turn
 
@@ -170,9 +168,9 @@ class Broker:
 
     # --- data --------------------------------------------------------------------------
 
-    def session(self, sink: DeliverySink, *, protocol: str, owner: object) -> Session:
-        """A new session; `owner` is the identity of the client connection."""
-        session = Session(self, sink, protocol=protocol, owner=owner)
+    def session(self, sink: DeliverySink, *, protocol: str, owner: object, vhost: str = DEFAULT_VHOST) -> Session:
+        """A new session in a virtual host; `owner` is the identity of the client connection. Raises NotFound."""
+        session = Session(self, sink, protocol=protocol, owner=owner, vhost=self.topology.vhost(vhost))
         self.sessions[session] = None
         return session
 
@@ -187,15 +185,10 @@ class Broker:
         if size > self.message_bytes_max:
             raise LimitExceeded(f"message size {size} is larger than configured max size {self.message_bytes_max}")
 
-    def queue(self, name: str, owner: object) -> Queue:
-        """Look a queue up for a connection. Raises NotFound, ResourceLocked."""
-        return self.topology.queue(name, owner)
-
     def consumer_gone(self, queue: Queue) -> None:
         """A queue lost a consumer; one that was declared auto-delete goes with its last."""
         if queue.auto_delete and not queue.consumers and not queue.deleted:
-            with suppress(LogUnavailable):  # nobody asked for it: while the catalog cannot be written it stays
-                self.topology.drop_queue(queue)
+            self.topology.drop_queue(queue)
         else:
             queue.wake()
 

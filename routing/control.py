@@ -7,21 +7,33 @@ are the topology's (`topology/topology.py`); `Broker` hands these methods on as 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from core_log.errors import LogUnavailable
 from routing import directories
 from routing.commits import storage_errors
 from routing.errors import InvalidArgument, LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.topics.topic import Topic
 from routing.topics.topic_config import log_config
-from routing.topology.exchange import Binding
-from routing.topology.topology import QueueInfo, require_valid_topic_name
+from routing.topology import plans
+from routing.topology.binding import Binding
+from routing.topology.catalog import DEFAULT_VHOST
+from routing.topology.entries import Entry, Plan, topic_key
+from routing.topology.plans import require_valid_topic_name
 
 if TYPE_CHECKING:
     from routing.broker import Broker
+
+
+@dataclass(slots=True, frozen=True)
+class QueueInfo:
+    """What a declaration answers."""
+
+    name: str
+    message_count: int
+    consumer_count: int
 
 
 class Control:
@@ -34,12 +46,7 @@ class Control:
         self._changing: set[str] = set()
         """Names of topics that are being created or deleted."""
 
-    async def _commit(self, durable: bool) -> None:
-        if durable:
-            try:
-                await self.topology.catalog.commit()
-            except LogUnavailable as error:
-                raise StorageUnavailable(str(error)) from error
+    # --- exchanges, queues, bindings ---------------------------------------------------
 
     async def declare_exchange(
         self,
@@ -50,23 +57,32 @@ class Control:
         auto_delete: bool = False,
         internal: bool = False,
         arguments: Mapping[str, Any] | None = None,
+        vhost: str = DEFAULT_VHOST,
     ) -> None:
-        """Raises AccessRefused, PreconditionFailed, UnknownExchangeType, NotImplementedYet, StorageUnavailable."""
-        with storage_errors():
-            concerned = self.topology.declare_exchange(
-                name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
+        """Raises AccessRefused, PreconditionFailed, UnknownExchangeType, NotImplementedYet, LimitExceeded,
+        StorageUnavailable.
+        """
+        topology = self.topology
+        await topology.change(
+            lambda: topology.plan_exchange(
+                topology.vhost(vhost),
+                name,
+                kind,
+                durable=durable,
+                auto_delete=auto_delete,
+                internal=internal,
+                arguments=arguments or {},
             )
-        await self._commit(concerned)
+        )
 
-    def check_exchange(self, name: str) -> None:
+    def check_exchange(self, name: str, *, vhost: str = DEFAULT_VHOST) -> None:
         """Raises NotFound."""
-        self.topology.exchange(name)
+        self.topology.vhost(vhost).exchange(name)
 
-    async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
+    async def delete_exchange(self, name: str, *, if_unused: bool = False, vhost: str = DEFAULT_VHOST) -> None:
         """Raises AccessRefused, PreconditionFailed, StorageUnavailable; one that is not there is no error."""
-        with storage_errors():
-            concerned = self.topology.delete_exchange(name, if_unused=if_unused)
-        await self._commit(concerned)
+        topology = self.topology
+        await topology.change(lambda: plans.delete_exchange(topology.vhost(vhost), name, if_unused=if_unused))
 
     async def declare_queue(
         self,
@@ -77,36 +93,53 @@ class Control:
         auto_delete: bool = False,
         arguments: Mapping[str, Any] | None = None,
         owner: object = None,
+        vhost: str = DEFAULT_VHOST,
     ) -> QueueInfo:
         """Raises AccessRefused, PreconditionFailed, ResourceLocked, NotImplementedYet, LimitExceeded,
         StorageUnavailable.
         """
-        with storage_errors():
-            info, concerned = self.topology.declare_queue(
-                name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments, owner=owner
+        topology = self.topology
+        plan = await topology.change(
+            lambda: topology.plan_queue(
+                topology.vhost(vhost),
+                name,
+                durable=durable,
+                exclusive=exclusive,
+                auto_delete=auto_delete,
+                arguments=arguments or {},
+                owner=owner,
             )
-        await self._commit(concerned)
-        return info
+        )
+        if plan.entries:
+            return QueueInfo(plan.entries[0].key[2], 0, 0)
+        return await self.check_queue(name, owner, vhost=vhost)
 
-    async def check_queue(self, name: str, owner: object = None) -> QueueInfo:
+    async def check_queue(self, name: str, owner: object = None, *, vhost: str = DEFAULT_VHOST) -> QueueInfo:
         """Raises NotFound, ResourceLocked."""
-        queue = self.topology.queue(name, owner)
+        queue = self.topology.vhost(vhost).queue(name, owner)
         return QueueInfo(name, queue.message_count, len(queue.consumers))
 
     async def delete_queue(
-        self, name: str, *, if_unused: bool = False, if_empty: bool = False, owner: object = None
+        self,
+        name: str,
+        *,
+        if_unused: bool = False,
+        if_empty: bool = False,
+        owner: object = None,
+        vhost: str = DEFAULT_VHOST,
     ) -> int:
         """How many messages it held; 0 if it is not there. Raises ResourceLocked, PreconditionFailed,
         StorageUnavailable.
         """
-        with storage_errors():
-            count, concerned = self.topology.delete_queue(name, if_unused=if_unused, if_empty=if_empty, owner=owner)
-        await self._commit(concerned)
-        return count
+        topology = self.topology
+        plan = await topology.change(
+            lambda: plans.delete_queue(topology.vhost(vhost), name, if_unused=if_unused, if_empty=if_empty, owner=owner)
+        )
+        return plan.message_count
 
-    async def purge_queue(self, name: str, *, owner: object = None) -> int:
+    async def purge_queue(self, name: str, *, owner: object = None, vhost: str = DEFAULT_VHOST) -> int:
         """Settle all messages that are not delivered; how many there were. Raises NotFound, ResourceLocked."""
-        return self.topology.queue(name, owner).purge()
+        return self.topology.vhost(vhost).queue(name, owner).purge()
 
     async def bind(
         self,
@@ -118,14 +151,14 @@ class Control:
         *,
         syntax: str = "amqp",
         owner: object = None,
+        vhost: str = DEFAULT_VHOST,
     ) -> None:
         """Bind a "queue", "exchange" or "topic". Raises NotFound, AccessRefused, ResourceLocked, InvalidArgument,
-        StorageUnavailable.
+        LimitExceeded, StorageUnavailable.
         """
         binding = Binding.make(exchange, (destination_kind, destination), pattern, arguments, syntax)
-        with storage_errors():
-            concerned = self.topology.bind(binding, owner)
-        await self._commit(concerned)
+        topology = self.topology
+        await topology.change(lambda: topology.plan_binding(topology.vhost(vhost), binding, owner))
 
     async def unbind(
         self,
@@ -137,12 +170,12 @@ class Control:
         *,
         syntax: str = "amqp",
         owner: object = None,
+        vhost: str = DEFAULT_VHOST,
     ) -> None:
-        """The inverse of `bind`; a binding that is not there is no error."""
+        """The inverse of `bind`; a binding that is not there is no error, nor is an end of it that is not there."""
         binding = Binding.make(exchange, (destination_kind, destination), pattern, arguments, syntax)
-        with storage_errors():
-            concerned = self.topology.unbind(binding, owner)
-        await self._commit(concerned)
+        topology = self.topology
+        await topology.change(lambda: plans.unbind(topology.vhost(vhost), binding, owner))
 
     # --- topics ------------------------------------------------------------------------
 
@@ -157,18 +190,16 @@ class Control:
             raise LimitExceeded(f"there are {self.config.topics_max} topics already")
         settings = dict(config or {})
         log_config(settings, self.config)
+        value = {"partitions": partitions, "config": settings}
         self._changing.add(name)
         try:
             with storage_errors():
                 topic = self._broker.storage.create_topic(name, partitions, settings)
             try:
-                with storage_errors():
-                    self.topology.catalog.put_topic(name, partitions, settings)
-                await self._commit(True)
+                await self.topology.change(lambda: Plan([Entry(topic_key(name), value, True, topic)]))
             except StorageUnavailable:
                 self._close(topic)
                 raise
-            self.topology.topics[name] = topic
         finally:
             self._changing.discard(name)
         return topic
@@ -185,14 +216,12 @@ class Control:
             with storage_errors():
                 await trio.to_thread.run_sync(directories.note_deletion, files, places)
                 try:
-                    self.topology.remove_topic(topic)
+                    await self.topology.change(lambda: self.topology.plan_topic_removal(name))
                 finally:
                     if name in self.topology.topics:
                         directories.forget_deletion(files, places)
                 self._close(topic)
                 self._broker.offsets.forget_topic(name)
-            await self._commit(True)
-            with storage_errors():
                 await trio.to_thread.run_sync(directories.remove_noted, files, places)
         finally:
             self._changing.discard(name)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.queues.queue import Queue
     from routing.topology.route import Route
+    from routing.topology.virtual_host import VirtualHost
 
 logger = logging.getLogger(__name__)
 
@@ -140,11 +141,12 @@ def _entry_first(entry: _Unsettled) -> int:
 class Session:
     """See the module. Made by `Broker.session`."""
 
-    def __init__(self, broker: Broker, sink: DeliverySink, *, protocol: str, owner: object) -> None:
+    def __init__(self, broker: Broker, sink: DeliverySink, *, protocol: str, owner: object, vhost: VirtualHost) -> None:
         self.broker = broker
         self.sink = sink
         self.protocol = protocol
         self.owner = owner
+        self.vhost = vhost
         self.prefetch = 0
         """Unsettled messages the session may have in all; 0 is no limit."""
         self.prefetch_default = 0
@@ -174,7 +176,7 @@ class Session:
         tell. Refused messages of which nobody wants to hear are counted.
         """
         broker = self.broker
-        parts = broker.router.routed(slab)
+        parts = self.vhost.router.routed(slab)
         if slab.size > broker.message_bytes_max:
             broker.require_size(slab)
         for route, part in parts:
@@ -270,9 +272,9 @@ class Session:
         Raises NotFound, ResourceLocked (another connection's exclusive queue) and AccessRefused (an exclusive consumer
         is there, or is asked for and others are).
         """
-        queue = self.broker.queue(queue_name, self.owner)
+        queue = self.vhost.queue(queue_name, self.owner)
         if queue.consumers and (exclusive or queue.consumers[0].exclusive):
-            raise AccessRefused(f"queue '{queue_name}' in vhost '/' in exclusive use")
+            raise AccessRefused(f"queue '{queue_name}' in vhost '{self.vhost.name}' in exclusive use")
         consumer = Consumer(
             self, queue, tag, no_ack=no_ack, exclusive=exclusive, prefetch=self.prefetch_default, context=context
         )
@@ -295,7 +297,7 @@ class Session:
 
     async def get(self, queue_name: str, *, no_ack: bool) -> Got | None:
         """Take one message, waiting for the disk if need be; None when the queue is empty."""
-        queue = self.broker.queue(queue_name, self.owner)
+        queue = self.vhost.queue(queue_name, self.owner)
         while True:
             first, count, redelivered = queue.head()
             if not count:

@@ -58,7 +58,7 @@ class Storage:
         self._loaded = loaded
         self._defer = defer
 
-    def recover(self, runnable: Callable[[Queue], None], changed: Callable[[], None]) -> tuple[Topology, OffsetStore]:
+    def recover(self, runnable: Callable[[Queue], None]) -> tuple[Topology, OffsetStore]:
         """Read everything back; blocks. Raises LogDamaged, CorruptBatch, OSError."""
         files, config = self._files, self._config
         if files.exists(_SCRATCH):
@@ -68,11 +68,11 @@ class Storage:
         stripe_count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
         stripes = [self._open_home(f"queues/{index}", index, config.fsync) for index in range(stripe_count)]
         transient = self._open_home(f"{_SCRATCH}/0", -1, "never")
-        topology = Topology(config, catalog, stripes=stripes, transient=transient, runnable=runnable, changed=changed)
+        topology = Topology(config, catalog, stripes=stripes, transient=transient, runnable=runnable, spawn=self._spawn)
         topology.recover_queues()
         for partition in stripes:
             catalog.skip_queue_ids(restore(files, partition))
-        for (name,), entry in catalog.entries("topic"):
+        for (_, name), entry in catalog.entries("topic"):
             topology.topics[name] = self.open_topic(name, entry["partitions"], entry["config"])
         tidy_topics(files, {p.log.directory for topic in topology.topics.values() for p in topic.partitions})
         topology.recover_bindings()

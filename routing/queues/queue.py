@@ -30,6 +30,7 @@ class Queue:
     __slots__ = (
         "_next_consumer", "_runnable", "arguments", "auto_delete", "awake", "consumers", "deleted", "durable",
         "exclusive", "id", "name", "outstanding", "owner", "partition", "ready", "redelivered_before", "returned",
+        "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +48,7 @@ class Queue:
     ) -> None:
         self.id = queue_id
         self.name = name
+        self.vhost = "/"
         self.partition = partition
         self.durable = durable
         self.exclusive = exclusive

@@ -1,24 +1,27 @@
-"""The durable topology: exchanges, queues, bindings and topics, as records of a keyed store.
+"""The durable topology: virtual hosts, exchanges, queues, bindings, policies and topics, as records of a keyed store.
 
 Keys and values are msgpack. A key is an array whose first item is the kind of entity; a value is a map of what was
-declared. The entities themselves live in `topology.py`; this file only knows how they are written down. Queue ids are
-never used twice, because the logs name queues by id: the next one is an entry of its own.
+declared. What an entry means is the business of `topology.py`; this file only knows how it is written down. The names
+of entities of the virtual host "/" come without it, as in catalogs of before there were others. Queue ids are never
+used twice, because the logs name queues by id: the next one is an entry of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
 import msgpack
 
 from core_log.keyed_store import KeyedStore
-from routing.queues.queue import Queue
-from routing.topology.exchange import Binding, Exchange
+from routing.topology.entries import Entry, Key
+
+DEFAULT_VHOST = "/"
 
 _NEXT_QUEUE_ID = ["next-queue-id"]
-
+_KEY_LENGTHS = {"exchange": 2, "queue": 2, "binding": 7, "policy": 2, "operator-policy": 2}
+"""How long the keys of entities of a virtual host are without it."""
 
 _DECIMAL = 1
 
@@ -39,101 +42,71 @@ def _unpack(data: bytes) -> Any:
     return msgpack.unpackb(data, ext_hook=_restore, unicode_errors="surrogateescape", strict_map_key=False)
 
 
+def _pack_key(key: Key) -> bytes:
+    if key[0] in _KEY_LENGTHS and key[1] == DEFAULT_VHOST:
+        return _pack([key[0], *key[2:]])
+    return _pack(list(key))
+
+
+def _unpack_key(data: bytes) -> Key:
+    kind, *rest = _unpack(data)
+    if len(rest) + 1 == _KEY_LENGTHS.get(kind):
+        return (kind, DEFAULT_VHOST, *rest)
+    return (kind, *rest)
+
+
 class Catalog:
-    """See the module. Writes are in memory at once and durable after `commit`."""
+    """See the module."""
 
     def __init__(self, store: KeyedStore) -> None:
         self._store = store
         saved = store.get(_pack(_NEXT_QUEUE_ID))
-        self.next_queue_id: int = _unpack(saved) if saved is not None else 1
+        self._next_queue_id: int = _unpack(saved) if saved is not None else 1
 
-    async def commit(self) -> None:
-        """Wait until all that was written is durable. Raises LogUnavailable."""
-        await self._store.commit()
-
-    def _put(self, key: list[Any], value: Any) -> None:
-        packed = _pack(key)
-        if value is not None:
-            self._store.put(packed, _pack(value))
-        elif self._store.get(packed) is not None:
-            self._store.put(packed, None)
-
-    def new_queue_id(self, *, durable: bool) -> int:
-        """An id that no queue ever had."""
-        queue_id = self.next_queue_id
-        self.next_queue_id += 1
-        if durable:
-            self._put(_NEXT_QUEUE_ID, self.next_queue_id)
+    def new_queue_id(self) -> int:
+        """An id that no queue ever had; `change` records that it was used."""
+        queue_id = self._next_queue_id
+        self._next_queue_id += 1
         return queue_id
 
     def skip_queue_ids(self, last_id: int) -> None:
         """Give out no id up to this one: a log names it, though it was never recorded here."""
-        self.next_queue_id = max(self.next_queue_id, last_id + 1)
+        self._next_queue_id = max(self._next_queue_id, last_id + 1)
 
-    def put_exchange(self, exchange: Exchange) -> None:
-        """Record a durable exchange."""
-        self._put(
-            ["exchange", exchange.name],
-            {
-                "kind": exchange.kind,
-                "auto_delete": exchange.auto_delete,
-                "internal": exchange.internal,
-                "arguments": exchange.arguments,
-            },
-        )
+    def _puts(self, entries: Sequence[Entry]) -> list[tuple[bytes, bytes | None]]:
+        """What is to be written; entities that go and are not recorded need nothing."""
+        puts: list[tuple[bytes, bytes | None]] = []
+        for key, value, _, _ in entries:
+            packed = _pack_key(key)
+            if value is not None:
+                puts.append((packed, _pack(value)))
+            elif self._store.get(packed) is not None:
+                puts.append((packed, None))
+        if any(key[0] == "queue" and value is not None for key, value, _, _ in entries):
+            self._store.put(_pack(_NEXT_QUEUE_ID), _pack(self._next_queue_id))
+        return puts
 
-    def delete_exchange(self, name: str) -> None:
-        """Forget an exchange."""
-        self._put(["exchange", name], None)
+    async def change(self, entries: Sequence[Entry]) -> dict[bytes, bytes | None]:
+        """Write entries, all or none, and wait until they are durable; what was there before, for `restore`.
 
-    def put_queue(self, queue: Queue) -> None:
-        """Record a durable queue."""
-        self._put(
-            ["queue", queue.name],
-            {
-                "id": queue.id,
-                "stripe": queue.partition.index,
-                "auto_delete": queue.auto_delete,
-                "arguments": queue.arguments,
-            },
-        )
+        Raises LogUnavailable.
+        """
+        puts = self._puts(entries)
+        return await self._store.change(puts) if puts else {}
 
-    def delete_queue(self, name: str) -> None:
-        """Forget a queue."""
-        self._put(["queue", name], None)
+    async def restore(self, before: dict[bytes, bytes | None]) -> None:
+        """Undo a change. Raises LogUnavailable."""
+        await self._store.change(list(before.items()))
 
-    @staticmethod
-    def _binding_key(binding: Binding) -> list[Any]:
-        kind, destination = binding.destination
-        return [
-            "binding",
-            binding.exchange,
-            kind,
-            destination,
-            binding.pattern,
-            binding.syntax,
-            binding.arguments_key,
-        ]
+    def change_unseen(self, entries: Sequence[Entry]) -> None:
+        """Write entries that nobody waits for. Raises LogUnavailable; then nothing has changed."""
+        puts = self._puts(entries)
+        if puts:
+            self._store.put_all(puts)
 
-    def put_binding(self, binding: Binding) -> None:
-        """Record a binding between durable entities."""
-        self._put(self._binding_key(binding), {"arguments": dict(binding.arguments)})
-
-    def delete_binding(self, binding: Binding) -> None:
-        """Forget a binding."""
-        self._put(self._binding_key(binding), None)
-
-    def put_topic(self, name: str, partitions: int, config: dict[str, str]) -> None:
-        """Record a topic."""
-        self._put(["topic", name], {"partitions": partitions, "config": config})
-
-    def delete_topic(self, name: str) -> None:
-        """Forget a topic."""
-        self._put(["topic", name], None)
-
-    def entries(self, kind: str) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-        """All (key without its kind, value) of "exchange", "queue", "binding" or "topic"."""
+    def entries(self, kind: str) -> Iterator[tuple[Key, dict[str, Any]]]:
+        """All (key, value) of "vhost", "exchange", "queue", "binding", "policy", "operator-policy" or "topic"."""
         for packed, value in list(self._store.items()):
-            key = _unpack(packed)
+            key = _unpack_key(packed)
             if key[0] == kind:
-                yield key[1:], _unpack(value)
+                yield key, _unpack(value)

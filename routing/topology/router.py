@@ -1,44 +1,86 @@
-"""Finds the route of every message, from a cache that lasts until the topology changes.
+"""Finds the route of every message of a virtual host, from a cache that lasts until the topology changes.
 
 A lookup is one for each routing key, and messages whose routes are the same object travel on together; keys that lead
-to the same queues and topics share their route for that reason.
+to the same queues and topics share their route for that reason. A change makes those exchanges forget their routes
+that it can be reached from; all others keep theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from routing.errors import AccessRefused
 from routing.message import Properties, Slab
 from routing.queues.queue import Queue
 from routing.topics.topic import Topic
 from routing.topology.route import Route
-from routing.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from routing.topology.binding import Destination
+    from routing.topology.exchange import Exchange
+    from routing.topology.matchers import Neutral
+    from routing.topology.virtual_host import VirtualHost
 
 
 class Router:
-    """See the module; call `forget` whenever the topology has changed."""
+    """See the module."""
 
-    def __init__(self, topology: Topology, routes_cached_max: int) -> None:
-        self._topology = topology
+    def __init__(self, vhost: VirtualHost, routes_cached_max: int) -> None:
+        self._vhost = vhost
         self._routes_cached_max = routes_cached_max
         self._by_exchange: dict[str, dict[str, Route]] = {}
         self._equal: dict[tuple[tuple[Queue, ...], tuple[Topic, ...]], Route] = {}
         self._cached = 0
 
-    def forget(self) -> None:
+    # --- forgetting --------------------------------------------------------------------
+
+    def forget(self, exchange: str) -> None:
+        """Something about an exchange has changed: work out anew what passes it."""
+        if not self._by_exchange:
+            return
+        bindings_to = self._vhost.bindings_to
+        seen = {exchange}
+        pending = [exchange]
+        while pending:
+            name = pending.pop()
+            self._drop(name)
+            for binding in bindings_to.get(("exchange", name), ()):
+                if binding.exchange not in seen:
+                    seen.add(binding.exchange)
+                    pending.append(binding.exchange)
+
+    def _drop(self, exchange: str) -> None:
+        gone = self._by_exchange.pop(exchange, None)
+        if gone is not None:
+            self._cached -= len(gone)
+            if not self._by_exchange:
+                self._equal.clear()
+
+    def forget_queue(self, name: str) -> None:
+        """A queue was made or is gone: the default exchange leads there. Its bindings are a matter of their own."""
+        by_key = self._by_exchange.get("")
+        if by_key is not None and by_key.pop(name, None) is not None:
+            self._cached -= 1
+        self._equal.clear()
+
+    def forget_all(self) -> None:
         """Work out everything anew."""
         self._by_exchange.clear()
         self._equal.clear()
         self._cached = 0
 
+    # --- finding -----------------------------------------------------------------------
+
     def routed(self, slab: Slab) -> list[tuple[Route, Slab]]:
         """The slab with its route, or the parts of it with theirs. Raises NotFound and AccessRefused."""
         by_key = self._by_exchange.get(slab.exchange)
         if by_key is None:
-            exchange = self._topology.exchange(slab.exchange)
+            exchange = self._vhost.exchange(slab.exchange)
             if exchange.internal:
-                raise AccessRefused(f"cannot publish to internal exchange '{slab.exchange}' in vhost '/'")
+                raise AccessRefused(
+                    f"cannot publish to internal exchange '{slab.exchange}' in vhost '{self._vhost.name}'"
+                )
             by_key = self._by_exchange[slab.exchange] = {}
         if slab.keys is None:
             route = by_key.get(slab.routing_key)
@@ -57,19 +99,44 @@ class Router:
         return _in_parts(slab, routes)
 
     def _find(self, exchange: str, key: str, properties: Properties) -> Route:
-        queues, topics, dynamic = self._topology.resolve(
-            self._topology.exchange(exchange), key, lambda: properties.neutral.headers
-        )
+        queues, topics, varies = self.resolve(self._vhost.exchange(exchange), key, lambda: properties.neutral)
         destinations = (tuple(queues), tuple(topics))
         route = self._equal.get(destinations)
+        if max(self._cached, len(self._equal)) >= self._routes_cached_max:
+            self.forget_all()
         if route is None:
             route = self._equal[destinations] = Route(queues, topics)
-        if not dynamic:
-            if self._cached >= self._routes_cached_max:
-                self.forget()
+        if not varies:
             self._cached += 1
             self._by_exchange.setdefault(exchange, {})[key] = route
         return route
+
+    def resolve(self, exchange: Exchange, key: str, neutral: Neutral) -> tuple[list[Queue], list[Topic], bool]:
+        """Queues and topics that a message reaches, each once, and whether more than its key had a say."""
+        vhost = self._vhost
+        queues: dict[Queue, None] = {}
+        topics: dict[Topic, None] = {}
+        varies = False
+        seen = {exchange.name}
+        pending = [exchange]
+        while pending:
+            current = pending.pop()
+            if current.name == "":
+                queue = vhost.queues.get(key)
+                if queue is not None:
+                    queues[queue] = None
+                continue
+            varies = varies or current.matcher.varies
+            found: Iterable[Destination] = current.matcher.match(key, neutral)
+            for kind, name in found:
+                if kind == "queue":
+                    queues[vhost.queues[name]] = None
+                elif kind == "topic":
+                    topics[vhost.topics[name]] = None
+                elif name not in seen:
+                    seen.add(name)
+                    pending.append(vhost.exchanges[name])
+        return list(queues), list(topics), varies
 
 
 def _in_parts(slab: Slab, routes: Sequence[Route | None]) -> list[tuple[Route, Slab]]:

@@ -55,6 +55,37 @@ async def test_a_refused_put_changes_nothing(flusher: LogFlusher) -> None:
     assert store.get(b"a") == b"old"
 
 
+async def test_a_refused_change_is_taken_back_on_disk_too(flusher: LogFlusher) -> None:
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    store = KeyedStore(open_log(files, flusher=flusher))
+    assert await store.change([(b"a", b"old"), (b"b", b"kept")]) == {b"a": None, b"b": None}
+    files.failing["sync"] = 5
+    with pytest.raises(LogUnavailable):
+        await store.change([(b"a", b"new"), (b"b", None), (b"c", b"1")])
+    assert dict(store.items()) == {b"a": b"old", b"b": b"kept"}
+    with pytest.raises(LogUnavailable):
+        await store.change([(b"d", b"1")])
+    files.failing.clear()
+    with trio.fail_after(10):
+        while store.log.error is not None:
+            await trio.sleep(0.001)
+    assert await store.change([(b"c", b"2")]) == {b"c": None}
+    for found in (store, KeyedStore(open_log(disk.crash(), flusher=flusher))):
+        assert dict(found.items()) == {b"a": b"old", b"b": b"kept", b"c": b"2"}
+
+
+async def test_many_puts_are_all_or_none(flusher: LogFlusher) -> None:
+    disk = MemoryFiles()
+    store = KeyedStore(open_log(disk, LogConfig(message_bytes_max=1 << 20), flusher=flusher))
+    store.put(b"a", b"old")
+    with pytest.raises(BatchTooLarge):
+        store.put_all([(b"a", b"new"), *((b"%d" % n, bytes(1000)) for n in range(500)), (b"b", bytes(1 << 20))])
+    assert dict(store.items()) == {b"a": b"old"}
+    await store.change([(b"%d" % n, bytes(1000)) for n in range(1000)])
+    assert len(dict(KeyedStore(open_log(disk.crash(), flusher=flusher)).items())) == 1001
+
+
 async def test_garbage_is_rewritten(flusher: LogFlusher) -> None:
     disk = MemoryFiles()
     log = open_log(disk, flusher=flusher)

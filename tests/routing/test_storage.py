@@ -367,7 +367,9 @@ async def test_without_its_checkpoint_the_log_alone_is_enough(damage: str) -> No
             await running.bind("amq.fanout", name)
         client = running.client()
         client.publish("k", "never stored", exchange="amq.direct")
-        running.broker.router.routed(_slab("amq.fanout"))  # a destination set that the log has not heard of
+        running.broker.topology.vhost("/").router.routed(
+            _slab("amq.fanout")
+        )  # a destination set that the log has not heard of
         home = running.home("q")
         await running.until(lambda: home.unchecked_bytes == 0)
         await client.publish_safely("q", *range(20))

@@ -1,0 +1,89 @@
+"""What a change of the topology consists of.
+
+Every change, of durable and of transient entities alike, takes the same three steps: *plan* (all checks; nothing is
+changed), *write* (the durable entries go to the catalog, all or none) and *apply* (the entries become what is in
+memory). A plan names what it relies on as well, so that two changes that are under way at once and have to do with each
+other are told apart from those that have not. What is written can be applied by whoever reads it: a start applies the
+whole catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Key = tuple[str, ...]
+"""Kind of entity, then its virtual host if it has one, then what names it there."""
+
+
+class Entry(NamedTuple):
+    """An entity as it is declared; without `value` it goes. `live` is what of it cannot be written down."""
+
+    key: Key
+    value: dict[str, Any] | None
+    durable: bool
+    live: Any = None
+
+
+@dataclass(slots=True)
+class Plan:
+    """Entries in the order in which they are applied, and the keys of what must not change until they are."""
+
+    entries: list[Entry] = field(default_factory=list)
+    guards: list[Key] = field(default_factory=list)
+    check: Callable[[], None] | None = None
+    """Called again right before the entries are applied: what it raises takes back what was written."""
+    message_count: int = 0
+    """How many messages the queue has that goes."""
+
+
+def vhost_key(vhost: str) -> Key:
+    """The key of a virtual host."""
+    return ("vhost", vhost)
+
+
+def exchange_key(vhost: str, name: str) -> Key:
+    """The key of an exchange."""
+    return ("exchange", vhost, name)
+
+
+def queue_key(vhost: str, name: str) -> Key:
+    """The key of a queue."""
+    return ("queue", vhost, name)
+
+
+def topic_key(name: str) -> Key:
+    """The key of a topic."""
+    return ("topic", name)
+
+
+class InFlight:
+    """The keys of the changes that are being written: what they change, and what they rely on."""
+
+    def __init__(self) -> None:
+        self._written: dict[Key, None] = {}
+        self._guarded: dict[Key, int] = {}
+
+    def conflicts(self, plan: Plan) -> bool:
+        """Whether a plan has to wait for another and be made anew."""
+        if not self._guarded and not self._written:
+            return False
+        return any(key in self._written for key in plan.guards) or any(
+            entry.key in self._written or entry.key in self._guarded for entry in plan.entries
+        )
+
+    def add(self, plan: Plan) -> None:
+        """A plan is being written."""
+        self._written.update((entry.key, None) for entry in plan.entries)
+        for key in plan.guards:
+            self._guarded[key] = self._guarded.get(key, 0) + 1
+
+    def remove(self, plan: Plan) -> None:
+        """It was applied, or refused."""
+        for entry in plan.entries:
+            self._written.pop(entry.key, None)
+        for key in plan.guards:
+            self._guarded[key] -= 1
+            if not self._guarded[key]:
+                del self._guarded[key]

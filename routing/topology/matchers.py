@@ -1,0 +1,168 @@
+"""How each kind of exchange finds the destinations of a message.
+
+A kind is a matcher: it is given bindings and asked for the destinations of a routing key, and of the message's
+properties where it `varies` by them. Kinds are looked up by name in `KINDS`. What a matcher answers for a routing key
+is cached by the router unless it varies, so matchers need to be right rather than fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from routing.errors import InvalidArgument
+from routing.message import NeutralProperties
+from routing.topology.binding import Binding, Destination
+from routing.topology.topic_trie import TopicTrie, parse_pattern
+
+Neutral = Callable[[], NeutralProperties]
+"""The message's properties, decoded for those who ask."""
+
+
+class Matcher(Protocol):
+    """What an exchange kind has to do."""
+
+    varies: bool
+    """Whether messages with equal routing keys may go to different places; then each is asked for anew."""
+
+    @staticmethod
+    def check(binding: Binding) -> None:
+        """Raises InvalidArgument if the binding makes no sense here."""
+
+    def add(self, binding: Binding) -> None:
+        """A new binding, which was checked."""
+
+    def remove(self, binding: Binding) -> None:
+        """A binding that was added is gone."""
+
+    def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
+        """Destinations, each at least once."""
+
+
+class DirectMatcher:
+    """Routing key equal to the binding key."""
+
+    varies = False
+
+    @staticmethod
+    def check(binding: Binding) -> None:
+        """Any binding will do."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, dict[Binding, None]] = {}
+
+    def add(self, binding: Binding) -> None:
+        self._by_key.setdefault(binding.pattern, {})[binding] = None
+
+    def remove(self, binding: Binding) -> None:
+        found = self._by_key.get(binding.pattern, {})
+        found.pop(binding, None)
+        if not found:
+            self._by_key.pop(binding.pattern, None)
+
+    def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
+        return [binding.destination for binding in self._by_key.get(key, ())]
+
+
+class FanoutMatcher:
+    """Everything to everyone."""
+
+    varies = False
+
+    @staticmethod
+    def check(binding: Binding) -> None:
+        """Any binding will do."""
+
+    def __init__(self) -> None:
+        self._bindings: dict[Binding, None] = {}
+
+    def add(self, binding: Binding) -> None:
+        self._bindings[binding] = None
+
+    def remove(self, binding: Binding) -> None:
+        self._bindings.pop(binding, None)
+
+    def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
+        return [binding.destination for binding in self._bindings]
+
+
+class TopicMatcher:
+    """Wildcards of AMQP and MQTT, see `topic_trie`."""
+
+    varies = False
+
+    @staticmethod
+    def check(binding: Binding) -> None:
+        """Any binding will do."""
+
+    def __init__(self) -> None:
+        self._trie = TopicTrie()
+
+    def add(self, binding: Binding) -> None:
+        self._trie.add(parse_pattern(binding.pattern, binding.syntax), binding)
+
+    def remove(self, binding: Binding) -> None:
+        self._trie.remove(parse_pattern(binding.pattern, binding.syntax), binding)
+
+    def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
+        return [binding.destination for binding in self._trie.match(key)]
+
+
+def _same(wanted: Any, value: Any) -> bool:
+    """Equal and of one class (true is not 1, nor 1 a float); a void in the binding asks for presence only."""
+    return wanted is None or (_class_of(wanted) is _class_of(value) and wanted == value)
+
+
+def _class_of(value: Any) -> type:
+    """A protocol's own kinds of integers are integers: the catalog gives them back as such."""
+    return int if isinstance(value, int) and not isinstance(value, bool) else type(value)
+
+
+_HEADERS_KINDS = ("all", "any", "all-with-x", "any-with-x")
+
+
+class HeadersMatcher:
+    """Headers equal to the binding's arguments: `x-match` all (default), any, and the forms that count `x-` headers
+    too.
+    """
+
+    varies = True
+
+    def __init__(self) -> None:
+        self._bindings: dict[Binding, tuple[bool, dict[str, Any]]] = {}
+
+    @staticmethod
+    def check(binding: Binding) -> None:
+        kind = binding.arguments.get("x-match", "all")
+        if kind not in _HEADERS_KINDS:
+            raise InvalidArgument(f"Invalid x-match field value {kind!r}; expected all, any, all-with-x or any-with-x")
+
+    def add(self, binding: Binding) -> None:
+        kind = binding.arguments.get("x-match", "all")
+        with_x = kind.endswith("-with-x")
+        wanted = {
+            name: value
+            for name, value in binding.arguments.items()
+            if name != "x-match" and (with_x or not name.startswith("x-"))
+        }
+        self._bindings[binding] = (kind.startswith("all"), wanted)
+
+    def remove(self, binding: Binding) -> None:
+        self._bindings.pop(binding, None)
+
+    def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
+        found = []
+        headers = neutral().headers
+        for binding, (every, wanted) in self._bindings.items():
+            hits = (name in headers and _same(value, headers[name]) for name, value in wanted.items())
+            if all(hits) if every else any(hits):
+                found.append(binding.destination)
+        return found
+
+
+KINDS: dict[str, Callable[[], Matcher]] = {
+    "direct": DirectMatcher,
+    "fanout": FanoutMatcher,
+    "topic": TopicMatcher,
+    "headers": HeadersMatcher,
+}

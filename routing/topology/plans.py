@@ -1,0 +1,213 @@
+"""The rules for changing a virtual host; rules and texts are RabbitMQ's.
+
+Each function checks whether a change may be made and says what it consists of (`entries.py`). Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from routing.errors import (
+    AccessRefused,
+    InvalidArgument,
+    NotFound,
+    NotImplementedYet,
+    PreconditionFailed,
+    UnknownExchangeType,
+)
+from routing.queues.queue import Queue
+from routing.topology.binding import Binding
+from routing.topology.entries import Entry, Key, Plan, exchange_key, queue_key, topic_key, vhost_key
+from routing.topology.matchers import KINDS
+from routing.topology.removal import Removal
+from routing.topology.virtual_host import VirtualHost, locked
+
+_REFUSED_QUEUE_ARGUMENTS = frozenset(
+    {
+        "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-overflow", "x-dead-letter-exchange",
+        "x-dead-letter-routing-key", "x-max-priority", "x-single-active-consumer", "x-delivery-limit",
+    }
+)  # fmt: skip
+_REFUSED_EXCHANGE_ARGUMENTS = frozenset({"alternate-exchange"})
+_ON_THE_DEFAULT_EXCHANGE = "operation not permitted on the default exchange"
+
+
+def _say(value: object) -> str:
+    return f"'{str(value).lower() if isinstance(value, bool) else value}'"
+
+
+def _require_equal(what: str, vhost: str, asked: Mapping[str, Any], have: Mapping[str, Any]) -> None:
+    """Raises PreconditionFailed for the first argument that differs."""
+    for argument in dict.fromkeys([*asked, *have]):
+        if asked.get(argument) != have.get(argument):
+            raise PreconditionFailed(
+                f"inequivalent arg '{argument}' for {what} in vhost '{vhost}': received "
+                f"{_say(asked.get(argument, 'none'))} but current is {_say(have.get(argument, 'none'))}"
+            )
+
+
+def _refuse_arguments(arguments: Mapping[str, Any], refused: frozenset[str]) -> None:
+    for name in arguments:
+        if name in refused:
+            raise NotImplementedYet(f"argument '{name}' is not supported by this version")
+
+
+# --- exchanges -----------------------------------------------------------------------------
+
+
+def declare_exchange(
+    vhost: VirtualHost,
+    name: str,
+    kind: str,
+    *,
+    durable: bool,
+    auto_delete: bool,
+    internal: bool,
+    arguments: Mapping[str, Any],
+) -> Plan:
+    """Make an exchange; nothing to do if there is one that is the same."""
+    if name == "":
+        raise AccessRefused(_ON_THE_DEFAULT_EXCHANGE)
+    if kind not in KINDS:
+        raise UnknownExchangeType(f"unknown exchange type '{kind}'")
+    guards = [vhost_key(vhost.name)]
+    found = vhost.exchanges.get(name)
+    if found is not None:
+        asked = {"type": kind, "durable": durable, "auto_delete": auto_delete, "internal": internal}
+        have = {
+            "type": found.kind,
+            "durable": found.durable,
+            "auto_delete": found.auto_delete,
+            "internal": found.internal,
+        }
+        what = f"exchange '{name}'"
+        _require_equal(what, vhost.name, asked, have)
+        _require_equal(what, vhost.name, dict(sorted(arguments.items())), dict(sorted(found.arguments.items())))
+        return Plan(guards=[*guards, exchange_key(vhost.name, name)])
+    if name.startswith("amq."):
+        raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+    _refuse_arguments(arguments, _REFUSED_EXCHANGE_ARGUMENTS)
+    value = {"kind": kind, "auto_delete": auto_delete, "internal": internal, "arguments": dict(arguments)}
+    return Plan([Entry(exchange_key(vhost.name, name), value, durable)], guards)
+
+
+def delete_exchange(vhost: VirtualHost, name: str, *, if_unused: bool) -> Plan:
+    """Delete an exchange and its bindings; one that is not there is no error."""
+    if name == "":
+        raise AccessRefused(_ON_THE_DEFAULT_EXCHANGE)
+    if name.startswith("amq."):
+        raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+    found = vhost.exchanges.get(name)
+    if found is None:
+        return Plan(guards=[exchange_key(vhost.name, name)])
+    if if_unused and found.bindings:
+        raise PreconditionFailed(f"exchange '{name}' in vhost '{vhost.name}' in use")
+    return Removal(vhost).exchange(found).plan()
+
+
+# --- queues --------------------------------------------------------------------------------
+
+
+def check_queue_equals(
+    vhost: VirtualHost, found: Queue, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Mapping[str, Any]
+) -> None:
+    """Whether a queue may be declared again like this. Raises ResourceLocked, PreconditionFailed."""
+    if exclusive != found.exclusive:
+        raise locked(found.name, vhost.name)
+    what = f"queue '{found.name}'"
+    asked = {"durable": durable, "auto_delete": auto_delete}
+    _require_equal(what, vhost.name, asked, {"durable": found.durable, "auto_delete": found.auto_delete})
+    _require_equal(what, vhost.name, dict(sorted(arguments.items())), dict(sorted(found.arguments.items())))
+
+
+def new_queue_name(name: str) -> str:
+    """The name of a queue that is to be made; a server-named one if there is none. Raises AccessRefused."""
+    if name == "":
+        return f"amq.gen-{secrets.token_urlsafe(16)}"
+    if name.startswith("amq."):
+        raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+    return name
+
+
+def check_queue_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raises NotImplementedYet."""
+    _refuse_arguments(arguments, _REFUSED_QUEUE_ARGUMENTS)
+    kind = arguments.get("x-queue-type", "classic")
+    if kind != "classic":
+        raise NotImplementedYet(f"queue type '{kind}' is not supported by this version")
+
+
+def delete_queue(vhost: VirtualHost, name: str, *, if_unused: bool, if_empty: bool, owner: object) -> Plan:
+    """Delete a queue with its messages, bindings and consumers; one that is not there is no error."""
+    if name not in vhost.queues:
+        return Plan(guards=[queue_key(vhost.name, name)])
+    queue = vhost.queue(name, owner)
+
+    def check() -> None:
+        if if_unused and queue.consumers:
+            raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' in use")
+        if if_empty and queue.message_count:
+            raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' is not empty")
+        plan.message_count = queue.message_count
+
+    plan = Removal(vhost).queue(queue).plan()
+    check()
+    plan.check = check
+    return plan
+
+
+# --- bindings ------------------------------------------------------------------------------
+
+
+def _ends(vhost: VirtualHost, binding: Binding) -> list[Key]:
+    """The keys of both ends. Raises AccessRefused for the default exchange."""
+    if binding.exchange == "" or binding.destination == ("exchange", ""):
+        raise AccessRefused(_ON_THE_DEFAULT_EXCHANGE)
+    kind, name = binding.destination
+    key: Key = topic_key(name) if kind == "topic" else (kind, vhost.name, name)
+    return [exchange_key(vhost.name, binding.exchange), key]
+
+
+def bind(vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
+    """Add a binding; nothing to do if it is there. Raises NotFound, AccessRefused, ResourceLocked, InvalidArgument."""
+    guards = _ends(vhost, binding)
+    exchange = vhost.exchange(binding.exchange)
+    kind, name = binding.destination
+    if kind == "queue":
+        vhost.queue(name, owner)
+    elif kind == "exchange":
+        vhost.exchange(name)
+    elif name not in vhost.topics:
+        raise NotFound(f"no topic '{name}'")
+    if binding in exchange.bindings:
+        return Plan(guards=[*guards, binding.key(vhost.name)])
+    exchange.matcher.check(binding)
+    value = {"arguments": dict(binding.arguments)}
+    return Plan([Entry(binding.key(vhost.name), value, vhost.is_durable(binding), binding)], guards)
+
+
+def unbind(vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
+    """Remove a binding; one that is not there is no error, nor is an exchange or a queue that is not there."""
+    guards = _ends(vhost, binding)
+    if binding.destination[0] == "queue" and binding.destination[1] in vhost.queues:
+        vhost.queue(binding.destination[1], owner)
+    exchange = vhost.exchanges.get(binding.exchange)
+    if exchange is None or binding not in exchange.bindings:
+        return Plan(guards=[*guards, binding.key(vhost.name)])
+    plan = Removal(vhost).binding(binding).plan()
+    plan.guards = guards
+    return plan
+
+
+# --- topics --------------------------------------------------------------------------------
+
+
+def require_valid_topic_name(name: str) -> None:
+    """Kafka's rule: 1 to 249 of letters, digits, `.`, `_` and `-`, neither `.` nor `..`; `__` is reserved."""
+    legal = 0 < len(name) <= 249 and name not in (".", "..") and name.isascii()
+    if not legal or not all(character.isalnum() or character in "._-" for character in name):
+        raise InvalidArgument(f"topic name {name!r} is not 1 to 249 letters, digits, '.', '_' and '-'")
+    if name.startswith("__"):
+        raise InvalidArgument(f"topic name {name!r}: names that begin with '__' are reserved")

@@ -1,0 +1,128 @@
+"""A virtual host: a namespace of exchanges, queues and bindings as they stand.
+
+Everything is looked up and changed here in memory only; `plans.py` has the rules of what may be changed, `topology.py`
+sees to it that a change is written first. Changes of what is not there any more are no errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from routing.errors import NotFound, ResourceLocked
+from routing.queues.queue import Queue
+from routing.topics.topic import Topic
+from routing.topology.binding import Binding, Destination
+from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
+from routing.topology.router import Router
+
+
+def locked(queue: str, vhost: str) -> ResourceLocked:
+    """What a connection is told of another's exclusive queue."""
+    return ResourceLocked(
+        f"cannot obtain exclusive access to locked queue '{queue}' in vhost '{vhost}'. It could be originally declared "
+        "on another connection or the exclusive property value does not match that of the original declaration."
+    )
+
+
+class VirtualHost:
+    """See the module. `topics` are those of all virtual hosts."""
+
+    def __init__(self, name: str, topics: Mapping[str, Topic], routes_cached_max: int) -> None:
+        self.name = name
+        self.exchanges: dict[str, Exchange] = {name: Exchange(name, kind) for name, kind in DEFAULT_EXCHANGES}
+        self.queues: dict[str, Queue] = {}
+        self.topics = topics
+        self.bindings_to: dict[Destination, dict[Binding, None]] = {}
+        self.binding_count = 0
+        self.router = Router(self, routes_cached_max)
+
+    # --- looking up --------------------------------------------------------------------
+
+    def exchange(self, name: str) -> Exchange:
+        """Raises NotFound."""
+        found = self.exchanges.get(name)
+        if found is None:
+            raise NotFound(f"no exchange '{name}' in vhost '{self.name}'")
+        return found
+
+    def queue(self, name: str, owner: object) -> Queue:
+        """Look a queue up for a connection. Raises NotFound, ResourceLocked."""
+        found = self.queues.get(name)
+        if found is None:
+            raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
+        if found.exclusive and found.owner is not owner:
+            raise locked(name, self.name)
+        return found
+
+    def exists(self, destination: Destination) -> bool:
+        """Whether a binding could lead there."""
+        kind, name = destination
+        if kind == "queue":
+            return name in self.queues
+        return name in (self.exchanges if kind == "exchange" else self.topics)
+
+    def is_durable(self, binding: Binding) -> bool:
+        """Whether both ends of a binding outlive a restart."""
+        source = self.exchanges.get(binding.exchange)
+        kind, name = binding.destination
+        if source is None or not source.durable:
+            return False
+        if kind == "queue":
+            queue = self.queues.get(name)
+            return queue is not None and queue.partition.durable
+        if kind == "exchange":
+            exchange = self.exchanges.get(name)
+            return exchange is not None and exchange.durable
+        return name in self.topics
+
+    # --- changing ----------------------------------------------------------------------
+
+    def add_exchange(self, name: str, value: Mapping[str, Any], durable: bool) -> None:
+        """Make an exchange as its entry says."""
+        self.exchanges[name] = Exchange(
+            name,
+            value["kind"],
+            durable=durable,
+            auto_delete=value["auto_delete"],
+            internal=value["internal"],
+            arguments=value["arguments"],
+        )
+        self.router.forget(name)
+
+    def remove_exchange(self, name: str) -> None:
+        """Its bindings were removed before."""
+        self.router.forget(name)
+        self.exchanges.pop(name, None)
+
+    def add_queue(self, queue: Queue) -> None:
+        """Make a queue known by its name."""
+        self.queues[queue.name] = queue
+        self.router.forget_queue(queue.name)
+
+    def remove_queue(self, queue: Queue) -> None:
+        """Its bindings were removed before."""
+        self.queues.pop(queue.name, None)
+        self.router.forget_queue(queue.name)
+
+    def add_binding(self, binding: Binding) -> None:
+        """Add a binding that was checked."""
+        exchange = self.exchanges[binding.exchange]
+        if binding in exchange.bindings:
+            return
+        exchange.add(binding)
+        self.bindings_to.setdefault(binding.destination, {})[binding] = None
+        self.binding_count += 1
+        self.router.forget(binding.exchange)
+
+    def remove_binding(self, binding: Binding) -> None:
+        """Remove a binding."""
+        exchange = self.exchanges.get(binding.exchange)
+        if exchange is None or not exchange.remove(binding):
+            return
+        self.binding_count -= 1
+        there = self.bindings_to[binding.destination]
+        del there[binding]
+        if not there:
+            del self.bindings_to[binding.destination]
+        self.router.forget(binding.exchange)
