@@ -33,7 +33,7 @@ ROOMS = {
 """The folders of `routing`, and which of them each may import, types apart. The modules above them see them all; those
 a room may use as well are in `ROUTING_BASE`."""
 
-ROUTING_BASE = {"commits", "config", "errors", "facts", "message", "runs"}
+ROUTING_BASE = {"commits", "config", "errors", "facts", "message", "property_editors", "runs"}
 
 DEMO_MAY_IMPORT = MAY_IMPORT["gateway"] | {"millrace", "pyspark_millrace", "spark_bridge"}
 """The demo is a user of everything."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocols.amqp import wire
+from protocols.amqp import property_edits, wire
 from protocols.amqp.errors import AmqpError, SyntaxFault
 from protocols.amqp.properties import BasicProperties, Step, decode_properties, encode_properties, layout_of
 from protocols.sansio import LocalProtocolError
@@ -20,6 +20,7 @@ from routing.message import (
     Properties,
     register_decoder,
 )
+from routing.property_editors import register_editor
 
 PROTOCOL = "amqp"
 PERSISTENT = 2
@@ -56,10 +57,25 @@ def to_neutral(raw: bytes) -> NeutralProperties:
 register_decoder(PROTOCOL, to_neutral)
 
 
+class _Editor:
+    """`routing.property_editors.PropertyEditor` for property lists."""
+
+    headers = staticmethod(property_edits.read_headers)
+    expiration = staticmethod(property_edits.expiration_of)
+    message_id = staticmethod(property_edits.message_id_of)
+    encode = staticmethod(property_edits.encode_headers)
+    edit = staticmethod(property_edits.edit)
+
+
+register_editor(PROTOCOL, _Editor())
+
+
 def from_neutral(neutral: NeutralProperties) -> bytes:
     """The property list of a message that came in by another protocol."""
     headers = {
-        name: _to_field(value) for name, value in neutral.headers.items() if len(name.encode(errors="replace")) < 256
+        name: _to_field(property_edits.typed(name, value))
+        for name, value in neutral.headers.items()
+        if len(name.encode(errors="replace")) < 256
     }
     found = BasicProperties(
         delivery_mode=PERSISTENT if neutral.persistent else 1,

@@ -34,6 +34,12 @@ class Timestamp(int):
     __slots__ = ()
 
 
+class Long(int):
+    """An integer written with 64 bits however small it is, the wire's type `l`."""
+
+    __slots__ = ()
+
+
 def read_short_string(data: bytes, pos: int) -> tuple[str, int]:
     """A string of at most 255 bytes and the position after it."""
     try:
@@ -108,6 +114,18 @@ def _read_value(data: bytes, pos: int, depth: int) -> tuple[Any, int]:
     return read(data, pos + 1, depth)
 
 
+def read_value(data: bytes, pos: int) -> tuple[Any, int]:
+    """A field's value, type included, and the position after it."""
+    return _read_value(data, pos, 0)
+
+
+def skip_value(data: bytes, pos: int) -> int:
+    """The position after a field's value, type included, of a table that was read before."""
+    kind = data[pos]
+    size = _SIZES.get(kind)
+    return pos + 1 + size if size is not None else pos + 5 + _LONG.unpack_from(data, pos + 1)[0]
+
+
 Reader = Callable[[bytes, int, int], tuple[Any, int]]
 
 
@@ -158,6 +176,10 @@ _READERS: dict[int, Reader] = {
 }
 
 
+_SIZES = dict(zip(b"tbBsUuIilLfdTDV", (1, 1, 1, 2, 2, 2, 4, 4, 8, 8, 4, 8, 8, 5, 0), strict=True))
+"""Bytes of the values that have no length of their own."""
+
+
 def short_string(text: str) -> bytes:
     """Encode a short string. Raises LocalProtocolError above 255 bytes."""
     data = text.encode("utf-8", TEXT_ERRORS)
@@ -173,7 +195,12 @@ def long_string(data: bytes) -> bytes:
 
 def table(values: dict[str, Any]) -> bytes:
     """Encode a field table. Raises LocalProtocolError for a value no field type can hold."""
-    return long_string(b"".join([short_string(name) + _value(value) for name, value in values.items()]))
+    return long_string(table_items(values))
+
+
+def table_items(values: dict[str, Any]) -> bytes:
+    """The fields of a table without its length. Raises LocalProtocolError as `table`."""
+    return b"".join([short_string(name) + _value(value) for name, value in values.items()])
 
 
 def _value(value: Any) -> bytes:
@@ -207,6 +234,7 @@ _ENCODERS: tuple[tuple[type | tuple[type, ...], Callable[[Any], bytes]], ...] = 
     (str, lambda value: b"S" + long_string(value.encode("utf-8", TEXT_ERRORS))),
     (bool, lambda value: b"t\1" if value else b"t\0"),
     (Timestamp, lambda value: struct.pack(">cQ", b"T", value)),
+    (Long, lambda value: struct.pack(">cq", b"l", value)),
     (int, _integer),
     (type(None), lambda value: b"V"),
     (dict, lambda value: b"F" + table(value)),
