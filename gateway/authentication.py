@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 
 from protocols.peers import is_loopback
 
-Authenticate = Callable[[str, bytes, str], bool]
-"""User, password and the peer's address ("host:port"); whether they are welcome."""
+Authenticate = Callable[[str, bytes | None, str], bool]
+"""User, password and the peer's address ("host:port"); whether they are welcome. The password is None for a peer whose
+name something else has shown: a certificate, or the configuration."""
 
 LOOPBACK_ONLY = "guest"
 
@@ -21,8 +22,10 @@ def authenticator(users: Mapping[str, str]) -> Authenticate:
     """The check against `users`, passwords by name."""
     passwords = {user: password.encode() for user, password in users.items()}
 
-    def authenticate(user: str, password: bytes, peer: str) -> bool:
+    def authenticate(user: str, password: bytes | None, peer: str) -> bool:
         known = passwords.get(user)
+        if password is None:
+            return known is not None and (user != LOOPBACK_ONLY or is_loopback(peer))
         # An unknown user takes as long as a wrong password.
         right = hmac.compare_digest(password, known if known is not None else password + b"!")
         return right and (user != LOOPBACK_ONLY or is_loopback(peer))

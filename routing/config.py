@@ -33,7 +33,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How much of a backlog is read from disk at once."""
     checkpoint_interval_bytes: int = 64 << 20
     """How much log is replayed at most after a crash, for each stripe."""
-    message_bytes_max: int = 16 << 20
+    message_bytes_max: int = 128 << 20
+    """The largest message body of any protocol that has no lower limit of its own."""
     unflushed_bytes_max: int = 16 << 20
     """Readers wait while more than this waits for the disk."""
     flush_retry_interval_ms: int = 500

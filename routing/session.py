@@ -91,7 +91,8 @@ class Consumer:
         if session.paused or not session.sink.writable():
             return 0
         if self.no_ack:
-            return _UNLIMITED
+            # Nothing it gets counts, but like the others it gets nothing while the session has all it may have.
+            return 0 if session.prefetch and session.outstanding >= session.prefetch else _UNLIMITED
         credit = self.prefetch - self.outstanding if self.prefetch else _UNLIMITED
         if session.prefetch:
             credit = min(credit, session.prefetch - session.outstanding)
@@ -152,6 +153,7 @@ class Session:
         self.prefetch_default = 0
         """The limit that new consumers get; 0 is none."""
         self.outstanding = 0
+        """Deliveries to consumers that are not settled; the answers to `get` do not count."""
         self.paused = False
         self.closed = False
         self.consumers: list[Consumer] = []
@@ -313,7 +315,6 @@ class Session:
             queue.settle(first, 1)
         else:
             self.unsettled.append(_Unsettled(delivery_id, delivery_id + 1, first, queue, None))
-            self.outstanding += 1
         return Got(delivery_id, entry.slab, first - entry.first, redelivered, queue.message_count)
 
     def hand_over(self, consumer: Consumer, slab: Slab, start: int, stop: int, offset: int, redelivered: bool) -> None:
@@ -369,13 +370,15 @@ class Session:
     def settle_up_to(self, last_id: int, outcome: Outcome) -> None:
         """Settle every delivery up to and including `last_id`, all of them for 0.
 
-        Raises PreconditionFailed if there is none to settle, except for 0.
+        Raises PreconditionFailed if `last_id` itself is not outstanding, except for 0.
         """
         unsettled = self.unsettled
         if last_id == 0:
             last_id = self._next_id - 1
-        elif last_id >= self._next_id or not unsettled or unsettled[0].first > last_id:
-            raise PreconditionFailed(f"unknown delivery tag {last_id}")
+        else:
+            index = bisect_right(unsettled, last_id, key=_entry_first) - 1
+            if index < 0 or last_id >= unsettled[index].end:
+                raise PreconditionFailed(f"unknown delivery tag {last_id}")
         whole = 0
         for entry in unsettled:
             if entry.end - 1 > last_id:
@@ -410,16 +413,16 @@ class Session:
             entry.queue.give_back(offset, count)
         else:
             entry.queue.settle(offset, count)
+        consumer = entry.consumer
+        if consumer is None:
+            return
         limited = self.prefetch and self.outstanding >= self.prefetch
         self.outstanding -= count
         if limited:
-            for consumer in self.consumers:
-                consumer.queue.wake()
-        consumer_ = entry.consumer
-        if consumer_ is not None:
-            consumer_.outstanding -= count
-            if consumer_.queue.message_count:
-                consumer_.queue.wake()
+            self.resume()
+        consumer.outstanding -= count
+        if consumer.queue.message_count:
+            consumer.queue.wake()
 
     def recover(self, requeue: bool = True) -> None:
         """Return every unsettled delivery to its queue (AMQP 0-9-1 basic.recover; `requeue` false is the same, as in

@@ -4,25 +4,22 @@
 2. An engine error closes the channel it happened on, or the connection (`adapter_errors`); what was read from that
    channel after it is dropped, as the peer will be told.
 3. After a close was sent the connection gives everything back at once and waits a few seconds for the peer's answer.
-4. A refused login is told with a 403 to clients that understand it (capability `authentication_failure_close`).
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
-import platform
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from protocols.amqp import adapter_topology, methods
 from protocols.amqp.adapter_channel import Channel
 from protocols.amqp.adapter_errors import to_amqp_error
+from protocols.amqp.adapter_login import Authenticate, Login, server_properties
 from protocols.amqp.adapter_properties import facts_of, intern
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import HEARTBEAT_FRAME, AmqpConnection, Event, MethodReceived, State
 from protocols.amqp.errors import AmqpError
-from protocols.amqp.login import MECHANISMS, Credentials, read_credentials
 from protocols.amqp.method_codec import Method
 from protocols.amqp.publish_run import AckRange, AckUpTo, PublishRun
 from protocols.amqp.timers import ConnectionTimers, Due
@@ -30,19 +27,6 @@ from protocols.sansio import Outbox
 from routing.broker import Broker
 from routing.errors import BrokerError
 from routing.session import Outcome
-
-Authenticate = Callable[[str, bytes, str], bool | Awaitable[bool]]
-"""(user name, password, peer) -> whether they may connect."""
-
-CAPABILITIES = {
-    "publisher_confirms": True,
-    "exchange_exchange_bindings": True,
-    "basic.nack": True,
-    "consumer_cancel_notify": True,
-    "connection.blocked": True,
-    "authentication_failure_close": True,
-    "per_consumer_qos": True,
-}
 
 log = logging.getLogger(__name__)
 
@@ -100,30 +84,19 @@ class AmqpAdapter:
         self._outbox = outbox
         self._peer = peer
         self._clock = clock
-        self._authenticate = authenticate
-        self._peer_certificate_name = peer_certificate_name
-        self._user = ""
+        self._login = Login(self.config, authenticate, peer, peer_certificate_name)
         self._timers = ConnectionTimers(clock(), self.config.handshake_timeout_s)
         self._channels: dict[int, Channel] = {}
         self._released = False
         self._connection = AmqpConnection(
             self.config,
             self.write,
-            lambda raw: intern(raw, self._user),
-            server_properties=self._server_properties(),
-            mechanisms=MECHANISMS,
-            facts_of=lambda raw: facts_of(raw, self._user),
+            lambda raw: intern(raw, self._login.user),
+            server_properties=server_properties(self.config),
+            mechanisms=self._login.mechanisms,
+            facts_of=lambda raw: facts_of(raw, self._login.user),
         )
         outbox.on_writable = self._resume
-
-    def _server_properties(self) -> dict[str, Any]:
-        return {
-            "capabilities": CAPABILITIES,
-            "product": self.config.product,
-            "version": self.config.version,
-            "platform": f"Python {platform.python_version()}",
-            "information": "Licensed under the Apache License 2.0",
-        }
 
     # ---------------------------------------------------------------- for the channels
 
@@ -255,31 +228,23 @@ class AmqpAdapter:
             self._timers.opened(self._clock(), self._connection.heartbeat_s)
             self._connection.send(0, methods.ConnectionOpenOk())
         elif isinstance(method, methods.ConnectionUpdateSecret):
-            raise AmqpError("NOT_IMPLEMENTED", "connection.update-secret is not supported", method_id=method.IDENT)
+            await self._login.update_secret(method)
+            self._connection.send(0, methods.ConnectionUpdateSecretOk())
 
     async def _log_in(self, method: methods.ConnectionStartOk) -> None:
-        found = method.client_properties.get("capabilities")
-        capabilities = found if isinstance(found, dict) else {}
-        self.notifies_cancel = capabilities.get("consumer_cancel_notify") is True
-        credentials = read_credentials(method.mechanism, method.response)
-        if await self._accepts(credentials):
-            self._user = credentials.user
+        refused = await self._login.log_in(method)
+        self.notifies_cancel = self._login.capabilities.get("consumer_cancel_notify") is True
+        if refused is None:
             self._connection.tune()
             return
-        log.warning("AMQP %s: login of user %r was refused", self._peer, credentials.user)
-        if capabilities.get("authentication_failure_close") is True:
+        log.warning("AMQP %s: login of user %r was refused", self._peer, refused)
+        if self._login.tells_refusals:
             explanation = (
                 f"Login was refused using authentication mechanism {method.mechanism}. "
                 "For details see the broker logfile."
             )
             raise AmqpError("ACCESS_REFUSED", explanation)
         self._connection.abandon()
-
-    async def _accepts(self, credentials: Credentials) -> bool:
-        if self._authenticate is None:
-            return False
-        answer = self._authenticate(credentials.user, credentials.password, self._peer)
-        return await answer if inspect.isawaitable(answer) else answer
 
     # ---------------------------------------------------------------- ends
 

@@ -89,11 +89,11 @@ class Channel:
         if not self.closed:
             self.write(method_frame(self.number, method.encode()))
 
-    def queue_name(self, name: str) -> str:
-        """What an empty queue name stands for. Raises AmqpError 404."""
+    def queue_name(self, name: str, method: Method) -> str:
+        """What the queue name of a method stands for: an empty one is the queue last declared. Raises AmqpError 404."""
         if name or self.queue:
             return name or self.queue
-        raise AmqpError("NOT_FOUND", "no previously declared queue", channel=self.number)
+        raise self._error("NOT_FOUND", "no previously declared queue", method)
 
     # ---------------------------------------------------------------- publishing
 
@@ -150,7 +150,7 @@ class Channel:
             raise self._error("NOT_ALLOWED", f"reached maximum ({limit}) of consumers per channel", method)
         prefixes: dict[_PrefixKey, DeliveryPrefix | MethodEnds] = {}
         self._consumers[tag] = await self.session.consume(
-            self.queue_name(method.queue),
+            self.queue_name(method.queue, method),
             tag=tag,
             no_ack=method.no_ack,
             exclusive=method.exclusive,
@@ -231,7 +231,7 @@ class Channel:
 
     async def get(self, method: methods.BasicGet) -> None:
         """`basic.get`; waits only for a message that must be read from disk."""
-        got = await self.session.get(self.queue_name(method.queue), no_ack=method.no_ack)
+        got = await self.session.get(self.queue_name(method.queue, method), no_ack=method.no_ack)
         if self.closed:
             return
         if got is None:

@@ -6,6 +6,7 @@ header value without an AMQP type as its text.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from protocols.amqp import property_edits, wire
@@ -23,9 +24,10 @@ from routing.message import (
 from routing.property_editors import register_editor
 
 PROTOCOL = "amqp"
-PERSISTENT = 2
+TRANSIENT, PERSISTENT = 1, 2
 DELAY_HEADER = "x-delay"
 
+_INTEGER = re.compile(r"[+-]?[0-9]+")
 _INTERNED_MAX = 4096
 _INTERNED_BYTES_MAX = 1024
 _interned: dict[bytes, Properties] = {}
@@ -124,7 +126,11 @@ def intern(raw: bytes, user: str) -> Properties | AmqpError:
     if properties is None:
         found = decode_properties(raw)
         if found.expiration is not None and not _is_expiration(found.expiration):
-            return AmqpError("PRECONDITION_FAILED", f"invalid expiration '{found.expiration}'")
+            explanation = f"invalid expiration '{found.expiration}': {_expiration_fault(found.expiration)}"
+            return AmqpError("PRECONDITION_FAILED", explanation)
+        if found.delivery_mode not in (None, TRANSIENT, PERSISTENT):
+            explanation = f"invalid message: {{delivery_mode_unknown,{found.delivery_mode}}}"
+            return AmqpError("PRECONDITION_FAILED", explanation)
         persistent = found.delivery_mode == PERSISTENT
         ttl_ms = None if found.expiration is None else int(found.expiration)
         delay_ms = _delay_ms(found.headers) if found.headers else 0
@@ -160,6 +166,8 @@ def facts_of(raw: bytes, user: str) -> int | None:
             elif step is Step.DELIVERY_MODE:
                 if raw[pos] == PERSISTENT:
                     facts |= 1
+                elif raw[pos] != TRANSIENT:
+                    return None
                 pos += 1
             elif step is Step.PRIORITY:
                 facts |= raw[pos] << 1
@@ -201,6 +209,16 @@ def _delay_ms(headers: dict[str, Any]) -> int:
 
 def _is_expiration(text: str) -> bool:
     return text.isascii() and text.isdigit() and int(text) <= TTL_MS_MAX
+
+
+def _expiration_fault(text: str) -> str:
+    """What is wrong with an expiration, as RabbitMQ says it."""
+    found = _INTEGER.match(text)
+    if found is None:
+        return "no_integer"
+    if found.end() < len(text):
+        return f'{{leftover_string,"{text[found.end() :]}"}}'
+    return f"{{{'value_negative' if text.startswith('-') else 'value_too_large'},{int(text)}}}"
 
 
 def _to_bytes(text: str | None) -> bytes | None:

@@ -14,6 +14,11 @@ from protocols.amqp.method_codec import Method
 _COUNT_MAX = 0xFFFFFFFF
 
 
+def _clean(name: str) -> str:
+    """Names are declared and deleted without line ends, as in RabbitMQ."""
+    return name.replace("\r", "").replace("\n", "")
+
+
 def _answer(channel: Channel, nowait: bool, method: Method) -> None:
     if not nowait:
         channel.reply(method)
@@ -26,10 +31,10 @@ async def declare_exchange(channel: Channel, method: methods.ExchangeDeclare) ->
         explanation = "operation not permitted on the default exchange"
         raise AmqpError("ACCESS_REFUSED", explanation, channel=channel.number, method_id=method.IDENT)
     if method.passive:
-        broker.check_exchange(method.exchange)
+        broker.check_exchange(_clean(method.exchange))
     else:
         await broker.declare_exchange(
-            method.exchange,
+            _clean(method.exchange),
             method.kind,
             durable=method.durable,
             auto_delete=method.auto_delete,
@@ -41,7 +46,7 @@ async def declare_exchange(channel: Channel, method: methods.ExchangeDeclare) ->
 
 async def delete_exchange(channel: Channel, method: methods.ExchangeDelete) -> None:
     """`exchange.delete`."""
-    await channel.link.broker.delete_exchange(method.exchange, if_unused=method.if_unused)
+    await channel.link.broker.delete_exchange(_clean(method.exchange), if_unused=method.if_unused)
     _answer(channel, method.nowait, methods.ExchangeDeleteOk())
 
 
@@ -65,10 +70,10 @@ async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
     """`queue.declare`; the name becomes what an empty one means on this channel."""
     broker = channel.link.broker
     if method.passive:
-        info = await broker.check_queue(channel.queue_name(method.queue), channel.link)
+        info = await broker.check_queue(_clean(method.queue), channel.link)
     else:
         info = await broker.declare_queue(
-            method.queue,
+            _clean(method.queue),
             durable=method.durable,
             exclusive=method.exclusive,
             auto_delete=method.auto_delete,
@@ -82,7 +87,7 @@ async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
 
 async def bind_queue(channel: Channel, method: methods.QueueBind) -> None:
     """`queue.bind`; with neither queue nor routing key, the routing key is the queue last declared."""
-    queue = channel.queue_name(method.queue)
+    queue = channel.queue_name(method.queue, method)
     routing_key = method.routing_key or ("" if method.queue else queue)
     await channel.link.broker.bind("queue", queue, method.exchange, routing_key, method.arguments, owner=channel.link)
     _answer(channel, method.nowait, methods.QueueBindOk())
@@ -90,7 +95,7 @@ async def bind_queue(channel: Channel, method: methods.QueueBind) -> None:
 
 async def unbind_queue(channel: Channel, method: methods.QueueUnbind) -> None:
     """`queue.unbind`."""
-    queue = channel.queue_name(method.queue)
+    queue = channel.queue_name(method.queue, method)
     routing_key = method.routing_key or ("" if method.queue else queue)
     await channel.link.broker.unbind("queue", queue, method.exchange, routing_key, method.arguments, owner=channel.link)
     channel.reply(methods.QueueUnbindOk())
@@ -98,13 +103,16 @@ async def unbind_queue(channel: Channel, method: methods.QueueUnbind) -> None:
 
 async def purge_queue(channel: Channel, method: methods.QueuePurge) -> None:
     """`queue.purge`."""
-    count = await channel.link.broker.purge_queue(channel.queue_name(method.queue), owner=channel.link)
+    count = await channel.link.broker.purge_queue(channel.queue_name(method.queue, method), owner=channel.link)
     _answer(channel, method.nowait, methods.QueuePurgeOk(min(count, _COUNT_MAX)))
 
 
 async def delete_queue(channel: Channel, method: methods.QueueDelete) -> None:
     """`queue.delete`."""
     count = await channel.link.broker.delete_queue(
-        channel.queue_name(method.queue), if_unused=method.if_unused, if_empty=method.if_empty, owner=channel.link
+        _clean(channel.queue_name(method.queue, method)),
+        if_unused=method.if_unused,
+        if_empty=method.if_empty,
+        owner=channel.link,
     )
     _answer(channel, method.nowait, methods.QueueDeleteOk(min(count, _COUNT_MAX)))

@@ -26,10 +26,10 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
     close_timeout_s: float = 5.0
     """How long to wait for `connection.close-ok` before the transport is closed anyway."""
 
-    message_bytes_max: int = 16 * 1024 * 1024
-    """The largest message body."""
+    message_bytes_max: int = 128 * 1024 * 1024
+    """The largest message body; `engine.message_bytes_max` holds as well."""
 
-    unfinished_bytes_max: int = 64 * 1024 * 1024
+    unfinished_bytes_max: int = 256 * 1024 * 1024
     """What a connection may have sent of messages that are not complete, all channels together."""
 
     consumers_per_channel_max: int = 10_000
@@ -41,8 +41,18 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
     virtual_host: str = "/"
     """The one virtual host there is."""
 
-    product: str = "Millrace"
-    """`product` in the server properties."""
+    anonymous_user: str = ""
+    """Who clients are that log in by the mechanism ANONYMOUS; empty: it is not offered."""
 
-    version: str = "0.1.0"
-    """`version` in the server properties."""
+    product: str = "RabbitMQ"
+    """`product` in the server properties: what clients look at to know whose rules hold. Kombu, and with it Celery,
+    sets a prefetch limit by RabbitMQ's rules only for a broker that says so, and loses track of it otherwise."""
+
+    version: str = "3.13.7"
+    """`version` in the server properties: the RabbitMQ whose rules hold."""
+
+    broker: str = "Millrace 0.1.0"
+    """Who this is; `platform` in the server properties begins with it."""
+
+    cluster_name: str = ""
+    """`cluster_name` in the server properties; empty stands for `millrace@` and the name of the host."""

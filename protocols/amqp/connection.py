@@ -24,7 +24,7 @@ from protocols.amqp import methods
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.contents import BODY_FRAME, HEADER_FRAME, PUBLISH, Contents
 from protocols.amqp.deliveries import method_frame
-from protocols.amqp.errors import AmqpError, SyntaxFault, payload_snippet
+from protocols.amqp.errors import AmqpError, SyntaxFault, erlang_binary, payload_snippet
 from protocols.amqp.methods import Method, decode_method
 from protocols.amqp.publish_run import (
     AckRange,
@@ -275,8 +275,8 @@ class AmqpConnection:
     def _route(self, channel_id: int, frame: bytes) -> Route:
         try:
             publish: methods.BasicPublish = methods.BasicPublish.decode_arguments(frame[:-1], 11)
-        except SyntaxFault as fault:
-            raise AmqpError("SYNTAX_ERROR", str(fault), channel=channel_id, method_id=PUBLISH) from None
+        except SyntaxFault:
+            raise _cannot_decode(frame[7:-1], channel_id) from None
         if publish.immediate:
             raise AmqpError("NOT_IMPLEMENTED", "immediate=true", channel=channel_id, method_id=PUBLISH)
         return Route(channel_id, publish.exchange, publish.routing_key, publish.mandatory, frame)
@@ -340,16 +340,16 @@ class AmqpConnection:
             events.append(MethodReceived(0, methods.ConnectionCloseOk()))
 
     def _decode(self, channel: int, payload: bytes) -> Method:
+        if len(payload) < 4:
+            raise _frame_error(_METHOD, payload, "unknown_frame", channel, in_step=True)
         ident = int.from_bytes(payload[:4], "big")
         try:
             method = decode_method(payload)
-        except SyntaxFault as fault:
-            raise AmqpError("SYNTAX_ERROR", str(fault), channel=channel, method_id=ident) from None
+        except SyntaxFault:
+            raise _cannot_decode(payload, channel) from None
         if method is None:
             explanation = f"no method {ident & 0xFFFF} in class {ident >> 16}"
             raise AmqpError("NOT_IMPLEMENTED", explanation, channel=channel)
-        if type(method) in methods.FROM_SERVER:
-            raise AmqpError("COMMAND_INVALID", "unimplemented method", channel=channel, method_id=ident)
         return method
 
     def _on_connection(self, method: Method, events: list[Event]) -> None:
@@ -404,17 +404,14 @@ class AmqpConnection:
 
     def _open_channel(self, channel_id: int, method: Method, events: list[Event]) -> None:
         if not isinstance(method, methods.ChannelOpen):
-            if isinstance(method, methods.ChannelCloseOk):
-                return
             raise AmqpError("CHANNEL_ERROR", "expected 'channel.open'", channel=channel_id, method_id=method.IDENT)
-        if len(self._channels) >= self.channel_max or channel_id > self.channel_max:
+        if len(self._channels) >= self.channel_max:
+            # How many counts, not which: ids may be higher, as in RabbitMQ.
             explanation = (
                 f"number of channels opened ({len(self._channels)}) has reached the negotiated channel_max "
                 f"({self.channel_max})"
             )
-            if len(self._channels) < self.channel_max:
-                explanation = f"channel id {channel_id} is above the negotiated channel_max ({self.channel_max})"
-            raise AmqpError("NOT_ALLOWED", explanation, channel=channel_id, method_id=method.IDENT)
+            raise AmqpError("NOT_ALLOWED", explanation, channel=channel_id)
         self._channels[channel_id] = _Channel()
         events.append(MethodReceived(channel_id, method))
 
@@ -429,12 +426,10 @@ class AmqpConnection:
             del self._channels[channel_id]
 
     def _on_method(self, channel_id: int, method: Method, events: list[Event]) -> None:
-        if method.IDENT >> 16 == 10:
+        if method.IDENT >> 16 == 10 or type(method) in methods.NOT_FOR_CHANNELS:
             raise AmqpError("COMMAND_INVALID", "unimplemented method", channel=channel_id, method_id=method.IDENT)
         if isinstance(method, methods.ChannelOpen):
             raise AmqpError("CHANNEL_ERROR", "second 'channel.open' seen", channel=channel_id, method_id=method.IDENT)
-        if isinstance(method, methods.ChannelCloseOk):
-            raise AmqpError("COMMAND_INVALID", "unimplemented method", channel=channel_id, method_id=method.IDENT)
         if isinstance(method, methods.ChannelClose):
             del self._channels[channel_id]
             self._routes.clear()
@@ -462,6 +457,12 @@ class AmqpConnection:
 def _frame_error(kind: int, payload: bytes, reason: str, channel: int, *, in_step: bool = False) -> AmqpError:
     explanation = f"type {kind}, {payload_snippet(payload)}: {reason}"
     return AmqpError("FRAME_ERROR", explanation, channel=channel, in_step=in_step)
+
+
+def _cannot_decode(payload: bytes, channel: int) -> AmqpError:
+    """A method whose arguments are not what they should be; RabbitMQ says it in these words."""
+    explanation = f"cannot decode {erlang_binary(payload[4:260])}"
+    return AmqpError("FRAME_ERROR", explanation, channel=channel, method_id=int.from_bytes(payload[:4], "big"))
 
 
 def _unexpected_frame(kind: int, payload: bytes) -> AmqpError:

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocols.amqp.config import AmqpConfig
-from protocols.amqp.errors import AmqpError, SyntaxFault
+from protocols.amqp.errors import AmqpError, SyntaxFault, payload_snippet
 from protocols.amqp.publish_run import PropertiesMemo, PublishRun, Route
 
 HEADER_FRAME, BODY_FRAME = 2, 3
 PUBLISH = 0x3C0028
 
 _CONTENT_HEADER = struct.Struct(">HHQ")
+_NO_HEADER = "expected content header for class 60, got non content header frame instead"
+_NO_BODY = "expected content body, got non content body frame instead"
 
 
 @dataclass(slots=True)
@@ -64,13 +66,11 @@ class Contents:
         content = self.unfinished[channel]
         if content.remaining < 0:
             if kind != HEADER_FRAME:
-                explanation = "expected content header for class 60, got non content header frame instead"
-                raise self._error("UNEXPECTED_FRAME", explanation, channel)
+                raise self._error("UNEXPECTED_FRAME", _NO_HEADER, channel)
             self._take_header(channel, content, payload)
         else:
             if kind != BODY_FRAME:
-                explanation = "expected content body, got non content body frame instead"
-                raise self._error("UNEXPECTED_FRAME", explanation, channel)
+                raise self._error("UNEXPECTED_FRAME", _NO_BODY, channel)
             self._take_body(channel, content, payload)
         if content.remaining:
             return None
@@ -83,8 +83,11 @@ class Contents:
 
     def _take_header(self, channel: int, content: _Content, payload: bytes) -> None:
         if len(payload) < 14:
-            raise self._error("SYNTAX_ERROR", "content header cut short", channel)
-        class_id, _, size = _CONTENT_HEADER.unpack_from(payload)
+            explanation = f"type 2, {payload_snippet(payload)}: unknown_frame"
+            raise AmqpError("FRAME_ERROR", explanation, channel=channel)
+        class_id, weight, size = _CONTENT_HEADER.unpack_from(payload)
+        if weight:
+            raise self._error("UNEXPECTED_FRAME", _NO_HEADER, channel)
         if class_id != 60:
             explanation = f"expected content header for class 60, got one for class {class_id} instead"
             raise self._error("UNEXPECTED_FRAME", explanation, channel)
@@ -103,7 +106,7 @@ class Contents:
     def _take_body(self, channel: int, content: _Content, payload: bytes) -> None:
         content.remaining -= len(payload)
         if content.remaining < 0:
-            raise self._error("FRAME_ERROR", "content body is larger than its header announced", channel)
+            raise self._error("UNEXPECTED_FRAME", _NO_BODY, channel)
         if not payload:
             return
         content.pieces.append(payload)

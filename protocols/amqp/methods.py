@@ -456,15 +456,14 @@ class TxRollbackOk(Method):
     pass
 
 
-# What a server sends; a client that sends one of these is wrong.
-FROM_SERVER = frozenset(
+# What a server sends, and answers to what this one never asks: wrong on a channel.
+NOT_FOR_CHANNELS = frozenset(
     (
-        ConnectionStart, ConnectionSecure, ConnectionTune, ConnectionOpenOk,
-        ConnectionBlocked, ConnectionUnblocked, ConnectionUpdateSecretOk,
         ChannelOpenOk, AccessRequestOk, ExchangeDeclareOk, ExchangeDeleteOk,
         ExchangeBindOk, ExchangeUnbindOk, QueueDeclareOk, QueueBindOk,
         QueuePurgeOk, QueueDeleteOk, QueueUnbindOk, BasicQosOk, BasicConsumeOk,
         BasicReturn, BasicDeliver, BasicGetOk, BasicGetEmpty, BasicRecoverOk,
         ConfirmSelectOk, TxSelectOk, TxCommitOk, TxRollbackOk,
+        ChannelCloseOk, ChannelFlowOk, BasicCancelOk,
     )
 )  # fmt: skip

@@ -22,9 +22,12 @@ LOCAL, REMOTE = "127.0.0.1:5000", "192.0.2.7:5000"
         ("ada", b"guest", LOCAL, False),
         ("nobody", b"", LOCAL, False),
         ("", b"", LOCAL, False),
+        ("ada", None, REMOTE, True),
+        ("guest", None, REMOTE, False),
+        ("nobody", None, LOCAL, False),
     ],
 )
-def test_users(user: str, password: bytes, peer: str, welcome: bool) -> None:
+def test_users(user: str, password: bytes | None, peer: str, welcome: bool) -> None:
     assert authenticator({"guest": "guest", "ada": "löwe"})(user, password, peer) is welcome
 
 

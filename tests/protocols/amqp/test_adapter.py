@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from protocols.amqp import methods
-from protocols.amqp.adapter import CAPABILITIES as SERVER_CAPABILITIES
 from protocols.amqp.adapter_errors import REPLIES, to_amqp_error
+from protocols.amqp.adapter_login import CAPABILITIES as SERVER_CAPABILITIES
 from protocols.amqp.adapter_properties import from_neutral, intern, raw_of, to_neutral
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import HEARTBEAT_FRAME, PROTOCOL_HEADER
@@ -19,7 +19,7 @@ from protocols.amqp.properties import BasicProperties, decode_properties, encode
 from routing import errors
 from routing.message import NeutralProperties, Properties, register_decoder
 from tests.protocols.amqp.conftest import World
-from tests.protocols.amqp.wire import PERSISTENT, START_OK, TUNE_OK, call, publish
+from tests.protocols.amqp.wire import CAPABILITIES, PERSISTENT, START_OK, TUNE_OK, call, publish
 
 DECLARE = methods.QueueDeclare(queue="q")
 CONSUME = methods.BasicConsume(queue="q", consumer_tag="c", no_ack=True)
@@ -35,7 +35,8 @@ async def test_the_handshake_word_for_word(world: World) -> None:
     assert isinstance(start, methods.ConnectionStart)
     assert (start.mechanisms, start.locales) == (b"PLAIN AMQPLAIN", b"en_US")
     assert start.server_properties["capabilities"] == SERVER_CAPABILITIES
-    assert start.server_properties["product"] == "Millrace"
+    assert start.server_properties["product"] == "RabbitMQ"
+    assert start.server_properties["platform"].startswith("Millrace ")
     assert await client.calls(START_OK, channel=0) == [methods.ConnectionTune(2047, 131072, 60)]
     assert await client.calls(TUNE_OK, methods.ConnectionOpen("/"), channel=0) == [methods.ConnectionOpenOk()]
     assert await client.calls(methods.ChannelOpen()) == [methods.ChannelOpenOk()]
@@ -73,6 +74,51 @@ async def test_the_check_of_a_password_may_take_its_time(world: World) -> None:
     client = world.connect(authenticate=authenticate)
     await client.log_in()
     assert isinstance(client.methods()[-1], methods.ChannelOpenOk)
+
+
+async def start_with(world: World, mechanism: str, response: bytes, **options: Any) -> list[methods.Method]:
+    client = world.connect(**options)
+    await client.send(PROTOCOL_HEADER)
+    (start,) = client.methods()
+    assert isinstance(start, methods.ConnectionStart)
+    start_ok = methods.ConnectionStartOk({"capabilities": CAPABILITIES}, mechanism, response, "en_US")
+    return [start, *await client.calls(start_ok, channel=0)]
+
+
+async def test_a_certificate_or_the_configuration_may_say_who_the_peer_is(world: World) -> None:
+    seen: list[tuple[str, bytes | None]] = []
+
+    def authenticate(user: str, password: bytes | None, peer: str) -> bool:
+        seen.append((user, password))
+        return user != "CN=stranger"
+
+    options: dict[str, Any] = {"authenticate": authenticate, "peer_certificate_name": "CN=friend"}
+    start, tune = await start_with(world, "EXTERNAL", b"", **options)
+    assert start.mechanisms == b"PLAIN AMQPLAIN EXTERNAL"
+    assert isinstance(tune, methods.ConnectionTune)
+    options["peer_certificate_name"] = "CN=stranger"
+    assert [method.reply_code for method in (await start_with(world, "EXTERNAL", b"", **options))[1:]] == [403]
+    options = {"authenticate": authenticate, "config": AmqpConfig(anonymous_user="visitor")}
+    start, tune = await start_with(world, "ANONYMOUS", b"trace", **options)
+    assert start.mechanisms == b"PLAIN AMQPLAIN ANONYMOUS"
+    assert isinstance(tune, methods.ConnectionTune)
+    assert seen == [("CN=friend", None), ("CN=stranger", None), ("visitor", None)]
+
+
+@pytest.mark.parametrize("mechanism", ["EXTERNAL", "ANONYMOUS", "SIDEWAYS", ""])
+async def test_only_what_was_offered_can_be_used(world: World, mechanism: str) -> None:
+    text = f"COMMAND_INVALID - unknown authentication mechanism '{mechanism}'"
+    assert (await start_with(world, mechanism, b""))[1:] == [methods.ConnectionClose(503, text, 10, 11)]
+
+
+async def test_a_new_secret_must_be_right(world: World) -> None:
+    client = await world.client()
+    secret = methods.ConnectionUpdateSecret(b"guest", "because")
+    assert await client.calls(secret, channel=0) == [methods.ConnectionUpdateSecretOk()]
+    refused = "NOT_ALLOWED - New secret was refused by one of the backends"
+    assert await client.calls(methods.ConnectionUpdateSecret(b"other", "because"), channel=0) == [
+        methods.ConnectionClose(530, refused, 10, 70)
+    ]
 
 
 async def test_without_authentication_nobody_gets_in(world: World) -> None:
@@ -319,9 +365,10 @@ async def test_an_empty_queue_name_is_the_last_declared(world: World) -> None:
     await client.calls(methods.QueueDeclare())
     (name,) = world.broker.topology.queues
     assert name.startswith("amq.gen-")
-    assert await client.calls(
-        methods.QueueBind(exchange="amq.direct"), methods.QueuePurge(), methods.QueueDeclare(passive=True)
-    ) == [methods.QueueBindOk(), methods.QueuePurgeOk(0), methods.QueueDeclareOk(name, 0, 0)]
+    assert await client.calls(methods.QueueBind(exchange="amq.direct"), methods.QueuePurge()) == [
+        methods.QueueBindOk(),
+        methods.QueuePurgeOk(0),
+    ]
     await client.send(publish(name, b"found", exchange="amq.direct") + call(1, methods.BasicGet(no_ack=True)))
     assert client.take()[0][3] == b"found"
     assert await client.calls(
@@ -332,8 +379,8 @@ async def test_an_empty_queue_name_is_the_last_declared(world: World) -> None:
 async def test_small_methods_are_answered(world: World) -> None:
     client = await world.client()
     assert await client.calls(
-        methods.AccessRequest("/data"), methods.ChannelFlow(True), methods.ChannelFlowOk(True),
-        methods.BasicCancelOk("c"), methods.BasicRecoverAsync(True), methods.BasicRecover(True),
+        methods.AccessRequest("/data"), methods.ChannelFlow(True), methods.BasicRecoverAsync(True),
+        methods.BasicRecover(True),
         methods.ConfirmSelect(nowait=True), methods.BasicQos(0, 5, True), methods.BasicGet(queue="q"),
     ) == [
         methods.AccessRequestOk(1), methods.ChannelFlowOk(True), methods.BasicRecoverOk(), methods.BasicQosOk(),

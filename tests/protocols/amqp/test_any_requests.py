@@ -24,7 +24,7 @@ ARGUMENTS: st.SearchStrategy[dict[str, Any]] = st.just({}) | ANY_TABLE | st.dict
     st.sampled_from(["all", "any", 1, -1, True, None, [1], {"a": 1}, 1.5, b"\0"]),
     max_size=2,
 )  # fmt: skip
-KINDS = [kind for kind in methods.METHODS.values() if kind not in methods.FROM_SERVER and kind.IDENT >> 16 != 10]
+KINDS = [kind for kind in methods.METHODS.values() if kind not in methods.NOT_FOR_CHANNELS and kind.IDENT >> 16 != 10]
 VALUES = {**FIELD_VALUES, "shortstr": NAMES, "table": ARGUMENTS, "longlong": st.integers(0, 6)}
 
 

@@ -1,0 +1,117 @@
+"""How a connection introduces the broker, and finds out who the peer is.
+
+1. A mechanism is offered only where it can work: EXTERNAL when the transport verified a certificate, ANONYMOUS when the
+   configuration names the user that it stands for.
+2. Whether a user is welcome is decided by `authenticate` alone; where the password is None the mechanism has shown who
+   the peer is.
+3. A refused login is told with a 403 to clients that understand it (capability `authentication_failure_close`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import platform
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from protocols.amqp import methods
+from protocols.amqp.config import AmqpConfig
+from protocols.amqp.errors import AmqpError
+from protocols.amqp.login import PASSWORD_MECHANISMS, Credentials, read_credentials
+
+Authenticate = Callable[[str, bytes | None, str], bool | Awaitable[bool]]
+"""(user name, password, peer) -> whether they may connect; the password is None for a peer that needs none, because a
+certificate or the configuration says who it is."""
+
+CAPABILITIES = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "authentication_failure_close": True,
+    "per_consumer_qos": True,
+}
+"""What clients test for before they use it."""
+
+
+def server_properties(config: AmqpConfig) -> dict[str, Any]:
+    """What `connection.start` says of the broker."""
+    return {
+        "capabilities": CAPABILITIES,
+        "cluster_name": config.cluster_name or f"millrace@{platform.node()}",
+        "copyright": "Copyright the authors of Millrace and of what it is built from.",
+        "information": "Licensed under the Apache License 2.0",
+        "platform": f"{config.broker} on Python {platform.python_version()}",
+        "product": config.product,
+        "version": config.version,
+    }
+
+
+class Login:
+    """The peer of one connection, before and after it has logged in."""
+
+    def __init__(
+        self, config: AmqpConfig, authenticate: Authenticate | None, peer: str, peer_certificate_name: str | None
+    ) -> None:
+        """Without `authenticate` nobody may log in."""
+        self.user = ""
+        """Who logged in."""
+        self.capabilities: dict[str, Any] = {}
+        """What the client said that it can do."""
+        self._config = config
+        self._authenticate = authenticate
+        self._peer = peer
+        self._peer_certificate_name = peer_certificate_name
+        self._has_password = True
+
+    @property
+    def mechanisms(self) -> bytes:
+        """What `connection.start` offers."""
+        offered = list(PASSWORD_MECHANISMS)
+        if self._peer_certificate_name is not None:
+            offered.append("EXTERNAL")
+        if self._config.anonymous_user:
+            offered.append("ANONYMOUS")
+        return " ".join(offered).encode()
+
+    @property
+    def tells_refusals(self) -> bool:
+        """Whether the client wants to be told that its login was refused."""
+        return self.capabilities.get("authentication_failure_close") is True
+
+    async def log_in(self, method: methods.ConnectionStartOk) -> str | None:
+        """Take the answer to `connection.start`; None, or the name of the user that is not welcome. Raises AmqpError
+        for a mechanism that was not offered and for a response that it does not allow.
+        """
+        found = method.client_properties.get("capabilities")
+        self.capabilities = found if isinstance(found, dict) else {}
+        credentials = self._credentials(method.mechanism, method.response)
+        if not await self._accepts(credentials):
+            return credentials.user
+        self.user = credentials.user
+        self._has_password = credentials.password is not None
+        return None
+
+    async def update_secret(self, method: methods.ConnectionUpdateSecret) -> None:
+        """`connection.update-secret`: from now on the peer's password is this one. Raises AmqpError if it is wrong."""
+        if self._has_password and not await self._accepts(Credentials(self.user, method.new_secret)):
+            explanation = "New secret was refused by one of the backends"
+            raise AmqpError("NOT_ALLOWED", explanation, method_id=method.IDENT)
+
+    def _credentials(self, mechanism: str, response: bytes) -> Credentials:
+        if mechanism.encode() not in self.mechanisms.split():
+            explanation = f"unknown authentication mechanism '{mechanism}'"
+            raise AmqpError("COMMAND_INVALID", explanation, method_id=methods.ConnectionStartOk.IDENT)
+        if mechanism == "EXTERNAL":
+            assert self._peer_certificate_name is not None
+            return Credentials(self._peer_certificate_name, None)
+        if mechanism == "ANONYMOUS":
+            return Credentials(self._config.anonymous_user, None)
+        return read_credentials(mechanism, response)
+
+    async def _accepts(self, credentials: Credentials) -> bool:
+        if self._authenticate is None:
+            return False
+        answer = self._authenticate(credentials.user, credentials.password, self._peer)
+        return await answer if inspect.isawaitable(answer) else answer

@@ -1,0 +1,51 @@
+"""Where Millrace answers differently from RabbitMQ, and why: the first pattern that fits the name of a case counts."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+SILENCE = "RabbitMQ closes without a word (after 3 s); here the peer is told why"
+CRASH = "RabbitMQ's connection process fails without a word, or with an internal error; here the peer is told why"
+
+KNOWN: dict[str, str] = {
+    "a method of an unknown class": CRASH,
+    "an unknown method*": CRASH,
+    "a table with an unknown type": CRASH,
+    "properties that are cut short": CRASH,
+    "reply-to:*address*not there": CRASH,
+    "unknown property flags": "RabbitMQ ignores properties that do not exist; here they are a syntax error",
+    "a body that is announced too large": "refused when it is announced, RabbitMQ takes the whole body first",
+    "stop deliveries": "channel.flow stops deliveries here, RabbitMQ does not implement it any more",
+    "an unknown mechanism": SILENCE,
+    "mechanism *": SILENCE,
+    "PLAIN with*": SILENCE,
+    "AMQPLAIN *": SILENCE,
+    "a frame_max that is too *": SILENCE,
+    "a channel_max that is too large": SILENCE,
+    "no frame_max": "0 stands for what was offered; RabbitMQ takes it for more than that",
+    "* before the login": SILENCE,
+    "open before tune-ok": SILENCE,
+    "the protocol header twice": SILENCE,
+    "AMQP 0-?": "RabbitMQ also speaks 0-8 and 0-9; here the answer is the version spoken",
+    "update-secret with a wrong one": "RabbitMQ's own user database takes any new secret; here a wrong one is refused",
+}
+
+PENDING = "not built yet"
+KNOWN |= dict.fromkeys(
+    [
+        "x-*", "queue: *", "quorum*", "stream: *", "alternate*", "exchange: alternate*", "unbind*",
+        "delete a *reserved*",
+        "an empty exchange type", "delete a queue that is not empty", "headers: x-match*", "consumer: x-priority*",
+        "CC*", "BCC*", "tx*", "*commit*", "roll*", "select twice", "confirms on a tx channel", "reply-to*",
+    ],
+    PENDING,
+)  # fmt: skip
+KNOWN |= {
+    "a consumer hears that its queue is gone": "basic.cancel precedes delete-ok here",
+    "expiration='4294967296'": "no time to live above 49 days",
+}
+
+
+def reason(name: str) -> str | None:
+    """Why the answer to a case differs; None if it should not."""
+    return next((reason for pattern, reason in KNOWN.items() if fnmatchcase(name, pattern)), None)
