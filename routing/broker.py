@@ -28,6 +28,7 @@ from routing.queues.queue_partition import HomeStatus, QueuePartition
 from routing.queues.replay import save_checkpoint, snapshot
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, wall_clock_ms
+from routing.topics.stream import Stream
 from routing.topics.topic import Topic, TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
 
@@ -52,7 +53,7 @@ class Broker:
         self.refused_messages = 0
         """Messages that a failing log could not take (who asked for confirms was told), or that were shed."""
         self._nursery = nursery
-        self._runnable: list[Queue] = []
+        self._runnable: list[Queue | Stream] = []
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
         self._deferred: dict[QueuePartition, None] = {}
         self._saving = trio.Lock()
@@ -123,7 +124,7 @@ class Broker:
 
     # --- turns -------------------------------------------------------------------------
 
-    def _runnable_queue(self, queue: Queue) -> None:
+    def _runnable_queue(self, queue: Queue | Stream) -> None:
         self._runnable.append(queue)
 
     def _mark_dirty(self, partition: QueuePartition | TopicPartition) -> None:
@@ -185,9 +186,9 @@ class Broker:
         if size > self.message_bytes_max:
             raise LimitExceeded(f"message size {size} is larger than configured max size {self.message_bytes_max}")
 
-    def consumer_gone(self, queue: Queue) -> None:
+    def consumer_gone(self, queue: Queue | Stream) -> None:
         """A queue lost a consumer; one that was declared auto-delete goes with its last."""
-        if queue.auto_delete and not queue.consumers and not queue.deleted:
+        if isinstance(queue, Queue) and queue.auto_delete and not queue.consumers and not queue.deleted:
             self.topology.drop_queue(queue)
         else:
             queue.wake()
@@ -231,6 +232,7 @@ class Broker:
             (entry.queue, entry.offset, entry.end - entry.first)
             for session in self.sessions
             for entry in session.unsettled
+            if isinstance(entry.queue, Queue)
         ]
         state = snapshot(partition, outstanding, clean=False)
 

@@ -50,4 +50,12 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Partitions of one topic."""
     auto_create_topics: bool = True
     auto_create_partitions: int = 1
+    stream_cache_bytes: int = 32 << 20
+    """Memory for decoded messages of all streams together, shared by consumers that read near the same place."""
+    stream_read_bytes: int = 256 << 10
+    """How much of a stream is read and decoded at once, less when there are many consumers."""
+    stream_tracking_delay_ms: int = 100
+    """The positions of consumers that asked for it are written down so long after an acknowledgement."""
+    stream_tracked_consumers_max: int = 10_000
+    """Consumer tags of one stream whose positions are kept."""
     retention_check_interval_ms: int = 300_000

@@ -6,7 +6,7 @@ are the topology's (`topology/topology.py`); `Broker` hands these methods on as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,16 @@ import trio
 
 from routing import directories
 from routing.commits import storage_errors
-from routing.errors import InvalidArgument, LimitExceeded, PreconditionFailed, StorageUnavailable
+from routing.errors import BrokerError, InvalidArgument, LimitExceeded, PreconditionFailed
+from routing.topics.stream_settings import STREAM, check_adoption, check_declaration, topic_config, topic_name
 from routing.topics.topic import Topic
 from routing.topics.topic_config import log_config
 from routing.topology import plans
 from routing.topology.binding import Binding
 from routing.topology.catalog import DEFAULT_VHOST
-from routing.topology.entries import Entry, Plan, topic_key
+from routing.topology.entries import Entry, Plan, queue_key, topic_key, vhost_key
 from routing.topology.plans import require_valid_topic_name
+from routing.topology.virtual_host import VirtualHost
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -45,6 +47,7 @@ class Control:
         self._broker = broker
         self._changing: set[str] = set()
         """Names of topics that are being created or deleted."""
+        self._making_stream = trio.Lock()
 
     # --- exchanges, queues, bindings ---------------------------------------------------
 
@@ -99,6 +102,8 @@ class Control:
         StorageUnavailable.
         """
         topology = self.topology
+        if arguments and arguments.get("x-queue-type") == STREAM:
+            await self._make_stream(topology.vhost(vhost), name, durable, exclusive, auto_delete, dict(arguments))
         plan = await topology.change(
             lambda: topology.plan_queue(
                 topology.vhost(vhost),
@@ -116,7 +121,7 @@ class Control:
 
     async def check_queue(self, name: str, owner: object = None, *, vhost: str = DEFAULT_VHOST) -> QueueInfo:
         """Raises NotFound, ResourceLocked."""
-        queue = self.topology.vhost(vhost).queue(name, owner)
+        queue = self.topology.vhost(vhost).source(name, owner)
         return QueueInfo(name, queue.message_count, len(queue.consumers))
 
     async def delete_queue(
@@ -132,14 +137,23 @@ class Control:
         StorageUnavailable.
         """
         topology = self.topology
+        stream = topology.vhost(vhost).streams.get(name)
+        if stream is not None:
+            stream.check_deletion(if_unused=if_unused, if_empty=if_empty)
+            count = stream.message_count
+            await self.delete_topic(stream.topic.name)
+            return count
         plan = await topology.change(
             lambda: plans.delete_queue(topology.vhost(vhost), name, if_unused=if_unused, if_empty=if_empty, owner=owner)
         )
         return plan.message_count
 
     async def purge_queue(self, name: str, *, owner: object = None, vhost: str = DEFAULT_VHOST) -> int:
-        """Settle all messages that are not delivered; how many there were. Raises NotFound, ResourceLocked."""
-        return self.topology.vhost(vhost).queue(name, owner).purge()
+        """Settle all messages that are not delivered; how many there were.
+
+        Raises NotFound, ResourceLocked, NotImplementedYet (a stream).
+        """
+        return self.topology.vhost(vhost).queue(name, owner, "queue.purge").purge()
 
     async def bind(
         self,
@@ -184,25 +198,61 @@ class Control:
         require_valid_topic_name(name)
         if not 1 <= partitions <= self.config.partitions_max:
             raise InvalidArgument(f"partitions must be 1 to {self.config.partitions_max}, not {partitions}")
+        settings = dict(config or {})
+        log_config(settings, self.config)
+        return await self._make_topic(name, {"partitions": partitions, "config": settings}, lambda entry: Plan([entry]))
+
+    async def _make_topic(self, name: str, value: dict[str, Any], plan: Callable[[Entry], Plan]) -> Topic:
         if name in self.topology.topics or name in self._changing:
             raise PreconditionFailed(f"topic '{name}' exists")
         if len(self.topology.topics) >= self.config.topics_max:
             raise LimitExceeded(f"there are {self.config.topics_max} topics already")
-        settings = dict(config or {})
-        log_config(settings, self.config)
-        value = {"partitions": partitions, "config": settings}
         self._changing.add(name)
         try:
             with storage_errors():
-                topic = self._broker.storage.create_topic(name, partitions, settings)
+                topic = self._broker.storage.create_topic(name, value["partitions"], value["config"])
             try:
-                await self.topology.change(lambda: Plan([Entry(topic_key(name), value, True, topic)]))
-            except StorageUnavailable:
+                await self.topology.change(lambda: plan(Entry(topic_key(name), value, True, topic)))
+            except BrokerError:
                 self._close(topic)
                 raise
         finally:
             self._changing.discard(name)
         return topic
+
+    async def _make_stream(
+        self,
+        vhost: VirtualHost,
+        name: str,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: dict[str, Any],
+    ) -> None:
+        """Make a topic that is a stream, or a stream of the topic that has its name, unless it is there."""
+        async with self._making_stream:
+            if name in vhost.streams or name in vhost.queues:
+                return
+            plans.new_queue_name(name)
+            place = topic_name(name, vhost.name)
+            check_declaration(
+                name, vhost.name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
+            )
+            said = {"vhost": vhost.name, "name": name, "arguments": arguments}
+            topic = self.topology.topics.get(place)
+
+            def plan(entry: Entry) -> Plan:
+                if name in vhost.queues or self.topology.topics.get(place) is not topic:
+                    raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' is being changed by others")
+                return Plan([entry], [vhost_key(vhost.name), queue_key(vhost.name, name)])
+
+            if topic is None:
+                value = {"partitions": 1, "config": topic_config(arguments, self.config), "stream": said}
+                await self._make_topic(place, value, plan)
+                return
+            check_adoption(place, len(topic.partitions), topic.config, arguments, self.config)
+            entry = Entry(topic_key(place), {"partitions": 1, "config": topic.config, "stream": said}, True, topic)
+            await self.topology.change(lambda: plan(entry))
 
     async def delete_topic(self, name: str) -> None:
         """Raises NotFound, PreconditionFailed (it is being deleted), StorageUnavailable."""

@@ -54,6 +54,11 @@ def register_decoder(protocol: str, decode: Decoder) -> None:
     _decoders[protocol] = decode
 
 
+def is_registered(protocol: str) -> bool:
+    """Whether raw properties with this tag can be read."""
+    return protocol in _decoders
+
+
 class Properties:
     """Immutable, shared properties of messages; see the module's rules 1 and 2.
 
@@ -108,15 +113,16 @@ class Properties:
         return self._record_headers
 
 
-_TYPED_NAMES = (
+TYPED_NAMES = (
     "content_type", "content_encoding", "priority", "correlation_id", "reply_to", "expiration_ms", "message_id",
     "timestamp_s", "type", "user_id", "app_id",
 )  # fmt: skip
+"""Attributes of `NeutralProperties` that records have as headers under the reserved prefix."""
 
 
 def _to_record_headers(neutral: NeutralProperties) -> list[tuple[str, bytes | None]]:
     headers = [(name, _header_value(value)) for name, value in neutral.headers.items()]
-    for name in _TYPED_NAMES:
+    for name in TYPED_NAMES:
         value = getattr(neutral, name)
         if value is not None:
             headers.append((RESERVED_HEADER_PREFIX + name.replace("_", "-"), _header_value(value)))

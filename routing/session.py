@@ -13,10 +13,12 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from routing.errors import AccessRefused, PreconditionFailed, StorageUnavailable
+from routing.errors import PreconditionFailed, StorageUnavailable
 from routing.message import Slab
+from routing.topics.stream import Stream
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -69,7 +71,15 @@ class Consumer:
     __slots__ = ("context", "exclusive", "no_ack", "outstanding", "prefetch", "queue", "session", "tag")
 
     def __init__(
-        self, session: Session, queue: Queue, tag: str, *, no_ack: bool, exclusive: bool, prefetch: int, context: object
+        self,
+        session: Session,
+        queue: Queue | Stream,
+        tag: str,
+        *,
+        no_ack: bool,
+        exclusive: bool,
+        prefetch: int,
+        context: object,
     ) -> None:
         self.session = session
         self.queue = queue
@@ -104,7 +114,7 @@ class _Unsettled:
 
     __slots__ = ("consumer", "end", "first", "offset", "queue")
 
-    def __init__(self, first: int, end: int, offset: int, queue: Queue, consumer: Consumer | None) -> None:
+    def __init__(self, first: int, end: int, offset: int, queue: Queue | Stream, consumer: Consumer | None) -> None:
         self.first = first
         self.end = end
         self.offset = offset
@@ -272,15 +282,13 @@ class Session:
         """Subscribe to a queue; deliveries begin when the turn ends. A queue of this broker is not waited for.
 
         Raises NotFound, ResourceLocked (another connection's exclusive queue) and AccessRefused (an exclusive consumer
-        is there, or is asked for and others are).
+        is there, or is asked for and others are); of a stream PreconditionFailed and NotImplementedYet, too.
         """
-        queue = self.vhost.queue(queue_name, self.owner)
-        if queue.consumers and (exclusive or queue.consumers[0].exclusive):
-            raise AccessRefused(f"queue '{queue_name}' in vhost '{self.vhost.name}' in exclusive use")
+        queue = self.vhost.source(queue_name, self.owner)
         consumer = Consumer(
             self, queue, tag, no_ack=no_ack, exclusive=exclusive, prefetch=self.prefetch_default, context=context
         )
-        queue.consumers.append(consumer)
+        queue.attach(consumer, arguments or {})
         self.consumers.append(consumer)
         queue.wake()
         return consumer
@@ -289,7 +297,7 @@ class Session:
         """End a subscription; what it has unsettled stays with the session."""
         if consumer in self.consumers:
             self.consumers.remove(consumer)
-            consumer.queue.consumers.remove(consumer)
+            consumer.queue.detach(consumer)
             self.broker.consumer_gone(consumer.queue)
 
     def queue_gone(self, consumer: Consumer) -> None:
@@ -299,7 +307,7 @@ class Session:
 
     async def get(self, queue_name: str, *, no_ack: bool) -> Got | None:
         """Take one message, waiting for the disk if need be; None when the queue is empty."""
-        queue = self.vhost.queue(queue_name, self.owner)
+        queue = self.vhost.queue(queue_name, self.owner, "basic.get")
         while True:
             first, count, redelivered = queue.head()
             if not count:
@@ -359,6 +367,8 @@ class Session:
 
     def settle(self, first_id: int, last_id: int, outcome: Outcome) -> None:
         """Settle a range of deliveries. Raises PreconditionFailed at the first id that is not outstanding."""
+        if outcome is not Outcome.ACK:
+            self._require_returnable(first_id, last_id)
         while first_id <= last_id:
             index = bisect_right(self.unsettled, first_id, key=_entry_first) - 1
             if index < 0 or first_id >= self.unsettled[index].end:
@@ -379,6 +389,8 @@ class Session:
             index = bisect_right(unsettled, last_id, key=_entry_first) - 1
             if index < 0 or last_id >= unsettled[index].end:
                 raise PreconditionFailed(f"unknown delivery tag {last_id}")
+        if outcome is not Outcome.ACK and not self.closed:
+            self._require_returnable(0, last_id)
         whole = 0
         for entry in unsettled:
             if entry.end - 1 > last_id:
@@ -390,6 +402,22 @@ class Session:
             self._finish(entry, entry.offset, entry.end - entry.first, outcome)
         if unsettled and unsettled[0].first <= last_id:
             self._settle_part(0, unsettled[0].first, last_id + 1, outcome)
+
+    def _require_returnable(self, first_id: int, last_id: int) -> None:
+        """Raises NotImplementedYet if one of these deliveries is of a stream, which takes nothing back."""
+        start = max(0, bisect_right(self.unsettled, first_id, key=_entry_first) - 1)
+        for entry in islice(self.unsettled, start, None):
+            if entry.first > last_id:
+                return
+            if entry.end > first_id and isinstance(entry.queue, Stream):
+                entry.queue.refuse("basic.nack and basic.reject")
+
+    def first_unsettled(self, consumer: Consumer) -> int | None:
+        """The lowest offset that was delivered to this consumer of a stream and is not settled."""
+        for entry in self.unsettled:
+            if entry.consumer is consumer:
+                return entry.offset
+        return None
 
     def _settle_part(self, index: int, first: int, stop: int, outcome: Outcome) -> None:
         """Settle the ids [first, stop) of one entry, which shrinks, splits or goes."""
@@ -460,7 +488,7 @@ class Session:
         self.closed = True
         queues = {consumer.queue for consumer in self.consumers}
         for consumer in self.consumers:
-            consumer.queue.consumers.remove(consumer)
+            consumer.queue.detach(consumer)
         self.consumers.clear()
         self.settle_up_to(0, Outcome.REQUEUE)
         self.broker.sessions.pop(self, None)

@@ -19,6 +19,7 @@ from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.replay import restore
 from routing.topics.offset_store import OffsetStore
+from routing.topics.stream import Stream, StreamHost
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import log_config
 from routing.topology.catalog import Catalog
@@ -58,7 +59,7 @@ class Storage:
         self._loaded = loaded
         self._defer = defer
 
-    def recover(self, runnable: Callable[[Queue], None]) -> tuple[Topology, OffsetStore]:
+    def recover(self, runnable: Callable[[Queue | Stream], None]) -> tuple[Topology, OffsetStore]:
         """Read everything back; blocks. Raises LogDamaged, CorruptBatch, OSError."""
         files, config = self._files, self._config
         if files.exists(_SCRATCH):
@@ -68,12 +69,20 @@ class Storage:
         stripe_count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
         stripes = [self._open_home(f"queues/{index}", index, config.fsync) for index in range(stripe_count)]
         transient = self._open_home(f"{_SCRATCH}/0", -1, "never")
-        topology = Topology(config, catalog, stripes=stripes, transient=transient, runnable=runnable, spawn=self._spawn)
+        topology = Topology(
+            config,
+            catalog,
+            stripes=stripes,
+            transient=transient,
+            runnable=runnable,
+            spawn=self._spawn,
+            stream_host=StreamHost(config, offsets, runnable=runnable, spawn=self._spawn, turn=self._loaded),
+        )
         topology.recover_queues()
         for partition in stripes:
             catalog.skip_queue_ids(restore(files, partition))
         for (_, name), entry in catalog.entries("topic"):
-            topology.topics[name] = self.open_topic(name, entry["partitions"], entry["config"])
+            topology.add_topic(self.open_topic(name, entry["partitions"], entry["config"]), entry)
         tidy_topics(files, {p.log.directory for topic in topology.topics.values() for p in topic.partitions})
         topology.recover_bindings()
         return topology, offsets

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from protocols.amqp import methods
 from protocols.amqp.adapter_properties import PROTOCOL, raw_of
+from protocols.amqp.adapter_streams import stream_arguments, stream_raws
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.deliveries import (
     SEPARATE_BYTES_MIN,
@@ -33,6 +34,7 @@ from protocols.amqp.publish_run import PublishRun
 from routing.broker import Broker
 from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome
+from routing.topics.stream_records import StreamSlab
 
 _PREFIXES_MAX = 64
 _PREFIX_BYTES_MAX = 1024
@@ -154,7 +156,7 @@ class Channel:
             tag=tag,
             no_ack=method.no_ack,
             exclusive=method.exclusive,
-            arguments=method.arguments,
+            arguments=stream_arguments(method.arguments),
             context=prefixes,
         )
         if not method.nowait:
@@ -206,11 +208,14 @@ class Channel:
         bodies = slab.bodies[start:stop]
         if max(map(len, bodies)) > self._joined_bytes_max:
             for index in range(start, stop):
-                key, properties = slab.key_of(index), slab.properties_of(index)
-                one = Slab(slab.exchange, key, properties, [slab.bodies[index]])
+                raws = stream_raws(slab, self.link.frame_bytes_max) if isinstance(slab, StreamSlab) else None
+                properties = Properties(PROTOCOL, raws[index], persistent=True) if raws else slab.properties_of(index)
+                one = Slab(slab.exchange, slab.key_of(index), properties, [slab.bodies[index]])
                 self.deliver(consumer, first_id + index - start, one, 0, 1, redelivered)
             return
-        if slab.raws is None:
+        if isinstance(slab, StreamSlab):
+            raws = stream_raws(slab, self.link.frame_bytes_max)[start:stop]
+        elif slab.raws is None:
             raws = [raw_of(slab.properties)] * len(bodies)
         elif slab.properties.protocol == PROTOCOL:
             raws = slab.raws[start:stop]

@@ -11,9 +11,10 @@ of them busy. Where nothing has to be remembered (`passes`) a message never ente
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from routing.errors import AccessRefused
 from routing.queues.offset_set import OffsetSet, Range, ReturnedOffsets
 
 if TYPE_CHECKING:
@@ -71,6 +72,16 @@ class Queue:
     def message_count(self) -> int:
         """Messages that could be delivered now."""
         return self.ready.count + self.returned.count
+
+    def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> None:
+        """Make it a consumer of this queue. Raises AccessRefused when there is an exclusive one, or must be none."""
+        if self.consumers and (consumer.exclusive or self.consumers[0].exclusive):
+            raise AccessRefused(f"queue '{self.name}' in vhost '{self.vhost}' in exclusive use")
+        self.consumers.append(consumer)
+
+    def detach(self, consumer: Consumer) -> None:
+        """It consumes no more."""
+        self.consumers.remove(consumer)
 
     def enqueue(self, first: int, count: int) -> None:
         """Add messages at the end."""

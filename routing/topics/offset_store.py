@@ -30,12 +30,20 @@ class OffsetStore:
     async def commit(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """Store offsets; returns when they are durable. Raises StorageUnavailable."""
         try:
-            for (topic, partition), (offset, note) in offsets.items():
-                self._store.put(msgpack.packb([group, topic, partition]), msgpack.packb([offset, note]))
-            self._groups.setdefault(group, {}).update(offsets)
+            self.note(group, offsets)
             await self._store.commit()
         except LogUnavailable as error:
             raise StorageUnavailable(str(error)) from error
+
+    def note(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        """Store offsets that nobody waits for: written soon, durable later. Raises LogUnavailable."""
+        for (topic, partition), (offset, note) in offsets.items():
+            self._store.put(msgpack.packb([group, topic, partition]), msgpack.packb([offset, note]))
+        self._groups.setdefault(group, {}).update(offsets)
+
+    def count(self, partition: Partition, prefix: str) -> int:
+        """How many groups whose names begin so have come somewhere in a partition."""
+        return sum(partition in known for group, known in self._groups.items() if group.startswith(prefix))
 
     def fetch(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
         """What the group has committed, for the partitions asked for or for all."""

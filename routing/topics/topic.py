@@ -19,6 +19,7 @@ from routing.commits import storage_error
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
 from routing.runs import BATCH_HEADER_BYTES, Run, in_batches, record_bytes
+from routing.topics.stream_records import source_headers
 
 _HEADER_BLOCKS_MAX = 1024
 _KEYS_MAX = 65536
@@ -80,15 +81,24 @@ class TopicPartition:
 class Topic:
     """A named set of partitions; `config` is as given when it was created."""
 
-    __slots__ = ("_header_blocks", "_partition_of_key", "_record_bytes_max", "config", "name", "partitions")
+    __slots__ = (
+        "_header_blocks", "_partition_of_key", "_record_bytes_max", "config", "is_stream", "name", "partitions",
+    )  # fmt: skip
 
     def __init__(self, name: str, config: dict[str, str], partitions: list[TopicPartition]) -> None:
         self.name = name
         self.config = config
         self.partitions = partitions
+        self.is_stream = False
+        """Its records say where they came from, for those who consume them like a queue (`stream.py`)."""
         self._record_bytes_max = partitions[0].log.config.message_bytes_max - BATCH_HEADER_BYTES
-        self._header_blocks: dict[Properties, bytes] = {}
+        self._header_blocks: dict[tuple[str, Properties], bytes] = {}
         self._partition_of_key: dict[str, tuple[bytes, TopicPartition]] = {}
+
+    def say_source(self, say: bool) -> None:
+        """Begin or end to be a stream."""
+        self.is_stream = say
+        self._header_blocks.clear()
 
     def error(self) -> StorageUnavailable | None:
         """Why a partition cannot take messages now."""
@@ -101,7 +111,9 @@ class Topic:
         """Raises LimitExceeded if a message of a slab is too large for a batch of this topic."""
         if slab.keys is None and slab.raws is None:
             key, _ = self._place(slab.routing_key, slab.properties)
-            largest = max(map(len, slab.bodies), default=0) + record_bytes(key, self._header_block(slab.properties))
+            largest = max(map(len, slab.bodies), default=0) + record_bytes(
+                key, self._header_block(slab.exchange, slab.properties)
+            )
         else:
             largest = max(
                 len(body) + record_bytes(key, block)
@@ -117,7 +129,7 @@ class Topic:
         """Append a routed slab, each message to the partition of its key; the logs, and the offsets behind the last."""
         if slab.keys is None and slab.raws is None:
             key, partition = self._place(slab.routing_key, slab.properties)
-            block = self._header_block(slab.properties)
+            block = self._header_block(slab.exchange, slab.properties)
             return [(partition.log, partition.append_records(key, block, slab.bodies, slab.size))]
         columns: dict[TopicPartition, tuple[list[bytes], list[bytes], list[bytes]]] = {}
         for (key, partition, block), body in zip(self._records(slab), slab.bodies, strict=True):
@@ -139,13 +151,17 @@ class Topic:
             for index in range(len(slab.bodies)):
                 properties = slab.properties_of(index)
                 key, partition = self._place(slab.key_of(index), properties)
-                block = encode_headers(properties.record_headers) if slab.raws else self._header_block(properties)
+                block = (
+                    self._encoded(slab.exchange, properties)
+                    if slab.raws
+                    else self._header_block(slab.exchange, properties)
+                )
                 records.append((key, partition, block))
             memo[self] = records
         return records
 
     def _place(self, key: str, properties: Properties) -> tuple[bytes, TopicPartition]:
-        if properties.raw:
+        if properties.raw and not self.is_stream:
             chosen = properties.neutral.headers.get(PARTITION_KEY_HEADER)
             if isinstance(chosen, str):
                 key = chosen
@@ -158,10 +174,14 @@ class Topic:
             found = self._partition_of_key[key] = (encoded, partition)
         return found
 
-    def _header_block(self, properties: Properties) -> bytes:
-        block = self._header_blocks.get(properties)
+    def _header_block(self, exchange: str, properties: Properties) -> bytes:
+        block = self._header_blocks.get((exchange, properties))
         if block is None:
             if len(self._header_blocks) >= _HEADER_BLOCKS_MAX:
                 self._header_blocks.clear()
-            block = self._header_blocks[properties] = encode_headers(properties.record_headers)
+            block = self._header_blocks[exchange, properties] = self._encoded(exchange, properties)
         return block
+
+    def _encoded(self, exchange: str, properties: Properties) -> bytes:
+        headers = properties.record_headers
+        return encode_headers([*source_headers(exchange, properties), *headers] if self.is_stream else headers)

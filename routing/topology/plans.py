@@ -18,6 +18,7 @@ from routing.errors import (
     UnknownExchangeType,
 )
 from routing.queues.queue import Queue
+from routing.topics.stream import Stream
 from routing.topology.binding import Binding
 from routing.topology.entries import Entry, Key, Plan, exchange_key, queue_key, topic_key, vhost_key
 from routing.topology.matchers import KINDS
@@ -111,7 +112,13 @@ def delete_exchange(vhost: VirtualHost, name: str, *, if_unused: bool) -> Plan:
 
 
 def check_queue_equals(
-    vhost: VirtualHost, found: Queue, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Mapping[str, Any]
+    vhost: VirtualHost,
+    found: Queue | Stream,
+    *,
+    durable: bool,
+    exclusive: bool,
+    auto_delete: bool,
+    arguments: Mapping[str, Any],
 ) -> None:
     """Whether a queue may be declared again like this. Raises ResourceLocked, PreconditionFailed."""
     if exclusive != found.exclusive:
@@ -143,7 +150,7 @@ def delete_queue(vhost: VirtualHost, name: str, *, if_unused: bool, if_empty: bo
     """Delete a queue with its messages, bindings and consumers; one that is not there is no error."""
     if name not in vhost.queues:
         return Plan(guards=[queue_key(vhost.name, name)])
-    queue = vhost.queue(name, owner)
+    queue = vhost.queue(name, owner, "queue.delete")
 
     def check() -> None:
         if if_unused and queue.consumers:
@@ -176,7 +183,7 @@ def bind(vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
     exchange = vhost.exchange(binding.exchange)
     kind, name = binding.destination
     if kind == "queue":
-        vhost.queue(name, owner)
+        vhost.source(name, owner)
     elif kind == "exchange":
         vhost.exchange(name)
     elif name not in vhost.topics:
@@ -192,7 +199,7 @@ def unbind(vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
     """Remove a binding; one that is not there is no error, nor is an exchange or a queue that is not there."""
     guards = _ends(vhost, binding)
     if binding.destination[0] == "queue" and binding.destination[1] in vhost.queues:
-        vhost.queue(binding.destination[1], owner)
+        vhost.source(binding.destination[1], owner)
     exchange = vhost.exchanges.get(binding.exchange)
     if exchange is None or binding not in exchange.bindings:
         return Plan(guards=[*guards, binding.key(vhost.name)])

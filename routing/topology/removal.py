@@ -34,8 +34,11 @@ class Removal:
         return self
 
     def topic(self, name: str) -> Removal:
-        """A topic goes: its bindings in this virtual host."""
+        """A topic goes: the bindings in this virtual host to it, or to the stream that it is here."""
         self._bindings_to(("topic", name))
+        for stream in self._vhost.streams.values():
+            if stream.topic.name == name:
+                self._bindings_to(("queue", stream.name))
         self._with_their_bindings()
         self._add(Entry(topic_key(name), None, True))
         return self

@@ -122,15 +122,18 @@ class Router:
         while pending:
             current = pending.pop()
             if current.name == "":
-                queue = vhost.queues.get(key)
-                if queue is not None:
-                    queues[queue] = None
+                if key in vhost.queues:
+                    queues[vhost.queues[key]] = None
+                elif key in vhost.streams:
+                    topics[vhost.streams[key].topic] = None
                 continue
             varies = varies or current.matcher.varies
             found: Iterable[Destination] = current.matcher.match(key, neutral)
             for kind, name in found:
-                if kind == "queue":
+                if kind == "queue" and name in vhost.queues:
                     queues[vhost.queues[name]] = None
+                elif kind == "queue":
+                    topics[vhost.streams[name].topic] = None
                 elif kind == "topic":
                     topics[vhost.topics[name]] = None
                 elif name not in seen:

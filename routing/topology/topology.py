@@ -23,6 +23,7 @@ from routing.config import BrokerConfig
 from routing.errors import LimitExceeded, NotFound, StorageUnavailable
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
+from routing.topics.stream import Stream, StreamHost
 from routing.topics.topic import Topic
 from routing.topology import plans
 from routing.topology.binding import Binding
@@ -45,8 +46,9 @@ class Topology:
         *,
         stripes: list[QueuePartition],
         transient: QueuePartition,
-        runnable: Callable[[Queue], None],
+        runnable: Callable[[Queue | Stream], None],
         spawn: Callable[..., Any],
+        stream_host: StreamHost,
     ) -> None:
         self.config = config
         self.catalog = catalog
@@ -56,6 +58,7 @@ class Topology:
         self.vhosts: dict[str, VirtualHost] = {}
         self.owned: dict[object, dict[Queue, None]] = {}
         """Exclusive queues by the connection they end with."""
+        self.stream_host = stream_host
         self._runnable = runnable
         self._spawn = spawn
         self._in_flight = InFlight()
@@ -246,11 +249,23 @@ class Topology:
 
     def _apply_topic(self, entry: Entry) -> None:
         if entry.value is not None:
-            self.topics[entry.key[1]] = entry.live
+            self.add_topic(entry.live, entry.value)
             return
-        self.topics.pop(entry.key[1], None)
+        topic = self.topics.pop(entry.key[1], None)
+        for vhost in self.vhosts.values():
+            for stream in [stream for stream in vhost.streams.values() if stream.topic is topic]:
+                vhost.remove_stream(stream)
+                stream.close()
         for vhost in self.vhosts.values():
             vhost.router.forget_all()
+
+    def add_topic(self, topic: Topic, value: Mapping[str, Any]) -> None:
+        """A topic is there, as its entry says; it may be a stream of a virtual host."""
+        self.topics[topic.name] = topic
+        said = value.get("stream")
+        if said is not None:
+            vhost = self.vhosts[said["vhost"]]
+            vhost.add_stream(Stream(said["name"], vhost.name, topic, said["arguments"], self.stream_host))
 
     # --- plans that concern more than one virtual host --------------------------------
 
@@ -275,8 +290,8 @@ class Topology:
     ) -> Plan:
         """Make a queue; nothing to do if there is one that is the same."""
         guards = [vhost_key(vhost.name)]
-        if name in vhost.queues:
-            found = vhost.queue(name, owner)
+        if name in vhost.queues or name in vhost.streams:
+            found = vhost.source(name, owner)
             plans.check_queue_equals(
                 vhost, found, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
             )

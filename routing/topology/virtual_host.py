@@ -11,6 +11,7 @@ from typing import Any
 
 from routing.errors import NotFound, ResourceLocked
 from routing.queues.queue import Queue
+from routing.topics.stream import Stream
 from routing.topics.topic import Topic
 from routing.topology.binding import Binding, Destination
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
@@ -32,6 +33,8 @@ class VirtualHost:
         self.name = name
         self.exchanges: dict[str, Exchange] = {name: Exchange(name, kind) for name, kind in DEFAULT_EXCHANGES}
         self.queues: dict[str, Queue] = {}
+        self.streams: dict[str, Stream] = {}
+        """Topics that are declared and consumed like queues."""
         self.topics = topics
         self.bindings_to: dict[Destination, dict[Binding, None]] = {}
         self.binding_count = 0
@@ -46,9 +49,16 @@ class VirtualHost:
             raise NotFound(f"no exchange '{name}' in vhost '{self.name}'")
         return found
 
-    def queue(self, name: str, owner: object) -> Queue:
-        """Look a queue up for a connection. Raises NotFound, ResourceLocked."""
-        found = self.queues.get(name)
+    def queue(self, name: str, owner: object, operation: str) -> Queue:
+        """Look a queue up for what no stream can do. Raises NotFound, ResourceLocked, NotImplementedYet."""
+        found = self.source(name, owner)
+        if isinstance(found, Stream):
+            found.refuse(operation)
+        return found
+
+    def source(self, name: str, owner: object) -> Queue | Stream:
+        """Look a queue or stream up for a connection. Raises NotFound, ResourceLocked."""
+        found = self.queues.get(name) or self.streams.get(name)
         if found is None:
             raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
         if found.exclusive and found.owner is not owner:
@@ -59,7 +69,7 @@ class VirtualHost:
         """Whether a binding could lead there."""
         kind, name = destination
         if kind == "queue":
-            return name in self.queues
+            return name in self.queues or name in self.streams
         return name in (self.exchanges if kind == "exchange" else self.topics)
 
     def is_durable(self, binding: Binding) -> bool:
@@ -70,7 +80,7 @@ class VirtualHost:
             return False
         if kind == "queue":
             queue = self.queues.get(name)
-            return queue is not None and queue.partition.durable
+            return name in self.streams if queue is None else queue.partition.durable
         if kind == "exchange":
             exchange = self.exchanges.get(name)
             return exchange is not None and exchange.durable
@@ -104,6 +114,16 @@ class VirtualHost:
         """Its bindings were removed before."""
         self.queues.pop(queue.name, None)
         self.router.forget_queue(queue.name)
+
+    def add_stream(self, stream: Stream) -> None:
+        """Make a stream known by its name."""
+        self.streams[stream.name] = stream
+        self.router.forget_all()
+
+    def remove_stream(self, stream: Stream) -> None:
+        """Its bindings were removed before."""
+        self.streams.pop(stream.name, None)
+        self.router.forget_all()
 
     def add_binding(self, binding: Binding) -> None:
         """Add a binding that was checked."""

@@ -132,9 +132,9 @@ REFUSALS: list[tuple[Act, type[BrokerError], str]] = [
         "argument 'x-message-ttl' is not supported by this version",
     ),
     (
-        lambda b: b.declare_queue("s", durable=True, arguments={"x-queue-type": "stream"}),
+        lambda b: b.declare_queue("s", durable=True, arguments={"x-queue-type": "quorum"}),
         NotImplementedYet,
-        "queue type 'stream' is not supported by this version",
+        "queue type 'quorum' is not supported by this version",
     ),
     # bindings
     (lambda b: b.bind("queue", "work", "", "k"), AccessRefused, "operation not permitted on the default exchange"),

@@ -1,0 +1,228 @@
+"""The records of a stream as messages, whoever wrote them.
+
+1. Value is the body, key the routing key, headers those of any topic (`message.py`). What an exchange routed has,
+   before them, the exchange if it has a name (`millrace.exchange`) and the property bytes of the protocol it came by
+   (`millrace.<protocol>`): its consumers get back exactly what was published, and nothing has to be worked out.
+2. What came by other doors is read from its headers: typed ones (`millrace.content-type`) are properties again, all
+   others application headers: text where they are UTF-8, bytes where not.
+3. Neighbours are one slab if they can be, of consecutive offsets. All property bytes are somebody else's word: an
+   adapter checks them before it sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, cast
+
+from core_log.files import BytesLike
+from core_log.record_batch import RecordRun, decode_header_block, decode_runs, parse_header
+from core_log.varint import read_varint, varint
+from routing.message import (
+    NAME_ENCODING_ERRORS,
+    RESERVED_HEADER_PREFIX,
+    TYPED_NAMES,
+    NeutralProperties,
+    Properties,
+    Slab,
+    is_registered,
+    register_decoder,
+)
+
+RECORD_PROTOCOL = "record"
+"""Of property bytes that are a record's header block."""
+
+_EXCHANGE_HEADER = f"{RESERVED_HEADER_PREFIX}exchange"
+_KEY_BYTES_MAX = 255
+"""A routing key has at most so many; a longer key of a record is cut for those who get it as one."""
+_SLAB_MESSAGES_MAX = 1024
+_SLAB_BYTES_MAX = 256 << 10
+_DIGITS_MAX = 18
+_NO_LEAD = b"\x01"
+"""The length -1, which no header's name has: matches no block."""
+
+
+class StreamSlab(Slab):
+    """Messages of consecutive offsets from `first_offset` on; `raws` is always there."""
+
+    __slots__ = ("end_offset", "first_offset")
+
+    def __init__(
+        self, first_offset: int, exchange: str, properties: Properties, bodies: list[bytes], keys: list[str], raws: Any
+    ) -> None:
+        same = keys.count(keys[0]) == len(keys)
+        super().__init__(exchange, keys[0], properties, bodies, keys=None if same else keys, raws=raws)
+        self.first_offset = first_offset
+        self.end_offset = first_offset + len(bodies)
+
+
+# --- headers both ways ------------------------------------------------------------------
+
+
+def source_headers(exchange: str, properties: Properties) -> list[tuple[str, bytes | None]]:
+    """What a stream's record says of where its message came from."""
+    headers: list[tuple[str, bytes | None]] = []
+    if exchange:
+        headers.append((_EXCHANGE_HEADER, exchange.encode("utf-8", NAME_ENCODING_ERRORS)))
+    if properties.raw:
+        headers.append((RESERVED_HEADER_PREFIX + properties.protocol, properties.raw))
+    return headers
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", NAME_ENCODING_ERRORS)
+
+
+def _text_or_bytes(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _number(value: bytes) -> int:
+    if len(value) > _DIGITS_MAX or not value.isdigit():
+        raise ValueError(f"not a number: {value[:_DIGITS_MAX]!r}")
+    return int(value)
+
+
+def _octet(value: bytes) -> int:
+    return min(_number(value), 255)
+
+
+_READ: dict[str, Callable[[bytes], Any]] = {
+    "priority": _octet, "expiration_ms": _number, "timestamp_s": _number, "correlation_id": bytes,
+}  # fmt: skip
+_TYPED = {RESERVED_HEADER_PREFIX + name.replace("_", "-"): (name, _READ.get(name, _text)) for name in TYPED_NAMES}
+
+
+def neutral_of(header_block: bytes) -> NeutralProperties:
+    """The inverse of `Properties.record_headers`: a reserved header that is not what it should be is left out."""
+    neutral = NeutralProperties(persistent=True)
+    for name, value in decode_header_block(header_block):
+        if not name.startswith(RESERVED_HEADER_PREFIX):
+            neutral.headers[name] = None if value is None else _text_or_bytes(value)
+        elif value is not None and name in _TYPED:
+            attribute, read = _TYPED[name]
+            with suppress(ValueError):
+                setattr(neutral, attribute, read(value))
+    return neutral
+
+
+register_decoder(RECORD_PROTOCOL, neutral_of)
+
+
+# --- reading ----------------------------------------------------------------------------
+
+_Source = tuple[str, str]
+"""Exchange and protocol."""
+
+
+class StreamReader:
+    """Makes slabs of batches. The headers that lead to the property bytes mostly repeat, and are compared at once."""
+
+    def __init__(self) -> None:
+        self._lead = _NO_LEAD
+        self._source: _Source = ("", RECORD_PROTOCOL)
+        self._common: dict[str, Properties] = {}
+        self._slabs: list[StreamSlab] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._first = self._end = -1
+        self._size = 0
+        self._keys: list[str] = []
+        self._raws: list[bytes] = []
+        self._bodies: list[bytes] = []
+
+    def read(self, batches: Iterable[BytesLike]) -> tuple[list[StreamSlab], int]:
+        """The slabs of some batches, and the offset behind the last of these. Raises CorruptBatch."""
+        self._slabs, end = [], 0
+        source: _Source = ("", "")
+        for batch in batches:
+            header = parse_header(batch)
+            end = header.next_offset
+            if header.is_control:
+                continue
+            for run in decode_runs(batch):
+                block = run.header_block
+                size = -1
+                if block.startswith(self._lead, 1) and block[0] < 0x80:
+                    size, at = read_varint(block, 1 + len(self._lead), len(block))
+                raw = block[at : at + size] if size >= 0 else self._parse(block)
+                if run.first_offset != self._end or self._source != source:
+                    self._close(source)
+                    source = self._source
+                    self._first = run.first_offset
+                self._add(run, raw, source)
+        self._close(source)
+        slabs, self._slabs = self._slabs, []
+        return slabs, end
+
+    def _add(self, run: RecordRun, raw: bytes, source: _Source) -> None:
+        key = "" if run.key is None else _routing_key(run.key)
+        if run.count == 1:
+            body = run.values[0] or b""
+            self._keys.append(key)
+            self._raws.append(raw)
+            self._bodies.append(body)
+            self._size += len(body)
+            self._end = run.first_offset + 1
+            if len(self._bodies) >= _SLAB_MESSAGES_MAX or self._size >= _SLAB_BYTES_MAX:
+                self._cut(source)
+            return
+        values = [value or b"" for value in run.values] if None in run.values else cast(list[bytes], run.values)
+        step = max(1, _SLAB_BYTES_MAX // (max(map(len, values)) + 1))
+        while values:
+            room = min(step, _SLAB_MESSAGES_MAX - len(self._bodies))
+            part, values = values[:room], values[room:]
+            self._keys += [key] * len(part)
+            self._raws += [raw] * len(part)
+            self._bodies += part
+            self._size += sum(map(len, part))
+            self._end = self._first + len(self._bodies)
+            if len(self._bodies) >= _SLAB_MESSAGES_MAX or self._size >= _SLAB_BYTES_MAX:
+                self._cut(source)
+
+    def _cut(self, source: _Source) -> None:
+        """The slab is long enough: another one goes on where it ends."""
+        end = self._end
+        self._close(source)
+        self._first = self._end = end
+
+    def _close(self, source: _Source) -> None:
+        if self._bodies:
+            exchange, protocol = source
+            common = self._common.get(protocol)
+            if common is None:
+                common = self._common[protocol] = Properties(protocol, b"", persistent=True)
+            self._slabs.append(StreamSlab(self._first, exchange, common, self._bodies, self._keys, self._raws))
+        self._forget()
+
+    def _parse(self, block: bytes) -> bytes:
+        """The property bytes of a block that begins unlike the one before; `_source` and `_lead` are left behind."""
+        exchange, lead = "", b""
+        self._lead = _NO_LEAD
+        for name, value in decode_header_block(block)[:2] if block != b"\0" else ():
+            if name == _EXCHANGE_HEADER and value is not None and not lead and len(value) <= _KEY_BYTES_MAX:
+                exchange = _text(value)
+                lead = _named(name) + varint(len(value)) + value
+                continue
+            protocol = name.removeprefix(RESERVED_HEADER_PREFIX)
+            if protocol != name and value is not None and is_registered(protocol):
+                self._source = (exchange, protocol)
+                self._lead = lead + _named(name)
+                return value
+            break
+        self._source = (exchange, RECORD_PROTOCOL)
+        return block
+
+
+def _named(name: str) -> bytes:
+    return varint(len(name)) + name.encode()
+
+
+def _routing_key(key: bytes) -> str:
+    if len(key) > _KEY_BYTES_MAX:
+        return key[:_KEY_BYTES_MAX].decode("utf-8", "ignore")
+    return key.decode("utf-8", NAME_ENCODING_ERRORS)
