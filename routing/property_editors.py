@@ -37,6 +37,9 @@ class PropertyEditor(Protocol):
     def encode(self, headers: Mapping[str, Any]) -> bytes:
         """Headers in a form that `edit` takes."""
 
+    def join(self, added: bytes, more: bytes) -> bytes:
+        """What `encode` made of two sets of headers as one."""
+
     def edit(self, raw: bytes, added: bytes, removed: Sequence[str] = (), *, keep_expiration: bool = True) -> bytes:
         """Properties without the headers `removed`, then with those that `encode` made."""
 
@@ -106,6 +109,9 @@ class _NeutralEditor:
 
     def encode(self, headers: Mapping[str, Any]) -> bytes:
         return _pack(headers)
+
+    def join(self, added: bytes, more: bytes) -> bytes:
+        return _pack(_unpack(added) | _unpack(more))
 
     def edit(self, raw: bytes, added: bytes, removed: Sequence[str] = (), *, keep_expiration: bool = True) -> bytes:
         neutral = _from_neutral_raw(raw)

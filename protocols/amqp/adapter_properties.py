@@ -6,6 +6,7 @@ header value without an AMQP type as its text.
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any
 
@@ -66,6 +67,7 @@ class _Editor:
     expiration = staticmethod(property_edits.expiration_of)
     message_id = staticmethod(property_edits.message_id_of)
     encode = staticmethod(property_edits.encode_headers)
+    join = staticmethod(operator.add)
     edit = staticmethod(property_edits.edit)
 
 

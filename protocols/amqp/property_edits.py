@@ -18,8 +18,10 @@ _MESSAGE_ID = 0x80
 _WIDE = ("count", "x-delivery-count")
 """Integers that RabbitMQ writes with 64 bits; clients in languages with types rely on it."""
 _TIMES = ("time",)
+_TYPED = {*_WIDE, *_TIMES}
 
 _names: dict[str, bytes] = {}
+"""Names that the engine looks for or sets, which are few, as they stand in a table."""
 
 
 def _name(text: str) -> bytes:
@@ -93,14 +95,16 @@ def message_id_of(raw: bytes) -> bytes | None:
 
 def encode_headers(headers: Mapping[str, Any]) -> bytes:
     """Items of a header table."""
-    return wire.table_items({name: typed(name, value) for name, value in headers.items()})
+    return b"".join([_name(name) + wire.value_bytes(typed(name, value)) for name, value in headers.items()])
 
 
 def typed(name: str, value: Any) -> Any:
     """A value of a header that RabbitMQ defines, in the type it has there."""
     if name == "x-death" and isinstance(value, (list, tuple)):
         return [
-            {key: typed(key, inner) for key, inner in entry.items()} if isinstance(entry, dict) else entry
+            {key: typed(key, inner) if key in _TYPED else inner for key, inner in entry.items()}
+            if isinstance(entry, dict)
+            else entry
             for entry in value
         ]
     if value.__class__ is int:

@@ -200,14 +200,23 @@ def table(values: dict[str, Any]) -> bytes:
 
 def table_items(values: dict[str, Any]) -> bytes:
     """The fields of a table without its length. Raises LocalProtocolError as `table`."""
-    return b"".join([short_string(name) + _value(value) for name, value in values.items()])
+    return b"".join([short_string(name) + value_bytes(value) for name, value in values.items()])
 
 
-def _value(value: Any) -> bytes:
+def value_bytes(value: Any) -> bytes:
+    """Encode a field's value, type included. Raises LocalProtocolError as `table`."""
+    known = _BY_CLASS.get(value.__class__)
+    if known is not None:
+        return known(value)
     for kind, encode in _ENCODERS:
         if isinstance(value, kind):
             return encode(value)
     raise LocalProtocolError(f"no field type for {type(value).__name__}")
+
+
+def _text(value: str) -> bytes:
+    data = value.encode("utf-8", TEXT_ERRORS)
+    return b"S%b%b" % (_LONG.pack(len(data)), data)
 
 
 def _integer(value: int) -> bytes:
@@ -231,16 +240,19 @@ def _decimal(value: Decimal) -> bytes:
 
 
 _ENCODERS: tuple[tuple[type | tuple[type, ...], Callable[[Any], bytes]], ...] = (
-    (str, lambda value: b"S" + long_string(value.encode("utf-8", TEXT_ERRORS))),
+    (str, _text),
     (bool, lambda value: b"t\1" if value else b"t\0"),
     (Timestamp, lambda value: struct.pack(">cQ", b"T", value)),
     (Long, lambda value: struct.pack(">cq", b"l", value)),
     (int, _integer),
     (type(None), lambda value: b"V"),
     (dict, lambda value: b"F" + table(value)),
-    ((list, tuple), lambda value: b"A" + long_string(b"".join(map(_value, value)))),
+    ((list, tuple), lambda value: b"A" + long_string(b"".join(map(value_bytes, value)))),
     ((bytes, bytearray), lambda value: b"x" + long_string(bytes(value))),
     (float, lambda value: struct.pack(">cd", b"d", value)),
     (Decimal, _decimal),
     (datetime, lambda value: struct.pack(">cQ", b"T", max(0, calendar.timegm(value.utctimetuple())))),
 )
+_BY_CLASS: dict[type, Callable[[Any], bytes]] = {
+    kind: encode for kinds, encode in _ENCODERS for kind in (kinds if isinstance(kinds, tuple) else (kinds,))
+}

@@ -1,0 +1,150 @@
+"""The ids of messages that were published within the last while, to know a duplicate by.
+
+1. An id is known by 64 bits of its BLAKE2 hash: two different ids of a million are taken for the same with a
+   probability of 5e-14 a message.
+2. Hashes stand in tables (open addressing, 8 bytes a place, at most half full), a new one every quarter of the window
+   or when the last is full. A table goes as a whole: an id is remembered for the window, and a quarter longer at most.
+3. Memory is bounded by `ids_max`: beyond it the oldest table goes early.
+4. A row of publishes is looked up as one; twice the same id within a row counts as well.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+
+_TABLES_A_WINDOW = 4
+_PLACES_MIN, _PLACES_MAX = 1 << 8, 1 << 20
+
+
+def hashes_of(ids: Iterable[bytes | None]) -> array[int]:
+    """A number for each id that is the same everywhere and at any time; 0 for None."""
+    hashes = array("Q")
+    hashes.frombytes(b"".join([_NONE if each is None else blake2b(each, digest_size=8).digest() for each in ids]))
+    return hashes
+
+
+_NONE = bytes(8)
+
+
+class _Table:
+    """Hashes that were seen from `since_ms` to `until_ms`."""
+
+    __slots__ = ("count", "mask", "places", "since_ms", "until_ms")
+
+    def __init__(self, places: int, now_ms: int) -> None:
+        self.places = array("Q", bytes(8 * places))
+        self.mask = places - 1
+        self.count = 0
+        self.since_ms = self.until_ms = now_ms
+
+    @property
+    def full(self) -> bool:
+        return self.count * 2 > self.mask
+
+    def add(self, value: int) -> None:
+        """Add a hash that is not there."""
+        places, mask = self.places, self.mask
+        at = value & mask
+        while places[at]:
+            at = at + 1 & mask
+        places[at] = value
+        self.count += 1
+
+
+class SeenIds:
+    """See the module."""
+
+    __slots__ = ("_ids_max", "_tables", "dropped_early", "window_ms")
+
+    def __init__(self, window_ms: int, ids_max: int) -> None:
+        self.window_ms = window_ms
+        self.dropped_early = 0
+        """Ids that were forgotten before their time, for want of room."""
+        self._ids_max = ids_max
+        self._tables: list[_Table] = []
+
+    def __len__(self) -> int:
+        return sum(table.count for table in self._tables)
+
+    def expire(self, now_ms: int) -> None:
+        """Forget what is older than the window."""
+        tables = self._tables
+        while tables and tables[0].until_ms + self.window_ms <= now_ms:
+            del tables[0]
+
+    def admit(self, hashes: Sequence[int], now_ms: int) -> list[bool]:
+        """For each message whether it is new; new ones are known from now on. Hash 0 is always new."""
+        self.expire(now_ms)
+        return self._admit(hashes, now_ms)
+
+    def replay(self, hashes: Sequence[int], seen_ms: int) -> None:
+        """These were new at a time in the past, not before those that are known."""
+        self._admit(hashes, seen_ms)
+
+    def _admit(self, hashes: Sequence[int], now_ms: int) -> list[bool]:
+        fresh = []
+        for value in hashes:
+            if value and self._knows(value):
+                fresh.append(False)
+                continue
+            fresh.append(True)
+            if value:
+                self._table(now_ms).add(value)
+        return fresh
+
+    def _knows(self, value: int) -> bool:
+        for table in self._tables:
+            places, mask = table.places, table.mask
+            at = value & mask
+            found = places[at]
+            while found:
+                if found == value:
+                    return True
+                at = at + 1 & mask
+                found = places[at]
+        return False
+
+    def _table(self, now_ms: int) -> _Table:
+        """The table for what is seen now."""
+        tables = self._tables
+        last = tables[-1] if tables else None
+        if last is None or last.full or now_ms - last.since_ms >= self.window_ms / _TABLES_A_WINDOW:
+            while tables and len(self) >= self._ids_max:
+                self.dropped_early += tables[0].count
+                del tables[0]
+            places = _PLACES_MIN if last is None else 4 * last.count if last.full else 2 * last.count
+            places = min(max(1 << places.bit_length(), _PLACES_MIN), _PLACES_MAX)
+            last = _Table(places, now_ms)
+            tables.append(last)
+        last.until_ms = max(last.until_ms, now_ms)
+        return last
+
+    def forget(self, hashes: Iterable[int]) -> None:
+        """These were not taken after all; the next with the same id is new. Rare."""
+        gone = set(hashes)
+        for table in self._tables:
+            if any(value in gone for value in table.places):
+                kept = [value for value in table.places if value and value not in gone]
+                table.places = array("Q", bytes(8 * (table.mask + 1)))
+                table.count = 0
+                for value in kept:
+                    table.add(value)
+
+    def dump(self, now_ms: int) -> Iterator[tuple[int, bytes]]:
+        """What is remembered, for `restore`: until when each lot was seen, and its hashes."""
+        self.expire(now_ms)
+        for table in self._tables:
+            yield table.until_ms, array("Q", filter(None, table.places)).tobytes()
+
+    def restore(self, seen_ms: int, data: bytes, now_ms: int) -> None:
+        """Take over what `dump` gave, in its order."""
+        hashes = array("Q")
+        hashes.frombytes(data[: len(data) // 8 * 8])
+        if hashes and seen_ms + self.window_ms > now_ms:
+            table = _Table(1 << (2 * len(hashes)).bit_length(), seen_ms)
+            table.since_ms = seen_ms - self.window_ms  # takes no others, whose time would become its own
+            for value in hashes:
+                table.add(value)
+            self._tables.append(table)
