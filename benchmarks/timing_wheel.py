@@ -3,6 +3,7 @@
     python -m benchmarks.timing_wheel [--timers 1000000]
 
 Deadlines are spread at random over an hour on a wheel of 10 ms ticks, then an hour passes in steps of 10 ms.
+Then they are added again in slabs of 1000, a tenth is dropped, and the rest is cancelled.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from delay.timing_wheel import TimingWheel
 
 HOUR_MS = 3_600_000
 TICK_MS = 10
+SLAB = 1000
 
 
 def measure(timers: int) -> None:
-    """Print the rates of adding, cancelling and advancing, and the bytes a waiting timer takes."""
+    """Print the rates of all operations, and the bytes a waiting timer takes."""
     random.seed(1)
     deadlines = [random.randrange(HOUR_MS) for _ in range(timers)]
 
@@ -45,12 +47,21 @@ def measure(timers: int) -> None:
     print(f"advance  {due / (time.perf_counter() - began):12,.0f} /s, longest step {longest * 1000:.1f} ms")
     assert due == timers
 
-    for key, deadline_ms in enumerate(deadlines):
-        add(HOUR_MS + deadline_ms, key)
+    later = [HOUR_MS + deadline_ms for deadline_ms in deadlines]
     began = time.perf_counter()
-    for key in range(timers):
+    for start in range(0, timers, SLAB):
+        wheel.add_many(later[start : start + SLAB], range(start, min(start + SLAB, timers)))
+    print(f"add_many {timers / (time.perf_counter() - began):12,.0f} /s")
+    began = time.perf_counter()
+    wheel.keep(lambda keys: [key for key in keys if key % 10])
+    print(f"keep     {timers / (time.perf_counter() - began):12,.0f} /s")
+    began = time.perf_counter()
+    waiting = [key for _, key in wheel.timers()]
+    print(f"timers   {len(waiting) / (time.perf_counter() - began):12,.0f} /s")
+    began = time.perf_counter()
+    for key in waiting:
         wheel.cancel(key)
-    print(f"cancel   {timers / (time.perf_counter() - began):12,.0f} /s")
+    print(f"cancel   {len(waiting) / (time.perf_counter() - began):12,.0f} /s")
     assert len(wheel) == 0
 
 

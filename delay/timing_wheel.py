@@ -16,17 +16,27 @@ timers. A slot is one `array('q')` of deadline, key, deadline, key, ...: 16 byte
 5. Cancelling is lazy: the key is remembered and dropped when its slot comes up. When more than half of all timers are
    cancelled, all slots are swept, so memory follows the number of live timers.
 6. A key is in the wheel at most once, and only keys that are in the wheel may be cancelled. The wheel does not check.
+7. Slots take memory while they hold timers: an empty wheel is below a kilobyte, so there may be thousands of wheels.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 
 _SWEEP_MIN = 1024  # below this many cancelled keys a sweep is not worth it
+_BITE = 1 << 15  # timers that are looked at together where all of them are
+_FEW = 24  # fewer timers than this are not worth preparing for
 
 
 class TimingWheel:
     """Integer timers on a wheel of `levels` levels with `slots` (a power of two) slots each; `now_ms` is its start."""
+
+    __slots__ = (
+        "_bits", "_cancelled", "_far", "_far_tick_min", "_mask", "_moving", "_occupied", "_position", "_slots",
+        "_stored", "_tick", "_tick_ms",
+    )  # fmt: skip
 
     def __init__(self, tick_ms: int = 10, slots: int = 256, levels: int = 4, now_ms: int = 0) -> None:
         """Raises ValueError when a size is not positive or `slots` is no power of two."""
@@ -37,7 +47,7 @@ class TimingWheel:
         self._mask = slots - 1
         # All before this tick is done. A timer's level is the highest digit (base `slots`) where its tick differs.
         self._tick = now_ms // tick_ms
-        self._slots: list[list[array[int] | None]] = [[None] * slots for _ in range(levels)]
+        self._slots: list[dict[int, array[int]]] = [{} for _ in range(levels)]
         self._occupied = [0] * levels
         self._far: array[int] = array("q")
         self._far_tick_min = 0
@@ -75,13 +85,65 @@ class TimingWheel:
                 return
         index = (tick >> (level * self._bits)) & self._mask
         slots = self._slots[level]
-        slot = slots[index]
+        slot = slots.get(index)
         if slot is None:
             slots[index] = array("q", (deadline_ms, key))
             self._occupied[level] |= 1 << index
         else:
             slot.append(deadline_ms)
             slot.append(key)
+
+    def add_many(self, deadlines_ms: Sequence[int], keys: Sequence[int]) -> None:
+        """`add` for each pair, for less. Raises OverflowError beyond 64 bits and ValueError when the lengths differ;
+        then nothing was added."""
+        pairs = _interleaved(array("q", deadlines_ms), array("q", keys))
+        if not pairs:
+            return
+        if self._cancelled and not self._cancelled.isdisjoint(keys):
+            self._sweep()
+        self._stored += len(keys)
+        if self._moving is not None:
+            self._moving.extend(pairs)
+            return
+        lowest, highest = min(deadlines_ms), max(deadlines_ms)
+        slot = self._slot_of(lowest)
+        if slot is not None and slot is self._slot_of(highest):
+            slot.extend(pairs)
+            return
+        self._place_many(deadlines_ms, keys)
+
+    def _slot_of(self, deadline_ms: int) -> array[int] | None:
+        """The slot a timer would go to, when it holds one already."""
+        tick = max(-(-deadline_ms // self._tick_ms), self._tick)
+        level = max((tick ^ self._tick).bit_length() - 1, 0) // self._bits
+        if level >= len(self._slots):
+            return None
+        return self._slots[level].get((tick >> (level * self._bits)) & self._mask)
+
+    def _place_many(self, deadlines_ms: Sequence[int], keys: Sequence[int]) -> None:
+        """`_place` for each pair, with all that is the same for all of them worked out once."""
+        if len(keys) < _FEW:
+            for deadline_ms, key in zip(deadlines_ms, keys):
+                self._place(deadline_ms, key)
+            return
+        tick_ms, current, mask, bits = self._tick_ms, self._tick, self._mask, self._bits
+        round_up = tick_ms - 1
+        near = len(self._slots) * bits
+        # By the highest bit where a tick differs from the current one: how far to shift it, and where its slots are.
+        shifts = [max(bit - 1, 0) // bits * bits for bit in range(near + 1)]
+        tables = [self._slots[shift // bits] for shift in shifts]
+        for deadline_ms, key in zip(deadlines_ms, keys):
+            tick = (deadline_ms + round_up) // tick_ms
+            if tick < current:
+                tick = current
+            bit = (tick ^ current).bit_length()
+            if bit <= near:
+                slot = tables[bit].get(tick >> shifts[bit] & mask)
+                if slot is not None:
+                    slot.append(deadline_ms)
+                    slot.append(key)
+                    continue
+            self._place(deadline_ms, key)
 
     def cancel(self, key: int) -> None:
         """Forget a waiting key; see rules 5 and 6."""
@@ -137,12 +199,10 @@ class TimingWheel:
         """Move up to `budget` keys of the current tick's slot to `due`; returns how many timers were touched."""
         index = self._tick & self._mask
         slot = self._slots[0][index]
-        assert slot is not None
         start, stop = self._position, min(len(slot), self._position + 2 * budget)
         keys = slot[start + 1 : stop : 2].tolist()
         if stop == len(slot):
-            self._slots[0][index] = None
-            self._occupied[0] &= ~(1 << index)
+            self._vacate(0, index)
             self._position = 0
         else:
             self._position = stop
@@ -164,21 +224,18 @@ class TimingWheel:
                 moving, self._far = self._far, array("q")
             else:
                 index = (self._tick >> (level * self._bits)) & self._mask
-                slot = self._slots[level][index]
-                assert slot is not None
-                moving = slot
-                self._slots[level][index] = None
-                self._occupied[level] &= ~(1 << index)
+                moving = self._vacate(level, index)
             self._moving = moving
         start, stop = self._position, min(len(moving), self._position + 2 * budget)
         part = moving[start:stop].tolist()
-        place, cancelled = self._place, self._cancelled
-        for deadline_ms, key in zip(part[::2], part[1::2]):
-            if cancelled and key in cancelled:
-                cancelled.remove(key)
-                self._stored -= 1
-            else:
-                place(deadline_ms, key)
+        deadlines_ms, keys = part[::2], part[1::2]
+        cancelled = self._cancelled.intersection(keys) if self._cancelled else None
+        if cancelled:
+            self._cancelled -= cancelled
+            self._stored -= len(cancelled)
+            waiting = [key not in cancelled for key in keys]
+            deadlines_ms, keys = list(compress(deadlines_ms, waiting)), list(compress(keys, waiting))
+        self._place_many(deadlines_ms, keys)
         if stop == len(moving):
             self._moving = None
             self._position = 0
@@ -186,46 +243,134 @@ class TimingWheel:
             self._position = stop
         return (stop - start) // 2
 
+    def _vacate(self, level: int, index: int) -> array[int]:
+        """Take a slot out of the wheel."""
+        slots = self._slots[level]
+        slot = slots.pop(index)
+        self._occupied[level] &= ~(1 << index)
+        if not slots:
+            slots.clear()  # gives the memory of the table back
+        return slot
+
+    def timers(self) -> Iterator[tuple[int, int]]:
+        """All that wait as (deadline_ms, key), those of one tick in the order they were added, else in no order.
+
+        The wheel must not be changed before the iteration is over.
+        """
+        begin = self._position
+        for slot in self._arrays():
+            # What is done of a slot is still in it, if that is the slot being moved, or else the one being returned.
+            start = begin if slot is self._half_done() else 0
+            while start < len(slot):
+                pairs = slot[start : start + 2 * _BITE].tolist()
+                start += 2 * _BITE
+                for pair in zip(pairs[::2], pairs[1::2]):
+                    if pair[1] not in self._cancelled:
+                        yield pair
+
+    def keep(self, survives: Callable[[list[int]], Iterable[int]]) -> None:
+        """Drop all timers that `survives`, called with rising keys, some at a time, does not answer with.
+
+        It must not change the wheel. What it raises comes out here, with the wheel whole and some timers dropped.
+        """
+        self._rebuild(survives)
+
     def _sweep(self) -> None:
         """Drop all cancelled timers now."""
-        position = self._position
-        if self._moving is not None:
-            self._moving = self._without_cancelled(self._moving, position)
-        elif position:
-            index = self._tick & self._mask
-            slot = self._slots[0][index]
-            assert slot is not None
-            self._slots[0][index] = slot[position:]
-        self._position = 0
-        stored = len(self._moving or ()) // 2
-        for level, slots in enumerate(self._slots):
-            for index, slot in enumerate(slots):
-                if slot is not None:
-                    kept = self._without_cancelled(slot, 0)
-                    stored += len(kept) // 2
-                    slots[index] = kept or None
-                    if not kept:
-                        self._occupied[level] &= ~(1 << index)
-        self._far = self._without_cancelled(self._far, 0)
-        self._stored = stored + len(self._far) // 2
-        self._cancelled.clear()
+        self._rebuild(None)
 
-    def _without_cancelled(self, slot: array[int], position: int) -> array[int]:
-        kept: array[int] = array("q")
-        pairs = slot[position:].tolist()
-        cancelled = self._cancelled
-        for deadline_ms, key in zip(pairs[::2], pairs[1::2]):
-            if key not in cancelled:
-                kept.append(deadline_ms)
-                kept.append(key)
-        return kept
+    def _half_done(self) -> array[int] | None:
+        """The slot that `_position` speaks of."""
+        if self._moving is not None:
+            return self._moving
+        return self._slots[0].get(self._tick & self._mask) if self._position else None
+
+    def _arrays(self) -> Iterator[array[int]]:
+        """Everything that holds timers; where two hold timers of one tick, the one with the earlier added first."""
+        for slots in self._slots:
+            yield from slots.values()
+        yield self._far
+        if self._moving is not None:
+            yield self._moving
+
+    def _rebuild(self, survives: Callable[[list[int]], Iterable[int]] | None) -> None:
+        half_done = self._half_done()
+        if half_done is not None:
+            del half_done[: self._position]
+            self._position = 0
+        bite: list[tuple[array[int], int, int]] = []
+        room = 2 * _BITE
+        try:
+            for slot in self._arrays():
+                # From behind, so that what was dropped already moves nothing that is still to be looked at.
+                stop = len(slot)
+                while stop:
+                    start = max(0, stop - room)
+                    bite.append((slot, start, stop))
+                    room -= stop - start
+                    stop = start
+                    if not room:
+                        self._filter(bite, survives)
+                        bite.clear()
+                        room = 2 * _BITE
+            self._filter(bite, survives)
+        finally:
+            self._forget_empty()
+
+    def _filter(
+        self, bite: list[tuple[array[int], int, int]], survives: Callable[[list[int]], Iterable[int]] | None
+    ) -> None:
+        """Drop from parts of slots what is cancelled, and what does not survive."""
+        keys: list[int] = []
+        for slot, start, stop in bite:
+            keys += slot[start + 1 : stop : 2]
+        gone = cancelled = self._cancelled.intersection(keys)
+        if survives is not None:
+            waiting = set(keys) - cancelled
+            gone = cancelled.union(waiting.difference(survives(sorted(waiting))))
+        if not gone:
+            return
+        self._cancelled -= cancelled
+        self._stored -= len(gone)
+        for slot, start, stop in bite:
+            if stop - start == 2:
+                if slot[start + 1] in gone:
+                    del slot[start:stop]
+                continue
+            part = slot[start:stop].tolist()
+            stays = [key not in gone for key in part[1::2]]
+            if True not in stays:
+                del slot[start:stop]
+            elif False in stays:
+                slot[start:stop] = _interleaved(
+                    array("q", compress(part[::2], stays)), array("q", compress(part[1::2], stays))
+                )
+
+    def _forget_empty(self) -> None:
+        if not self._stored:
+            self._clear()
+        for level, slots in enumerate(self._slots):
+            for index in [index for index, slot in slots.items() if not slot]:
+                self._vacate(level, index)
+        if not self._moving:
+            self._moving = None
 
     def _clear(self) -> None:
         """Nothing live is left: let go of all memory, and of all wake-ups."""
         for slots in self._slots:
-            slots[:] = [None] * len(slots)
+            slots.clear()
         self._occupied = [0] * len(self._occupied)
         self._far = array("q")
         self._moving = None
         self._position = self._stored = 0
         self._cancelled.clear()
+
+
+def _interleaved(deadlines_ms: array[int], keys: array[int]) -> array[int]:
+    """Deadline, key, deadline, key, ...; raises ValueError when there are not as many of both."""
+    if len(deadlines_ms) != len(keys):
+        raise ValueError(f"{len(deadlines_ms)} deadlines for {len(keys)} keys")
+    pairs = array("q", bytes(16 * len(keys)))
+    pairs[::2] = deadlines_ms
+    pairs[1::2] = keys
+    return pairs

@@ -1,8 +1,13 @@
 """Ordered sets of offsets: what a queue still has to give out.
 
-A backlog is ranges of integers, never objects. `OffsetSet` grows at its end and shrinks at its front, and that is all a
-queue needs: a contiguous backlog is one range whatever its length, a sparse one costs 8 bytes a range. Ranges are
-packed into one unsigned 64-bit integer, `offset << 16 | (count - 1)`, in chunks that are dropped as they are used up.
+A backlog is ranges of integers, never objects. `OffsetSet` grows at its end and shrinks at its front, and that is what
+a queue does all the time: a contiguous backlog is one range whatever its length, a sparse one costs 8 bytes a range.
+Ranges are packed into one unsigned 64-bit integer, `offset << 16 | (count - 1)`, in chunks that are dropped as they are
+used up. The first and the last range are kept unpacked, and only they change in `append` and `drop`.
+
+What is rarer, messages that leave or come back anywhere (`discard`, `add`), packs those two first, so that it knows
+chunks only: it finds the chunk by bisection, and within the chunk the range. A chunk that grew to more than twice its
+size is cut, one that shrank below a quarter is joined to a neighbour that has room.
 
 `ReturnedOffsets` holds what consumers gave back: few ranges, in offset order, inserted anywhere.
 """
@@ -10,12 +15,14 @@ packed into one unsigned 64-bit integer, `offset << 16 | (count - 1)`, in chunks
 from __future__ import annotations
 
 from array import array
-from bisect import insort
-from collections import deque
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
 _CHUNK_RANGES = 4096
 _RANGE_MESSAGES_MAX = 1 << 16
+_STRIDE = 8  # hits of a batch that lie so close are found without bisecting the whole chunk
+_first_packed = itemgetter(0)
 
 Range = tuple[int, int]
 """First offset and count."""
@@ -28,7 +35,7 @@ class OffsetSet:
 
     def __init__(self, ranges: Iterable[Range] = ()) -> None:
         self.count = 0
-        self._chunks: deque[array[int]] = deque()
+        self._chunks: list[array[int]] = []
         self._position = 0
         self._head_first = self._head_count = 0
         self._tail_first = self._tail_count = 0
@@ -52,7 +59,7 @@ class OffsetSet:
     def _push(self, first: int, count: int) -> None:
         chunks = self._chunks
         while count:
-            if not chunks or len(chunks[-1]) == _CHUNK_RANGES:
+            if not chunks or len(chunks[-1]) >= _CHUNK_RANGES:
                 chunks.append(array("Q"))
             piece = min(count, _RANGE_MESSAGES_MAX)
             chunks[-1].append(first << 16 | (piece - 1))
@@ -71,7 +78,7 @@ class OffsetSet:
             packed = chunk[self._position]
             self._position += 1
             if self._position == len(chunk):
-                self._chunks.popleft()
+                del self._chunks[0]
                 self._position = 0
             self._head_first, self._head_count = packed >> 16, (packed & 0xFFFF) + 1
         else:
@@ -106,9 +113,232 @@ class OffsetSet:
         if self._tail_count:
             yield self._tail_first, self._tail_count
 
+    def take(self, count: int) -> list[int]:
+        """Remove up to `count` offsets from the front, and return them."""
+        taken: list[int] = []
+        left = max(min(count, self.count), 0)
+        self.count -= left
+        while left:
+            if not self._head_count:
+                left = self._take_whole_ranges(taken, left)
+                if not left:
+                    break
+                self._refill()
+            first = self._head_first
+            number = min(left, self._head_count)
+            taken += range(first, first + number)
+            self._head_first = first + number
+            self._head_count -= number
+            left -= number
+        return taken
+
+    def _take_whole_ranges(self, taken: list[int], left: int) -> int:
+        """Move ranges of the first chunk to `taken` as long as they fit into `left`; returns what is left of that."""
+        if not self._chunks:
+            return left
+        chunk, position = self._chunks[0], self._position
+        for packed in chunk[position : position + left]:
+            number = (packed & 0xFFFF) + 1
+            if number > left:
+                break
+            first = packed >> 16
+            if number == 1:
+                taken.append(first)
+            else:
+                taken += range(first, first + number)
+            left -= number
+            position += 1
+        if position == len(chunk):
+            del self._chunks[0]
+            position = 0
+        self._position = position
+        return left
+
+    def present(self, offsets: Sequence[int]) -> list[int]:
+        """Those of `offsets`, which rise and are distinct, that are in the set."""
+        found: list[int] = []
+        stop = 0
+        if self._head_count:
+            start = bisect_left(offsets, self._head_first)
+            stop = bisect_left(offsets, self._head_first + self._head_count, start)
+            found += offsets[start:stop]
+        for at, low, high in self._groups(offsets, stop):
+            chunk = self._chunks[at]
+            for _, start, stop in _hits(chunk, 0 if at else self._position, offsets, low, high):
+                if stop - start == 1:
+                    found.append(offsets[start])
+                else:
+                    found += offsets[start:stop]
+        if self._tail_count:
+            start = bisect_left(offsets, self._tail_first)
+            found += offsets[start : bisect_left(offsets, self._tail_first + self._tail_count, start)]
+        return found
+
+    def discard(self, offsets: Sequence[int]) -> list[int]:
+        """Remove `offsets`, which rise and are distinct, wherever they are; returns those that were in the set."""
+        if not offsets or not self.count:
+            return []
+        self._pack()
+        found: list[int] = []
+        changed: list[int] = []
+        for at, low, high in self._groups(offsets, 0):
+            chunk = self._chunks[at]
+            hits = _hits(chunk, 0, offsets, low, high)
+            if hits:
+                changed.append(at)
+                for _, start, stop in hits:
+                    if stop - start == 1:
+                        found.append(offsets[start])
+                    else:
+                        found += offsets[start:stop]
+                _cut_out(chunk, hits, offsets)
+        for at in reversed(changed):
+            self._fit(at)
+        self._unpack_tail()
+        self.count -= len(found)
+        return found
+
+    def add(self, first: int, count: int) -> None:
+        """Put in `count` offsets from `first`, none of which is in the set, wherever they belong."""
+        if not self.count or (self._tail_count and first >= self._tail_first + self._tail_count):
+            self.append(first, count)
+            return
+        if self._head_count and first + count == self._head_first:
+            self._head_first = first
+            self._head_count += count
+            self.count += count
+            return
+        self._pack()
+        self.count += count
+        chunks = self._chunks
+        at = max(bisect_right(chunks, first << 16, key=_first_packed) - 1, 0)
+        chunk = chunks[at]
+        start = stop = bisect_left(chunk, first << 16)
+        if start and (chunk[start - 1] >> 16) + (chunk[start - 1] & 0xFFFF) + 1 == first:
+            start -= 1
+            first = chunk[start] >> 16
+            count += (chunk[start] & 0xFFFF) + 1
+        if stop < len(chunk) and chunk[stop] >> 16 == first + count:
+            count += (chunk[stop] & 0xFFFF) + 1
+            stop += 1
+        chunk[start:stop] = array("Q", _packed(first, count))
+        self._fit(at)
+        self._unpack_tail()
+
+    def _pack(self) -> None:
+        """Put the first and the last range into the chunks, where what is used up goes away."""
+        head = array("Q", _packed(self._head_first, self._head_count))
+        if self._chunks:
+            self._chunks[0][: self._position] = head
+        elif head:
+            self._chunks.append(head)
+        self._head_count = self._position = 0
+        if self._tail_count:
+            self._push(self._tail_first, self._tail_count)
+            self._tail_count = 0
+
+    def _unpack_tail(self) -> None:
+        """Take the last range out of the chunks, so that what is appended can join it."""
+        if self._chunks:
+            packed = self._chunks[-1].pop()
+            self._tail_first, self._tail_count = packed >> 16, (packed & 0xFFFF) + 1
+            if not self._chunks[-1]:
+                self._chunks.pop()
+
+    def _groups(self, offsets: Sequence[int], low: int) -> Iterator[tuple[int, int, int]]:
+        """Which chunk may hold which of `offsets` from index `low` on: (index of the chunk, low, high)."""
+        chunks = self._chunks
+        begin, size = 0, len(offsets)
+        while low < size and chunks:
+            # A chunk that was given out is not looked at again: it may be empty by now.
+            at = max(bisect_right(chunks, offsets[low] << 16 | 0xFFFF, begin, key=_first_packed) - 1, 0)
+            begin = at + 1
+            high = bisect_left(offsets, chunks[begin][0] >> 16, low) if begin < len(chunks) else size
+            yield at, low, high
+            low = high
+
+    def _fit(self, at: int) -> None:
+        """Cut, join or drop a chunk that was changed; those before it keep their indexes."""
+        chunks = self._chunks
+        chunk = chunks[at]
+        size = len(chunk)
+        if size > 2 * _CHUNK_RANGES:
+            chunks[at : at + 1] = [chunk[start : start + _CHUNK_RANGES] for start in range(0, size, _CHUNK_RANGES)]
+        elif not size:
+            del chunks[at]
+        elif size * 4 < _CHUNK_RANGES:
+            for left in (at, at - 1):
+                if 0 <= left < len(chunks) - 1 and len(chunks[left]) + len(chunks[left + 1]) <= _CHUNK_RANGES:
+                    chunks[left].extend(chunks.pop(left + 1))
+
     def clear(self) -> None:
         """Forget everything."""
         self.__init__()  # type: ignore[misc]
+
+
+def _packed(first: int, count: int) -> list[int]:
+    """A range of any length as packed ranges."""
+    full, rest = divmod(count, _RANGE_MESSAGES_MAX)
+    pieces = [(first + piece * _RANGE_MESSAGES_MAX) << 16 | (_RANGE_MESSAGES_MAX - 1) for piece in range(full)]
+    if rest:
+        pieces.append((first + full * _RANGE_MESSAGES_MAX) << 16 | (rest - 1))
+    return pieces
+
+
+def _hits(chunk: array[int], begin: int, offsets: Sequence[int], low: int, high: int) -> list[tuple[int, int, int]]:
+    """Which ranges of `chunk`, from index `begin` on, hold which of `offsets[low:high]`: (index, start, stop)."""
+    hits: list[tuple[int, int, int]] = []
+    end = len(chunk)
+    index = begin
+    while low < high:
+        offset = offsets[low]
+        key = offset << 16 | 0xFFFF
+        near = index + _STRIDE
+        if near < end and chunk[near] <= key:
+            index = bisect_right(chunk, key, near, end) - 1
+        else:
+            index = bisect_right(chunk, key, index, min(near, end)) - 1
+        if index < begin:
+            # Before all that the chunk holds.
+            index = begin
+            low = bisect_left(offsets, chunk[begin] >> 16, low, high)
+            continue
+        packed = chunk[index]
+        beyond = (packed >> 16) + (packed & 0xFFFF) + 1
+        stop = low + 1
+        if offset < beyond:
+            if stop < high and offsets[stop] < beyond:
+                stop = bisect_left(offsets, beyond, stop, high)
+            hits.append((index, low, stop))
+        low = stop
+    return hits
+
+
+def _cut_out(chunk: array[int], hits: list[tuple[int, int, int]], offsets: Sequence[int]) -> None:
+    """Remove what `_hits` found, from behind, so that the indexes of what is still to come stay true."""
+    for index, start, stop in reversed(hits):
+        packed = chunk[index]
+        first, count = packed >> 16, (packed & 0xFFFF) + 1
+        if count == stop - start:
+            del chunk[index]
+            continue
+        end = first + count
+        pieces: list[int] = []
+        if offsets[stop - 1] - offsets[start] == stop - start - 1:
+            if first < offsets[start]:
+                pieces.append(first << 16 | (offsets[start] - first - 1))
+            first = offsets[stop - 1] + 1
+        else:
+            for offset in offsets[start:stop]:
+                if first < offset:
+                    pieces.append(first << 16 | (offset - first - 1))
+                first = offset + 1
+        if first < end:
+            pieces.append(first << 16 | (end - first - 1))
+        if len(pieces) == 1:
+            chunk[index] = pieces[0]
+        else:
+            chunk[index : index + 1] = array("Q", pieces)
 
 
 class ReturnedOffsets:

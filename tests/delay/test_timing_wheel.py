@@ -144,6 +144,85 @@ def test_a_million_timers_cost_about_their_bytes() -> None:
         tracemalloc.stop()
 
 
+def test_an_empty_wheel_and_one_with_a_timer_are_small() -> None:
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        wheels = [TimingWheel() for _ in range(100)]
+        assert (tracemalloc.get_traced_memory()[0] - before) / 100 < 1200
+        for wheel in wheels:
+            wheel.add(100_000, 1)
+        assert (tracemalloc.get_traced_memory()[0] - before) / 100 < 1536
+        for wheel in wheels:
+            assert drain(wheel, 100_000) == [1]
+        assert (tracemalloc.get_traced_memory()[0] - before) / 100 < 1200
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("deadlines_ms", "keys", "error"),
+    [([1, 1 << 63], [1, 2], OverflowError), ([1, 2], [1, 1 << 63], OverflowError), ([1, 2], [1], ValueError)],
+)
+def test_add_many_adds_all_or_nothing(deadlines_ms: list[int], keys: list[int], error: type[Exception]) -> None:
+    wheel = TimingWheel()
+    with pytest.raises(error):
+        wheel.add_many(deadlines_ms, keys)
+    assert len(wheel) == 0
+    assert wheel.next_due_ms() is None
+    wheel.add_many([], [])
+    assert wheel.next_due_ms() is None
+
+
+def test_keep_asks_for_rising_keys_in_bites_and_gives_the_memory_back() -> None:
+    wheel = TimingWheel(tick_ms=10)
+    number = 100_000
+    keys = [(key * 7919) % number for key in range(number)]
+    wheel.add_many([key * 36 for key in keys], keys)
+    wheel.add_many([1_000_000] * number, range(number, 2 * number))  # one slot of many bites
+    asked: list[int] = []
+
+    def survives(bite: list[int]) -> list[int]:
+        assert bite == sorted(bite)
+        assert len(bite) <= 1 << 15
+        asked.extend(bite)
+        return [key for key in bite if key % 1000 == 0]
+
+    tracemalloc.start()
+    try:
+        wheel.keep(survives)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert sorted(asked) == list(range(2 * number))
+    assert sorted(wheel.timers()) == sorted(
+        [(key * 36, key) for key in range(0, number, 1000)]
+        + [(1_000_000, key) for key in range(number, 2 * number, 1000)]
+    )
+    assert drain(wheel, 1_000_000)[-100:] == list(range(number, 2 * number, 1000))
+    wheel.keep(lambda keys: [])
+    assert wheel.next_due_ms() is None
+
+
+def test_a_question_that_fails_leaves_the_wheel_whole() -> None:
+    wheel = TimingWheel(tick_ms=1)
+    wheel.add_many(range(1, 100_001), range(100_000))
+    bites = 0
+
+    def survives(keys: list[int]) -> list[int]:
+        nonlocal bites
+        bites += 1
+        if bites == 2:
+            raise OSError("no answer")
+        return []
+
+    with pytest.raises(OSError, match="no answer"):
+        wheel.keep(survives)
+    left = sorted(key for _, key in wheel.timers())
+    assert len(wheel) == len(left) == 100_000 - (1 << 15)
+    assert drain(wheel, 200_000) == left
+
+
 @given(
     deadlines=st.lists(st.integers(0, 5000), max_size=300),
     tick_ms=st.sampled_from([1, 3, 10]),
@@ -180,6 +259,33 @@ class WheelMachine(RuleBasedStateMachine):
             self.key += 1
             self.wheel.add(self.now_ms + after_ms, self.key)
             self.waiting[self.key] = -(-(self.now_ms + after_ms) // self.tick_ms)
+
+    @rule(
+        afters_ms=st.one_of(
+            st.lists(st.one_of(st.integers(-5, 40), st.integers(0, 100_000)), max_size=60),
+            st.tuples(st.integers(-5, 500), st.integers(1, 60)).map(lambda pair: [pair[0]] * pair[1]),
+        )
+    )
+    def add_many(self, afters_ms: list[int]) -> None:
+        keys = range(self.key + 1, self.key + 1 + len(afters_ms))
+        self.key += len(afters_ms)
+        deadlines_ms = [self.now_ms + after_ms for after_ms in afters_ms]
+        self.wheel.add_many(deadlines_ms, keys)
+        for key, deadline_ms in zip(keys, deadlines_ms):
+            self.waiting[key] = -(-deadline_ms // self.tick_ms)
+
+    @rule(divisor=st.integers(1, 6), rest=st.integers(0, 1))
+    def keep(self, divisor: int, rest: int) -> None:
+        asked: list[int] = []
+
+        def survives(keys: list[int]) -> list[int]:
+            assert keys == sorted(keys)
+            asked.extend(keys)
+            return [key for key in keys if key % divisor == rest]
+
+        self.wheel.keep(survives)
+        assert sorted(asked) == sorted(self.waiting)
+        self.waiting = {key: tick for key, tick in self.waiting.items() if key % divisor == rest}
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from routing.queues import offset_set
 from routing.queues.offset_set import OffsetSet, Range, ReturnedOffsets, subtract
 
 # What matters is where ranges are cut: 16 bits hold a range's length, a chunk holds 4096 ranges.
@@ -151,6 +152,112 @@ def test_returned_offsets_come_out_in_offset_order(order: list[int], sizes: list
     assert offsets(list(returned.ranges())) == sorted(held)
     returned.clear()
     assert (returned.head(), returned.count, list(returned.ranges())) == ((0, 0), 0, [])
+
+
+class SparseMachine(RuleBasedStateMachine):
+    """All that `OffsetSet` can do, on chunks of a few ranges of a few messages; a sorted list is the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(offset_set, "_CHUNK_RANGES", 4)
+        self.patch.setattr(offset_set, "_RANGE_MESSAGES_MAX", 16)
+        self.patch.setattr(offset_set, "_STRIDE", 2)
+        self.real = OffsetSet()
+        self.model: list[int] = []
+        self.end = 0
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+    @rule(gaps=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), max_size=30))
+    def append(self, gaps: list[tuple[int, int]]) -> None:
+        for gap, count in gaps:
+            first = self.end + gap
+            self.end = first + count
+            self.real.append(first, count)
+            self.model += range(first, self.end)
+
+    @rule(count=st.integers(1, 100))
+    def append_more_than_a_packed_range_holds(self, count: int) -> None:
+        self.real.append(self.end + 1, count)
+        self.model += range(self.end + 1, self.end + 1 + count)
+        self.end += 1 + count
+
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        chosen = self._some(data)
+        there = sorted(set(self.model).intersection(chosen))
+        assert self.real.present(chosen) == there
+        assert self.real.discard(chosen) == there
+        gone = set(there)
+        self.model = [offset for offset in self.model if offset not in gone]
+
+    @rule(data=st.data())
+    def add(self, data: st.DataObject) -> None:
+        chosen = sorted(set(self._some(data)) - set(self.model) - {self.end})[:20]
+        for first, count in data.draw(st.permutations(joined([(offset, 1) for offset in chosen]))):
+            self.real.add(first, count)
+        self.model = sorted(self.model + chosen)
+
+    def _some(self, data: st.DataObject) -> list[int]:
+        low = data.draw(st.integers(0, self.end))
+        near = st.sets(st.integers(low, min(low + 60, self.end)), max_size=60)
+        run = st.integers(low, min(low + 100, self.end)).map(lambda stop: set(range(low, stop)))
+        anywhere = st.sets(st.integers(0, self.end), max_size=30)
+        everything = st.sampled_from([1, 2, 3]).map(lambda step: set(self.model[::step]))
+        return sorted(data.draw(st.one_of(near, run, anywhere, everything)))
+
+    @rule(count=st.integers(0, 100))
+    def take(self, count: int) -> None:
+        assert self.real.take(count) == self.model[:count]
+        del self.model[:count]
+
+    @rule(share=st.floats(0, 1), times=st.integers(1, 20))
+    def drop(self, share: float, times: int) -> None:
+        for _ in range(times):
+            first, count = self.real.head()
+            assert self.model[:count] == list(range(first, first + count))
+            assert bool(count) == bool(self.model)
+            taken = int(count * share)
+            self.real.drop(taken)
+            del self.model[:taken]
+
+    @invariant()
+    def same(self) -> None:
+        assert offsets(list(self.real.ranges())) == self.model
+        assert len(self.real) == len(self.model)
+        assert all(self.real._chunks), "an empty chunk is dropped"
+
+
+SparseMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSparse = SparseMachine.TestCase
+
+
+def test_discard_and_add_keep_a_range_at_eight_bytes() -> None:
+    sparse = OffsetSet((offset, 1) for offset in range(0, 400_000, 2))
+    assert sparse.discard(range(0, 300_000)) == list(range(0, 300_000, 2))
+    assert sparse.discard([offset for offset in range(300_000, 400_000) if offset % 64]) == [
+        offset for offset in range(300_000, 400_000, 2) if offset % 64
+    ]
+    assert len(sparse._chunks) == 1, "what was left of 24 chunks went together"
+    holes = OffsetSet([(0, 40_000)])
+    holes.discard(range(0, 40_000, 2))
+    assert sum(len(chunk) for chunk in holes._chunks) == 19_999  # and the last
+    assert max(len(chunk) for chunk in holes._chunks) <= 8192
+    for offset in range(39_000, 0, -2):
+        holes.add(offset, 1)
+    assert sum(len(chunk) for chunk in holes._chunks) < 2000, "contiguous again"
+
+
+def test_what_follows_a_discard_still_joins_the_end() -> None:
+    ready = OffsetSet([(0, 10)])
+    assert ready.discard([3]) == [3]
+    for first in range(10, 1000, 10):
+        ready.append(first, 10)
+        assert ready.discard([3, first + 5000]) == []
+    assert list(ready.ranges()) == [(0, 3), (4, 996)]
+    assert sum(len(chunk) for chunk in ready._chunks) <= 1
 
 
 _SMALL = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
