@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -23,6 +24,7 @@ from routing.config import BrokerConfig
 from routing.control import Control
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.message import Slab
+from routing.queue_host import Clock, Host
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import HomeStatus, QueuePartition
 from routing.queues.replay import save_checkpoint, snapshot
@@ -39,7 +41,13 @@ class Broker:
     """See the module. Use `open_broker`."""
 
     def __init__(
-        self, files: Files, config: BrokerConfig, flusher: LogFlusher, timers: TimerService, nursery: trio.Nursery
+        self,
+        files: Files,
+        config: BrokerConfig,
+        flusher: LogFlusher,
+        timers: TimerService,
+        nursery: trio.Nursery,
+        wall_clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self.files = files
         self.config = config
@@ -53,7 +61,8 @@ class Broker:
         self.refused_messages = 0
         """Messages that a failing log could not take (who asked for confirms was told), or that were shed."""
         self._nursery = nursery
-        self._runnable: list[Queue | Stream] = []
+        self.clock = Clock(wall_clock_ms)
+        self._runnable: deque[Queue | Stream] = deque()
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
         self._deferred: dict[QueuePartition, None] = {}
         self._saving = trio.Lock()
@@ -66,8 +75,12 @@ class Broker:
             mark_dirty=self._mark_dirty,
             loaded=self.end_turn,
             defer=self._defer,
+            now_ms=self.clock.now_ms,
         )
-        self.topology, self.offsets = self.storage.recover(self._runnable_queue)
+        host = Host(
+            timers, self.clock, runnable=self._runnable.append, dead_letter=self._dead_letter, unused=self._unused
+        )
+        self.topology, self.offsets = self.storage.recover(host)
         self._hand_on(Control(self))
         flusher.after_turn = timers.after_turn = self.end_turn
 
@@ -124,9 +137,6 @@ class Broker:
 
     # --- turns -------------------------------------------------------------------------
 
-    def _runnable_queue(self, queue: Queue | Stream) -> None:
-        self._runnable.append(queue)
-
     def _mark_dirty(self, partition: QueuePartition | TopicPartition) -> None:
         self._dirty[partition] = None
 
@@ -148,11 +158,11 @@ class Broker:
 
     def end_turn(self) -> None:
         """Deliver, write and confirm what has come together; see the module's rule 1."""
-        while self._runnable:
-            runnable, self._runnable = self._runnable, []
-            for queue in runnable:
-                queue.awake = False
-                queue.pump()
+        runnable = self._runnable
+        while runnable:
+            queue = runnable.popleft()
+            queue.awake = False
+            queue.pump()
         if self._dirty:
             if self.after_turn is not None:
                 # Deliveries do not wait for the disk: send them before the flusher's threads ask for the interpreter.
@@ -191,7 +201,16 @@ class Broker:
         if isinstance(queue, Queue) and queue.auto_delete and not queue.consumers and not queue.deleted:
             self.topology.drop_queue(queue)
         else:
+            if isinstance(queue, Queue):
+                queue.rules.used()
             queue.wake()
+
+    def _unused(self, queue: Queue) -> None:
+        """A queue has not been used for as long as it lives without."""
+        self.topology.drop_queue(queue)
+
+    def _dead_letter(self, queue: Queue, offsets: Sequence[int], reason: str) -> None:
+        queue.settle_offsets(offsets)
 
     @property
     def topics(self) -> Mapping[str, Topic]:
@@ -205,6 +224,8 @@ class Broker:
         retention_due = 0.0
         while True:
             await trio.sleep(self.config.housekeeping_interval_ms / 1000)
+            for partition in (*self.topology.stripes, self.topology.transient):
+                partition.tidy()
             for partition in self.topology.stripes:
                 self._checkpoint(partition)
                 partition.delete_dead_prefix()
@@ -253,7 +274,9 @@ class Broker:
 
 
 @asynccontextmanager
-async def open_broker(files: Files, config: BrokerConfig | None = None) -> AsyncIterator[Broker]:
+async def open_broker(
+    files: Files, config: BrokerConfig | None = None, *, wall_clock_ms: Callable[[], int] = wall_clock_ms
+) -> AsyncIterator[Broker]:
     """Recover the engine from `files` and run it; on leaving, everything is written down."""
     config = config or BrokerConfig()
     flusher = LogFlusher(
@@ -263,7 +286,7 @@ async def open_broker(files: Files, config: BrokerConfig | None = None) -> Async
     async with trio.open_nursery() as nursery:
         await nursery.start(flusher.run)
         nursery.start_soon(timers.run)
-        broker = Broker(files, config, flusher, timers, nursery)
+        broker = Broker(files, config, flusher, timers, nursery, wall_clock_ms)
         nursery.start_soon(broker.housekeep)
         try:
             yield broker

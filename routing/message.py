@@ -191,8 +191,8 @@ class Slab:
 
     @property
     def plain(self) -> bool:
-        """No message of it has a time to live or a delay, and all have the same priority."""
-        return self.facts is None and self.properties.facts < TIMED_FROM
+        """No message of it has a time to live or a delay: all that may set it apart is its priority."""
+        return (self.properties.facts if self.facts is None else max(self.facts)) < TIMED_FROM
 
     def part(self, start: int, stop: int) -> Slab:
         """The messages [start, stop) as a slab of their own."""

@@ -12,13 +12,18 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
-from enum import Enum
+from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from routing.errors import PreconditionFailed, StorageUnavailable
+from routing.consumer import Consumer as Consumer
+from routing.consumer import DeliverySink as DeliverySink
+from routing.consumer import consumer_priority
+from routing.errors import BrokerError, LimitExceeded, PreconditionFailed
 from routing.message import Slab
 from routing.topics.stream import Stream
+from routing.unsettled import Outcome as Outcome
+from routing.unsettled import Unsettled, entry_first
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -29,97 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_UNLIMITED = 1 << 30
-
 _Requirements = dict["PartitionLog", int]
 """Logs, and the offset each has to reach."""
-
-
-class Outcome(Enum):
-    """What becomes of delivered messages."""
-
-    ACK = "ack"
-    REQUEUE = "requeue"
-    DISCARD = "discard"
-
-
-class DeliverySink(Protocol):
-    """What an adapter implements. All calls are synchronous and only append to the outbox."""
-
-    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
-        """Send slab.bodies[start:stop] under the delivery ids first_id, first_id + 1, ..."""
-
-    def confirm(self, up_to: int) -> None:
-        """Every publish with a sequence number <= `up_to` is safe."""
-
-    def refuse(self, first: int, last: int) -> None:
-        """The publishes with these sequence numbers were not made safe."""
-
-    def returned(self, slab: Slab, reason: str) -> None:
-        """A mandatory slab had nowhere to go."""
-
-    def cancelled(self, consumer: Consumer) -> None:
-        """The consumer's queue is gone, and so is the consumer."""
-
-    def writable(self) -> bool:
-        """False while the peer does not take what it was sent; call `Session.resume` when that changes."""
-
-
-class Consumer:
-    """A subscription of a session to a queue. `context` is the adapter's own."""
-
-    __slots__ = ("context", "exclusive", "no_ack", "outstanding", "prefetch", "queue", "session", "tag")
-
-    def __init__(
-        self,
-        session: Session,
-        queue: Queue | Stream,
-        tag: str,
-        *,
-        no_ack: bool,
-        exclusive: bool,
-        prefetch: int,
-        context: object,
-    ) -> None:
-        self.session = session
-        self.queue = queue
-        self.tag = tag
-        self.no_ack = no_ack
-        self.exclusive = exclusive
-        self.prefetch = prefetch
-        self.outstanding = 0
-        self.context: Any = context
-
-    @property
-    def queue_name(self) -> str:
-        """The name of the queue it consumes."""
-        return self.queue.name
-
-    def credit(self) -> int:
-        """How many messages it may get now."""
-        session = self.session
-        if session.paused or not session.sink.writable():
-            return 0
-        if self.no_ack:
-            # Nothing it gets counts, but like the others it gets nothing while the session has all it may have.
-            return 0 if session.prefetch and session.outstanding >= session.prefetch else _UNLIMITED
-        credit = self.prefetch - self.outstanding if self.prefetch else _UNLIMITED
-        if session.prefetch:
-            credit = min(credit, session.prefetch - session.outstanding)
-        return credit
-
-
-class _Unsettled:
-    """A run of deliveries: ids [first, end), the offset of the first, and whose they are (no consumer after a get)."""
-
-    __slots__ = ("consumer", "end", "first", "offset", "queue")
-
-    def __init__(self, first: int, end: int, offset: int, queue: Queue | Stream, consumer: Consumer | None) -> None:
-        self.first = first
-        self.end = end
-        self.offset = offset
-        self.queue = queue
-        self.consumer = consumer
 
 
 class Got:
@@ -142,11 +58,7 @@ class _PendingConfirm:
         self.first = first
         self.last = last
         self.settled = False
-        self.error: StorageUnavailable | None = None
-
-
-def _entry_first(entry: _Unsettled) -> int:
-    return entry.first
+        self.error: BrokerError | None = None
 
 
 class Session:
@@ -167,14 +79,14 @@ class Session:
         self.paused = False
         self.closed = False
         self.consumers: list[Consumer] = []
-        self.unsettled: list[_Unsettled] = []
+        self.unsettled: list[Unsettled] = []
         self._next_id = 1
         self._published = 0
         self._noted = 0
         self._pending: deque[_PendingConfirm] = deque()
         self._requirements: _Requirements = {}
         self._needs_sync = False
-        self._parts: list[tuple[int, _Requirements, bool, StorageUnavailable | None]] = []
+        self._parts: list[tuple[int, _Requirements, bool, BrokerError | None]] = []
         """Runs of publishes of this turn that were ended by a refusal: last number, what they wait for, or why not."""
 
     # --- publishing --------------------------------------------------------------------
@@ -214,13 +126,33 @@ class Session:
             elif slab.properties.persistent:
                 raise failed
             return
+        if route.guarded:
+            room = route.room()
+            if room < len(slab.bodies):
+                self._publish_what_fits(route, slab, room, confirm)
+                return
         targets = route.deliver(slab)
         if confirm and targets:
-            self._requirements.update(targets)
-            if slab.properties.persistent:
-                self._needs_sync = True
+            self._require(slab, targets)
 
-    def _refuse(self, count: int, error: StorageUnavailable) -> None:
+    def _require(self, slab: Slab, targets: list[tuple[PartitionLog, int]]) -> None:
+        self._requirements.update(targets)
+        if slab.properties.persistent:
+            self._needs_sync = True
+
+    def _publish_what_fits(self, route: Route, slab: Slab, room: int, confirm: bool) -> None:
+        """A queue takes only the first `room` messages: the others are refused, and go where they are taken."""
+        count = len(slab.bodies)
+        if room:
+            fitting = slab.part(0, room)
+            targets = route.deliver(fitting)
+            if confirm:
+                self._require(fitting, targets)
+        route.overflowing().deliver(slab.part(room, count))
+        if confirm:
+            self._refuse(count - room, LimitExceeded("a queue is full"))
+
+    def _refuse(self, count: int, error: BrokerError) -> None:
         """The last `count` publishes could not even be appended."""
         self._end_part(self._published - count)
         self._parts.append((self._published, {}, False, error))
@@ -239,7 +171,7 @@ class Session:
                 self._note(last, requirements, needs_sync, error)
         self._advance()
 
-    def _note(self, last: int, requirements: _Requirements, needs_sync: bool, error: StorageUnavailable | None) -> None:
+    def _note(self, last: int, requirements: _Requirements, needs_sync: bool, error: BrokerError | None) -> None:
         pending = _PendingConfirm(self._noted + 1, last)
         self._pending.append(pending)
         self._noted = last
@@ -247,7 +179,7 @@ class Session:
             pending.settled, pending.error = True, error
             return
 
-        def done(error: StorageUnavailable | None) -> None:
+        def done(error: BrokerError | None) -> None:
             pending.settled, pending.error = True, error
             self._advance()
 
@@ -286,7 +218,14 @@ class Session:
         """
         queue = self.vhost.source(queue_name, self.owner)
         consumer = Consumer(
-            self, queue, tag, no_ack=no_ack, exclusive=exclusive, prefetch=self.prefetch_default, context=context
+            self,
+            queue,
+            tag,
+            no_ack=no_ack,
+            exclusive=exclusive,
+            prefetch=self.prefetch_default,
+            context=context,
+            priority=consumer_priority(arguments),
         )
         queue.attach(consumer, arguments or {})
         self.consumers.append(consumer)
@@ -308,6 +247,7 @@ class Session:
     async def get(self, queue_name: str, *, no_ack: bool) -> Got | None:
         """Take one message, waiting for the disk if need be; None when the queue is empty."""
         queue = self.vhost.queue(queue_name, self.owner, "basic.get")
+        queue.rules.used()
         while True:
             first, count, redelivered = queue.head()
             if not count:
@@ -322,7 +262,7 @@ class Session:
         if no_ack:
             queue.settle(first, 1)
         else:
-            self.unsettled.append(_Unsettled(delivery_id, delivery_id + 1, first, queue, None))
+            self.unsettled.append(Unsettled(delivery_id, delivery_id + 1, first, queue, None))
         return Got(delivery_id, entry.slab, first - entry.first, redelivered, queue.message_count)
 
     def hand_over(self, consumer: Consumer, slab: Slab, start: int, stop: int, offset: int, redelivered: bool) -> None:
@@ -341,13 +281,30 @@ class Session:
             and last.end == first
             and last.consumer is consumer
             and last.offset + last.end - last.first == offset
+            and last.offsets is None
         ):
             last.end = end
         else:
-            unsettled.append(_Unsettled(first, end, offset, consumer.queue, consumer))
+            unsettled.append(Unsettled(first, end, offset, consumer.queue, consumer))
         consumer.outstanding += count
         self.outstanding += count
         self._deliver(consumer, first, slab, start, stop, redelivered)
+
+    def hand_over_scattered(
+        self, consumer: Consumer, queue: Queue, slab: Slab, offsets: list[int], redelivered: bool
+    ) -> None:
+        """As `hand_over`, for a whole slab of messages that do not lie together in the log."""
+        count = len(offsets)
+        first = self._next_id
+        self._next_id = end = first + count
+        if consumer.no_ack:
+            self._deliver(consumer, first, slab, 0, count, redelivered)
+            queue.settle_offsets(offsets)
+            return
+        self.unsettled.append(Unsettled(first, end, offsets[0], queue, consumer, offsets))
+        consumer.outstanding += count
+        self.outstanding += count
+        self._deliver(consumer, first, slab, 0, count, redelivered)
 
     def _deliver(self, consumer: Consumer, first: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """A sink that raises is a bug: it gets no more, and the turn, which is everybody's, goes on."""
@@ -370,7 +327,7 @@ class Session:
         if outcome is not Outcome.ACK:
             self._require_returnable(first_id, last_id)
         while first_id <= last_id:
-            index = bisect_right(self.unsettled, first_id, key=_entry_first) - 1
+            index = bisect_right(self.unsettled, first_id, key=entry_first) - 1
             if index < 0 or first_id >= self.unsettled[index].end:
                 raise PreconditionFailed(f"unknown delivery tag {first_id}")
             stop = min(last_id + 1, self.unsettled[index].end)
@@ -386,7 +343,7 @@ class Session:
         if last_id == 0:
             last_id = self._next_id - 1
         else:
-            index = bisect_right(unsettled, last_id, key=_entry_first) - 1
+            index = bisect_right(unsettled, last_id, key=entry_first) - 1
             if index < 0 or last_id >= unsettled[index].end:
                 raise PreconditionFailed(f"unknown delivery tag {last_id}")
         if outcome is not Outcome.ACK and not self.closed:
@@ -399,13 +356,13 @@ class Session:
         done = unsettled[:whole]
         del unsettled[:whole]
         for entry in done:
-            self._finish(entry, entry.offset, entry.end - entry.first, outcome)
+            self._finish(entry, entry.offsets_of(entry.first, entry.end), outcome)
         if unsettled and unsettled[0].first <= last_id:
             self._settle_part(0, unsettled[0].first, last_id + 1, outcome)
 
     def _require_returnable(self, first_id: int, last_id: int) -> None:
         """Raises NotImplementedYet if one of these deliveries is of a stream, which takes nothing back."""
-        start = max(0, bisect_right(self.unsettled, first_id, key=_entry_first) - 1)
+        start = max(0, bisect_right(self.unsettled, first_id, key=entry_first) - 1)
         for entry in islice(self.unsettled, start, None):
             if entry.first > last_id:
                 return
@@ -423,24 +380,29 @@ class Session:
         """Settle the ids [first, stop) of one entry, which shrinks, splits or goes."""
         unsettled = self.unsettled
         entry = unsettled[index]
-        offset = entry.offset + first - entry.first
-        if first == entry.first:
-            if stop == entry.end:
-                del unsettled[index]
-            else:
-                entry.first, entry.offset = stop, offset + stop - first
-        else:
-            if stop < entry.end:
-                rest = _Unsettled(stop, entry.end, offset + stop - first, entry.queue, entry.consumer)
+        offsets = entry.offsets_of(first, stop)
+        if first > entry.first:
+            rest = entry.cut(first, stop)
+            if rest is not None:
                 unsettled.insert(index + 1, rest)
-            entry.end = first
-        self._finish(entry, offset, stop - first, outcome)
-
-    def _finish(self, entry: _Unsettled, offset: int, count: int, outcome: Outcome) -> None:
-        if outcome is Outcome.REQUEUE:
-            entry.queue.give_back(offset, count)
+        elif stop < entry.end:
+            entry.begin_at(stop)
         else:
-            entry.queue.settle(offset, count)
+            del unsettled[index]
+        self._finish(entry, offsets, outcome)
+
+    def _finish(self, entry: Unsettled, offsets: Sequence[int], outcome: Outcome) -> None:
+        queue, count = entry.queue, len(offsets)
+        if outcome is Outcome.ACK and entry.offsets is None:
+            queue.settle(offsets[0], count)
+        elif isinstance(queue, Stream):
+            queue.give_back(offsets[0], count)
+        elif outcome is Outcome.ACK:
+            queue.settle_offsets(offsets)
+        elif outcome is Outcome.REQUEUE:
+            queue.give_back_offsets(offsets)
+        else:
+            queue.reject(offsets)
         consumer = entry.consumer
         if consumer is None:
             return
@@ -449,7 +411,7 @@ class Session:
         if limited:
             self.resume()
         consumer.outstanding -= count
-        if consumer.queue.message_count:
+        if not queue.awake:
             consumer.queue.wake()
 
     def recover(self, requeue: bool = True) -> None:

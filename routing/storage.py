@@ -15,11 +15,11 @@ from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
 from routing.config import BrokerConfig
 from routing.directories import make_room_for, require_undamaged, tidy_topics, topic_directory
-from routing.queues.queue import Queue
+from routing.queue_host import Host
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.replay import restore
 from routing.topics.offset_store import OffsetStore
-from routing.topics.stream import Stream, StreamHost
+from routing.topics.stream import StreamHost
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import log_config
 from routing.topology.catalog import Catalog
@@ -48,6 +48,7 @@ class Storage:
         mark_dirty: Callable[[QueuePartition | TopicPartition], None],
         loaded: Callable[[], None],
         defer: Callable[[QueuePartition], None],
+        now_ms: Callable[[], int],
     ) -> None:
         self.stores: list[PartitionLog] = []
         """The logs of keyed stores."""
@@ -58,8 +59,9 @@ class Storage:
         self._mark_dirty = mark_dirty
         self._loaded = loaded
         self._defer = defer
+        self._now_ms = now_ms
 
-    def recover(self, runnable: Callable[[Queue | Stream], None]) -> tuple[Topology, OffsetStore]:
+    def recover(self, host: Host) -> tuple[Topology, OffsetStore]:
         """Read everything back; blocks. Raises LogDamaged, CorruptBatch, OSError."""
         files, config = self._files, self._config
         if files.exists(_SCRATCH):
@@ -74,9 +76,9 @@ class Storage:
             catalog,
             stripes=stripes,
             transient=transient,
-            runnable=runnable,
+            host=host,
             spawn=self._spawn,
-            stream_host=StreamHost(config, offsets, runnable=runnable, spawn=self._spawn, turn=self._loaded),
+            stream_host=StreamHost(config, offsets, runnable=host.runnable, spawn=self._spawn, turn=self._loaded),
         )
         topology.recover_queues()
         for partition in stripes:
@@ -114,6 +116,7 @@ class Storage:
             spawn=self._spawn,
             mark_dirty=self._mark_dirty,
             loaded=self._loaded,
+            now_ms=self._now_ms,
             defer=self._defer if config.settle_delay_ms else None,
         )
 

@@ -1,36 +1,49 @@
 """A queue: a destructive cursor over its home partition.
 
-A message is known here by its offset alone. It is ready, or delivered (then a session holds its offset until it is
-settled), or returned; what has been settled is simply not there any more. Returned messages go first, in their
-original order.
+A message is known here by its offset alone. It waits in a line (`line.py`), or is delivered (then a session holds its
+offset until it is settled), or is delayed (`timing.py`); what has been settled is simply not there any more.
 
-Whoever changes something that may allow a delivery calls `wake`; the broker pumps the woken queues when the turn ends.
-With one consumer a run is handed over whole; with several each gets its turn, in shares no larger than what keeps all
-of them busy. Where nothing has to be remembered (`passes`) a message never enters the queue at all.
+1. Whoever changes something that may allow a delivery calls `wake`; the broker pumps the woken queues when the turn
+   ends. A run of neighbours is handed over whole; where neighbours in line lie scattered in the log (priorities, holes,
+   delays) they are collected into one run with an offset for each.
+2. A queue that tells priorities apart has `levels` instead of one line.
+3. What has a time to live is looked at when the turn ends: only messages that still wait then are registered.
+4. What a queue is told (`settings`) costs only the queues that are told so: a slab that asks for nothing, in a queue
+   that asks for nothing, is one range more at the end of the line (`enqueue`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routing.errors import AccessRefused
-from routing.queues.offset_set import OffsetSet, Range, ReturnedOffsets
+from routing.facts import DELAYED_FROM, priority_of
+from routing.message import Slab
+from routing.queues.consumer_turns import ConsumerTurns
+from routing.queues.gathering import gather
+from routing.queues.line import Levels, Line
+from routing.queues.offset_set import Range
+from routing.queues.queue_rules import Arrival, QueueRules
+from routing.queues.runs_of import runs_of
+from routing.queues.settings import QueueSettings
 
 if TYPE_CHECKING:
+    from routing.queues.host import QueueHost
     from routing.queues.queue_partition import QueuePartition
     from routing.session import Consumer
 
-_SHARE_MAX = 64
-"""Most messages a consumer gets in one go while others of the queue wait for theirs."""
+_SCATTERED_BELOW = 16
+"""Runs shorter than this are collected with what comes after them."""
+_GATHERED_MAX = 512
 
 
 class Queue:
-    """One queue. Its properties never change after it was declared."""
+    """One queue."""
 
     __slots__ = (
-        "_next_consumer", "_runnable", "arguments", "auto_delete", "awake", "consumers", "deleted", "durable",
-        "exclusive", "id", "name", "outstanding", "owner", "partition", "ready", "redelivered_before", "returned",
+        "_host", "arguments", "auto_delete", "awake", "deleted", "durable", "exclusive", "fresh", "id", "levels",
+        "line", "name", "outstanding", "owner", "partition", "redelivered_before", "rules", "settings", "turns",
         "vhost",
     )  # fmt: skip
 
@@ -39,13 +52,14 @@ class Queue:
         queue_id: int,
         name: str,
         partition: QueuePartition,
-        runnable: Callable[[Queue], None],
+        host: QueueHost,
         *,
         durable: bool,
         exclusive: bool,
         auto_delete: bool,
         arguments: dict[str, Any],
         owner: object,
+        settings: QueueSettings | None = None,
     ) -> None:
         self.id = queue_id
         self.name = name
@@ -56,53 +70,124 @@ class Queue:
         self.auto_delete = auto_delete
         self.arguments = arguments
         self.owner = owner
-        self.ready = OffsetSet()
-        self.returned = ReturnedOffsets()
+        self.line = Line()
+        self.levels: Levels | None = None
         self.redelivered_before = 0
-        """Ready messages below this offset may have been delivered before a restart."""
+        """Messages in line below this offset may have been delivered before a restart."""
         self.outstanding = 0
         """Delivered and not yet settled."""
-        self.consumers: list[Consumer] = []
+        self.turns = ConsumerTurns()
         self.awake = False
         self.deleted = False
-        self._next_consumer = 0
-        self._runnable = runnable
+        self.fresh: list[Arrival] = []
+        """What came in this turn and has to be looked at when it ends."""
+        self._host = host
+        self.settings = settings or QueueSettings.effective(arguments)
+        self.rules = QueueRules(self, host)
+        self.apply_settings(self.settings)
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        """Its consumers, those of a higher priority first."""
+        return self.turns.consumers
 
     @property
     def message_count(self) -> int:
         """Messages that could be delivered now."""
-        return self.ready.count + self.returned.count
+        if self.levels is None:
+            return self.line.count
+        return sum(line.count for line in self.levels.lines())
+
+    def apply_settings(self, settings: QueueSettings) -> None:
+        """Live by other rules from now on. Whether a queue tells priorities apart is decided when it is empty."""
+        self.settings = settings
+        self.turns.single_active = settings.single_active_consumer
+        if settings.priority_max and self.levels is None and not self.line.count:
+            self.levels = Levels(settings.priority_max)
+        self.rules.changed()
+        if settings.limited and not self.awake:
+            self.awake = True
+            self._host.runnable(self)
+
+    # --- messages in -------------------------------------------------------------------
 
     def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> None:
         """Make it a consumer of this queue. Raises AccessRefused when there is an exclusive one, or must be none."""
         if self.consumers and (consumer.exclusive or self.consumers[0].exclusive):
             raise AccessRefused(f"queue '{self.name}' in vhost '{self.vhost}' in exclusive use")
-        self.consumers.append(consumer)
+        self.turns.add(consumer)
 
     def detach(self, consumer: Consumer) -> None:
         """It consumes no more."""
-        self.consumers.remove(consumer)
+        self.turns.remove(consumer)
 
     def enqueue(self, first: int, count: int) -> None:
-        """Add messages at the end."""
-        self.ready.append(first, count)
-        if self.consumers and not self.awake:
+        """Add messages that ask for nothing at the end; only for queues whose settings are plain."""
+        self.line.ready.append(first, count)
+        if self.turns.consumers and not self.awake:
             self.awake = True
-            self._runnable(self)
+            self._host.runnable(self)
+
+    def admit(self, first: int, slab: Slab, now_ms: int) -> None:
+        """Add messages that ask for something, or that come to a queue that does."""
+        count = len(slab.bodies)
+        facts = slab.properties.facts if slab.facts is None else slab.facts
+        arrival = Arrival(first, count, now_ms, facts)
+        ranges: Iterable[Range] = ((first, count),)
+        if (facts if isinstance(facts, int) else max(facts)) >= DELAYED_FROM:
+            ranges = self.rules.delay(arrival)
+        line = self.line if self.levels is None else self.levels.fresh
+        for range_first, number in ranges:
+            line.ready.append(range_first, number)
+        self.rules.came(first, slab)
+        self.fresh.append(arrival)
+        if not self.awake:
+            self.awake = True
+            self._host.runnable(self)
 
     def wake(self) -> None:
         """Something changed that may allow a delivery."""
-        if not self.awake and self.consumers:
+        if not self.awake and self.turns.consumers:
             self.awake = True
-            self._runnable(self)
+            self._host.runnable(self)
+
+    def restore(self, ready: Iterable[Range], returned: Iterable[Range], redelivered_before: int) -> None:
+        """Take over after a start what the log says is there: ranges in offset order, those given back apart."""
+        self.redelivered_before = redelivered_before
+        for first, count in self.rules.restore(ready):
+            self._line_of_run(first).ready.append(first, count)
+        for first, count in self.rules.restore(returned):
+            self._line_of_run(first).placed.add(first, count)
+
+    def _line_of_run(self, offset: int) -> Line:
+        """Where messages stand that agree in priority with the one at `offset`."""
+        return self.line if self.levels is None else self.levels.at(self.priority(offset))
+
+    def priority(self, offset: int) -> int:
+        """The priority of a message."""
+        found = self.partition.facts.of(offset)
+        return 0 if found is None else priority_of(found[0])
+
+    # --- messages back -----------------------------------------------------------------
 
     def give_back(self, first: int, count: int) -> None:
-        """Return delivered messages; they will be redelivered before all others."""
-        self.outstanding -= count
+        """Return delivered messages to where they stood; they will be redelivered."""
+        self.give_back_offsets(range(first, first + count))
+
+    def give_back_offsets(self, offsets: Sequence[int]) -> None:
+        """As `give_back`, for messages that do not lie together."""
+        self.outstanding -= len(offsets)
         if self.deleted:
-            self.partition.forget(first, count)
+            for first, count in runs_of(offsets):
+                self.partition.forget(first, count)
             return
-        self.returned.add(first, count)
+        if self.levels is None and not self.rules.timed:
+            for first, count in runs_of(offsets):
+                self.line.placed.add(first, count)
+        else:
+            for offset in self.rules.still_alive(offsets):
+                self._line_of_run(offset).placed.add(offset, 1)
+        self.rules.came_back(offsets)
         self.wake()
 
     def settle(self, first: int, count: int) -> None:
@@ -113,42 +198,87 @@ class Queue:
         else:
             self.partition.settle(self.id, first, count)
 
+    def settle_offsets(self, offsets: Sequence[int]) -> None:
+        """As `settle`, for messages that do not lie together."""
+        for first, count in runs_of(offsets):
+            self.settle(first, count)
+
+    def reject(self, offsets: Sequence[int]) -> None:
+        """Delivered messages are refused by who got them: they die."""
+        self.bury(offsets, "rejected")
+
+    def bury(self, offsets: Sequence[int], reason: str) -> None:
+        """Outstanding messages are dead: to the dead letter exchange with them, if there is one."""
+        if self.settings.dead_letter_exchange is None or self.deleted:
+            self.settle_offsets(offsets)
+        else:
+            self._host.dead_letter(self, offsets, reason)
+
     # --- giving out --------------------------------------------------------------------
+
+    def next_line(self) -> Line:
+        """The line whose head comes next."""
+        levels = self.levels
+        if levels is None:
+            return self.line
+        if levels.fresh.ready.count:
+            if levels.top() is None:
+                return levels.fresh
+            self.rules.sort_in()
+        return levels.top() or levels.fresh
 
     def head(self) -> tuple[int, int, bool]:
         """First offset, contiguous count and redelivered flag of what comes next; count 0 when there is nothing."""
-        first, count = self.returned.head()
-        if count:
-            return first, count, True
-        first, count = self.ready.head()
-        if first < self.redelivered_before:
+        first, count, redelivered = self.next_line().head()
+        if first < self.redelivered_before and count and not redelivered:
             return first, min(count, self.redelivered_before - first), True
-        return first, count, False
+        return first, count, redelivered
 
     def take(self, count: int) -> None:
         """Remove the first `count` of `head()`: they are delivered now."""
         self.outstanding += count
-        if self.returned.count:
-            self.returned.drop(count)
-        else:
-            self.ready.drop(count)
+        line = self.next_line()
+        if self.rules.sizes is not None:
+            self.rules.gone(line.head()[0], count)
+        line.take(count)
 
     def passes(self) -> bool:
         """Whether a message could go straight to the only consumer, who settles nothing: none waits before it."""
-        if self.ready.count or self.returned.count or len(self.consumers) != 1:
+        if len(self.turns.consumers) != 1 or self.fresh or self.message_count:
             return False
-        consumer = self.consumers[0]
+        consumer = self.turns.consumers[0]
         return consumer.no_ack and consumer.credit() > 0
 
     def pump(self) -> None:
-        """Deliver what can be delivered: messages to consumers with credit."""
+        """Deliver what can be delivered: messages to consumers with credit; then look after those that stay."""
+        if self.turns.consumers:
+            self._deliver()
+        if self.fresh:
+            self.rules.sort_in()
+        if self.settings.limited:
+            self.rules.enforce_limits()
+
+    def _deliver(self) -> None:
+        window = self.settings.priority_window
         while True:
             first, count, redelivered = self.head()
             if not count:
                 return
-            consumer, credit = self._choose()
+            consumer, credit = self.turns.choose(self.message_count)
             if consumer is None:
                 return
+            level = -1
+            if window:
+                level = self.priority(first)
+                credit = min(credit, consumer.window_credit(window, level))
+                if credit <= 0:
+                    return
+            if count < _SCATTERED_BELOW and count < credit and self.message_count > count and not window:
+                gathered = gather(self, min(credit, _GATHERED_MAX))
+                if gathered is not None:
+                    slab, offsets, redelivered = gathered
+                    consumer.session.hand_over_scattered(consumer, self, slab, offsets, redelivered)
+                    continue
             entry = self.partition.find(first)
             if entry is None:
                 self.partition.load(first, self)
@@ -156,22 +286,9 @@ class Queue:
             start = first - entry.first
             count = min(count, credit, entry.end - first)
             self.take(count)
+            if window:
+                consumer.level = level if not consumer.outstanding else max(level, consumer.level)
             consumer.session.hand_over(consumer, entry.slab, start, start + count, first, redelivered)
-
-    def _choose(self) -> tuple[Consumer | None, int]:
-        """The next consumer in turn that has credit, and how many messages it may have."""
-        consumers = self.consumers
-        if len(consumers) == 1:
-            credit = consumers[0].credit()
-            return (consumers[0], credit) if credit > 0 else (None, 0)
-        for _ in range(len(consumers)):
-            index = self._next_consumer % len(consumers)
-            self._next_consumer = index + 1
-            credit = consumers[index].credit()
-            if credit > 0:
-                share = -(-self.message_count // len(consumers))
-                return consumers[index], min(credit, max(1, min(share, _SHARE_MAX)))
-        return None, 0
 
     def skip_unreadable(self, offset: int) -> None:
         """Give up on a message that the log does not hold any more."""
@@ -183,10 +300,18 @@ class Queue:
 
     # --- emptying ----------------------------------------------------------------------
 
-    def live_ranges(self) -> Iterable[Range]:
-        """Ready and returned messages, in no particular order."""
-        yield from self.returned.ranges()
-        yield from self.ready.ranges()
+    def waiting_ranges(self) -> tuple[list[Range], list[Range]]:
+        """What was never given out, delayed messages with it, and what was given back; each in offset order."""
+        lines = [self.line] if self.levels is None else self.levels.lines()
+        ready = [part for line in lines for part in line.fresh_ranges()]
+        ready += [(offset, 1) for _, offset in self.rules.delayed()]
+        returned = [part for line in lines for part in line.placed.ranges()]
+        return (sorted(ready) if len(lines) > 1 or self.rules.timed else ready), sorted(returned)
+
+    def live_ranges(self) -> list[Range]:
+        """All messages that are not delivered, in no particular order."""
+        ready, returned = self.waiting_ranges()
+        return ready + returned
 
     def shed(self, count: int) -> int:
         """Give up the oldest messages that are not delivered, at most `count`; how many there were."""
@@ -202,11 +327,13 @@ class Queue:
         return count - left
 
     def purge(self) -> int:
-        """Settle all that is ready or returned; how many there were."""
-        count = self.message_count
-        for first, number in list(self.live_ranges()):
-            self.outstanding += number
-            self.settle(first, number)
-        self.ready.clear()
-        self.returned.clear()
-        return count
+        """Settle all that is in line; how many there were. Delayed messages stay."""
+        return self.shed(self.message_count)
+
+    def clear(self) -> None:
+        """The queue is deleted: forget everything."""
+        self.line.clear()
+        if self.levels is not None:
+            self.levels = Levels(self.levels.highest)
+        self.fresh.clear()
+        self.rules.stop()

@@ -18,7 +18,6 @@ settle is noted in control batches of the same log (`settlement.py`), so replayi
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,12 +25,11 @@ from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder
 from routing.config import BrokerConfig
-from routing.facts import PERSISTENT
 from routing.message import Slab
 from routing.queues.cold_chunks import ColdChunks, Spawn
 from routing.queues.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
 from routing.queues.directory import DIRECTORY_BIT, each_of, encode_directory, facts_of
-from routing.queues.fact_columns import BLOCK_BITS, FactColumns
+from routing.queues.fact_columns import BLOCK_BITS, Columns, FactColumns, to_columns
 from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, encode_destinations, encode_settled
 from routing.queues.slab_cache import CachedSlab, SlabCache
 from routing.runs import in_batches
@@ -69,6 +67,7 @@ class QueuePartition:
         spawn: Spawn,
         mark_dirty: Callable[[QueuePartition], None],
         loaded: Callable[[], None],
+        now_ms: Callable[[], int],
         defer: Callable[[QueuePartition], None] | None = None,
     ) -> None:
         self.index = index
@@ -82,6 +81,7 @@ class QueuePartition:
         self._config = config
         self._mark_dirty = mark_dirty
         self._defer = defer
+        self._now_ms = now_ms
         self._settlements_due = defer is None
         self._open: list[tuple[int, Slab, DestinationSet]] = []
         self._settled: list[tuple[int, int, int]] = []
@@ -89,6 +89,7 @@ class QueuePartition:
         self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
         self._live: dict[int, int] = {}
         self.facts = FactColumns()
+        """Of messages that ask for something, and of all in queues that give them a time to live."""
         self._open_facts = False
         self._cold = ColdChunks(log, config, self.facts, spawn=spawn, cached=self._cache.find, loaded=loaded)
         self._pinned_warning_bytes = config.pinned_warning_bytes
@@ -116,22 +117,27 @@ class QueuePartition:
         self.next_offset = end = first + count
         queues = destinations.queues
         self._cache.add(first, slab, len(queues))
-        if slab.facts is not None or slab.properties.facts > PERSISTENT:
-            self._add_facts(first, slab)
         if self.durable:
             definition.used_before = end
             self._open.append((first, slab, destinations))
         self._count_live(first, count, len(queues))
         self._mark_dirty(self)
-        for queue in queues:
-            queue.enqueue(first, count)
+        if destinations.plain and slab.plain:
+            for queue in queues:
+                queue.enqueue(first, count)
+        else:
+            self._admit(first, slab, destinations)
         return end
 
-    def _add_facts(self, first: int, slab: Slab) -> None:
-        self._open_facts = True
-        columns = facts_of(slab)
+    def _admit(self, first: int, slab: Slab, destinations: DestinationSet) -> None:
+        """Messages that ask for something, or queues that do."""
+        now_ms = self._now_ms()
+        columns = _columns_of(slab, destinations)
         if columns is not None:
-            self.facts.add(first, each_of(columns, len(slab.bodies)), time.time_ns() // 1_000_000)
+            self._open_facts = True
+            self.facts.add(first, each_of(columns, len(slab.bodies)), now_ms)
+        for queue in destinations.queues:
+            queue.admit(first, slab, now_ms)
 
     def _define(self, definition: Definition) -> None:
         self._seal_data()
@@ -219,7 +225,7 @@ class QueuePartition:
         if self._open:
             opened = self._open
             entries = [(destinations.definition.id, len(slab.bodies)) for _, slab, destinations in opened]
-            facts = [facts_of(slab) for _, slab, _ in opened] if self._open_facts else None
+            facts = [_columns_of(slab, to) for _, slab, to in opened] if self._open_facts else None
             self._append_data(opened, encode_directory(entries, facts))
             opened.clear()
             self._open_facts = False
@@ -230,7 +236,7 @@ class QueuePartition:
         runs = [destinations.records.run(first, slab) for first, slab, destinations in slabs]
         for batch in in_batches(runs, _BATCH_BYTES):
             base_offset = batch[0].first_offset
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = self._now_ms()
             if directory:
                 base_offset -= 1
                 builder = BatchBuilder(base_offset, log.leader_epoch, now_ms, attributes=DIRECTORY_BIT)
@@ -248,7 +254,7 @@ class QueuePartition:
 
     def _append_control(self, key: bytes, value: bytes) -> int:
         offset = self.next_offset
-        builder = BatchBuilder(offset, self.log.leader_epoch, time.time_ns() // 1_000_000, control=True)
+        builder = BatchBuilder(offset, self.log.leader_epoch, self._now_ms(), control=True)
         builder.add(offset, key, value, [])
         self._append(builder.build(), offset)
         self.next_offset = offset + 1
@@ -325,6 +331,13 @@ class QueuePartition:
                 "%s: %d bytes stay on disk behind messages that nobody has settled", self.log.directory, pinned_bytes
             )
 
+    def tidy(self) -> None:
+        """Let go of what is only known about messages that are gone."""
+        oldest = self.first_live_offset
+        for queue in self.queues.values():
+            if queue.rules.sizes is not None:
+                queue.rules.sizes.tidy(oldest)
+
     def delete_dead_prefix(self) -> None:
         """Let the log drop whole segments that no queue needs.
 
@@ -357,3 +370,11 @@ class QueuePartition:
         """Messages of a deleted queue: no longer live, and no record needed."""
         self._count_live(first, count, -1)
         self._cache.release(first, count)
+
+
+def _columns_of(slab: Slab, destinations: DestinationSet) -> Columns | None:
+    """The facts that have to be remembered; None when there are none."""
+    columns = facts_of(slab)
+    if columns is None and destinations.keeps_time:
+        columns = to_columns((slab.properties.facts,))
+    return columns

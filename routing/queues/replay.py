@@ -28,7 +28,7 @@ from routing.queues.destination_sets import Definition
 from routing.queues.directory import DIRECTORY_BIT, Directory, directory_of, each_of
 from routing.queues.fact_columns import FactColumns
 from routing.queues.home_records import set_id_of
-from routing.queues.offset_set import OffsetSet, Range, subtract
+from routing.queues.offset_set import Range, subtract
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, decode_destinations, decode_settled
@@ -46,8 +46,8 @@ def snapshot(partition: QueuePartition, outstanding: Iterable[tuple[Queue, int, 
             returned[queue.id].append((first, count))
     queues = {}
     for queue in partition.queues.values():
-        back = [*queue.returned.ranges(), *returned[queue.id]]
-        queues[queue.id] = [list(queue.ready.ranges()), back, queue.redelivered_before]
+        ready, back = queue.waiting_ranges()
+        queues[queue.id] = [ready, [*back, *returned[queue.id]], queue.redelivered_before]
     state = {
         "offset": partition.next_offset,
         "clean": clean,
@@ -184,15 +184,12 @@ def restore(files: Files, partition: QueuePartition) -> int:
     for queue in partition.queues.values():
         ready, returned, redelivered_before = state["queues"].get(queue.id, ([], [], 0)) if state else ([], [], 0)
         if clean:
-            queue.ready = OffsetSet(ready)
-            for first, count in returned:
-                queue.returned.add(first, count)
-            queue.redelivered_before = redelivered_before
+            queue.restore(ready, returned, redelivered_before)
         else:
             earlier = sorted([(first, count) for first, count in [*ready, *returned]])
-            queue.ready = OffsetSet(subtract([*earlier, *live.get(queue.id, ())], found.settled.get(queue.id, ())))
-            queue.redelivered_before = log.log_end_offset
-        partition.restore(list(queue.live_ranges()))
+            left = subtract([*earlier, *live.get(queue.id, ())], found.settled.get(queue.id, ()))
+            queue.restore(left, (), log.log_end_offset)
+        partition.restore(queue.live_ranges())
     partition.facts.keep(partition.live_blocks)
     for set_id, (queue_ids, offset) in found.definitions.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):

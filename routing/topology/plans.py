@@ -18,6 +18,7 @@ from routing.errors import (
     UnknownExchangeType,
 )
 from routing.queues.queue import Queue
+from routing.queues.settings import check_arguments
 from routing.topics.stream import Stream
 from routing.topology.binding import Binding
 from routing.topology.entries import Entry, Key, Plan, exchange_key, queue_key, topic_key, vhost_key
@@ -25,12 +26,7 @@ from routing.topology.matchers import KINDS
 from routing.topology.removal import Removal
 from routing.topology.virtual_host import VirtualHost, locked
 
-_REFUSED_QUEUE_ARGUMENTS = frozenset(
-    {
-        "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-overflow", "x-dead-letter-exchange",
-        "x-dead-letter-routing-key", "x-max-priority", "x-single-active-consumer", "x-delivery-limit",
-    }
-)  # fmt: skip
+_REFUSED_QUEUE_ARGUMENTS = frozenset({"x-dead-letter-exchange"})
 _REFUSED_EXCHANGE_ARGUMENTS = frozenset({"alternate-exchange"})
 _ON_THE_DEFAULT_EXCHANGE = "operation not permitted on the default exchange"
 
@@ -138,11 +134,12 @@ def new_queue_name(name: str) -> str:
     return name
 
 
-def check_queue_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raises NotImplementedYet."""
+def check_queue_arguments(vhost: VirtualHost, name: str, arguments: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument, NotImplementedYet."""
+    check_arguments(name, vhost.name, arguments)
     _refuse_arguments(arguments, _REFUSED_QUEUE_ARGUMENTS)
     kind = arguments.get("x-queue-type", "classic")
-    if kind != "classic":
+    if kind == "stream":
         raise NotImplementedYet(f"queue type '{kind}' is not supported by this version")
 
 

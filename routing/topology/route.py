@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from routing.commits import storage_error
 from routing.errors import StorageUnavailable
-from routing.message import Slab
+from routing.facts import DELAYED_FROM, without_delay
+from routing.message import Properties, Slab
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -25,9 +26,15 @@ if TYPE_CHECKING:
 class Route:
     """See the module."""
 
-    __slots__ = ("_passing", "durable_homes", "homes", "topics")
+    __slots__ = ("_open", "_passing", "_queues", "delayed", "durable_homes", "guarded", "homes", "topics")
 
-    def __init__(self, queues: list[Queue], topics: list[Topic]) -> None:
+    def __init__(self, queues: list[Queue], topics: list[Topic], *, delayed: bool = False) -> None:
+        """With `delayed` messages wait as long as their facts say, without they do not."""
+        self.delayed = delayed or any(queue.settings.delayed for queue in queues)
+        self.guarded = [queue for queue in queues if queue.settings.guards_publishing]
+        """Queues that publishers have to ask."""
+        self._queues = queues
+        self._open: Route | None = None
         by_home: dict[QueuePartition, list[Queue]] = {}
         for queue in queues:
             by_home.setdefault(queue.partition, []).append(queue)
@@ -54,6 +61,20 @@ class Route:
                 return failed
         return None
 
+    def room(self) -> int:
+        """How many messages the fullest of the guarded queues takes now."""
+        return min(queue.rules.room() for queue in self.guarded)
+
+    def overflowing(self) -> Route:
+        """Where messages go that do not fit: to those who do not refuse them."""
+        if self._open is None:
+            queues = [
+                queue for queue in self._queues
+                if not (queue.settings.limited and queue.settings.overflow == "reject-publish")
+            ]  # fmt: skip
+            self._open = Route(queues, self.topics, delayed=self.delayed)
+        return self._open
+
     def _pass_on(self, slab: Slab) -> bool:
         """Hand the slab to the consumers of all queues, if each of them could have it now."""
         for queue in self._passing:
@@ -66,7 +87,13 @@ class Route:
 
     def deliver(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         """Put the slab into everything the route leads to; the durable logs it went to, with the offsets it ends at."""
-        if self._passing and self._pass_on(slab):
+        if not slab.plain:
+            held = has_delay(slab)
+            if held and not self.delayed:
+                slab = undelayed(slab)
+            elif not held and self._passing and self._pass_on(slab):
+                return []
+        elif self._passing and self._pass_on(slab):
             return []
         targets = []
         for home, destinations in self.homes:
@@ -76,3 +103,25 @@ class Route:
         for topic in self.topics:
             targets += topic.append_slab(slab)
         return targets
+
+
+def has_delay(slab: Slab) -> bool:
+    """Whether a message of it is to wait."""
+    return (slab.properties.facts if slab.facts is None else max(slab.facts)) >= DELAYED_FROM
+
+
+def undelayed(slab: Slab) -> Slab:
+    """The same messages without their delays."""
+    properties = slab.properties
+    if slab.facts is None:
+        found = properties.wire.get(undelayed)
+        if found is None:
+            facts = without_delay(properties.facts)
+            found = Properties(properties.protocol, properties.raw, persistent=properties.persistent, facts=facts)
+            properties.wire[undelayed] = found
+        properties = found
+    facts_of_each = None if slab.facts is None else list(map(without_delay, slab.facts))
+    return Slab(
+        slab.exchange, slab.routing_key, properties, slab.bodies, slab.size,
+        keys=slab.keys, raws=slab.raws, facts=facts_of_each,
+    )  # fmt: skip

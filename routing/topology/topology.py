@@ -21,6 +21,7 @@ from core_log.errors import LogUnavailable
 from routing.commits import storage_errors
 from routing.config import BrokerConfig
 from routing.errors import LimitExceeded, NotFound, StorageUnavailable
+from routing.queues.host import QueueHost
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.topics.stream import Stream, StreamHost
@@ -46,7 +47,7 @@ class Topology:
         *,
         stripes: list[QueuePartition],
         transient: QueuePartition,
-        runnable: Callable[[Queue | Stream], None],
+        host: QueueHost,
         spawn: Callable[..., Any],
         stream_host: StreamHost,
     ) -> None:
@@ -59,7 +60,7 @@ class Topology:
         self.owned: dict[object, dict[Queue, None]] = {}
         """Exclusive queues by the connection they end with."""
         self.stream_host = stream_host
-        self._runnable = runnable
+        self._host = host
         self._spawn = spawn
         self._in_flight = InFlight()
         self._settled = trio.Event()
@@ -204,7 +205,7 @@ class Topology:
             value["id"],
             name,
             partition,
-            self._runnable,
+            self._host,
             durable=value.get("durable", True),
             exclusive=value.get("exclusive", False),
             auto_delete=value["auto_delete"],
@@ -229,11 +230,9 @@ class Topology:
                 del self.owned[queue.owner]
         for first, number in queue.live_ranges():
             queue.partition.forget(first, number)
-        queue.ready.clear()
-        queue.returned.clear()
+        queue.clear()
         queue.partition.queues.pop(queue.id, None)
-        consumers, queue.consumers = queue.consumers, []
-        for consumer in consumers:
+        for consumer in queue.turns.drain():
             consumer.session.queue_gone(consumer)
 
     def _apply_binding(self, entry: Entry) -> None:
@@ -295,9 +294,11 @@ class Topology:
             plans.check_queue_equals(
                 vhost, found, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
             )
+            if isinstance(found, Queue):
+                found.rules.used()
             return Plan(guards=[*guards, queue_key(vhost.name, name)])
         name = plans.new_queue_name(name)
-        plans.check_queue_arguments(arguments)
+        plans.check_queue_arguments(vhost, name, arguments)
         self._require_room("queues", sum(len(vhost.queues) for vhost in self.vhosts.values()), self.config.queues_max)
         # An exclusive queue ends with its connection, so nothing of it has to outlive the process.
         written = durable and not exclusive

@@ -228,14 +228,18 @@ class Engine:
         return out
 
 
+def _wall_clock_ms() -> int:
+    return 1_800_000_000_000 + int(trio.current_time() * 1000)
+
+
 @asynccontextmanager
 async def engine(files: Files, **config: Any) -> AsyncIterator[Engine]:
-    """Open an engine on `files`; leaving stops it cleanly."""
+    """Open an engine on `files`; leaving stops it cleanly. Its wall clock goes with trio's."""
     settings = {
         "stripes": 2,
         "flush_retry_interval_ms": 5,
         "housekeeping_interval_ms": 3_600_000,
         "settle_delay_ms": 0,
     } | config
-    async with open_broker(files, BrokerConfig(**settings)) as broker:
+    async with open_broker(files, BrokerConfig(**settings), wall_clock_ms=_wall_clock_ms) as broker:
         yield Engine(broker)

@@ -226,7 +226,7 @@ async def publish(client: Client, slab: Slab) -> None:
 async def test_facts_are_found_again_by_offset_and_in_slabs_read_back() -> None:
     files = MemoryFiles()
     urgent = Properties(PROTOCOL, b"", persistent=True, facts=pack(True, 7))
-    each = [pack(True, at % 10, 5_000 + at, at << 30) for at in range(40)]
+    each = [pack(True, at % 10, 500_000 + at) for at in range(40)]
     config: dict[str, Any] = {"stripes": 1, "stripe_cache_bytes": 0}
     async with engine(files, **config) as running:
         await running.queue("q")
@@ -237,7 +237,7 @@ async def test_facts_are_found_again_by_offset_and_in_slabs_read_back() -> None:
         await running.client().session.get("q", no_ack=True)
         await running.synced()
         found = killed(files)
-    expected = each[1:] + [1] * 3 + [pack(True, 7)] * 5
+    expected = each[1:] + [1] * 8  # the priority means nothing to this queue
     async with engine(found, **config) as running:
         home = running.home("q")
         at = 0

@@ -127,14 +127,14 @@ REFUSALS: list[tuple[Act, type[BrokerError], str]] = [
     (lambda b: b.bind("queue", "mine", "logs", "k", owner=STRANGER), ResourceLocked, LOCKED),
     (lambda b: b.purge_queue("no", owner=STRANGER), NotFound, "no queue 'no' in vhost '/'"),
     (
-        lambda b: b.declare_queue("ttl", arguments={"x-message-ttl": 5}),
-        NotImplementedYet,
-        "argument 'x-message-ttl' is not supported by this version",
+        lambda b: b.declare_queue("ttl", arguments={"x-message-ttl": -5}),
+        InvalidArgument,
+        "invalid arg 'x-message-ttl' for queue 'ttl' in vhost '/': {value_negative,-5}",
     ),
     (
-        lambda b: b.declare_queue("s", durable=True, arguments={"x-queue-type": "quorum"}),
-        NotImplementedYet,
-        "queue type 'quorum' is not supported by this version",
+        lambda b: b.declare_queue("s", durable=True, arguments={"x-queue-type": "new"}),
+        InvalidArgument,
+        "invalid arg 'x-queue-type' for queue 's' in vhost '/': {invalid_value,new}",
     ),
     # bindings
     (lambda b: b.bind("queue", "work", "", "k"), AccessRefused, "operation not permitted on the default exchange"),

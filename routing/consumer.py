@@ -1,0 +1,104 @@
+"""A subscription, and what an adapter implements to be delivered to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from routing.errors import PreconditionFailed
+from routing.message import Slab
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
+    from routing.session import Session
+    from routing.topics.stream import Stream
+
+_UNLIMITED = 1 << 30
+
+
+class DeliverySink(Protocol):
+    """What an adapter implements. All calls are synchronous and only append to the outbox."""
+
+    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        """Send slab.bodies[start:stop] under the delivery ids first_id, first_id + 1, ..."""
+
+    def confirm(self, up_to: int) -> None:
+        """Every publish with a sequence number <= `up_to` is safe."""
+
+    def refuse(self, first: int, last: int) -> None:
+        """The publishes with these sequence numbers were not made safe."""
+
+    def returned(self, slab: Slab, reason: str) -> None:
+        """A mandatory slab had nowhere to go."""
+
+    def cancelled(self, consumer: Consumer) -> None:
+        """The consumer's queue is gone, and so is the consumer."""
+
+    def writable(self) -> bool:
+        """False while the peer does not take what it was sent; call `Session.resume` when that changes."""
+
+
+class Consumer:
+    """A subscription of a session to a queue. `context` is the adapter's own."""
+
+    __slots__ = (
+        "context", "exclusive", "level", "no_ack", "outstanding", "prefetch", "priority", "queue", "session", "tag",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        session: Session,
+        queue: Queue | Stream,
+        tag: str,
+        *,
+        no_ack: bool,
+        exclusive: bool,
+        prefetch: int,
+        context: object,
+        priority: int = 0,
+    ) -> None:
+        self.session = session
+        self.queue = queue
+        self.tag = tag
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.prefetch = prefetch
+        self.priority = priority
+        """Consumers of a higher one go first."""
+        self.outstanding = 0
+        self.level = -1
+        """The highest message priority among what it holds, where the queue limits what it may hold of lower ones."""
+        self.context: Any = context
+
+    @property
+    def queue_name(self) -> str:
+        """The name of the queue it consumes."""
+        return self.queue.name
+
+    def window_credit(self, window: int, level: int) -> int:
+        """How many messages of priority `level` it may hold besides what it does, if only `window` may be of one not
+        higher than another.
+        """
+        if self.outstanding and level > self.level:
+            return 1
+        return window - self.outstanding
+
+    def credit(self) -> int:
+        """How many messages it may get now."""
+        session = self.session
+        if session.paused or not session.sink.writable():
+            return 0
+        if self.no_ack:
+            # Nothing it gets counts, but like the others it gets nothing while the session has all it may have.
+            return 0 if session.prefetch and session.outstanding >= session.prefetch else _UNLIMITED
+        credit = self.prefetch - self.outstanding if self.prefetch else _UNLIMITED
+        if session.prefetch:
+            credit = min(credit, session.prefetch - session.outstanding)
+        return credit
+
+
+def consumer_priority(arguments: dict[str, Any] | None) -> int:
+    """The argument `x-priority`. Raises PreconditionFailed when it is no integer."""
+    priority = (arguments or {}).get("x-priority", 0)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise PreconditionFailed("invalid arg 'x-priority' for consumer: it must be an integer")
+    return priority

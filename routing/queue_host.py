@@ -1,0 +1,50 @@
+"""The engine around the queues, as they see it (`queues/host.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from delay.timer_service import Timer, TimerService
+from routing.queues.queue import Queue
+from routing.topics.stream import Stream
+
+
+class Clock:
+    """Time in ms since the epoch that goes on evenly while the process lives, whatever is done to the wall clock."""
+
+    def __init__(self, wall_clock_ms: Callable[[], int]) -> None:
+        self._start_ms = wall_clock_ms() - trio.current_time() * 1000
+
+    def now_ms(self) -> int:
+        """The time."""
+        return int(self._start_ms + trio.current_time() * 1000)
+
+    def seconds(self, time_ms: float) -> float:
+        """A time as `trio.current_time` tells it."""
+        return (time_ms - self._start_ms) / 1000
+
+
+class Host:
+    """See the module."""
+
+    def __init__(
+        self,
+        timers: TimerService,
+        clock: Clock,
+        *,
+        runnable: Callable[[Queue | Stream], None],
+        dead_letter: Callable[[Queue, Sequence[int], str], None],
+        unused: Callable[[Queue], None],
+    ) -> None:
+        self.runnable = runnable
+        self.dead_letter = dead_letter
+        self.unused = unused
+        self.now_ms = clock.now_ms
+        self._timers = timers
+        self._clock = clock
+
+    def at_ms(self, due_ms: int, callback: Callable[[], None]) -> Timer:
+        """Call back at a time of the clock; a turn ends afterwards."""
+        return self._timers.at(self._clock.seconds(due_ms), callback)

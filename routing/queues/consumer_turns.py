@@ -1,0 +1,88 @@
+"""Whose turn it is: the consumers of a queue.
+
+1. With one consumer a run is handed over whole; with several each gets its turn, in shares no larger than what keeps
+   all of them busy.
+2. Consumers of a higher priority go first; others get something only while those have no credit.
+3. With `single_active` one consumer gets everything: the first of the highest priority. When a better one comes it
+   takes over once the one before has settled what it holds, so that order is kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from routing.session import Consumer
+
+_SHARE_MAX = 64
+"""Most messages a consumer gets in one go while others of the queue wait for theirs."""
+
+
+class ConsumerTurns:
+    """See the module."""
+
+    __slots__ = ("_active", "_next", "_ranked", "consumers", "single_active")
+
+    def __init__(self) -> None:
+        self.consumers: list[Consumer] = []
+        """Those of a higher priority first, otherwise as they came."""
+        self.single_active = False
+        self._active: Consumer | None = None
+        self._ranked = False
+        self._next = 0
+
+    def add(self, consumer: Consumer) -> None:
+        """A new one."""
+        consumers = self.consumers
+        at = len(consumers)
+        while at and consumers[at - 1].priority < consumer.priority:
+            at -= 1
+        consumers.insert(at, consumer)
+        self._ranked = consumers[0].priority != consumers[-1].priority
+
+    def remove(self, consumer: Consumer) -> None:
+        """One is gone."""
+        self.consumers.remove(consumer)
+        self._ranked = bool(self.consumers) and self.consumers[0].priority != self.consumers[-1].priority
+        if self._active is consumer:
+            self._active = None
+
+    def drain(self) -> list[Consumer]:
+        """The queue is gone: all are removed and returned."""
+        consumers, self.consumers = self.consumers, []
+        self._active = None
+        return consumers
+
+    @property
+    def active(self) -> Consumer | None:
+        """Who gets everything, where only one does."""
+        if self._active is None or (self._active is not self.consumers[0] and not self._active.outstanding):
+            self._active = self.consumers[0] if self.consumers else None
+        return self._active
+
+    def choose(self, waiting: int) -> tuple[Consumer | None, int]:
+        """The next consumer in turn that has credit, and how many of the `waiting` messages it may have."""
+        consumers = self.consumers
+        if len(consumers) == 1 or self.single_active:
+            consumer = consumers[0]
+            if self.single_active:
+                active = self.active
+                if active is None or (active is not consumer and active.outstanding):
+                    return None, 0
+            credit = consumer.credit()
+            return (consumer, credit) if credit > 0 else (None, 0)
+        best: int | None = None
+        for _ in range(len(consumers)):
+            index = self._next % len(consumers)
+            consumer = consumers[index]
+            self._next = index + 1
+            if self._ranked:
+                if best is None:
+                    best = next((one.priority for one in consumers if one.credit() > 0), None)
+                if consumer.priority != best:
+                    continue
+            credit = consumer.credit()
+            if credit > 0:
+                share = -(-waiting // len(consumers))
+                return consumer, min(credit, max(1, min(share, _SHARE_MAX)))
+        return None, 0

@@ -1,0 +1,436 @@
+"""What a queue does beyond holding messages: priorities, times to live, delays, limits, and its own end.
+
+`Queue` asks here only where settings or messages call for it.
+
+1. `sort_in` looks at what came in this turn and still waits: it goes to the line of its priority, and its time to live
+   begins to be watched.
+2. One alarm a queue, at the earliest of its times; it works in bites and sets itself again.
+3. Limits are enforced after deliveries: what went straight through never counted. Who is dropped dies ("maxlen").
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from routing.facts import DELAYED_FROM, delay_ms_of, priority_of, ttl_ms_of
+from routing.message import Slab
+from routing.queues.line import Line
+from routing.queues.message_sizes import MessageSizes
+from routing.queues.offset_set import Range
+from routing.queues.timing import Timing
+
+if TYPE_CHECKING:
+    from delay.timer_service import Timer
+    from routing.queues.host import QueueHost
+    from routing.queues.queue import Queue
+
+_NEVER = 1 << 62
+
+
+@dataclass(slots=True)
+class Arrival:
+    """Messages [first, first + count) came at `time_ms`; `facts` is that of all, or a list of those of each."""
+
+    first: int
+    count: int
+    time_ms: int
+    facts: int | list[int]
+
+    def at(self, offset: int) -> int:
+        """The facts of one message."""
+        facts = self.facts
+        return facts if isinstance(facts, int) else facts[offset - self.first]
+
+
+class QueueRules:
+    """See the module."""
+
+    __slots__ = ("_again", "_alarm", "_alarm_ms", "_host", "_queue", "_timing", "_used_ms", "sizes")
+
+    def __init__(self, queue: Queue, host: QueueHost) -> None:
+        self._queue = queue
+        self._host = host
+        self._timing: Timing | None = None
+        self._alarm: Timer | None = None
+        self._alarm_ms = _NEVER
+        self._again: set[int] = set()
+        """Messages that were given back and are watched once more."""
+        self._used_ms = 0
+        self.sizes: MessageSizes | None = None
+
+    def changed(self) -> None:
+        """The queue's settings are new."""
+        settings = self._queue.settings
+        if settings.max_length_bytes is not None:
+            self.sizes = self.sizes or MessageSizes()
+        else:
+            self.sizes = None
+        if settings.expires_ms:
+            self.used()
+
+    def stop(self) -> None:
+        """The queue is deleted."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._alarm_ms, self._timing = None, _NEVER, None
+
+    @property
+    def timed(self) -> bool:
+        """Messages of the queue may have a time to live."""
+        return self._timing is not None or self._queue.settings.message_ttl_ms is not None
+
+    # --- alarms ------------------------------------------------------------------------
+
+    def used(self) -> None:
+        """Somebody declared the queue, or took from it, or stopped consuming: it lives on for `expires_ms`."""
+        expires_ms = self._queue.settings.expires_ms
+        if expires_ms and not self._queue.deleted:
+            self._used_ms = self._host.now_ms()
+            self._wake_at(self._used_ms + expires_ms)
+
+    def _wake_at(self, due_ms: int) -> None:
+        if due_ms < self._alarm_ms:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_ms = due_ms
+            self._alarm = self._host.at_ms(due_ms, self._ring)
+
+    def _arm(self) -> None:
+        due_ms = None if self._timing is None else self._timing.next_ms()
+        if due_ms is not None:
+            self._wake_at(due_ms)
+
+    def _ring(self) -> None:
+        queue = self._queue
+        self._alarm, self._alarm_ms = None, _NEVER
+        if queue.deleted:
+            return
+        now_ms = self._host.now_ms()
+        self.look(now_ms)
+        expires_ms = queue.settings.expires_ms
+        if expires_ms and not queue.consumers:
+            if now_ms >= self._used_ms + expires_ms:
+                self._host.unused(queue)
+                return
+            self._wake_at(self._used_ms + expires_ms)
+        self._arm()
+
+    def look(self, now_ms: int) -> None:
+        """Do what is due: a bite of it."""
+        timing, queue = self._timing, self._queue
+        if timing is None:
+            return
+        due = timing.due(now_ms)
+        if due:
+            self._become_due(timing, due)
+        expired = timing.expired(now_ms)
+        if expired:
+            self._again.difference_update(expired)
+            self._expire(sorted(offset for line in self._lines() for offset in line.discard(expired)))
+        timing.sweep(queue.message_count, self._present)
+
+    def _lines(self) -> Iterable[Line]:
+        levels = self._queue.levels
+        return (self._queue.line,) if levels is None else levels.lines()
+
+    def _present(self, offsets: list[int]) -> set[int]:
+        self._again.clear()
+        return {offset for line in self._lines() for offset in line.present(offsets)}
+
+    def _expire(self, offsets: list[int]) -> None:
+        if offsets:
+            self._forget_sizes(offsets)
+            self._queue.outstanding += len(offsets)
+            self._queue.bury(offsets, "expired")
+
+    # --- messages in -------------------------------------------------------------------
+
+    def _need_timing(self) -> Timing:
+        if self._timing is None:
+            self._timing = Timing(self._host.now_ms())
+        return self._timing
+
+    def delay(self, arrival: Arrival) -> list[Range]:
+        """Hold back those messages of a slab that have a delay; the ranges of the others."""
+        first, count, time_ms, facts = arrival.first, arrival.count, arrival.time_ms, arrival.facts
+        timing = self._need_timing()
+        if isinstance(facts, int):
+            timing.delay([time_ms + delay_ms_of(facts)] * count, range(first, first + count))
+            self._arm()
+            return []
+        held = [index for index, fact in enumerate(facts) if fact >= DELAYED_FROM]
+        timing.delay([time_ms + delay_ms_of(facts[index]) for index in held], [first + index for index in held])
+        self._arm()
+        rest, at = [], 0
+        for index in [*held, count]:
+            if index > at:
+                rest.append((first + at, index - at))
+            at = index + 1
+        return rest
+
+    def _become_due(self, timing: Timing, offsets: list[int]) -> None:
+        """Delayed messages stand at the end of the line now, and begin to live."""
+        queue = self._queue
+        position = queue.partition.next_offset
+        ttl_ms = queue.settings.message_ttl_ms
+        deadlines, mortal = [], []
+        for offset in offsets:
+            facts, came_ms = queue.partition.facts.of(offset) or (0, 0)
+            line = queue.line if queue.levels is None else queue.levels.at(priority_of(facts))
+            line.due.append((position, offset))
+            deadline_ms = _deadline_ms(facts, came_ms, ttl_ms) if came_ms else None
+            if deadline_ms is not None:
+                deadlines.append(deadline_ms)
+                mortal.append(offset)
+        if mortal:
+            timing.expire_at(deadlines, mortal)
+        queue.wake()
+
+    def sort_in(self) -> None:
+        """Look at what came in this turn and still waits; see rule 1."""
+        queue = self._queue
+        fresh, queue.fresh = queue.fresh, []
+        levels = queue.levels
+        if levels is None:
+            waiting_from, waiting = queue.line.ready.head()
+            parts = [
+                (arrival, max(arrival.first, waiting_from), arrival.first + arrival.count)
+                for arrival in fresh
+                if waiting and arrival.first + arrival.count > waiting_from
+            ]
+        else:
+            parts = list(_overlaps(fresh, list(levels.fresh.ready.ranges())))
+            levels.fresh.ready.clear()
+            for arrival, first, end in parts:
+                self._sort(arrival, first, end)
+        if self._timing is None:
+            if queue.settings.message_ttl_ms is None and not any(map(_is_mortal, fresh)):
+                return
+            self._need_timing()
+        for arrival, first, end in parts:
+            self._watch(arrival, first, end)
+        self._arm()
+
+    def _sort(self, arrival: Arrival, first: int, end: int) -> None:
+        """Messages [first, end) of an arrival go to the lines of their priorities."""
+        levels = self._queue.levels
+        assert levels is not None
+        facts = arrival.facts
+        if isinstance(facts, int):
+            levels.at(priority_of(facts)).ready.append(first, end - first)
+            return
+        highest, at = levels.highest, first
+        column = [min(fact >> 1 & 255, highest) for fact in facts[first - arrival.first : end - arrival.first]]
+        level = column[0]
+        for offset, other in enumerate(column, first):
+            if other != level:
+                levels.at(level).ready.append(at, offset - at)
+                at, level = offset, other
+        levels.at(level).ready.append(at, end - at)
+
+    def _watch(self, arrival: Arrival, first: int, end: int) -> None:
+        """Messages [first, end) of an arrival may expire."""
+        facts, queue_ttl_ms = arrival.facts, self._queue.settings.message_ttl_ms
+        if isinstance(facts, int):
+            if facts >= DELAYED_FROM:
+                return
+            if ttl_ms_of(facts) is None:
+                if queue_ttl_ms is not None:
+                    waiting_from = self._queue.line.ready.head()[0] if self._queue.levels is None else 0
+                    deadline_ms = arrival.time_ms + queue_ttl_ms
+                    self._need_timing().expire_in_order(deadline_ms, first, end, waiting_from=waiting_from)
+                return
+        deadlines, offsets = [], []
+        for offset in range(first, end):
+            if arrival.at(offset) < DELAYED_FROM:
+                found_ms = _deadline_ms(arrival.at(offset), arrival.time_ms, queue_ttl_ms)
+                if found_ms is not None:
+                    deadlines.append(found_ms)
+                    offsets.append(offset)
+        if offsets:
+            self._need_timing().expire_at(deadlines, offsets)
+
+    def still_alive(self, offsets: Sequence[int]) -> Iterator[int]:
+        """Those of the messages given back whose time is not over; the others die."""
+        if not self.timed:
+            yield from offsets
+            return
+        now_ms, ttl_ms, facts = self._host.now_ms(), self._queue.settings.message_ttl_ms, self._queue.partition.facts
+        dead, deadlines, mortal = [], [], []
+        for offset in offsets:
+            known = facts.of(offset)
+            deadline_ms = None if known is None else _deadline_ms(*known, ttl_ms)
+            if deadline_ms is not None and deadline_ms <= now_ms:
+                dead.append(offset)
+                continue
+            if deadline_ms is not None and offset not in self._again:
+                deadlines.append(deadline_ms)
+                mortal.append(offset)
+            yield offset
+        if mortal:
+            self._again.update(mortal)
+            self._need_timing().expire_at(deadlines, mortal)
+            self._arm()
+        if dead:
+            self._queue.outstanding += len(dead)
+            self._queue.bury(dead, "expired")
+
+    def restore(self, ranges: Iterable[Range]) -> Iterator[Range]:
+        """What a start found, cut into runs that agree in priority; delayed messages are held back again."""
+        facts = self._queue.partition.facts
+        for first, count in ranges:
+            at = first
+            for run_first, column, time_ms in facts.between(first, count):
+                if run_first > at:
+                    yield at, run_first - at
+                at = run_first + len(column)
+                yield from self._restore_part(Arrival(run_first, len(column), time_ms, column), column)
+            if at < first + count:
+                yield at, first + count - at
+        self._arm()
+
+    def _restore_part(self, arrival: Arrival, column: list[int]) -> Iterator[Range]:
+        end = arrival.first + arrival.count
+        self._watch(arrival, arrival.first, end)
+        due_ms, held = [], []
+        at, level = arrival.first, -1
+        for offset, fact in enumerate(column, arrival.first):
+            if fact >= DELAYED_FROM:
+                due_ms.append(arrival.time_ms + delay_ms_of(fact))
+                held.append(offset)
+                wanted = -1
+            else:
+                wanted = priority_of(fact)
+            if wanted != level:
+                if level >= 0 and offset > at:
+                    yield at, offset - at
+                at, level = offset, wanted
+        if level >= 0:
+            yield at, end - at
+        if held:
+            self._need_timing().delay(due_ms, held)
+
+    # --- delayed messages --------------------------------------------------------------
+
+    @property
+    def delayed_count(self) -> int:
+        """How many messages wait for their time."""
+        return 0 if self._timing is None else self._timing.pending
+
+    def delayed(self) -> Iterable[tuple[int, int]]:
+        """(due time in ms, offset) of every delayed message."""
+        return () if self._timing is None else self._timing.delayed()
+
+    def cancel_delayed(self, offset: int) -> bool:
+        """Give up a delayed message; False if it is not there."""
+        if all(offset != other for _, other in self.delayed()):
+            return False
+        assert self._timing is not None
+        self._timing.withdraw(offset)
+        self._queue.outstanding += 1
+        self._queue.settle(offset, 1)
+        return True
+
+    # --- limits ------------------------------------------------------------------------
+
+    def came(self, first: int, slab: Slab) -> None:
+        """Note the sizes of new messages, where they count."""
+        if self.sizes is not None:
+            self.sizes.note(first, array("L", map(len, slab.bodies)))
+
+    def gone(self, first: int, count: int) -> None:
+        """Messages left the line."""
+        if self.sizes is not None:
+            self.sizes.leave(first, count)
+
+    def came_back(self, offsets: Sequence[int]) -> None:
+        """Messages stand in line again."""
+        if self.sizes is not None:
+            for offset in offsets:
+                self.sizes.come_back(offset)
+
+    def _forget_sizes(self, offsets: Sequence[int]) -> None:
+        if self.sizes is not None:
+            for offset in offsets:
+                self.sizes.leave(offset, 1)
+
+    def room(self) -> int:
+        """How many more messages the queue takes now before it refuses publishers: its consumers' credit counts."""
+        queue, settings = self._queue, self._queue.settings
+        room: int = 1 << 30
+        if settings.max_length is not None:
+            room = settings.max_length - queue.message_count
+        if self.sizes is not None and settings.max_length_bytes is not None:
+            room = room if self.sizes.waiting_bytes < settings.max_length_bytes else 0
+        return max(0, room) + sum(max(0, min(consumer.credit(), 1 << 20)) for consumer in queue.consumers)
+
+    def enforce_limits(self) -> None:
+        """Drop what is too much: the oldest of the lowest priority, or the newest where publishers are refused."""
+        queue, settings = self._queue, self._queue.settings
+        if settings.overflow == "reject-publish":
+            return
+        dropped: list[int] = []
+        over = 0 if settings.max_length is None else queue.message_count - settings.max_length
+        if over > 0 and settings.overflow == "reject-publish-dlx":
+            dropped = self._drop_newest(over)
+        while over > len(dropped) and self._drop_oldest(over - len(dropped), dropped):
+            pass
+        if self.sizes is not None and settings.max_length_bytes is not None:
+            while self.sizes.waiting_bytes > settings.max_length_bytes and self._drop_oldest(1, dropped):
+                pass
+        if dropped:
+            queue.outstanding += len(dropped)
+            queue.bury(dropped, "maxlen")
+
+    def _drop_oldest(self, most: int, dropped: list[int]) -> bool:
+        line = self._queue.line if self._queue.levels is None else self._queue.levels.lowest()
+        first, count, _ = line.head()
+        count = min(count, most)
+        if count:
+            self.gone(first, count)
+            line.take(count)
+            dropped += range(first, first + count)
+        return bool(count)
+
+    def _drop_newest(self, count: int) -> list[int]:
+        """The last that came: all of them lie at the end of the partition's log."""
+        newest: list[int] = []
+        for line in self._lines():
+            for first, number in reversed(list(line.ready.ranges())):
+                take = min(number, count - len(newest))
+                newest += range(first + number - take, first + number)
+        newest = sorted(newest)[-count:]
+        for line in self._lines():
+            line.ready.discard(newest)
+        self._forget_sizes(newest)
+        return newest
+
+
+def _is_mortal(arrival: Arrival) -> bool:
+    facts = arrival.facts
+    return ttl_ms_of(facts) is not None if isinstance(facts, int) else max(facts) >= 1 << 9
+
+
+def _deadline_ms(facts: int, came_ms: int, queue_ttl_ms: int | None) -> int | None:
+    """When a message expires; None: never."""
+    ttl_ms = ttl_ms_of(facts)
+    if ttl_ms is None or (queue_ttl_ms is not None and queue_ttl_ms < ttl_ms):
+        ttl_ms = queue_ttl_ms
+    return None if ttl_ms is None else came_ms + delay_ms_of(facts) + ttl_ms
+
+
+def _overlaps(arrivals: list[Arrival], ranges: list[Range]) -> Iterator[tuple[Arrival, int, int]]:
+    """The parts of the arrivals that lie in the ranges; both rise."""
+    at = 0
+    for arrival in arrivals:
+        arrival_end = arrival.first + arrival.count
+        while at < len(ranges) and ranges[at][0] + ranges[at][1] <= arrival.first:
+            at += 1
+        index = at
+        while index < len(ranges) and ranges[index][0] < arrival_end:
+            first, count = ranges[index]
+            yield arrival, max(first, arrival.first), min(first + count, arrival_end)
+            index += 1

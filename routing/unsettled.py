@@ -1,0 +1,77 @@
+"""What a session has been given and has not settled, as runs of ids that map to offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from routing.consumer import Consumer
+    from routing.queues.queue import Queue
+    from routing.topics.stream import Stream
+
+
+class Outcome(Enum):
+    """What becomes of delivered messages."""
+
+    ACK = "ack"
+    REQUEUE = "requeue"
+    DISCARD = "discard"
+
+
+class Unsettled:
+    """A run of deliveries: ids [first, end), the offset of the first, and whose they are (no consumer after a get).
+
+    `offsets` has the offset of each where they are not neighbours in the log.
+    """
+
+    __slots__ = ("consumer", "end", "first", "offset", "offsets", "queue")
+
+    def __init__(
+        self,
+        first: int,
+        end: int,
+        offset: int,
+        queue: Queue | Stream,
+        consumer: Consumer | None,
+        offsets: list[int] | None = None,
+    ) -> None:
+        self.first = first
+        self.end = end
+        self.offset = offset
+        self.queue = queue
+        self.consumer = consumer
+        self.offsets = offsets
+
+    def offsets_of(self, first: int, stop: int) -> Sequence[int]:
+        """The offsets of the ids [first, stop)."""
+        if self.offsets is None:
+            start = self.offset + first - self.first
+            return range(start, start + stop - first)
+        return self.offsets[first - self.first : stop - self.first]
+
+    def begin_at(self, first: int) -> None:
+        """Forget the ids below `first`."""
+        if self.offsets is None:
+            self.offset += first - self.first
+        else:
+            del self.offsets[: first - self.first]
+        self.first = first
+
+    def cut(self, first: int, stop: int) -> Unsettled | None:
+        """Forget the ids [first, stop) within or at the end; what lies behind them is an entry of its own."""
+        rest = None
+        if stop < self.end:
+            behind = self.offsets_of(stop, self.end)
+            offsets = None if self.offsets is None else list(behind)
+            rest = Unsettled(stop, self.end, behind[0], self.queue, self.consumer, offsets)
+        if self.offsets is not None:
+            del self.offsets[first - self.first :]
+        self.end = first
+        return rest
+
+
+def entry_first(entry: Unsettled) -> int:
+    """What entries are ordered by."""
+    return entry.first

@@ -1,0 +1,412 @@
+"""Priorities, times to live, delays, limits and the end of unused queues, on an engine whose time stands still."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from core_log.files import MemoryFiles
+from routing.facts import pack
+from routing.message import Slab
+from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed
+
+
+def slab(key: str, bodies: list[str], facts: list[int] | int, exchange: str = "") -> Slab:
+    encoded = [body.encode() for body in bodies]
+    return Slab(exchange, key, PERSISTENT, encoded, facts=[facts] * len(bodies) if isinstance(facts, int) else facts)
+
+
+async def bodies_in(running: Engine, queue: str) -> list[str]:
+    return [body for body, _ in await running.drain(queue)]
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock()
+
+
+async def passing(clock: MockClock, seconds: float) -> None:
+    """Let time go by."""
+    clock.jump(seconds)
+    await wait_all_tasks_blocked()
+
+
+def prioritised(client: Client, *priorities: int, queue: str = "q") -> None:
+    names = [f"{at}:{priority}" for at, priority in enumerate(priorities)]
+    client.session.publish(slab(queue, names, [pack(True, priority) for priority in priorities]))
+
+
+# --- priorities ------------------------------------------------------------------------
+
+
+async def test_the_highest_priority_goes_first_and_order_is_kept_within_one() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-priority": 5})
+        client = running.client()
+        prioritised(client, 1, 9, 0, 5, 1, 0)
+        running.turn()
+        assert await bodies_in(running, "q") == ["1:9", "3:5", "0:1", "4:1", "2:0", "5:0"]
+
+
+async def test_queues_without_levels_do_not_look_at_priorities() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        prioritised(running.client(), 1, 9, 0)
+        running.turn()
+        assert await bodies_in(running, "q") == ["0:1", "1:9", "2:0"]
+
+
+@pytest.mark.parametrize("crash", [True])
+async def test_priorities_survive_a_restart_and_returned_messages_keep_theirs(crash: bool) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await running.queue("q", arguments={"x-max-priority": 10})
+        client = running.client()
+        prioritised(client, 0, 3, 7, 3, 0, 7)
+        await running.synced()
+        session = client.session
+        got = [await session.get("q", no_ack=False) for _ in range(3)]
+        assert [body_of(one) for one in got if one] == ["2:7", "5:7", "1:3"]
+        client.ack(2)
+        client.requeue(1)
+        client.requeue(3)
+        running.turn()
+        await running.synced()
+        if crash:
+            files = killed(files)
+    async with engine(files) as running:
+        assert await running.drain("q") == [
+            (body, crash or body in ("2:7", "1:3")) for body in ("2:7", "1:3", "3:3", "0:0", "4:0")
+        ]
+
+
+async def test_an_urgent_message_overtakes_a_backlog_and_is_delivered_in_one_run_with_others() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-priority": 3})
+        publisher, client = running.client(), running.client()
+        prioritised(publisher, *([0, 1] * 50))
+        running.turn()
+        client.session.set_prefetch(4, per_session=False)
+        await client.consume("q")
+        assert client.take_bodies() == ["1:1", "3:1", "5:1", "7:1"]
+        publisher.session.publish(slab("q", ["urgent"], pack(True, 3)))
+        client.ack(1)
+        assert client.take_bodies() == ["urgent"]
+        client.ack(3, 5)
+        assert client.take_bodies() == ["9:1", "11:1", "13:1"]
+        client.requeue(2)
+        assert client.take_bodies() == ["3:1"]
+        client.session.close()
+        rest = await bodies_in(running, "q")
+        assert rest == [f"{at}:1" for at in (3, 9, 11, 13, *range(15, 100, 2))] + [f"{at}:0" for at in range(0, 100, 2)]
+
+
+async def test_a_window_holds_back_what_is_not_more_urgent() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-priority": 9, "x-priority-window": 1})
+        publisher, client = running.client(), running.client()
+        client.session.set_prefetch(10, per_session=False)
+        await client.consume("q")
+        prioritised(publisher, 0, 0, 0)
+        assert client.take_bodies() == ["0:0"]
+        publisher.session.publish(slab("q", ["urgent", "urgent too"], pack(True, 9)))
+        assert client.take_bodies() == ["urgent"]
+        client.ack(1, 2)
+        assert client.take_bodies() == ["urgent too"]
+        client.ack(3)
+        assert client.take_bodies() == ["1:0"]
+
+
+# --- times to live ---------------------------------------------------------------------
+
+
+async def test_messages_expire_on_time_wherever_they_stand(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        client = running.client()
+        client.session.publish(slab("q", ["long", "short", "none"], [pack(True, 0, 600_000), pack(True, 0, 60), 1]))
+        client.publish("q", "plain")
+        running.turn()
+        await passing(clock, 0.055)
+        assert running.count("q") == 4
+        await passing(clock, 0.01)
+        assert running.count("q") == 3
+        assert await bodies_in(running, "q") == ["long", "none", "plain"]
+
+
+async def test_the_lower_of_the_two_times_counts(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-message-ttl": 1000})
+        client = running.client()
+        client.session.publish(slab("q", ["a", "b", "c"], [pack(True, 0, 5000), pack(True, 0, 200), 1]))
+        running.turn()
+        await passing(clock, 0.3)
+        assert running.count("q") == 2
+        await passing(clock, 0.69)
+        assert running.count("q") == 2
+        client.publish("q", "d")
+        running.turn()
+        await passing(clock, 0.05)
+        assert await bodies_in(running, "q") == ["d"]
+
+
+async def test_what_is_delivered_does_not_expire_but_does_when_it_comes_back(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        client = running.client()
+        await client.consume("q")
+        client.session.publish(slab("q", ["a", "b"], [pack(True, 0, 100), pack(True, 0, 300)]))
+        assert client.take_bodies() == ["a", "b"]
+        await passing(clock, 0.2)
+        client.session.close()
+        running.turn()
+        assert running.count("q") == 1
+        await passing(clock, 0.2)
+        assert running.count("q") == 0
+        assert running.broker.topology.queues["q"].outstanding == 0
+
+
+async def test_zero_is_at_once_unless_somebody_waits(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-message-ttl": 0})
+        client = running.client()
+        client.publish("q", "a")
+        running.turn()
+        await passing(clock, 0.005)
+        assert running.count("q") == 0
+        await client.consume("q", no_ack=True)
+        client.publish("q", "b")
+        assert client.take_bodies() == ["b"]
+
+
+@pytest.mark.parametrize("crash", [True])
+async def test_times_go_on_over_a_restart(clock: MockClock, crash: bool) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await running.queue("q")
+        await running.queue("t", arguments={"x-message-ttl": 3_000_000})
+        client = running.client()
+        lives = [pack(True, 0, 1), pack(True, 0, 3_600_000), 1]
+        client.session.publish(slab("q", ["gone", "stays", "for ever"], lives))
+        client.publish("t", "with the queue")
+        await running.synced()
+        if crash:
+            files = killed(files)
+    await passing(clock, 0.1)
+    async with engine(files) as running:
+        await passing(clock, 0.005)
+        assert running.count("t") == 1
+        await passing(clock, 3_100)
+        assert running.count("t") == 0
+        assert await bodies_in(running, "q") == ["stays", "for ever"]
+
+
+async def test_a_million_stale_timers_are_swept(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        client = running.client()
+        for _ in range(30):
+            client.session.publish(slab("q", ["x"] * 1000, pack(True, 0, 3_600_000)))
+            running.turn()
+            await passing(clock, 0.001)
+            assert await running.broker.purge_queue("q") == 1000
+        client.session.publish(slab("q", ["x"], pack(True, 0, 5)))
+        running.turn()
+        await passing(clock, 0.02)
+        timing = running.broker.topology.queues["q"].rules._timing
+        assert timing is not None
+        assert timing._expiry is not None
+        assert len(timing._expiry) < 10_000
+
+
+# --- delays ----------------------------------------------------------------------------
+
+
+async def delaying(running: Engine) -> None:
+    await running.queue("q", arguments={"x-delayed": True})
+
+
+async def test_delayed_messages_come_in_the_order_of_their_times_behind_what_is_there(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await delaying(running)
+        client = running.client()
+        delays = [pack(True, 0, None, 300), pack(True, 0, None, 100), 1, pack(True, 0, None, 200)]
+        client.session.publish(slab("q", ["300", "100", "now", "200"], delays))
+        running.turn()
+        queue = running.broker.topology.queues["q"]
+        assert (queue.message_count, queue.rules.delayed_count) == (1, 3)
+        await passing(clock, 0.25)
+        client.publish("q", "later")
+        running.turn()
+        assert queue.message_count == 4
+        await passing(clock, 0.1)
+        assert await bodies_in(running, "q") == ["now", "100", "200", "later", "300"]
+
+
+async def test_a_delayed_message_begins_to_live_when_it_is_due(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await delaying(running)
+        running.client().session.publish(slab("q", ["a"], pack(True, 0, 100, 1000)))
+        running.turn()
+        await passing(clock, 1.05)
+        assert running.count("q") == 1
+        await passing(clock, 0.1)
+        assert running.count("q") == 0
+
+
+async def test_delayed_messages_can_be_listed_and_cancelled_and_are_not_purged(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await delaying(running)
+        running.client().session.publish(slab("q", ["a", "b"], [pack(True, 0, None, 500), pack(True, 0, None, 600)]))
+        running.turn()
+        rules = running.broker.topology.queues["q"].rules
+        listed = sorted(rules.delayed())
+        assert [due - listed[0][0] for due, _ in listed] == [0, 100]
+        assert await running.broker.purge_queue("q") == 0
+        assert rules.cancel_delayed(listed[0][1])
+        assert not rules.cancel_delayed(listed[0][1])
+        await passing(clock, 1)
+        assert await bodies_in(running, "q") == ["b"]
+        assert running.home("q").first_live_offset == running.home("q").next_offset
+
+
+@pytest.mark.parametrize("crash", [True])
+async def test_delays_survive_a_restart(clock: MockClock, crash: bool) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await delaying(running)
+        client = running.client()
+        delays = [pack(True, 0, None, 1), pack(True, 0, None, 3_600_000), pack(True, 0, None, 1 << 40)]
+        client.session.publish(slab("q", ["soon", "hour", "years"], delays))
+        await running.synced()
+        if crash:
+            files = killed(files)
+    async with engine(files) as running:
+        await passing(clock, 0.1)
+        assert running.count("q") == (1 if crash else running.count("q"))
+        await passing(clock, 3_700)
+        assert await bodies_in(running, "q") == ["soon", "hour"]
+        assert running.broker.topology.queues["q"].rules.delayed_count == 1
+
+
+async def test_delays_are_not_honoured_where_nobody_asks_for_it() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        running.client().session.publish(slab("q", ["a"], pack(True, 0, None, 100_000)))
+        running.turn()
+        assert await bodies_in(running, "q") == ["a"]
+
+
+# --- limits ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        ({"x-max-length": 2}, ["3", "4"]),
+        ({"x-max-length": 0}, []),
+        ({"x-max-length-bytes": 3}, ["2", "3", "4"]),
+        ({"x-max-length": 2, "x-overflow": "reject-publish"}, ["0", "1"]),
+        ({"x-max-length-bytes": 1, "x-overflow": "reject-publish"}, ["0"]),
+        ({"x-max-length": 2, "x-max-priority": 1}, ["3", "4"]),
+    ],
+)
+async def test_a_full_queue(arguments: dict[str, Any], left: list[str]) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments=arguments)
+        client = running.client()
+        for number in range(5):
+            client.publish("q", number, confirm=True)
+            running.turn()
+        await running.synced()
+        refused = [event[1] for event in client.events if event[0] == "refuse"]
+        rejects = arguments.get("x-overflow") == "reject-publish"
+        assert refused == (list(range(len(left) + 1, 6)) if rejects else [])
+        assert client.confirmed == (len(left) if rejects else 5)
+        assert await bodies_in(running, "q") == left
+
+
+async def test_part_of_a_slab_fits_and_other_queues_get_all_of_it() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
+        await running.queue("all")
+        for queue in ("q", "all"):
+            await running.bind("amq.fanout", queue)
+        client = running.client()
+        client.publish("", 1, 2, 3, 4, 5, exchange="amq.fanout", confirm=True)
+        await running.synced()
+        assert client.events == [("confirm", 3), ("refuse", 4, 5)]
+        assert await bodies_in(running, "q") == ["1", "2", "3"]
+        assert await bodies_in(running, "all") == ["1", "2", "3", "4", "5"]
+
+
+async def test_what_goes_straight_through_does_not_count() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-max-length": 1})
+        client = running.client()
+        await client.consume("q")
+        client.publish("q", 1, 2, 3)
+        assert client.take_bodies() == ["1", "2", "3"]
+
+
+# --- unused queues, consumers -----------------------------------------------------------
+
+
+async def test_an_unused_queue_goes(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-expires": 1000})
+        client = running.client()
+        await passing(clock, 0.9)
+        assert await client.session.get("q", no_ack=True) is None
+        await passing(clock, 0.9)
+        consumer = await client.consume("q")
+        await passing(clock, 5)
+        client.session.cancel(consumer)
+        await passing(clock, 0.9)
+        await running.queue("q", arguments={"x-expires": 1000})
+        await passing(clock, 0.9)
+        assert "q" in running.broker.topology.queues
+        await passing(clock, 0.2)
+        assert "q" not in running.broker.topology.queues
+
+
+async def test_one_consumer_is_active_until_it_goes() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-single-active-consumer": True})
+        first, second, publisher = running.client(), running.client(), running.client()
+        await first.consume("q")
+        await second.consume("q")
+        publisher.publish("q", 1, 2, 3)
+        assert first.take_bodies() == ["1", "2", "3"]
+        assert second.take_bodies() == []
+        first.session.close()
+        assert second.take_bodies() == ["1", "2", "3"]
+
+
+async def test_a_better_active_consumer_takes_over_when_all_is_settled() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments={"x-single-active-consumer": True})
+        first, second, publisher = running.client(), running.client(), running.client()
+        await first.consume("q")
+        publisher.publish("q", 1)
+        assert first.take_bodies() == ["1"]
+        await second.session.consume("q", tag="c", no_ack=False, arguments={"x-priority": 1})
+        publisher.publish("q", 2)
+        assert first.take_bodies() + second.take_bodies() == []
+        first.ack(1)
+        assert (first.take_bodies(), second.take_bodies()) == ([], ["2"])
+
+
+async def test_consumers_of_a_lower_priority_get_what_others_cannot_take() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        low, high, publisher = running.client(), running.client(), running.client()
+        for client, priority in ((low, -5), (high, 5)):
+            client.session.set_prefetch(2, per_session=False)
+            await client.session.consume("q", tag="c", no_ack=False, arguments={"x-priority": priority})
+        publisher.publish("q", 1, 2, 3, 4, 5)
+        assert (high.take_bodies(), low.take_bodies()) == (["1", "2"], ["3", "4"])
+        high.ack(1)
+        assert (high.take_bodies(), low.take_bodies()) == (["5"], [])
