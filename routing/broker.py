@@ -86,6 +86,9 @@ class Broker:
 
     def _hand_on(self, control: Control) -> None:
         """The control plane's calls are the broker's own."""
+        self.set_vhost = control.set_vhost
+        self.delete_vhost = control.delete_vhost
+        self.connect = control.connect
         self.declare_exchange = control.declare_exchange
         self.check_exchange = control.check_exchange
         self.delete_exchange = control.delete_exchange
@@ -189,6 +192,8 @@ class Broker:
         """A client connection is gone: its exclusive queues go with it. Close its sessions first."""
         for queue in list(self.topology.owned.get(owner, ())):
             self.topology.drop_queue(queue)
+        for vhost in self.topology.vhosts.values():
+            vhost.connections.pop(owner, None)
 
     def require_size(self, slab: Slab) -> None:
         """Raises LimitExceeded if a body of the slab is larger than the configured maximum."""

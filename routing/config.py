@@ -42,6 +42,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pinned_warning_bytes: int = 1 << 30
     """A warning is logged when a stripe keeps more settled bytes than this, and each time that doubles."""
     routes_cached_max: int = 65536
+    vhosts_max: int = 1_000
     queues_max: int = 100_000
     exchanges_max: int = 10_000
     bindings_max: int = 1_000_000

@@ -14,7 +14,7 @@ import trio
 
 from routing import directories
 from routing.commits import storage_errors
-from routing.errors import BrokerError, InvalidArgument, LimitExceeded, PreconditionFailed
+from routing.errors import BrokerError, InvalidArgument, LimitExceeded, NotAllowed, PreconditionFailed
 from routing.topics.stream_settings import STREAM, check_adoption, check_declaration, topic_config, topic_name
 from routing.topics.topic import Topic
 from routing.topics.topic_config import log_config
@@ -48,6 +48,42 @@ class Control:
         self._changing: set[str] = set()
         """Names of topics that are being created or deleted."""
         self._making_stream = trio.Lock()
+
+    # --- virtual hosts -----------------------------------------------------------------
+
+    async def set_vhost(
+        self, name: str, *, description: str | None = None, limits: Mapping[str, int] | None = None
+    ) -> None:
+        """Make a virtual host, or change what is given: `limits` are "max-connections" and "max-queues", -1 is none.
+
+        Raises InvalidArgument, LimitExceeded, StorageUnavailable.
+        """
+        topology = self.topology
+        await topology.change(lambda: topology.plan_vhost(name, description=description, limits=limits))
+
+    async def delete_vhost(self, name: str) -> None:
+        """Everything in it goes with it, and connections to it are closed. Raises NotAllowed (there is none),
+        AccessRefused ("/" stays), StorageUnavailable.
+        """
+        topology = self.topology
+        topology.plan_vhost_removal(name)
+        for stream in list(topology.vhost(name).streams.values()):
+            await self.delete_topic(stream.topic.name)
+        await topology.change(lambda: topology.plan_vhost_removal(name))
+
+    def connect(
+        self, owner: object, vhost: str = DEFAULT_VHOST, *, user: str = "", close: Callable[[str], None]
+    ) -> None:
+        """A client connection is about to work in a virtual host; `close` ends it with a reason. `Broker.release` is
+        the inverse. Raises NotAllowed.
+        """
+        found = self.topology.vhost(vhost)
+        limit = found.room("max-connections", len(found.connections))
+        if limit is not None:
+            raise NotAllowed(
+                f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
+            )
+        found.connections[owner] = close
 
     # --- exchanges, queues, bindings ---------------------------------------------------
 

@@ -24,6 +24,10 @@ class ResourceLocked(BrokerError):
     """An exclusive queue of another connection."""
 
 
+class NotAllowed(BrokerError):
+    """No such virtual host, or it takes no more connections."""
+
+
 class InvalidArgument(BrokerError):
     """A name, argument or configuration value that can never work."""
 

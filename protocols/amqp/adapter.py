@@ -81,6 +81,7 @@ class AmqpAdapter:
         self.broker = broker
         self.config = config or AmqpConfig()
         self.notifies_cancel = False
+        self.vhost = ""
         self._outbox = outbox
         self._peer = peer
         self._clock = clock
@@ -223,8 +224,8 @@ class AmqpAdapter:
         elif isinstance(method, methods.ConnectionStartOk):
             await self._log_in(method)
         elif isinstance(method, methods.ConnectionOpen):
-            if method.virtual_host != self.config.virtual_host:
-                raise AmqpError("NOT_ALLOWED", f"vhost {method.virtual_host} not found", method_id=method.IDENT)
+            self.broker.connect(self, method.virtual_host, user=self._login.user, close=self._closed_by_operator)
+            self.vhost = method.virtual_host
             self._timers.opened(self._clock(), self._connection.heartbeat_s)
             self._connection.send(0, methods.ConnectionOpenOk())
         elif isinstance(method, methods.ConnectionUpdateSecret):
@@ -262,6 +263,11 @@ class AmqpAdapter:
             self._timers.closing(self._clock(), self.config.close_timeout_s)
             # Where the frames are out of step an answer could not be read.
             self.closed = self.closed or not error.in_step
+
+    def _closed_by_operator(self, reason: str) -> None:
+        """The connection has to end; the reader is told by what is written."""
+        self._fail(AmqpError("CONNECTION_FORCED", reason))
+        self.closed = True
 
     def _leave(self) -> None:
         """Give everything back to the engine; the second time there is nothing left to give."""

@@ -51,6 +51,7 @@ class Link(Protocol):
     broker: Broker
     config: AmqpConfig
     notifies_cancel: bool
+    vhost: str
 
     @property
     def frame_bytes_max(self) -> int:
@@ -78,7 +79,7 @@ class Channel:
         self._confirmed = 0
         self._consumers: dict[str, Consumer] = {}
         self._joined_bytes_max = min(SEPARATE_BYTES_MIN - 1, link.frame_bytes_max - 8)
-        self.session = link.broker.session(self, protocol="amqp", owner=link)
+        self.session = link.broker.session(self, protocol="amqp", owner=link, vhost=link.vhost)
 
     def close(self) -> None:
         """Give everything back to the engine."""

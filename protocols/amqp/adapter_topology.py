@@ -31,7 +31,7 @@ async def declare_exchange(channel: Channel, method: methods.ExchangeDeclare) ->
         explanation = "operation not permitted on the default exchange"
         raise AmqpError("ACCESS_REFUSED", explanation, channel=channel.number, method_id=method.IDENT)
     if method.passive:
-        broker.check_exchange(_clean(method.exchange))
+        broker.check_exchange(_clean(method.exchange), vhost=channel.link.vhost)
     else:
         await broker.declare_exchange(
             _clean(method.exchange),
@@ -40,20 +40,29 @@ async def declare_exchange(channel: Channel, method: methods.ExchangeDeclare) ->
             auto_delete=method.auto_delete,
             internal=method.internal,
             arguments=method.arguments,
+            vhost=channel.link.vhost,
         )
     _answer(channel, method.nowait, methods.ExchangeDeclareOk())
 
 
 async def delete_exchange(channel: Channel, method: methods.ExchangeDelete) -> None:
     """`exchange.delete`."""
-    await channel.link.broker.delete_exchange(_clean(method.exchange), if_unused=method.if_unused)
+    await channel.link.broker.delete_exchange(
+        _clean(method.exchange), if_unused=method.if_unused, vhost=channel.link.vhost
+    )
     _answer(channel, method.nowait, methods.ExchangeDeleteOk())
 
 
 async def bind_exchange(channel: Channel, method: methods.ExchangeBind) -> None:
     """`exchange.bind`: from `source` to `destination`."""
     await channel.link.broker.bind(
-        "exchange", method.destination, method.source, method.routing_key, method.arguments, owner=channel.link
+        "exchange",
+        method.destination,
+        method.source,
+        method.routing_key,
+        method.arguments,
+        owner=channel.link,
+        vhost=channel.link.vhost,
     )
     _answer(channel, method.nowait, methods.ExchangeBindOk())
 
@@ -61,7 +70,13 @@ async def bind_exchange(channel: Channel, method: methods.ExchangeBind) -> None:
 async def unbind_exchange(channel: Channel, method: methods.ExchangeUnbind) -> None:
     """`exchange.unbind`."""
     await channel.link.broker.unbind(
-        "exchange", method.destination, method.source, method.routing_key, method.arguments, owner=channel.link
+        "exchange",
+        method.destination,
+        method.source,
+        method.routing_key,
+        method.arguments,
+        owner=channel.link,
+        vhost=channel.link.vhost,
     )
     _answer(channel, method.nowait, methods.ExchangeUnbindOk())
 
@@ -70,7 +85,7 @@ async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
     """`queue.declare`; the name becomes what an empty one means on this channel."""
     broker = channel.link.broker
     if method.passive:
-        info = await broker.check_queue(_clean(method.queue), channel.link)
+        info = await broker.check_queue(_clean(method.queue), channel.link, vhost=channel.link.vhost)
     else:
         info = await broker.declare_queue(
             _clean(method.queue),
@@ -79,6 +94,7 @@ async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
             auto_delete=method.auto_delete,
             arguments=method.arguments,
             owner=channel.link,
+            vhost=channel.link.vhost,
         )
     channel.queue = info.name
     count = min(info.message_count, _COUNT_MAX)
@@ -89,7 +105,9 @@ async def bind_queue(channel: Channel, method: methods.QueueBind) -> None:
     """`queue.bind`; with neither queue nor routing key, the routing key is the queue last declared."""
     queue = channel.queue_name(method.queue, method)
     routing_key = method.routing_key or ("" if method.queue else queue)
-    await channel.link.broker.bind("queue", queue, method.exchange, routing_key, method.arguments, owner=channel.link)
+    await channel.link.broker.bind(
+        "queue", queue, method.exchange, routing_key, method.arguments, owner=channel.link, vhost=channel.link.vhost
+    )
     _answer(channel, method.nowait, methods.QueueBindOk())
 
 
@@ -97,13 +115,17 @@ async def unbind_queue(channel: Channel, method: methods.QueueUnbind) -> None:
     """`queue.unbind`."""
     queue = channel.queue_name(method.queue, method)
     routing_key = method.routing_key or ("" if method.queue else queue)
-    await channel.link.broker.unbind("queue", queue, method.exchange, routing_key, method.arguments, owner=channel.link)
+    await channel.link.broker.unbind(
+        "queue", queue, method.exchange, routing_key, method.arguments, owner=channel.link, vhost=channel.link.vhost
+    )
     channel.reply(methods.QueueUnbindOk())
 
 
 async def purge_queue(channel: Channel, method: methods.QueuePurge) -> None:
     """`queue.purge`."""
-    count = await channel.link.broker.purge_queue(channel.queue_name(method.queue, method), owner=channel.link)
+    count = await channel.link.broker.purge_queue(
+        channel.queue_name(method.queue, method), owner=channel.link, vhost=channel.link.vhost
+    )
     _answer(channel, method.nowait, methods.QueuePurgeOk(min(count, _COUNT_MAX)))
 
 
@@ -114,5 +136,6 @@ async def delete_queue(channel: Channel, method: methods.QueueDelete) -> None:
         if_unused=method.if_unused,
         if_empty=method.if_empty,
         owner=channel.link,
+        vhost=channel.link.vhost,
     )
     _answer(channel, method.nowait, methods.QueueDeleteOk(min(count, _COUNT_MAX)))

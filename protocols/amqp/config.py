@@ -38,9 +38,6 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
     parsed_memo_entries_max: int = 4096
     """Entries of each memo (routes and properties seen, encoded prefixes) before it is emptied."""
 
-    virtual_host: str = "/"
-    """The one virtual host there is."""
-
     anonymous_user: str = ""
     """Who clients are that log in by the mechanism ANONYMOUS; empty: it is not offered."""
 

@@ -37,6 +37,7 @@ from protocols.mqtt.packets import (
     IDENTIFIER_REJECTED,
     NOT_AUTHORIZED,
     PINGRESP,
+    SERVER_UNAVAILABLE,
     SUBSCRIBE_FAILURE,
     Acknowledgements,
     Connect,
@@ -187,11 +188,13 @@ class MqttAdapter:
     def _open(self, connect: Connect) -> None:
         """Answer a CONNECT: refuse it, or make a session and take the client identifier over."""
         code = self._refusal(connect)
+        excess = connect.will and self._config.over_limit(connect.will.topic)
+        if code == ACCEPTED and not excess:
+            code = self._join(connect)
         if code != ACCEPTED:
             self._outbox.write(encode_connack(code))
             self._end(f"CONNECT refused with return code {code}")
             return
-        excess = connect.will and self._config.over_limit(connect.will.topic)
         if excess:
             self._end(f"will {excess}")
             return
@@ -205,11 +208,20 @@ class MqttAdapter:
         self._connect = connect
         self._keep_alive_s = connect.keep_alive_s * KEEP_ALIVE_FACTOR
         self._deadline_s = self._clock() + self._keep_alive_s if self._keep_alive_s else math.inf
-        self._session = self._broker.session(self, protocol="mqtt", owner=self)
+        self._session = self._broker.session(self, protocol="mqtt", owner=self, vhost=self._config.virtual_host)
         self._session.set_prefetch(self._config.inflight_messages_max, per_session=True)
         self._outbox.on_writable = self._session.resume
         self._outbox.write(encode_connack(ACCEPTED))
         log.debug("MQTT %s: client %r connected", self._peer, connect.client_id)
+
+    def _join(self, connect: Connect) -> int:
+        """Enter the virtual host; the return code."""
+        try:
+            self._broker.connect(self, self._config.virtual_host, user=connect.user_name or "", close=self._end)
+        except BrokerError as error:
+            log.warning("MQTT %s: %s", self._peer, error)
+            return SERVER_UNAVAILABLE
+        return ACCEPTED
 
     def _refusal(self, connect: Connect) -> int:
         """The return code for a CONNECT (section 3.2.2.3)."""
@@ -251,7 +263,16 @@ class MqttAdapter:
                 if not self._queue:
                     self._queue = await self._declare_queue()
                 pattern = topic_to_routing_key(topic_filter)
-                await self._broker.bind("queue", self._queue, EXCHANGE, pattern, {}, syntax="mqtt", owner=self)
+                await self._broker.bind(
+                    "queue",
+                    self._queue,
+                    EXCHANGE,
+                    pattern,
+                    {},
+                    syntax="mqtt",
+                    owner=self,
+                    vhost=self._config.virtual_host,
+                )
             except BrokerError as error:
                 log.warning("MQTT %s: no subscription to %r: %s", self._peer, topic_filter, error)
                 return SUBSCRIBE_FAILURE
@@ -266,6 +287,7 @@ class MqttAdapter:
             auto_delete=True,
             arguments={},
             owner=self,
+            vhost=self._config.virtual_host,
         )
         return info.name
 
@@ -275,7 +297,16 @@ class MqttAdapter:
             if topic_filter in self._subscriptions.granted:
                 self._subscriptions.remove(topic_filter)
                 pattern = topic_to_routing_key(topic_filter)
-                await self._broker.unbind("queue", self._queue, EXCHANGE, pattern, {}, syntax="mqtt", owner=self)
+                await self._broker.unbind(
+                    "queue",
+                    self._queue,
+                    EXCHANGE,
+                    pattern,
+                    {},
+                    syntax="mqtt",
+                    owner=self,
+                    vhost=self._config.virtual_host,
+                )
         if not self.closed:
             self._routes.clear()
             self._outbox.write(encode_unsuback(event.packet_id))

@@ -32,6 +32,9 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     connect_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     """Time from the opening of the transport to a complete CONNECT."""
 
+    virtual_host: str = "/"
+    """Where the exchange is that MQTT's topics are the routing keys of."""
+
     anonymous: Literal["loopback", "always", "never"] = "loopback"
     """Who may connect without a user name: peers on a loopback address, all, or nobody."""
 

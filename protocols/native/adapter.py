@@ -284,12 +284,28 @@ class NativeAdapter:
 
     async def _bind(self, request: wire.Bind) -> wire.Reply:
         topic = self._topic(request.topic).name
-        await self._broker.bind("topic", topic, request.exchange, request.pattern, request.arguments, owner=self)
+        await self._broker.bind(
+            "topic",
+            topic,
+            request.exchange,
+            request.pattern,
+            request.arguments,
+            owner=self,
+            vhost=self._config.virtual_host,
+        )
         return wire.BindReply(request.correlation_id)
 
     async def _unbind(self, request: wire.Unbind) -> wire.Reply:
         topic = self._topic(request.topic).name
-        await self._broker.unbind("topic", topic, request.exchange, request.pattern, request.arguments, owner=self)
+        await self._broker.unbind(
+            "topic",
+            topic,
+            request.exchange,
+            request.pattern,
+            request.arguments,
+            owner=self,
+            vhost=self._config.virtual_host,
+        )
         return wire.UnbindReply(request.correlation_id)
 
     def _topic(self, name: str) -> Topic:

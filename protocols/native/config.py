@@ -18,6 +18,8 @@ class NativeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Produce and fetch requests of one connection that may wait for their reply."""
     hello_timeout_ms: int = 10_000
     """How long a new connection may stay silent."""
+    virtual_host: str = "/"
+    """Where the exchanges are that topics can be bound to."""
     node_id: int = 0
     advertised_host: str = ""
     """What metadata says about how to reach this node; empty means the address the client already uses."""

@@ -9,14 +9,15 @@ from routing.topology.binding import Binding
 from routing.topology.matchers import KINDS, Matcher
 
 DEFAULT_EXCHANGES = (
-    ("", "direct"),
-    ("amq.direct", "direct"),
-    ("amq.fanout", "fanout"),
-    ("amq.topic", "topic"),
-    ("amq.headers", "headers"),
-    ("amq.match", "headers"),
+    ("", "direct", False),
+    ("amq.direct", "direct", False),
+    ("amq.fanout", "fanout", False),
+    ("amq.topic", "topic", False),
+    ("amq.headers", "headers", False),
+    ("amq.match", "headers", False),
+    ("amq.rabbitmq.trace", "topic", True),
 )
-"""What every virtual host has from its beginning."""
+"""Name, kind and whether it is internal of what every virtual host has from its beginning."""
 
 
 class Exchange:

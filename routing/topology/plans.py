@@ -51,6 +51,26 @@ def _refuse_arguments(arguments: Mapping[str, Any], refused: frozenset[str]) -> 
             raise NotImplementedYet(f"argument '{name}' is not supported by this version")
 
 
+# --- virtual hosts -------------------------------------------------------------------------
+
+VHOST_LIMITS = ("max-connections", "max-queues")
+
+
+def require_valid_vhost_name(name: str) -> None:
+    """1 to 255 bytes, as a short string of AMQP holds. Raises InvalidArgument."""
+    if not 1 <= len(name.encode("utf-8", "surrogateescape")) <= 255:
+        raise InvalidArgument(f"vhost name {name!r} is not 1 to 255 bytes")
+
+
+def check_vhost_limits(limits: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument."""
+    for limit, value in limits.items():
+        if limit not in VHOST_LIMITS:
+            raise InvalidArgument(f"Unrecognised vhost limit '{limit}'; limits are {', '.join(VHOST_LIMITS)}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < -1:
+            raise InvalidArgument(f"vhost limit '{limit}' is not a whole number from -1, but {value!r}")
+
+
 # --- exchanges -----------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ import trio
 from core_log.errors import LogUnavailable
 from routing.commits import storage_errors
 from routing.config import BrokerConfig
-from routing.errors import LimitExceeded, NotFound, StorageUnavailable
+from routing.errors import AccessRefused, LimitExceeded, NotAllowed, NotFound, PreconditionFailed, StorageUnavailable
 from routing.queues.host import QueueHost
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
@@ -76,10 +76,10 @@ class Topology:
     # --- looking up --------------------------------------------------------------------
 
     def vhost(self, name: str) -> VirtualHost:
-        """Raises NotFound."""
+        """Raises NotAllowed."""
         found = self.vhosts.get(name)
         if found is None:
-            raise NotFound(f"vhost {name} not found")
+            raise NotAllowed(f"vhost {name} not found")
         return found
 
     @property
@@ -179,10 +179,16 @@ class Topology:
             self._appliers[entry.key[0]](entry)
 
     def _apply_vhost(self, entry: Entry) -> None:
-        if entry.value is None:
-            self.vhosts.pop(entry.key[1], None)
-        elif entry.key[1] not in self.vhosts:
-            self._add_vhost(entry.key[1])
+        name, value = entry.key[1], entry.value
+        if value is None:
+            gone = self.vhosts.pop(name)
+            for close in list(gone.connections.values()):
+                close(f"vhost '{name}' is deleted")
+            return
+        if name not in self.vhosts:
+            self._add_vhost(name)
+        self.vhosts[name].description = value["description"]
+        self.vhosts[name].limits = dict(value["limits"])
 
     def _add_vhost(self, name: str) -> None:
         self.vhosts[name] = VirtualHost(name, self.topics, self.config.routes_cached_max)
@@ -276,6 +282,35 @@ class Topology:
             self._require_room("exchanges", there, self.config.exchanges_max)
         return plan
 
+    def plan_vhost(self, name: str, *, description: str | None, limits: Mapping[str, int] | None) -> Plan:
+        """Make a virtual host, or change what is given. Raises InvalidArgument, LimitExceeded."""
+        found = self.vhosts.get(name)
+        if found is None:
+            plans.require_valid_vhost_name(name)
+            self._require_room("vhosts", len(self.vhosts), self.config.vhosts_max)
+        plans.check_vhost_limits(limits or {})
+        value = {
+            "description": description if description is not None else found.description if found else "",
+            "limits": dict(limits if limits is not None else found.limits if found else {}),
+        }
+        if found is not None and value == {"description": found.description, "limits": found.limits}:
+            return Plan(guards=[vhost_key(name)])
+        return Plan([Entry(vhost_key(name), value, True)])
+
+    def plan_vhost_removal(self, name: str) -> Plan:
+        """A virtual host goes with all that is in it. Raises NotAllowed, AccessRefused."""
+        vhost = self.vhost(name)
+        if name == DEFAULT_VHOST:
+            raise AccessRefused(f"vhost '{name}' cannot be deleted")
+        removal = Removal(vhost)
+        for queue in vhost.queues.values():
+            removal.queue(queue)
+        for exchange in vhost.exchanges.values():
+            removal.exchange(exchange)
+        plan = removal.plan()
+        plan.entries.append(Entry(vhost_key(name), None, True))
+        return plan
+
     def plan_queue(
         self,
         vhost: VirtualHost,
@@ -299,6 +334,11 @@ class Topology:
             return Plan(guards=[*guards, queue_key(vhost.name, name)])
         name = plans.new_queue_name(name)
         plans.check_queue_arguments(vhost, name, arguments)
+        limit = vhost.room("max-queues", len(vhost.queues))
+        if limit is not None:
+            raise PreconditionFailed(
+                f"cannot declare queue '{name}': queue limit in vhost '{vhost.name}' ({limit}) is reached"
+            )
         self._require_room("queues", sum(len(vhost.queues) for vhost in self.vhosts.values()), self.config.queues_max)
         # An exclusive queue ends with its connection, so nothing of it has to outlive the process.
         written = durable and not exclusive

@@ -6,7 +6,7 @@ sees to it that a change is written first. Changes of what is not there any more
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from routing.errors import NotFound, ResourceLocked
@@ -31,7 +31,14 @@ class VirtualHost:
 
     def __init__(self, name: str, topics: Mapping[str, Topic], routes_cached_max: int) -> None:
         self.name = name
-        self.exchanges: dict[str, Exchange] = {name: Exchange(name, kind) for name, kind in DEFAULT_EXCHANGES}
+        self.description = ""
+        self.limits: dict[str, int] = {}
+        """"max-connections" and "max-queues"; one that is missing or negative is none."""
+        self.connections: dict[object, Callable[[str], None]] = {}
+        """Who is connected, and how to end that with a reason."""
+        self.exchanges: dict[str, Exchange] = {
+            name: Exchange(name, kind, internal=internal) for name, kind, internal in DEFAULT_EXCHANGES
+        }
         self.queues: dict[str, Queue] = {}
         self.streams: dict[str, Stream] = {}
         """Topics that are declared and consumed like queues."""
@@ -85,6 +92,11 @@ class VirtualHost:
             exchange = self.exchanges.get(name)
             return exchange is not None and exchange.durable
         return name in self.topics
+
+    def room(self, limit: str, there: int) -> int | None:
+        """The limit if it is reached."""
+        most = self.limits.get(limit, -1)
+        return most if 0 <= most <= there else None
 
     # --- changing ----------------------------------------------------------------------
 

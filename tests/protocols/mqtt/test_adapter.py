@@ -313,3 +313,20 @@ async def test_a_deleted_queue_ends_the_connection(world: World) -> None:
     await world.broker.delete_queue("mqtt.me", owner=client.adapter)
     world.broker.end_turn()
     assert client.closed
+
+
+async def test_the_virtual_host_of_the_door(world: World) -> None:
+    config = MqttConfig(virtual_host="v")
+    refused = world.open(config=config)
+    await refused.send(connect("c"))
+    assert refused.take() == b"\x20\x02\0\x03", "server unavailable: there is no such virtual host"
+    assert refused.closed
+    await world.broker.set_vhost("v")
+    inside, outside = await world.client("inside", config=config), await world.client("outside")
+    for client in (inside, outside):
+        await client.subscribe(("#", 0))
+    await inside.send(publish("a", b"1"))
+    assert (inside.take_deliveries(), outside.take_deliveries()) == ([("a", 0, None, b"1")], [])
+    await world.broker.delete_vhost("v")
+    assert (inside.closed, outside.closed) == (True, False)
+    inside.lose()
