@@ -22,12 +22,12 @@ from delay.timer_service import TimerService
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.control import Control
-from routing.errors import LimitExceeded, StorageUnavailable
+from routing.errors import LimitExceeded
 from routing.message import Slab
 from routing.queue_host import Clock, Host
+from routing.queues.checkpoints import Checkpoints, clean_checkpoint, save_checkpoint
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import HomeStatus, QueuePartition
-from routing.queues.replay import save_checkpoint, snapshot
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, wall_clock_ms
 from routing.topics.stream import Stream
@@ -65,8 +65,7 @@ class Broker:
         self._runnable: deque[Queue | Stream] = deque()
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
         self._deferred: dict[QueuePartition, None] = {}
-        self._saving = trio.Lock()
-        self._closing = False
+        self.checkpoints = Checkpoints(files, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
         self.storage = Storage(
             files,
             config,
@@ -105,7 +104,6 @@ class Broker:
 
     async def close(self) -> None:
         """Write down where everything stands. Sessions must be closed; a log that refuses writes is left as it is."""
-        self._closing = True
         for session in list(self.sessions):
             session.close()
         for partition in self.topology.stripes:
@@ -113,13 +111,12 @@ class Broker:
         self.end_turn()
         logs = [*self._home_logs(), *self._topic_logs()]
         await self._settled_disk(logs)
-        async with self._saving:
-            pass  # a checkpoint that is being written must not replace the last one
+        await self.checkpoints.stop()
         for partition in self.topology.stripes:
             log = partition.log
             if log.error is None and log.committed_offset >= partition.next_offset:
                 try:
-                    save_checkpoint(self.files, partition, snapshot(partition, (), clean=True))
+                    save_checkpoint(self.files, partition, clean_checkpoint(partition))
                 except OSError as error:
                     logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
         for log in [*logs, *self.storage.stores]:
@@ -232,7 +229,7 @@ class Broker:
             for partition in (*self.topology.stripes, self.topology.transient):
                 partition.tidy()
             for partition in self.topology.stripes:
-                self._checkpoint(partition)
+                self.checkpoints.take(partition)
                 partition.delete_dead_prefix()
                 partition.warn_of_pinned_bytes()
             transient = self.topology.transient
@@ -247,35 +244,6 @@ class Broker:
     def home_statuses(self) -> list[HomeStatus]:
         """Every home partition in figures; stripe -1 is that of transient queues."""
         return [partition.status for partition in (*self.topology.stripes, self.topology.transient)]
-
-    def _checkpoint(self, partition: QueuePartition) -> None:
-        log = partition.log
-        if partition.unchecked_bytes < self.config.checkpoint_interval_bytes or log.error is not None:
-            return
-        partition.seal()
-        partition.unchecked_bytes = 0
-        outstanding = [
-            (entry.queue, entry.offset, entry.end - entry.first)
-            for session in self.sessions
-            for entry in session.unsettled
-            if isinstance(entry.queue, Queue)
-        ]
-        state = snapshot(partition, outstanding, clean=False)
-
-        async def write() -> None:
-            async with self._saving:
-                if self._closing:
-                    return
-                try:
-                    await trio.to_thread.run_sync(save_checkpoint, self.files, partition, state)
-                except OSError as error:
-                    logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
-
-        def durable(error: StorageUnavailable | None) -> None:
-            if error is None:
-                self._nursery.start_soon(write)
-
-        self.commits.when_committed([(log, log.log_end_offset)], durable)
 
 
 @asynccontextmanager

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, chain
 from struct import Struct, pack, unpack_from
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from routing.queues.fact_columns import Columns, to_columns
 DIRECTORY_BIT = 1 << 8
 """Of a batch's attributes; the record format does not use it."""
 _HEAD = Struct("<BBHI")
+_SINGLE = Struct("<BBHIII")
 _MOVE = Struct("<QQQ")
 _VERSION = 0
 _FACTS, _MOVED = 1, 2
@@ -81,12 +82,15 @@ def each_of(columns: Columns, count: int) -> Columns:
 
 
 def encode_directory(
-    entries: Sequence[tuple[int, int]], facts: Sequence[Columns | None] | None = None, moves: Iterable[Move] = ()
+    entries: Sequence[tuple[int, int]], facts: Sequence[Columns | None] | None = None, moves: Sequence[Move] = ()
 ) -> bytes:
     """The record of (set id, count) slabs, with their facts if any has some, with their moves if they were moved."""
+    if len(entries) == 1 and not facts and not moves:
+        ((set_id, count),) = entries
+        return _SINGLE.pack(_VERSION, 0, 0, 1, set_id, count)
     moved = b"".join([_MOVE.pack(*move) for move in moves])
     columns = (_FACTS if facts else 0) | (_MOVED if moved else 0)
-    numbers = [number for entry in entries for number in entry]
+    numbers = list(chain.from_iterable(entries))
     record = pack(f"<BBHI{len(numbers)}I", _VERSION, columns, 0, len(entries), *numbers)
     return record + _encode_facts(facts) + moved if columns else record
 

@@ -26,6 +26,10 @@ Columns = tuple["array[int]", "array[int] | None"]
 """The lower 64 bits of the facts of consecutive messages, and what is above them where any has more."""
 
 
+SavedBlock = tuple["array[int]", "array[int]", "array[int]", "array[int] | None"]
+"""Packed runs, their times, and the columns of their facts."""
+
+
 class FactRun(NamedTuple):
     """Facts of consecutive offsets that were published at the same time."""
 
@@ -127,6 +131,10 @@ class FactColumns:
             return run.facts[0], run.timestamp_ms
         return None
 
+    def take(self, other: FactColumns) -> None:
+        """Have what the other has, and leave it with nothing."""
+        self._blocks, other._blocks = other._blocks, {}
+
     def drop(self, number: int) -> None:
         """Nothing in a block is live any more."""
         self._blocks.pop(number, None)
@@ -135,3 +143,20 @@ class FactColumns:
         """Forget all blocks but these."""
         for number in [number for number in self._blocks if number not in live]:
             del self._blocks[number]
+
+    def columns(self) -> Iterator[SavedBlock]:
+        """All of it, to be saved."""
+        for number in sorted(self._blocks):
+            block = self._blocks[number]
+            yield block.runs, block.times, block.low, block.high
+
+    def load(self, blocks: Iterable[SavedBlock]) -> None:
+        """The inverse of `columns`. Raises ValueError if columns do not fit together."""
+        for runs, times, low, high in blocks:
+            at = 0
+            for run, time_ms in zip(runs, times, strict=True):
+                end = at + (run & _COUNT_MASK) + 1
+                if end > len(low):
+                    raise ValueError("facts are cut short")
+                self.add(run >> _COUNT_BITS, (low[at:end], None if high is None else high[at:end]), time_ms)
+                at = end

@@ -24,6 +24,7 @@ from routing.queues.consumer_turns import ConsumerTurns
 from routing.queues.gathering import gather
 from routing.queues.line import Levels, Line
 from routing.queues.offset_set import Range
+from routing.queues.placed_offsets import PlacedRange
 from routing.queues.queue_rules import Arrival, QueueRules
 from routing.queues.runs_of import runs_of
 from routing.queues.settings import QueueSettings
@@ -151,13 +152,31 @@ class Queue:
             self.awake = True
             self._host.runnable(self)
 
-    def restore(self, ready: Iterable[Range], returned: Iterable[Range], redelivered_before: int) -> None:
-        """Take over after a start what the log says is there: ranges in offset order, those given back apart."""
+    def snapshot_state(self) -> Any:
+        """What a checkpoint has to keep besides offsets and facts, as msgpack takes it; None if there is nothing."""
+        return None
+
+    def restore(
+        self,
+        ready: Iterable[Range],
+        returned: Iterable[Range],
+        redelivered_before: int,
+        *,
+        moved: Iterable[PlacedRange] = (),
+        state: Any = None,
+    ) -> None:
+        """Take over after a start what the log says is there: ranges in offset order, those given back apart, and what
+        was `moved` with its positions. `state` is what `snapshot_state` said.
+        """
         self.redelivered_before = redelivered_before
         for first, count in self.rules.restore(ready):
             self._line_of_run(first).ready.append(first, count)
         for first, count in self.rules.restore(returned):
             self._line_of_run(first).placed.add(first, count)
+        for position, first, count, redelivered in moved:
+            for start, number in self.rules.restore([(first, count)]):
+                placed = self._line_of_run(start).placed
+                placed.add(start, number, position=position + start - first, redelivered=redelivered)
 
     def _line_of_run(self, offset: int) -> Line:
         """Where messages stand that agree in priority with the one at `offset`."""

@@ -18,7 +18,7 @@ settle is noted in control batches of the same log (`settlement.py`), so replayi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from core_log.errors import LogUnavailable
@@ -30,6 +30,8 @@ from routing.queues.cold_chunks import ColdChunks, Spawn
 from routing.queues.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
 from routing.queues.directory import DIRECTORY_BIT, each_of, encode_directory, facts_of
 from routing.queues.fact_columns import BLOCK_BITS, Columns, FactColumns, to_columns
+from routing.queues.journal import Journal
+from routing.queues.moves import Moves
 from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, encode_destinations, encode_settled
 from routing.queues.slab_cache import CachedSlab, SlabCache
 from routing.runs import in_batches
@@ -78,6 +80,10 @@ class QueuePartition:
         self.sets = DestinationSets()
         self.unchecked_bytes = 0
         """Appended since the last checkpoint."""
+        self.journal = Journal(self.next_offset)
+        self.replayed: bytes | None = None
+        """The checkpoint that a start has worked out, to be saved when the log is durable."""
+        self.moves = Moves()
         self._config = config
         self._mark_dirty = mark_dirty
         self._defer = defer
@@ -158,6 +164,7 @@ class QueuePartition:
             else:
                 del live[block]
                 self.facts.drop(block)
+                self.moves.drop(block)
             first = stop
 
     def restore(self, ranges: list[tuple[int, int]]) -> None:
@@ -241,12 +248,14 @@ class QueuePartition:
                 base_offset -= 1
                 builder = BatchBuilder(base_offset, log.leader_epoch, now_ms, attributes=DIRECTORY_BIT)
                 builder.add_first(directory)
-                directory = b""
             else:
                 builder = BatchBuilder(base_offset, log.leader_epoch, now_ms)
             for run in batch:
                 run.add_to(builder)
             self._append(builder.build(), base_offset)
+            if directory:
+                self.journal.add(None, base_offset, now_ms, directory)
+                directory = b""
 
     def _append(self, batch: bytes, base_offset: int) -> None:
         self.log.append(batch, base_offset=base_offset)
@@ -254,9 +263,11 @@ class QueuePartition:
 
     def _append_control(self, key: bytes, value: bytes) -> int:
         offset = self.next_offset
-        builder = BatchBuilder(offset, self.log.leader_epoch, self._now_ms(), control=True)
+        now_ms = self._now_ms()
+        builder = BatchBuilder(offset, self.log.leader_epoch, now_ms, control=True)
         builder.add(offset, key, value, [])
         self._append(builder.build(), offset)
+        self.journal.add(key, offset, now_ms, value)
         self.next_offset = offset + 1
         return offset
 
@@ -290,11 +301,6 @@ class QueuePartition:
             self._mark_dirty(self)
 
     # --- housekeeping ------------------------------------------------------------------
-
-    @property
-    def live_blocks(self) -> Collection[int]:
-        """Numbers of the blocks of offsets (`BLOCK_BITS`) in which something is live."""
-        return self._live
 
     @property
     def first_live_offset(self) -> int:

@@ -298,7 +298,7 @@ class Life:
     async def keep_house(self) -> None:
         broker = self.running.broker
         for partition in broker.topology.stripes:
-            broker._checkpoint(partition)
+            broker.checkpoints.take(partition)
             partition.delete_dead_prefix()
         broker.topology.transient.delete_dead_prefix()
 

@@ -1,0 +1,197 @@
+"""What is live on a home partition, worked out from its log alone.
+
+A `Standby` says for each queue which offsets are live where the log ends at `offset`, for those that were moved where
+they belong in order, and what the messages ask for. It is fed directories, settlements and definitions, from the log
+(`read`) or from the journal of what was appended (`follow`), and `fold` takes one from the other. Definitions may
+stand anywhere, so sets are resolved then.
+
+A checkpoint is a standby, encoded. The next one is the last one and what was appended since: nobody has to stop the
+queues and look at them, and what a thread works on here is nobody else's. A start makes its queues from the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from core_log.partition_log import PartitionLog
+from core_log.record_batch import decode_runs, iterate_records, parse_header
+from routing.queues.directory import DIRECTORY_BIT, Directory, decode_directory, directory_of, each_of
+from routing.queues.fact_columns import BLOCK_BITS, FactColumns
+from routing.queues.home_records import set_id_of
+from routing.queues.journal import Journal
+from routing.queues.moves import Moves
+from routing.queues.packed_ranges import COUNT_BITS, COUNT_MASK, Range, merged, pack, without
+from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, decode_destinations, decode_settled
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 4 << 20
+
+
+class Standby:
+    """See the module."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.sets: dict[int, tuple[tuple[int, ...], int]] = {}
+        """The queues of each destination set, and where the log says so."""
+        self.next_set_id = 1
+        self.live: dict[int, array[int]] = {}
+        """Packed ranges, by queue id."""
+        self.states: dict[int, Any] = {}
+        """What queues want to remember besides, by queue id."""
+        self.facts = FactColumns()
+        self.moves = Moves()
+        # parallel, an item a slab that was not folded yet
+        self._set_ids: list[int] = []
+        self._firsts: list[int] = []
+        self._counts: list[int] = []
+        self._moved: list[tuple[int, int, int]] = []
+        """Set id, first offset and count of what slabs were moved from."""
+        self._settled: dict[int, list[Range]] = defaultdict(list)
+        self._open: Directory | None = None
+        self._open_end = 0
+        self._open_ms = 0
+
+    # --- being fed ---------------------------------------------------------------------
+
+    def read(self, log: PartitionLog, end: int) -> None:
+        """Apply the log from `offset` up to `end`; blocks. Raises OffsetOutOfRange, CorruptBatch, OSError."""
+        self.offset = max(self.offset, log.log_start_offset)
+        while self.offset < end:
+            batches = log.read_blocking(self.offset, _READ_BYTES, before=end)
+            if not batches:
+                break
+            for batch in batches:
+                header = parse_header(batch)
+                if header.is_control:
+                    self._close(header.base_offset)
+                    for record in iterate_records(batch):
+                        self._control(record.key, record.offset, bytes(record.value or b""))
+                elif header.attributes & DIRECTORY_BIT:
+                    self._close(header.base_offset)
+                    self._begin(directory_of(batch, header), header.base_timestamp_ms)
+                elif header.base_offset >= self._open_end:
+                    for run in decode_runs(batch, with_values=False):
+                        self._set_ids.append(set_id_of(run.header_block))
+                        self._firsts.append(run.first_offset)
+                        self._counts.append(run.count)
+                self.offset = header.next_offset
+        self.offset = end
+        self._close(end)
+
+    def follow(self, journal: Journal, end: int) -> None:
+        """Apply what was appended from `offset` up to `end`."""
+        for key, offset, timestamp_ms, value in journal:
+            if offset < self.offset:
+                continue
+            if key is None:
+                self._begin(decode_directory(value, offset + 1), timestamp_ms)
+                self._close(end)
+            else:
+                self._control(key, offset, value)
+        self.offset = end
+
+    def _control(self, key: bytes | None, offset: int, value: bytes) -> None:
+        if key == DESTINATIONS_KEY:
+            set_id, queue_ids = decode_destinations(value)
+            self.sets[set_id] = (queue_ids, offset)
+        elif key == SETTLED_KEY:
+            for queue_id, first, count in decode_settled(value):
+                self._settled[queue_id].append((first, count))
+
+    def _begin(self, directory: Directory, timestamp_ms: int) -> None:
+        if directory.firsts:
+            self._open = directory
+            self._open_end = directory.firsts[-1] + directory.counts[-1]
+            self._open_ms = timestamp_ms
+
+    def _close(self, end: int) -> None:
+        """The open directory speaks of nothing at or behind `end`."""
+        directory, self._open = self._open, None
+        if directory is None:
+            return
+        slabs = len(directory.firsts) if self._open_end <= end else bisect_left(directory.firsts, end)
+        if not slabs:
+            return
+        self._set_ids += directory.set_ids[:slabs]
+        self._firsts += directory.firsts[:slabs]
+        self._counts += directory.counts[:slabs]
+        if self._open_end > end:
+            self._counts[-1] = min(self._counts[-1], end - self._firsts[-1])
+        if directory.facts is not None or directory.moves is not None:
+            self._close_columns(directory, slabs)
+
+    def _close_columns(self, directory: Directory, slabs: int) -> None:
+        """Facts and moves of the slabs that were just noted."""
+        for index in range(slabs):
+            set_id, first, count = (column[index - slabs] for column in (self._set_ids, self._firsts, self._counts))
+            time_ms = self._open_ms
+            if directory.moves is not None:
+                move = directory.moves[index]
+                time_ms = move.published_ms
+                self._moved.append((set_id, move.origin, count))
+                self.moves.add(first, count, move.position)
+            columns = None if directory.facts is None else directory.facts[index]
+            if columns is not None:
+                self.facts.add(first, each_of(columns, count), time_ms)
+
+    # --- taking one from the other ------------------------------------------------------
+
+    def fold(self, queue_ids: Collection[int], start: int) -> None:
+        """Work out `live` for these queues; nothing below `start`, where the log begins, is."""
+        self.next_set_id = max(self.next_set_id, max(self._set_ids, default=0) + 1, max(self.sets, default=0) + 1)
+        added = self._distribute()
+        gone = self._settled
+        for set_id, first, count in self._moved:
+            for queue_id in self.sets.get(set_id, ((), 0))[0]:
+                gone[queue_id].append((first, count))
+        live: dict[int, array[int]] = {}
+        for queue_id in queue_ids:
+            packed = self.live.get(queue_id) or array("Q")
+            packed += pack(added.get(queue_id, ()))
+            holes = gone.get(queue_id, [])
+            if packed and packed[0] >> COUNT_BITS < start:
+                holes.append((0, start))
+            live[queue_id] = without(packed, holes) if holes else packed
+        self.live = live
+        self.states = {queue_id: state for queue_id, state in self.states.items() if queue_id in live}
+        for spent in (self._set_ids, self._firsts, self._counts, self._moved, self._settled):
+            spent.clear()
+        if self.facts or self.moves:
+            blocks = self._live_blocks()
+            self.facts.keep(blocks)
+            self.moves.keep(blocks)
+
+    def _distribute(self) -> dict[int, list[Range]]:
+        """What was put into each queue, by its id, in the log's order."""
+        into: dict[int, list[Range]] = defaultdict(list)
+        appends: dict[int, list[Callable[[Range], None]]] = {}
+        for set_id, first, count in zip(self._set_ids, self._firsts, self._counts):
+            targets = appends.get(set_id)
+            if targets is None:
+                if set_id not in self.sets:
+                    logger.error("offsets %d to %d name no queue", first, first + count - 1)
+                    continue
+                targets = appends[set_id] = [into[queue_id].append for queue_id in self.sets[set_id][0]]
+            for append in targets:
+                append((first, count))
+        return into
+
+    def _live_blocks(self) -> set[int]:
+        blocks: set[int] = set()
+        for packed in self.live.values():
+            for one in packed:
+                first = one >> COUNT_BITS
+                blocks.update(range(first >> BLOCK_BITS, (first + (one & COUNT_MASK) >> BLOCK_BITS) + 1))
+        return blocks
+
+
+def packed_of(ranges: Iterable[Range]) -> array[int]:
+    """Ranges in any order as packed ones."""
+    return pack(merged(ranges))
