@@ -133,9 +133,10 @@ class Control:
         arguments: Mapping[str, Any] | None = None,
         owner: object = None,
         vhost: str = DEFAULT_VHOST,
+        prefix: str = plans.GENERATED_PREFIX,
     ) -> QueueInfo:
-        """Raises AccessRefused, PreconditionFailed, ResourceLocked, NotImplementedYet, LimitExceeded,
-        StorageUnavailable.
+        """Without a name the queue gets one that begins with `prefix`. Raises AccessRefused, PreconditionFailed,
+        ResourceLocked, NotImplementedYet, LimitExceeded, StorageUnavailable.
         """
         topology = self.topology
         if arguments and arguments.get("x-queue-type") == STREAM:
@@ -149,6 +150,7 @@ class Control:
                 auto_delete=auto_delete,
                 arguments=arguments or {},
                 owner=owner,
+                prefix=prefix,
             )
         )
         if plan.entries:
@@ -269,7 +271,7 @@ class Control:
         async with self._making_stream:
             if name in vhost.streams or name in vhost.queues:
                 return
-            plans.new_queue_name(name)
+            plans.new_queue_name(name, plans.GENERATED_PREFIX)
             place = topic_name(name, vhost.name)
             check_declaration(
                 name, vhost.name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments

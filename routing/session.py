@@ -91,8 +91,12 @@ class Session:
 
     # --- publishing --------------------------------------------------------------------
 
-    def publish(self, slab: Slab, *, mandatory: bool = False, confirm: bool = False) -> None:
+    def publish(
+        self, slab: Slab, *, mandatory: bool = False, confirm: bool = False, copies: Sequence[str] = ()
+    ) -> None:
         """Route a slab to its queues and topics.
+
+        With `copies`, further routing keys, the slab has one key and goes wherever any of them leads, once.
 
         With `confirm` each message takes the next sequence number and is confirmed through the sink. Raises NotFound
         when there is no such exchange, AccessRefused when it is internal, LimitExceeded for a message that is too
@@ -100,7 +104,8 @@ class Session:
         tell. Refused messages of which nobody wants to hear are counted.
         """
         broker = self.broker
-        parts = self.vhost.router.routed(slab)
+        router = self.vhost.router
+        parts = router.routed_to_all(slab, copies) if copies else router.routed(slab)
         if slab.size > broker.message_bytes_max:
             broker.require_size(slab)
         for route, part in parts:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from protocols.amqp import methods
-from protocols.amqp.adapter_properties import PROTOCOL, raw_of
+from protocols.amqp.adapter_properties import PROTOCOL, REPLY_TO, SpecialProperties, raw_of
 from protocols.amqp.adapter_streams import stream_arguments, stream_raws
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.deliveries import (
@@ -30,6 +30,7 @@ from protocols.amqp.deliveries import (
 )
 from protocols.amqp.errors import SOFT, AmqpError
 from protocols.amqp.method_codec import Method
+from protocols.amqp.property_edits import with_reply_to
 from protocols.amqp.publish_run import PublishRun
 from routing.broker import Broker
 from routing.message import Properties, Slab
@@ -78,6 +79,9 @@ class Channel:
         self._confirming = False
         self._confirmed = 0
         self._consumers: dict[str, Consumer] = {}
+        self._reply_tag: str | None = None
+        self._reply_address: str | None = None
+        """The queue behind `REPLY_TO`, while it has its one consumer."""
         self._joined_bytes_max = min(SEPARATE_BYTES_MIN - 1, link.frame_bytes_max - 8)
         self.session = link.broker.session(self, protocol="amqp", owner=link, vhost=link.vhost)
 
@@ -103,12 +107,32 @@ class Channel:
     def publish(self, run: PublishRun) -> None:
         """Hand a run to the engine."""
         properties = run.properties
-        if properties.__class__ is AmqpError:
-            raise AmqpError(properties.name, properties.explanation, channel=self.number, method_id=_PUBLISH)
+        if properties.__class__ is not Properties:
+            self._publish_special(run)
+            return
         slab = Slab(
             run.exchange, run.routing_key, properties, run.bodies, keys=run.keys, raws=run.raws, facts=run.facts
         )
         self.session.publish(slab, mandatory=run.mandatory, confirm=self._confirming)
+
+    def _publish_special(self, run: PublishRun) -> None:
+        """Publishes with equal properties that are refused, or want copies or replies."""
+        special: SpecialProperties | AmqpError = run.properties
+        if isinstance(special, AmqpError):
+            raise AmqpError(special.name, special.explanation, channel=self.number, method_id=_PUBLISH)
+        properties = special.properties
+        if special.wants_reply_address:
+            if self._reply_address is None:
+                explanation = "fast reply consumer does not exist"
+                raise AmqpError("PRECONDITION_FAILED", explanation, channel=self.number, method_id=_PUBLISH)
+            raw = with_reply_to(properties.raw, self._reply_address)
+            properties = Properties(PROTOCOL, raw, persistent=properties.persistent, facts=properties.facts)
+        slab = Slab(run.exchange, run.routing_key, properties, run.bodies, keys=run.keys)
+        # With copies a slab has one key.
+        parts = [slab] if run.keys is None else [slab.part(at, at + 1) for at in range(len(run.bodies))]
+        for part in parts:
+            part.keys = None
+            self.session.publish(part, mandatory=run.mandatory, confirm=self._confirming, copies=special.copies)
 
     def select_confirms(self, method: methods.ConfirmSelect) -> None:
         """`confirm.select`."""
@@ -152,8 +176,9 @@ class Channel:
         if len(self._consumers) >= limit:
             raise self._error("NOT_ALLOWED", f"reached maximum ({limit}) of consumers per channel", method)
         prefixes: dict[_PrefixKey, DeliveryPrefix | MethodEnds] = {}
+        queue = await self._open_replies(tag, method) if method.queue == REPLY_TO else method.queue
         self._consumers[tag] = await self.session.consume(
-            self.queue_name(method.queue, method),
+            self.queue_name(queue, method),
             tag=tag,
             no_ack=method.no_ack,
             exclusive=method.exclusive,
@@ -163,8 +188,28 @@ class Channel:
         if not method.nowait:
             self.reply(methods.BasicConsumeOk(tag))
 
+    async def _open_replies(self, tag: str, method: methods.BasicConsume) -> str:
+        """Make the queue that direct replies to this channel go through: nobody else can guess its name or consume
+        it, it keeps nothing that its consumer can take at once, and it goes with the consumer.
+        """
+        if not method.no_ack:
+            raise self._error("PRECONDITION_FAILED", "reply consumer cannot acknowledge", method)
+        if self._reply_tag is not None:
+            raise self._error("PRECONDITION_FAILED", "reply consumer already set", method)
+        self._reply_tag = tag
+        info = await self.link.broker.declare_queue(
+            "", exclusive=True, auto_delete=True, owner=self.link, prefix=REPLY_TO + "."
+        )
+        self._reply_address = info.name
+        return info.name
+
+    def _forget_replies(self, tag: str) -> None:
+        if tag == self._reply_tag:
+            self._reply_tag = self._reply_address = None
+
     def cancel(self, method: methods.BasicCancel) -> None:
         """`basic.cancel`; a tag that is not known is no error."""
+        self._forget_replies(method.consumer_tag)
         consumer = self._consumers.pop(method.consumer_tag, None)
         if consumer is not None:
             self.session.cancel(consumer)
@@ -174,6 +219,7 @@ class Channel:
     def cancelled(self, consumer: Consumer) -> None:
         """The consumer's queue is gone: tell the peer if it wants to know (consumer_cancel_notify)."""
         self._consumers.pop(consumer.tag, None)
+        self._forget_replies(consumer.tag)
         if self.link.notifies_cancel:
             self.reply(methods.BasicCancel(consumer.tag, nowait=True))
 

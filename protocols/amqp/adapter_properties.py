@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from protocols.amqp import property_edits, wire
@@ -27,11 +28,16 @@ from routing.property_editors import register_editor
 PROTOCOL = "amqp"
 TRANSIENT, PERSISTENT = 1, 2
 DELAY_HEADER = "x-delay"
+COPY_HEADERS = ("CC", "BCC")
+"""Lists of further routing keys; the second is not delivered."""
+REPLY_TO = "amq.rabbitmq.reply-to"
+"""As a queue, and as the `reply_to` of requests: the address of the channel that replies come to directly."""
 
+_REPLY_TO = wire.short_string(REPLY_TO)
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _INTERNED_MAX = 4096
 _INTERNED_BYTES_MAX = 1024
-_interned: dict[bytes, Properties] = {}
+_interned: dict[bytes, Properties | SpecialProperties | AmqpError] = {}
 _STEPS_MAX = 1024
 _steps: dict[bytes, tuple[Step, ...]] = {}
 """How to walk a property list, by its flags."""
@@ -118,14 +124,26 @@ def raw_of(properties: Properties) -> bytes:
     return raw
 
 
-def intern(raw: bytes, user: str) -> Properties | AmqpError:
+@dataclass(slots=True, frozen=True)
+class SpecialProperties:
+    """Properties that ask the broker for something: `copies` (CC and BCC) are further routing keys, and the reply
+    address of the channel is to take the place of `REPLY_TO`.
+    """
+
+    properties: Properties
+    """As they are to be stored, but for the reply address."""
+    copies: tuple[str, ...]
+    wants_reply_address: bool
+
+
+def intern(raw: bytes, user: str) -> Properties | SpecialProperties | AmqpError:
     """The `Properties` for the bytes of a content header, shared by all connections.
 
     For properties that RabbitMQ refuses (a bad expiration, the name of another user) it is the error to close the
     channel with. Raises SyntaxFault when the bytes are malformed.
     """
-    properties = _interned.get(raw)
-    if properties is None:
+    interned = _interned.get(raw)
+    if interned is None:
         found = decode_properties(raw)
         if found.expiration is not None and not _is_expiration(found.expiration):
             explanation = f"invalid expiration '{found.expiration}': {_expiration_fault(found.expiration)}"
@@ -133,26 +151,42 @@ def intern(raw: bytes, user: str) -> Properties | AmqpError:
         if found.delivery_mode not in (None, TRANSIENT, PERSISTENT):
             explanation = f"invalid message: {{delivery_mode_unknown,{found.delivery_mode}}}"
             return AmqpError("PRECONDITION_FAILED", explanation)
-        persistent = found.delivery_mode == PERSISTENT
-        ttl_ms = None if found.expiration is None else int(found.expiration)
-        delay_ms = _delay_ms(found.headers) if found.headers else 0
-        facts = pack(persistent, found.priority or 0, ttl_ms, delay_ms)
-        properties = Properties(PROTOCOL, raw, persistent=persistent, facts=facts)
-        if found.user_id is not None:
-            if found.user_id != user:
-                explanation = f"user_id property set to '{found.user_id}' but authenticated user was '{user}'"
-                return AmqpError("PRECONDITION_FAILED", explanation)
-        elif len(raw) <= _INTERNED_BYTES_MAX:
-            if len(_interned) >= _INTERNED_MAX:
-                _interned.clear()
-            _interned[raw] = properties
+        if found.user_id is not None and found.user_id != user:
+            explanation = f"user_id property set to '{found.user_id}' but authenticated user was '{user}'"
+            return AmqpError("PRECONDITION_FAILED", explanation)
+        made = _properties_of(raw, found)
+        if found.user_id is not None or made.__class__ is AmqpError or len(raw) > _INTERNED_BYTES_MAX:
+            return made
+        if len(_interned) >= _INTERNED_MAX:
+            _interned.clear()
+        interned = _interned[raw] = made
+    return interned
+
+
+def _properties_of(raw: bytes, found: BasicProperties) -> Properties | SpecialProperties | AmqpError:
+    persistent = found.delivery_mode == PERSISTENT
+    ttl_ms = None if found.expiration is None else int(found.expiration)
+    headers = found.headers or {}
+    facts = pack(persistent, found.priority or 0, ttl_ms, _delay_ms(headers) if headers else 0)
+    copies: list[str] = []
+    for name in COPY_HEADERS:
+        keys = headers.get(name, ())
+        if not isinstance(keys, (list, tuple)):
+            explanation = f'invalid message: {{unacceptable_type_in_header,"{name}",{wire.type_name(keys)}}}'
+            return AmqpError("PRECONDITION_FAILED", explanation)
+        copies += [key for key in keys if isinstance(key, str)]
+    stored = property_edits.edit(raw, b"", ["BCC"]) if "BCC" in headers else raw
+    properties = Properties(PROTOCOL, stored, persistent=persistent, facts=facts)
+    if copies or found.reply_to == REPLY_TO:
+        return SpecialProperties(properties, tuple(copies), found.reply_to == REPLY_TO)
     return properties
 
 
 def facts_of(raw: bytes, user: str) -> int | None:
     """What the engine decides by (`routing.facts`), of properties that need not be decoded for anything else.
 
-    None for those that `intern` refuses. The list is walked by its lengths; only a header table is read.
+    None for those that `intern` refuses, and for those that ask for something special. The list is walked by its
+    lengths; only a header table is read.
     """
     flags = raw[:2]
     steps = _steps.get(flags)
@@ -178,6 +212,8 @@ def facts_of(raw: bytes, user: str) -> int | None:
                 pos += 8
             elif step is Step.HEADERS:
                 table, pos = wire.read_table(raw, pos)
+                if "CC" in table or "BCC" in table:
+                    return None
                 if DELAY_HEADER in table:
                     facts |= pack(False, delay_ms=_delay_ms(table))
             elif step is Step.EXPIRATION:
@@ -190,6 +226,10 @@ def facts_of(raw: bytes, user: str) -> int | None:
                     return None
                 facts |= ttl_ms + 1 << 9
                 pos = stop
+            elif step is Step.REPLY_TO:
+                if raw.startswith(_REPLY_TO, pos):
+                    return None
+                pos += raw[pos] + 1
             elif step is Step.USER_ID:
                 text, pos = wire.read_short_string(raw, pos)
                 if text != user:

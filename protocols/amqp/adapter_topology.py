@@ -6,10 +6,14 @@ passive declarations, the empty queue name, `nowait`.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from protocols.amqp import methods
 from protocols.amqp.adapter_channel import Channel
+from protocols.amqp.adapter_properties import REPLY_TO
 from protocols.amqp.errors import AmqpError
 from protocols.amqp.method_codec import Method
+from routing.errors import ResourceLocked
 
 _COUNT_MAX = 0xFFFFFFFF
 
@@ -84,6 +88,9 @@ async def unbind_exchange(channel: Channel, method: methods.ExchangeUnbind) -> N
 async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
     """`queue.declare`; the name becomes what an empty one means on this channel."""
     broker = channel.link.broker
+    if method.queue.startswith(REPLY_TO):
+        await _find_replies(channel, method)
+        return
     if method.passive:
         info = await broker.check_queue(_clean(method.queue), channel.link, vhost=channel.link.vhost)
     else:
@@ -99,6 +106,15 @@ async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
     channel.queue = info.name
     count = min(info.message_count, _COUNT_MAX)
     _answer(channel, method.nowait, methods.QueueDeclareOk(info.name, count, info.consumer_count))
+
+
+async def _find_replies(channel: Channel, method: methods.QueueDeclare) -> None:
+    """Direct reply-to is always there; an address of it as long as its consumer is, whoever asks."""
+    if method.queue != REPLY_TO:
+        with suppress(ResourceLocked):
+            await channel.link.broker.check_queue(method.queue, channel.link)
+    channel.queue = method.queue
+    _answer(channel, method.nowait, methods.QueueDeclareOk(method.queue, 0, 1))
 
 
 async def bind_queue(channel: Channel, method: methods.QueueBind) -> None:

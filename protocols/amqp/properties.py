@@ -55,9 +55,13 @@ class Step(Enum):
     PRIORITY = "octet, too"
     TIMESTAMP = "eight octets"
     EXPIRATION = "short string of digits"
+    REPLY_TO = "short string that may stand for an address of the channel"
     USER_ID = "short string that must be the user"
     UNKNOWN = "no property"
 
+
+TEXT_STEPS = frozenset((Step.SHORT_STRING, Step.EXPIRATION, Step.REPLY_TO, Step.USER_ID))
+"""All that are short strings."""
 
 _STEPS = {
     "headers": Step.HEADERS,
@@ -65,6 +69,7 @@ _STEPS = {
     "priority": Step.PRIORITY,
     "timestamp": Step.TIMESTAMP,
     "expiration": Step.EXPIRATION,
+    "reply_to": Step.REPLY_TO,
     "user_id": Step.USER_ID,
 }
 

@@ -1,4 +1,4 @@
-"""Changing headers and expiration within a property list, and reading single ones, without decoding the rest.
+"""Changing headers, expiration and reply-to within a property list, and reading single ones, without decoding the rest.
 
 The list was checked when it was published. A header table is walked by the lengths of its values only if it contains
 the bytes of a name that is looked for.
@@ -83,6 +83,18 @@ def expiration_of(raw: bytes) -> str | None:
         return None
     start, stop = _expiration_at(raw, _headers_at(raw)[1])
     return raw[start + 1 : stop].decode()
+
+
+def with_reply_to(raw: bytes, reply_to: str) -> bytes:
+    """A property list that has a `reply_to`, with another one."""
+    pos = _headers_at(raw)[1]
+    if raw[0] & _DELIVERY_MODE:
+        pos += 1
+    if raw[0] & _PRIORITY:
+        pos += 1
+    if raw[0] & _CORRELATION_ID:
+        pos += raw[pos] + 1
+    return raw[:pos] + wire.short_string(reply_to) + raw[pos + 1 + raw[pos] :]
 
 
 def message_id_of(raw: bytes) -> bytes | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from protocols.amqp import wire
 from protocols.amqp.errors import SyntaxFault
-from protocols.amqp.properties import Step, layout_of
+from protocols.amqp.properties import TEXT_STEPS, Step, layout_of
 
 HEADER = "x-stream-offset"
 
@@ -81,7 +81,7 @@ def _open(raw: bytes) -> tuple[bytes, bytes]:
                 _good_tables[table] = None
     stop = end
     for step in behind:
-        if step is Step.SHORT_STRING or step is Step.EXPIRATION or step is Step.USER_ID:
+        if step in TEXT_STEPS:
             stop += raw[stop] + 1
         else:
             stop += 8 if step is Step.TIMESTAMP else 1

@@ -26,6 +26,8 @@ from routing.topology.matchers import KINDS
 from routing.topology.removal import Removal
 from routing.topology.virtual_host import VirtualHost, locked
 
+GENERATED_PREFIX = "amq.gen-"
+
 _REFUSED_QUEUE_ARGUMENTS = frozenset({"x-dead-letter-exchange"})
 _REFUSED_EXCHANGE_ARGUMENTS = frozenset({"alternate-exchange"})
 _ON_THE_DEFAULT_EXCHANGE = "operation not permitted on the default exchange"
@@ -145,10 +147,13 @@ def check_queue_equals(
     _require_equal(what, vhost.name, dict(sorted(arguments.items())), dict(sorted(found.arguments.items())))
 
 
-def new_queue_name(name: str) -> str:
-    """The name of a queue that is to be made; a server-named one if there is none. Raises AccessRefused."""
+def new_queue_name(name: str, prefix: str) -> str:
+    """The name of a queue that is to be made: an unguessable one that begins with `prefix` if there is none.
+
+    Raises AccessRefused.
+    """
     if name == "":
-        return f"amq.gen-{secrets.token_urlsafe(16)}"
+        return prefix + secrets.token_urlsafe(16)
     if name.startswith("amq."):
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
     return name

@@ -8,6 +8,7 @@ that it can be reached from; all others keep theirs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from routing.errors import AccessRefused
@@ -76,11 +77,7 @@ class Router:
         """The slab with its route, or the parts of it with theirs. Raises NotFound and AccessRefused."""
         by_key = self._by_exchange.get(slab.exchange)
         if by_key is None:
-            exchange = self._vhost.exchange(slab.exchange)
-            if exchange.internal:
-                raise AccessRefused(
-                    f"cannot publish to internal exchange '{slab.exchange}' in vhost '{self._vhost.name}'"
-                )
+            self._entrance(slab.exchange)
             by_key = self._by_exchange[slab.exchange] = {}
         if slab.keys is None:
             route = by_key.get(slab.routing_key)
@@ -98,21 +95,39 @@ class Router:
                     routes[at] = by_key.get(key) or self._find(slab.exchange, key, slab.properties_of(at))
         return _in_parts(slab, routes)
 
+    def routed_to_all(self, slab: Slab, keys: Sequence[str]) -> list[tuple[Route, Slab]]:
+        """As `routed`, for messages of one key that go wherever `keys` lead as well; every place gets them once."""
+        exchange = self._entrance(slab.exchange)
+        route, _ = self._route(exchange, (slab.routing_key, *keys), slab.properties)
+        return [(route, slab)]
+
+    def _entrance(self, name: str) -> Exchange:
+        exchange = self._vhost.exchange(name)
+        if exchange.internal:
+            raise AccessRefused(f"cannot publish to internal exchange '{name}' in vhost '{self._vhost.name}'")
+        return exchange
+
     def _find(self, exchange: str, key: str, properties: Properties) -> Route:
-        queues, topics, varies = self.resolve(self._vhost.exchange(exchange), key, lambda: properties.neutral)
+        route, varies = self._route(self._vhost.exchange(exchange), (key,), properties)
+        if not varies:
+            self._cached += 1
+            self._by_exchange.setdefault(exchange, {})[key] = route
+        return route
+
+    def _route(self, exchange: Exchange, keys: Sequence[str], properties: Properties) -> tuple[Route, bool]:
+        queues, topics, varies = self.resolve(exchange, keys, lambda: properties.neutral)
         destinations = (tuple(queues), tuple(topics))
         route = self._equal.get(destinations)
         if max(self._cached, len(self._equal)) >= self._routes_cached_max:
             self.forget_all()
         if route is None:
             route = self._equal[destinations] = Route(queues, topics)
-        if not varies:
-            self._cached += 1
-            self._by_exchange.setdefault(exchange, {})[key] = route
-        return route
+        return route, varies
 
-    def resolve(self, exchange: Exchange, key: str, neutral: Neutral) -> tuple[list[Queue], list[Topic], bool]:
-        """Queues and topics that a message reaches, each once, and whether more than its key had a say."""
+    def resolve(
+        self, exchange: Exchange, keys: Sequence[str], neutral: Neutral
+    ) -> tuple[list[Queue], list[Topic], bool]:
+        """Queues and topics that a message with these keys reaches, each once, and whether more than keys had a say."""
         vhost = self._vhost
         queues: dict[Queue, None] = {}
         topics: dict[Topic, None] = {}
@@ -122,13 +137,14 @@ class Router:
         while pending:
             current = pending.pop()
             if current.name == "":
-                if key in vhost.queues:
-                    queues[vhost.queues[key]] = None
-                elif key in vhost.streams:
-                    topics[vhost.streams[key].topic] = None
+                for key in keys:
+                    if key in vhost.queues:
+                        queues[vhost.queues[key]] = None
+                    elif key in vhost.streams:
+                        topics[vhost.streams[key].topic] = None
                 continue
             varies = varies or current.matcher.varies
-            found: Iterable[Destination] = current.matcher.match(key, neutral)
+            found: Iterable[Destination] = chain.from_iterable(current.matcher.match(key, neutral) for key in keys)
             for kind, name in found:
                 if kind == "queue" and name in vhost.queues:
                     queues[vhost.queues[name]] = None

@@ -321,8 +321,9 @@ class Topology:
         auto_delete: bool,
         arguments: Mapping[str, Any],
         owner: object,
+        prefix: str = plans.GENERATED_PREFIX,
     ) -> Plan:
-        """Make a queue; nothing to do if there is one that is the same."""
+        """Make a queue; nothing to do if there is one that is the same. Without a name it gets one after `prefix`."""
         guards = [vhost_key(vhost.name)]
         if name in vhost.queues or name in vhost.streams:
             found = vhost.source(name, owner)
@@ -332,7 +333,7 @@ class Topology:
             if isinstance(found, Queue):
                 found.rules.used()
             return Plan(guards=[*guards, queue_key(vhost.name, name)])
-        name = plans.new_queue_name(name)
+        name = plans.new_queue_name(name, prefix)
         plans.check_queue_arguments(vhost, name, arguments)
         limit = vhost.room("max-queues", len(vhost.queues))
         if limit is not None:

@@ -63,6 +63,7 @@ class ReplyClient:
         self.ended = False
         self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._socket.settimeout(timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
         self._closed_channels: set[int] = set()
 
@@ -116,8 +117,11 @@ class ReplyClient:
 
     def _probe(self) -> None:
         if self.login.until == "channel":
-            self._send(method_frame(1, PROBE.encode()))
-            self._wait_for(methods.BasicQosOk, quiet=True)
+            # What a turn confirms follows what it answers: the second answer follows both.
+            for _ in range(2):
+                if not self.ended:
+                    self._send(method_frame(1, PROBE.encode()))
+                    self._wait_for(methods.BasicQosOk, quiet=True)
         else:
             self._wait_for(quiet=True)
 
