@@ -58,7 +58,7 @@ class RecordColumns:
     headers: list[list[tuple[str, bytes | None]]]
 
 
-class _Stretch(NamedTuple):
+class Stretch(NamedTuple):
     """What rule 2 finds: a run within which the timestamp and the value size repeat, too."""
 
     delta: int
@@ -179,22 +179,28 @@ def _header_spans(data: bytes, position: int, end: int) -> list[tuple[int, int, 
     return spans
 
 
-def _open(batch: BytesLike, with_values: bool, bytes_max: int) -> tuple[BatchHeader, Iterator[_Stretch]]:
+def _open(batch: BytesLike, with_values: bool, bytes_max: int) -> tuple[BatchHeader, Iterator[Stretch]]:
+    header, data, start = open_records(batch, bytes_max)
+    return header, stretches(data, start, header, with_values)
+
+
+def open_records(batch: BytesLike, decompressed_bytes_max: int) -> tuple[BatchHeader, bytes, int]:
+    """The header of a whole batch, the bytes that hold its records, and where these begin. Raises CorruptBatch."""
     data = batch if type(batch) is bytes else bytes(batch)
     header = parse_header(data)
     if header.size != len(data):
         raise CorruptBatch(f"batch length {header.length} in {len(data)} bytes")
     start = HEADER_BYTES
     if header.compression:
-        data = decompress(header.compression, data[HEADER_BYTES:], bytes_max)
+        data = decompress(header.compression, data[HEADER_BYTES:], decompressed_bytes_max)
         start = 0
     if header.record_count > (len(data) - start) // RECORD_BYTES_MIN:
         raise CorruptBatch(f"{header.record_count} records in {len(data) - start} bytes")
-    return header, _stretches(data, start, header, with_values)
+    return header, data, start
 
 
-def _stretches(data: bytes, position: int, header: BatchHeader, with_values: bool) -> Iterator[_Stretch]:
-    """Walk the records of `data`; see the module's rule 2."""
+def stretches(data: bytes, position: int, header: BatchHeader, with_values: bool) -> Iterator[Stretch]:
+    """Walk the records of `data`; see the module's rule 2. Raises CorruptBatch."""
     end = len(data)
     remaining = header.record_count
     next_delta = 0
@@ -235,7 +241,7 @@ def _stretches(data: bytes, position: int, header: BatchHeader, with_values: boo
             more, position = _siblings(data, position, limit, delta + 1, stride, shape, wanted)
             count += more
             remaining -= more
-        yield _Stretch(delta, count, timestamp_delta_ms, key, block, values)
+        yield Stretch(delta, count, timestamp_delta_ms, key, block, values)
         next_delta = delta + count
     if position != end:
         raise CorruptBatch(f"{end - position} bytes after the last record")

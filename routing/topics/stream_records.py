@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Any, cast
 
 from core_log.files import BytesLike
-from core_log.record_batch import RecordRun, decode_header_block, decode_runs, parse_header
+from core_log.record_batch import decode_header_block, parse_header
+from core_log.record_fields import RecordFields, decode_fields
 from core_log.varint import read_varint, varint
 from routing.message import (
     NAME_ENCODING_ERRORS,
@@ -126,78 +127,87 @@ class StreamReader:
         self._source: _Source = ("", RECORD_PROTOCOL)
         self._common: dict[str, Properties] = {}
         self._slabs: list[StreamSlab] = []
-        self._forget()
+        self._begin(-1, self._source)
 
-    def _forget(self) -> None:
-        self._first = self._end = -1
-        self._size = 0
+    def _begin(self, offset: int, source: _Source) -> None:
+        """What is added now goes to slabs from `offset` on."""
+        self._first = self._end = offset
+        self._open_source = source
         self._keys: list[str] = []
         self._raws: list[bytes] = []
         self._bodies: list[bytes] = []
 
     def read(self, batches: Iterable[BytesLike]) -> tuple[list[StreamSlab], int]:
         """The slabs of some batches, and the offset behind the last of these. Raises CorruptBatch."""
-        self._slabs, end = [], 0
-        source: _Source = ("", "")
+        end = 0
+        self._begin(-1, self._source)
+        self._slabs = []
         for batch in batches:
             header = parse_header(batch)
             end = header.next_offset
-            if header.is_control:
-                continue
-            for run in decode_runs(batch):
-                block = run.header_block
+            if not header.is_control:
+                self._take(decode_fields(batch))
+        self._close()
+        return self._slabs, end
+
+    def _take(self, fields: RecordFields) -> None:
+        """Divide the records of a batch where what they must have in common changes."""
+        offsets, blocks = fields.offsets, fields.header_blocks
+        raws: list[bytes] = []
+        start, source = 0, self._source
+        last, raw = b"", b""
+        lead = self._lead
+        at = 1 + len(lead)
+        contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
+        for index, block in enumerate(blocks):
+            if block is not last:
+                last = block
                 size = -1
-                if block.startswith(self._lead, 1) and block[0] < 0x80:
-                    size, at = read_varint(block, 1 + len(self._lead), len(block))
-                raw = block[at : at + size] if size >= 0 else self._parse(block)
-                if run.first_offset != self._end or self._source != source:
-                    self._close(source)
-                    source = self._source
-                    self._first = run.first_offset
-                self._add(run, raw, source)
-        self._close(source)
-        slabs, self._slabs = self._slabs, []
-        return slabs, end
+                if block[0] < 0x80 and block.startswith(lead, 1):
+                    size, value = read_varint(block, at, len(block))
+                    raw = block[value : value + size]
+                if size < 0 or value + size > len(block):
+                    raw = self._parse(block)
+                    lead = self._lead
+                    at = 1 + len(lead)
+            if self._source != source or not (contiguous or not index or offsets[index - 1] + 1 == offsets[index]):
+                self._add(source, fields, raws, start, index)
+                start, source, raws = index, self._source, []
+            raws.append(raw)
+        self._add(source, fields, raws, start, len(blocks))
 
-    def _add(self, run: RecordRun, raw: bytes, source: _Source) -> None:
-        key = "" if run.key is None else _routing_key(run.key)
-        if run.count == 1:
-            body = run.values[0] or b""
-            self._keys.append(key)
-            self._raws.append(raw)
-            self._bodies.append(body)
-            self._size += len(body)
-            self._end = run.first_offset + 1
-            if len(self._bodies) >= _SLAB_MESSAGES_MAX or self._size >= _SLAB_BYTES_MAX:
-                self._cut(source)
+    def _add(self, source: _Source, fields: RecordFields, raws: list[bytes], start: int, stop: int) -> None:
+        """Records [start, stop), consecutive and from one source."""
+        if start == stop:
             return
-        values = [value or b"" for value in run.values] if None in run.values else cast(list[bytes], run.values)
-        step = max(1, _SLAB_BYTES_MAX // (max(map(len, values)) + 1))
-        while values:
-            room = min(step, _SLAB_MESSAGES_MAX - len(self._bodies))
-            part, values = values[:room], values[room:]
-            self._keys += [key] * len(part)
-            self._raws += [raw] * len(part)
-            self._bodies += part
-            self._size += sum(map(len, part))
-            self._end = self._first + len(self._bodies)
-            if len(self._bodies) >= _SLAB_MESSAGES_MAX or self._size >= _SLAB_BYTES_MAX:
-                self._cut(source)
+        if fields.offsets[start] != self._end or source != self._open_source:
+            self._close()
+            self._begin(fields.offsets[start], source)
+        keys, values = fields.keys[start:stop], fields.values[start:stop]
+        self._keys += map(_routing_key, keys)
+        self._raws += raws
+        self._bodies += [value or b"" for value in values] if None in values else cast(list[bytes], values)
+        self._end += stop - start
 
-    def _cut(self, source: _Source) -> None:
-        """The slab is long enough: another one goes on where it ends."""
-        end = self._end
-        self._close(source)
-        self._first = self._end = end
-
-    def _close(self, source: _Source) -> None:
-        if self._bodies:
-            exchange, protocol = source
-            common = self._common.get(protocol)
-            if common is None:
-                common = self._common[protocol] = Properties(protocol, b"", persistent=True)
-            self._slabs.append(StreamSlab(self._first, exchange, common, self._bodies, self._keys, self._raws))
-        self._forget()
+    def _close(self) -> None:
+        """Cut what came together into slabs that are not too long."""
+        bodies = self._bodies
+        if not bodies:
+            return
+        exchange, protocol = self._open_source
+        common = self._common.get(protocol)
+        if common is None:
+            common = self._common[protocol] = Properties(protocol, b"", persistent=True)
+        start, size = 0, 0
+        for stop, body in enumerate(bodies, 1):
+            size += len(body)
+            if size >= _SLAB_BYTES_MAX or stop - start == _SLAB_MESSAGES_MAX or stop == len(bodies):
+                part = slice(start, stop)
+                slab = StreamSlab(
+                    self._first + start, exchange, common, bodies[part], self._keys[part], self._raws[part]
+                )
+                self._slabs.append(slab)
+                start, size = stop, 0
 
     def _parse(self, block: bytes) -> bytes:
         """The property bytes of a block that begins unlike the one before; `_source` and `_lead` are left behind."""
@@ -222,7 +232,9 @@ def _named(name: str) -> bytes:
     return varint(len(name)) + name.encode()
 
 
-def _routing_key(key: bytes) -> str:
+def _routing_key(key: bytes | None) -> str:
+    if key is None:
+        return ""
     if len(key) > _KEY_BYTES_MAX:
         return key[:_KEY_BYTES_MAX].decode("utf-8", "ignore")
     return key.decode("utf-8", NAME_ENCODING_ERRORS)
