@@ -27,13 +27,19 @@ KNOWN: dict[str, str] = {
     "open before tune-ok": SILENCE,
     "the protocol header twice": SILENCE,
     "AMQP 0-?": "RabbitMQ also speaks 0-8 and 0-9; here the answer is the version spoken",
+    **dict.fromkeys(["stream: x-max-age='D'", "stream: x-max-age=''"], CRASH),
+    **dict.fromkeys(
+        [f"stream: x-stream-offset={wrong}" for wrong in ("'abc'", "'FIRST'", "''", "True", "{'a': 1}")], CRASH
+    ),
+    "stream: x-stream-offset=None": "a void offset asks the server to remember the position, as in LavinMQ",
     "update-secret with a wrong one": "RabbitMQ's own user database takes any new secret; here a wrong one is refused",
 }
 
 PENDING = "not built yet"
 KNOWN |= dict.fromkeys(
     [
-        "x-*", "queue: *", "quorum*", "stream: *", "alternate*", "exchange: alternate*", "unbind*",
+        "x-*", "queue: *", "quorum*", "stream: an age *", "stream: again as a classic queue",
+        "alternate*", "exchange: alternate*", "unbind*",
         "delete a *reserved*",
         "an empty exchange type", "delete a queue that is not empty", "headers: x-match*", "consumer: x-priority*",
         "tx*", "*commit*", "roll*", "select twice", "confirms on a tx channel",

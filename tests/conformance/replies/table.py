@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from protocols.amqp import methods as m
-from tests.conformance.replies import cases_arguments, cases_frames, cases_messages, cases_topology
+from tests.conformance.replies import cases_arguments, cases_frames, cases_messages, cases_streams, cases_topology
 from tests.conformance.replies.client import ReplyClient, Step
 from tests.conformance.replies.steps import CASES, Q, X
 
 TABLE = Path(__file__).with_name("rabbitmq.json")
-MODULES = (cases_topology, cases_arguments, cases_messages, cases_frames)
+MODULES = (cases_topology, cases_arguments, cases_messages, cases_frames, cases_streams)
 """Importing them fills `CASES`."""
 
 _LEFTOVERS: list[Step] = [m.QueueDelete(queue=Q), m.ExchangeDelete(exchange=X)]
