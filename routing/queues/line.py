@@ -41,11 +41,13 @@ class Line:
 
     def _mixed_head(self) -> tuple[int, int, int, bool]:
         """Which of placed (0), due (1) and ready (2) is next, then as `head`."""
-        placed_at, placed_first, placed_count, redelivered = self.placed.head() or (_FAR, 0, 0, False)
+        placed_at, placed_first, placed_count, redelivered = self.placed.head()
+        if not placed_count:
+            placed_at = _FAR
         due_at, due_offset = self.due[0] if self.due else (_FAR, 0)
         first, count = self.ready.head()
         ready_at = first if count else _FAR
-        if placed_at <= due_at and placed_at <= ready_at and placed_count:
+        if placed_count and placed_at <= due_at and placed_at <= ready_at:
             return 0, placed_first, min(placed_count, max(1, min(due_at, ready_at) - placed_at)), redelivered
         if due_at <= ready_at and self.due:
             return 1, due_offset, 1, False

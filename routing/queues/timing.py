@@ -98,8 +98,7 @@ class Timing:
             if stop < end:
                 in_order.appendleft((deadline_ms, stop, end))
             found += range(first, stop)
-        found.sort()
-        return found
+        return sorted(set(found))
 
     def next_ms(self) -> int | None:
         """When there is something to do next."""
