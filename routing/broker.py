@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import trio
@@ -22,6 +22,7 @@ from delay.timer_service import TimerService
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.control import Control
+from routing.dead_letters import DeadLetters
 from routing.errors import LimitExceeded
 from routing.message import Slab
 from routing.queue_host import Clock, Host
@@ -76,8 +77,10 @@ class Broker:
             defer=self._defer,
             now_ms=self.clock.now_ms,
         )
+        self.spawn = nursery.start_soon
+        self.dead_letters = DeadLetters(self)
         host = Host(
-            timers, self.clock, runnable=self._runnable.append, dead_letter=self._dead_letter, unused=self._unused
+            timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
         )
         self.topology, self.offsets = self.storage.recover(host)
         self._hand_on(Control(self))
@@ -111,6 +114,7 @@ class Broker:
         self.end_turn()
         logs = [*self._home_logs(), *self._topic_logs()]
         await self._settled_disk(logs)
+        self.dead_letters.put_back()
         await self.checkpoints.stop()
         for partition in self.topology.stripes:
             log = partition.log
@@ -156,13 +160,20 @@ class Broker:
         for partition in deferred:
             partition.settlements_due()
 
-    def end_turn(self) -> None:
-        """Deliver, write and confirm what has come together; see the module's rule 1."""
+    def _pump(self) -> None:
         runnable = self._runnable
         while runnable:
             queue = runnable.popleft()
             queue.awake = False
             queue.pump()
+
+    def end_turn(self) -> None:
+        """Deliver, write and confirm what has come together; see the module's rule 1."""
+        self._pump()
+        dead_letters = self.dead_letters
+        if dead_letters.due:
+            dead_letters.run()
+            self._pump()
         if self._dirty:
             if self.after_turn is not None:
                 # Deliveries do not wait for the disk: send them before the flusher's threads ask for the interpreter.
@@ -170,6 +181,8 @@ class Broker:
             dirty, self._dirty = self._dirty, {}
             for partition in dirty:
                 partition.seal()
+        if dead_letters.published:
+            dead_letters.note_commits()
         if self.confirming:
             confirming, self.confirming = self.confirming, {}
             for session in confirming:
@@ -210,9 +223,6 @@ class Broker:
     def _unused(self, queue: Queue) -> None:
         """A queue has not been used for as long as it lives without."""
         self.topology.drop_queue(queue)
-
-    def _dead_letter(self, queue: Queue, offsets: Sequence[int], reason: str) -> None:
-        queue.settle_offsets(offsets)
 
     @property
     def topics(self) -> Mapping[str, Topic]:

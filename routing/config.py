@@ -39,6 +39,11 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Readers wait while more than this waits for the disk."""
     flush_retry_interval_ms: int = 500
     housekeeping_interval_ms: int = 1000
+    dead_letters_in_flight_max: int = 10_000
+    """Copies of dead letters that wait for the disk at a time; the originals of all others stay where they are."""
+    dead_letters_in_flight_bytes_max: int = 16 << 20
+    dead_letter_retry_ms: int = 1000
+    """After this time dead letters are published again that could not be."""
     pinned_warning_bytes: int = 1 << 30
     """A warning is logged when a stripe keeps more settled bytes than this, and each time that doubles."""
     routes_cached_max: int = 65536

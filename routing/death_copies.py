@@ -22,10 +22,11 @@ _UNTIMED = TIMED_FROM - 1
 
 
 class Target(NamedTuple):
-    """Where the dead letters of a queue go; without a key they keep theirs."""
+    """Where the dead letters of a queue go; without a key they keep theirs. With `must_exist` they wait for a place."""
 
     exchange: str
     routing_key: str | None
+    must_exist: bool = False
 
 
 class Like(NamedTuple):

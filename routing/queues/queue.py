@@ -209,6 +209,13 @@ class Queue:
         self.rules.came_back(offsets)
         self.wake()
 
+    def put_back(self, offsets: Iterable[int]) -> None:
+        """The engine stops: outstanding messages stand in line again, whatever rules say of them."""
+        for offset in offsets:
+            self.outstanding -= 1
+            if not self.deleted:
+                self._line_of_run(offset).placed.add(offset, 1)
+
     def settle(self, first: int, count: int) -> None:
         """Delivered messages are done with."""
         self.outstanding -= count
@@ -228,7 +235,7 @@ class Queue:
 
     def bury(self, offsets: Sequence[int], reason: str) -> None:
         """Outstanding messages are dead: to the dead letter exchange with them, if there is one."""
-        if self.settings.dead_letter_exchange is None or self.deleted:
+        if self.deleted or not self.settings.buries:
             self.settle_offsets(offsets)
         else:
             self._host.dead_letter(self, offsets, reason)

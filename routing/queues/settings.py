@@ -83,6 +83,11 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
         return self.message_ttl_ms is None and not self.priority_max and not self.guards_publishing and not self.limited
 
     @property
+    def buries(self) -> bool:
+        """Its dead messages go somewhere."""
+        return self.dead_letter_exchange is not None or self.retry_then is not None
+
+    @property
     def limited(self) -> bool:
         """It may hold so much and no more."""
         return self.max_length is not None or self.max_length_bytes is not None

@@ -28,7 +28,6 @@ from routing.topology.virtual_host import VirtualHost, locked
 
 GENERATED_PREFIX = "amq.gen-"
 
-_REFUSED_QUEUE_ARGUMENTS = frozenset({"x-dead-letter-exchange"})
 _REFUSED_EXCHANGE_ARGUMENTS = frozenset({"alternate-exchange"})
 _ON_THE_DEFAULT_EXCHANGE = "operation not permitted on the default exchange"
 
@@ -162,7 +161,6 @@ def new_queue_name(name: str, prefix: str) -> str:
 def check_queue_arguments(vhost: VirtualHost, name: str, arguments: Mapping[str, Any]) -> None:
     """Raises InvalidArgument, NotImplementedYet."""
     check_arguments(name, vhost.name, arguments)
-    _refuse_arguments(arguments, _REFUSED_QUEUE_ARGUMENTS)
     kind = arguments.get("x-queue-type", "classic")
     if kind == "stream":
         raise NotImplementedYet(f"queue type '{kind}' is not supported by this version")

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class Route:
     """See the module."""
 
-    __slots__ = ("_open", "_passing", "_queues", "delayed", "durable_homes", "guarded", "homes", "topics")
+    __slots__ = ("_open", "_passing", "delayed", "durable_homes", "guarded", "homes", "queues", "topics")
 
     def __init__(self, queues: list[Queue], topics: list[Topic], *, delayed: bool = False) -> None:
         """With `delayed` messages wait as long as their facts say, without they do not."""
         self.delayed = delayed or any(queue.settings.delayed for queue in queues)
         self.guarded = [queue for queue in queues if queue.settings.guards_publishing]
         """Queues that publishers have to ask."""
-        self._queues = queues
+        self.queues = queues
         self._open: Route | None = None
         by_home: dict[QueuePartition, list[Queue]] = {}
         for queue in queues:
@@ -69,7 +69,7 @@ class Route:
         """Where messages go that do not fit: to those who do not refuse them."""
         if self._open is None:
             queues = [
-                queue for queue in self._queues
+                queue for queue in self.queues
                 if not (queue.settings.limited and queue.settings.overflow == "reject-publish")
             ]  # fmt: skip
             self._open = Route(queues, self.topics, delayed=self.delayed)

@@ -101,6 +101,25 @@ class Router:
         route, _ = self._route(exchange, (slab.routing_key, *keys), slab.properties)
         return [(route, slab)]
 
+    def routed_inside(self, slab: Slab, further: Sequence[str] = ()) -> list[tuple[Route, Slab]]:
+        """As `routed` or, with keys that messages go to as well, `routed_to_all`, for what the broker itself publishes:
+        an internal exchange takes it. Raises NotFound.
+        """
+        exchange = self._vhost.exchange(slab.exchange)
+        if not exchange.internal and not further:
+            return self.routed(slab)
+        routes: dict[str, Route] = {}
+        found: list[Route | None] = []
+        for at in range(len(slab.bodies)):
+            key = slab.key_of(at)
+            route = routes.get(key)
+            if route is None:
+                route, varies = self._route(exchange, (key, *further), slab.properties_of(at))
+                if not varies:
+                    routes[key] = route
+            found.append(route)
+        return _in_parts(slab, found)
+
     def _entrance(self, name: str) -> Exchange:
         exchange = self._vhost.exchange(name)
         if exchange.internal:
