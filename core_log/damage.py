@@ -86,7 +86,7 @@ def repair(files: Files, directory: str, aside: str) -> None:
     files.sync_directory(aside)
     bases = _bases(files, directory)
     for name in files.list(directory):
-        if not name.endswith(".log") and name != "log-start":
+        if not name.endswith(".log") and name not in ("log-start", "leader-epochs"):
             files.remove(f"{directory}/{name}")
     files.sync_directory(directory)
     for base, following in zip(bases, [*bases[1:], 1 << 62]):

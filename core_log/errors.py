@@ -31,3 +31,7 @@ class BatchTooLarge(LogError):
 
 class LogDamaged(LogError):
     """Bytes that had been synced are not what was written; nothing was cut."""
+
+
+class BelowHighWatermark(LogError):
+    """A truncation that would take away what readers have seen."""

@@ -2,10 +2,13 @@
 
 The order of the steps is what makes `flushed_offset` true:
 
+0. The first job since the log was opened notes durably that the last stop is history, and in which leader epoch it
+   writes, before it writes anything.
 1. Batches are written segment by segment. A segment that is full is synced, its indexes are completed and synced, and
    the recovery point moves behind it, before a byte of the next one is synced.
 2. With `sync`, the last segment is synced, then the directory if it has got new names.
 3. Only then may prefixes go: the new log start is saved durably, the oldest segment is removed first.
+4. The last job of a log that is closed notes that this was a clean stop, last.
 
 After an error the rest of the job is abandoned. What is not known to be durable is written again, which is harmless:
 all writes are at fixed positions. What a failed write left behind is cut off, so that a restart finds no torn tail.
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from core_log import checkpoint
 from core_log.files import BytesLike, File, Files
+from core_log.replication.epochs import LeaderEpochs
 from core_log.segment import Segment
 
 if TYPE_CHECKING:
@@ -73,6 +77,21 @@ def load_log_start(files: Files, directory: str) -> int:
     return int(_LOG_START.unpack(data)[0]) if data is not None and len(data) == _LOG_START.size else 0
 
 
+def save_epochs(files: Files, directory: str, epochs: bytes, *, sync_name: bool = True) -> None:
+    """`epochs` is what `LeaderEpochs.encode` made. Raises OSError."""
+    checkpoint.save(files, f"{directory}/leader-epochs", epochs, sync_name=sync_name)
+
+
+def load_epochs(files: Files, directory: str) -> tuple[LeaderEpochs, int] | None:
+    """The epochs last saved, and the end offset of a clean stop; None when there are none."""
+    data = checkpoint.load(files, f"{directory}/leader-epochs")
+    try:
+        return None if data is None else LeaderEpochs.decode(data)
+    except ValueError as error:
+        logger.warning("%s/leader-epochs: %s", directory, error)
+        return None
+
+
 @dataclass(slots=True)
 class SegmentWrite:
     """Batches to be written to a segment at `position`.
@@ -110,6 +129,10 @@ class FlushJob:
     recovery_point: RecoveryPoint | None
     log_start: int | None
     removals: list[Segment]
+    epochs: bytes | None
+    """What to note about leader epochs first."""
+    clean_epochs: bytes | None
+    """What to note about them last."""
     error: OSError | None = None
     finished: bool = False
     """The thread is done with it."""
@@ -121,6 +144,8 @@ def execute(job: FlushJob) -> None:
     """Do all of a job, in any thread. Sets `job.error` instead of raising OSError."""
     files = job.files
     try:
+        if job.epochs is not None:
+            save_epochs(files, job.directory, job.epochs)
         for write in job.writes:
             if not (write.durable or write.segment.deleted):
                 _write(job, write)
@@ -137,6 +162,8 @@ def execute(job: FlushJob) -> None:
             point.save(files, job.directory)
         if job.log_start is not None:
             save_log_start(files, job.directory, job.log_start)
+        if job.clean_epochs is not None:
+            save_epochs(files, job.directory, job.clean_epochs, sync_name=False)
     except OSError as error:
         job.error = error
     else:

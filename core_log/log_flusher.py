@@ -17,7 +17,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
 
 THREADS_MAX = 4
+
+T = TypeVar("T")
 
 
 class LogFlusher:
@@ -199,6 +201,10 @@ class LogFlusher:
 
     def _has_room(self) -> bool:
         return self.unflushed_bytes <= self.unflushed_bytes_max or bool(self._refusing)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what blocks in a thread of its own; whoever is cancelled waits for it all the same."""
+        return await trio.to_thread.run_sync(work)
 
     async def drain(self, log: PartitionLog) -> None:
         """Wait until everything appended to `log` so far is written and nothing is under way, or its disk refuses."""

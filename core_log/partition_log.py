@@ -6,8 +6,11 @@
    result; between the two the job's bytes stay in memory, and unless fsync="never" until a sync covers them. After an
    error the next job writes all of them again.
 3. log_start_offset <= flushed_offset <= written_offset <= log_end_offset. `written_offset` and `flushed_offset` only
-   rise. Readers see what is below `high_watermark`, which a single node moves with `written_offset`.
-4. The event loop changes the state, other threads only read it: lists are replaced or appended to, never reordered.
+   rise. Readers see what is below `high_watermark`, which is what `fsync` promises will stay: nobody's committed offset
+   may lie beyond the end of the log after a loss of power. A single node moves it with `committed_offset`. What was
+   appended without anybody waiting for its sync is synced once a reader waits for it (`reader_waits`).
+4. A stop that was not clean begins a new leader epoch (`replication/epochs.py`).
+5. The event loop changes the state, other threads only read it: lists are replaced or appended to, never reordered.
 
 Offsets may have gaps. Where it says `before` or `end`, the offset itself is excluded.
 """
@@ -21,7 +24,7 @@ from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from core_log import cold_reader, retention
+from core_log import cold_reader, retention, truncation
 from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC
 from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable, OffsetOutOfRange
 from core_log.files import BytesLike, Files
@@ -63,13 +66,20 @@ class PartitionLog:
         self.directory = directory
         self.config = config
         self.wall_clock_ms = wall_clock_ms
-        self.leader_epoch = 0
         self.log_start_offset = found.log_start_offset
         end = found.next_offset
+        self.epochs = found.epochs
+        if not found.clean:
+            self.epochs.begin(self.epochs.latest + 1 if self.epochs.entries else 0, end)
+        elif not self.epochs.entries:
+            self.epochs.begin(0, end)
+        self.leader_epoch = self.epochs.latest
         self.log_end_offset = self.written_offset = self.flushed_offset = self.high_watermark = end
         self.committed_offset = end
         self.error: OSError | None = None
         self.closed = False
+        self.truncating = self.cutting = False
+        """No appends now; no jobs either."""
         self.listeners: list[Callable[[PartitionLog], None]] = []
         self.segments = found.segments
         self.size_bytes = sum(segment.size for segment in found.segments)
@@ -82,6 +92,9 @@ class PartitionLog:
         self._unsynced_bytes = 0
         self.job: FlushJob | None = None
         self._sync_wanted = False
+        self._waiting_readers = 0
+        self._epochs_unsaved = True
+        self._marked_clean = found.clean and found.marked
         self._names_unsynced = True
         self._recovery_position = found.recovery_position
         self._log_start_unsaved = False
@@ -111,11 +124,11 @@ class PartitionLog:
         Base offset and leader epoch are patched in when they differ. The CRC is not checked: `validate` what came from
         outside. The batch must not be changed afterwards. Returns the base offset.
 
-        Raises LogUnavailable while `error` is set and when closed, BatchTooLarge, CorruptBatch when the length is
-        wrong.
+        Raises LogUnavailable while `error` is set, when closed and while it is truncated, BatchTooLarge, CorruptBatch
+        when the length is wrong.
         """
-        if self.error is not None or self.closed:
-            raise LogUnavailable(f"{self.directory}: {self.error or 'closed'}")
+        if self.error is not None or self.closed or self.truncating:
+            raise LogUnavailable(f"{self.directory}: {self.error or ('closed' if self.closed else 'being truncated')}")
         size = len(batch)
         if size > self.config.message_bytes_max:
             raise BatchTooLarge(f"a batch of {size} bytes, the limit is {self.config.message_bytes_max}")
@@ -203,6 +216,14 @@ class PartitionLog:
             self._sync_wanted = self._sync_wanted or self.config.fsync == "commit"
             self._flusher.submit(self)
 
+    def reader_waits(self, count: int) -> None:
+        """So many readers more, or less, wait at the high watermark. While there are any, each job syncs what it
+        writes, and what is there already is synced now.
+        """
+        self._waiting_readers += count
+        if count > 0 and self.high_watermark < self.log_end_offset:
+            self.request_sync()
+
     def request_interval_sync(self) -> None:
         """The flusher's timer for fsync="interval"."""
         if self.flushed_offset < self.log_end_offset:
@@ -216,9 +237,10 @@ class PartitionLog:
 
         With `closing` everything is synced, and the recovery point moves to the end.
         """
-        if self.job is not None or self.closed:
+        if self.job is not None or self.closed or self.cutting:
             return None
-        sync = closing or (self._sync_wanted and self.flushed_offset < self.log_end_offset)
+        sync_wanted = self._sync_wanted or (self._waiting_readers > 0 and self.config.fsync == "commit")
+        sync = closing or (sync_wanted and self.flushed_offset < self.log_end_offset)
         if not (self._pending or sync or self._log_start_unsaved or self._removals):
             return None
         writes = self._pending
@@ -245,13 +267,21 @@ class PartitionLog:
             recovery_point=self._recovery_point() if advance or closing else None,
             log_start=self.log_start_offset if self._log_start_unsaved else None,
             removals=self._removals,
+            epochs=self.epochs.encode() if self._epochs_unsaved and writes else None,
+            clean_epochs=self._clean_epochs() if closing and (writes or not self._marked_clean) else None,
         )
         self._pending = []
         self._pending_bytes = 0
         self._sync_wanted = False
         self._log_start_unsaved = False
+        if writes:
+            self._epochs_unsaved = self._marked_clean = False
         self._removals = []
         return self.job
+
+    def _clean_epochs(self) -> bytes:
+        self.epochs.trim(self.log_start_offset)
+        return self.epochs.encode(self.log_end_offset)
 
     def _recovery_point(self) -> RecoveryPoint:
         active = self._active
@@ -285,6 +315,7 @@ class PartitionLog:
         self._pending_bytes += job.size
         self._sync_wanted = self._sync_wanted or job.sync
         self._log_start_unsaved = self._log_start_unsaved or job.log_start is not None
+        self._epochs_unsaved = self._epochs_unsaved or job.epochs is not None
         self._removals = job.removals + self._removals
         if self.error is None:
             logger.error("%s: the disk refuses, appends are refused until it recovers: %s", self.directory, error)
@@ -297,7 +328,7 @@ class PartitionLog:
             if write.closing is not None:
                 segment.index = None
                 segment.close_file()
-        self.written_offset = self.high_watermark = job.end_offset
+        self.written_offset = job.end_offset
         self._flusher.unflushed_bytes -= job.size
         if job.sync:
             self.flushed_offset = job.end_offset
@@ -313,6 +344,7 @@ class PartitionLog:
             if self._unsynced_bytes > self.config.unsynced_bytes_max:
                 self._sync_wanted = True
         self.committed_offset = self.flushed_offset if self.config.fsync == "commit" else self.written_offset
+        self.high_watermark = self.committed_offset
         if self.error is not None:
             logger.warning("%s: the disk takes writes again", self.directory)
             self.error = None
@@ -337,18 +369,26 @@ class PartitionLog:
         limit = self.high_watermark if before is None else min(before, self.high_watermark)
         return [] if offset >= limit else self._tail.read(offset, max_bytes, limit)
 
-    def read_blocking(self, offset: int, max_bytes: int, *, before: int | None = None) -> list[BytesLike]:
+    def read_blocking(
+        self, offset: int, max_bytes: int, *, before: int | None = None, unsynced: bool = False
+    ) -> list[BytesLike]:
         """`read`, from the disk when it must; for threads, start-up and tools.
 
+        With `unsynced` up to the written offset: for who keeps the log, and knows what a loss of power would take.
         Raises OffsetOutOfRange, CorruptBatch naming file and position, OSError.
         """
         self._check_offset(offset)
-        limit = self.high_watermark if before is None else min(before, self.high_watermark)
+        highest = self.written_offset if unsynced else self.high_watermark
+        limit = highest if before is None else min(before, highest)
         return [] if offset >= limit else cold_reader.read_batches(self, offset, max_bytes, limit)
 
-    async def read_cold(self, offset: int, max_bytes: int, *, before: int | None = None) -> list[BytesLike]:
+    async def read_cold(
+        self, offset: int, max_bytes: int, *, before: int | None = None, unsynced: bool = False
+    ) -> list[BytesLike]:
         """`read_blocking` in a thread."""
-        return await cold_reader.in_thread(lambda: self.read_blocking(offset, max_bytes, before=before))
+        return await cold_reader.in_thread(
+            lambda: self.read_blocking(offset, max_bytes, before=before, unsynced=unsynced)
+        )
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record at or after a time; None when there is none.
@@ -398,27 +438,31 @@ class PartitionLog:
     async def truncate(self, end_offset: int) -> None:
         """Cut the log to `end_offset`: batches that reach beyond it go. For followers of a leader.
 
-        Waits for what is under way. Raises OSError, LogUnavailable while `error` is set.
+        Waits for what is under way and cuts in a thread; appends are refused meanwhile. Readers have seen what is below
+        the high watermark: raises BelowHighWatermark for that. Raises OSError, LogUnavailable while `error` is set.
         """
-        await self._flusher.drain(self)
-        if self.error is not None:
-            raise LogUnavailable(f"{self.directory}: {self.error}")
-        if end_offset < self.log_end_offset:
-            retention.truncate(self, max(end_offset, self.log_start_offset))
+        await truncation.truncate(self, self._flusher, end_offset)
 
-    def reset(self, found: RecoveredLog) -> None:
-        """Take over what was found on disk after the files were changed below us."""
-        end = found.next_offset
-        self.segments = found.segments
-        self._active = found.segments[-1]
-        self.size_bytes = sum(segment.size for segment in found.segments)
-        self.log_end_offset = self.written_offset = self.flushed_offset = end
-        self.high_watermark = self.committed_offset = end
-        self._recovery_position = found.recovery_position
+    def shorten(self, cut: truncation.Cut) -> None:
+        """Take over what a truncation left. Nothing is under way, and nothing is pending."""
+        self.segments = segments = self.segments[: self.segments.index(cut.segment) + 1]
+        self._active = active = segments[-1]
+        active.index = cut.index
+        active.size = active.written_bytes = cut.position
+        active.max_timestamp_ms = cut.max_timestamp_ms
+        self.size_bytes = sum(segment.size for segment in segments)
+        self.log_end_offset = self.written_offset = self.flushed_offset = cut.next_offset
+        self.committed_offset = cut.next_offset
+        self._recovery_position = cut.position
         self._unsynced = []
         self._unsynced_bytes = 0
         self._names_unsynced = True
-        self._tail = TailCache(self.config.tail_cache_bytes, end)
+        self._tail = TailCache(self.config.tail_cache_bytes, cut.next_offset)
+        self.epochs.cut(cut.next_offset)
+        if self.epochs.latest < self.leader_epoch or not self.epochs.entries:
+            self.epochs.begin(self.leader_epoch, cut.next_offset)
+        self._epochs_unsaved = True
+        self._marked_clean = False
 
     def flush_blocking(self, *, closing: bool = False) -> None:
         """Write and sync everything now, in this thread; for start-up, tools and `close`. Then look at `error`."""

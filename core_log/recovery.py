@@ -7,7 +7,9 @@
 3. What was scanned is synced before the log is used, so that it may be called flushed. (Bytes that only the page cache
    still shows, because the process ended between a failed fsync and its repair, cannot be told from others.)
 4. Index files that are missing or cannot be right are rebuilt by scanning the segment.
-5. Segments below the saved log start are left-overs of an interrupted deletion and go.
+5. The leader epochs are what their file says. Where it is missing (logs of before there were any), the last batch says
+   in which epoch it was written. A stop was clean if the file says so and the log ends where it says.
+6. Segments below the saved log start are left-overs of an interrupted deletion and go.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import itertools
 import logging
 from dataclasses import dataclass
 
+from core_log.batch_header import HEADER_BYTES, parse_header
 from core_log.checkpoint import TEMPORARY_SUFFIX
 from core_log.errors import CorruptBatch
 from core_log.files import Files
-from core_log.flush_job import RecoveryPoint, load_log_start
+from core_log.flush_job import RecoveryPoint, load_epochs, load_log_start
 from core_log.log_config import LogConfig
+from core_log.replication.epochs import LeaderEpochs
 from core_log.segment import RELATIVE_OFFSET_MAX, Segment, scan
 from core_log.segment_index import SegmentIndex, is_plausible
 
@@ -36,6 +40,11 @@ class RecoveredLog:
     next_offset: int
     recovery_position: int
     """How much of the active segment need not be scanned at the next start."""
+    epochs: LeaderEpochs
+    clean: bool
+    """The log was closed, and ends where it ended then; or it is new."""
+    marked: bool
+    """There is a file that says where the last stop was."""
 
 
 def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> RecoveredLog:
@@ -80,7 +89,32 @@ def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> Rec
         # What is appended next may grow beyond an old recovery point, which would then point into a batch.
         RecoveryPoint.at_start_of(active.base_offset).save(files, directory, sync_name=True)
         trusted_bytes = 0
-    return RecoveredLog(segments, max(log_start, segments[0].base_offset), next_offset, trusted_bytes)
+    log_start = max(log_start, segments[0].base_offset)
+    found = load_epochs(files, directory)
+    if found is None:
+        epochs, clean = _epochs_of_last_batch(files, segments), not bases
+    else:
+        epochs, clean = found[0], found[1] == next_offset
+    return RecoveredLog(segments, log_start, next_offset, trusted_bytes, epochs, clean, found is not None)
+
+
+def _epochs_of_last_batch(files: Files, segments: list[Segment]) -> LeaderEpochs:
+    for segment in reversed(segments):
+        if not segment.size:
+            continue
+        position = segment.position_of(files, segment.base_offset + RELATIVE_OFFSET_MAX)
+        file = files.open(segment.log_path, create=False)
+        try:
+            for place in scan(file, segment.log_path, position, segment.size, check_crc=False):
+                position = place.position
+        except CorruptBatch as error:
+            logger.error("the last leader epoch is not known: %s", error)
+        else:
+            epoch = parse_header(file.pread(HEADER_BYTES, position)).leader_epoch
+            return LeaderEpochs([(max(epoch, 0), segments[0].base_offset)])
+        finally:
+            file.close()
+    return LeaderEpochs()
 
 
 def _segment_bases(files: Files, directory: str) -> list[int]:

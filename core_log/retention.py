@@ -1,4 +1,4 @@
-"""What makes a log shorter: age, size, and the truncation of a follower.
+"""What makes a log shorter at its beginning: age and size.
 
 Segments go whole and oldest first, and never beyond the high watermark. When even the active segment is too old it is
 rolled first, so that an idle log empties, too.
@@ -7,10 +7,6 @@ rolled first, so that an idle log empties, too.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from core_log.flush_job import RecoveryPoint
-from core_log.recovery import recover
-from core_log.segment import scan
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -40,26 +36,3 @@ def apply(log: PartitionLog, now_ms: int) -> None:
             start = segments[at + 1].base_offset
         excess -= segment.size
     log.delete_prefix(start)
-
-
-def truncate(log: PartitionLog, end_offset: int) -> None:
-    """Cut a log that has nothing under way; see `PartitionLog.truncate`. Blocks. Raises OSError."""
-    files = log.files
-    keep = log.segments_from(end_offset)[0]
-    # First, and durably: a recovery point beyond the cut would point into the middle of what is appended later.
-    RecoveryPoint.at_start_of(keep.base_offset).save(files, log.directory, sync_name=True)
-    for segment in reversed(log.segments):
-        segment.close_file()
-        if segment.base_offset > keep.base_offset:
-            segment.remove(files)
-    file = keep.writable(files)
-    position = 0
-    for place in scan(file, keep.log_path, 0, keep.written_bytes):
-        if place.next_offset > end_offset:
-            break
-        position = place.position + place.size
-    file.truncate(position)
-    file.sync()
-    keep.close_file()
-    files.sync_directory(log.directory)
-    log.reset(recover(files, log.directory, log.config, log.wall_clock_ms()))

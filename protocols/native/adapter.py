@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -401,6 +402,9 @@ class NativeAdapter:
             if which == wire.EARLIEST:
                 entries.append((None, log.log_start_offset, -1))
             elif which == wire.LATEST:
+                # What was appended before the question counts, though nobody may have asked for its sync yet.
+                with suppress(log_errors.LogUnavailable):
+                    await log.wait_committed(log.log_end_offset)
                 entries.append((None, log.high_watermark, -1))
             else:
                 try:

@@ -4,7 +4,9 @@
    parked fetch whose records left memory meanwhile is answered without them, and the client asks again.
 2. A parked fetch is an object in the lists of its logs and of the timers. Whatever ends it takes it out of both.
 3. Nothing is sent while the outbox is full: the fetch waits, holding no records.
-4. The first batch of a reply is whole even if it is larger than the client allowed, so that nobody is stuck at it.
+4. A fetch sees what is durable. One that finds nothing asks for the sync of what is not, so that records nobody else
+   waits for arrive soon.
+5. The first batch of a reply is whole even if it is larger than the client allowed, so that nobody is stuck at it.
 """
 
 from __future__ import annotations
@@ -93,6 +95,8 @@ class Fetches:
             if gathered.cold:
                 await self._read_cold(request, gathered)
             if self._satisfies(gathered, request) or not request.wait_ms_max:
+                if not gathered.size:
+                    self._request_sync(request)
                 self._answer(request, gathered)
                 return
         self._park(request)
@@ -120,6 +124,12 @@ class Fetches:
     def _retry_all(self) -> None:
         for parked in list(self._parked):
             self.retry(parked)
+
+    def _request_sync(self, request: Fetch) -> None:
+        for entry in request.entries:
+            log = self._lookup(entry.topic, entry.partition)
+            if isinstance(log, PartitionLog) and log.high_watermark < log.log_end_offset:
+                log.request_sync()
 
     def _park(self, request: Fetch) -> None:
         parked = _Parked(self, request)

@@ -1,7 +1,8 @@
 """Who waits for news of a log: fetches at its end.
 
 A log calls its listeners once per flush. All waiting fetches of a log, whichever connection they came by, share one
-listener, so that coming and going costs a dictionary entry however many there are.
+listener, so that coming and going costs a dictionary entry however many there are. While there are any, the log syncs
+what it writes, also what nobody else wants synced: readers see only what is durable.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ class Waiter(Protocol):
 class LogWaits:
     """The waiters of one log; found, or made, by `of`."""
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("_log", "_waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
         self._waiters: dict[Waiter, None] = {}
 
     @classmethod
@@ -32,7 +34,7 @@ class LogWaits:
         for listener in log.listeners:
             if isinstance(listener, cls):
                 return listener
-        waits = cls()
+        waits = cls(log)
         log.listeners.append(waits)
         return waits
 
@@ -45,8 +47,12 @@ class LogWaits:
 
     def add(self, waiter: Waiter) -> None:
         """Call `waiter.log_advanced` from now on."""
-        self._waiters[waiter] = None
+        if waiter not in self._waiters:
+            self._waiters[waiter] = None
+            self._log.reader_waits(1)
 
     def remove(self, waiter: Waiter) -> None:
         """No longer; does nothing for one that is not there."""
-        self._waiters.pop(waiter, None)
+        if waiter in self._waiters:
+            del self._waiters[waiter]
+            self._log.reader_waits(-1)

@@ -87,7 +87,7 @@ class ColdChunks:
     def _read_ahead(self, chunk: ColdChunk) -> None:
         chunk.read_ahead = True
         end = chunk.end
-        if end >= self._log.high_watermark or self._cached(end) or end in self._loading:
+        if end >= self._log.written_offset or self._cached(end) or end in self._loading:
             return
         if not any(other.first <= end < other.end for other in self._chunks):
             self._loading[end] = set()
@@ -129,7 +129,9 @@ class ColdChunks:
         log = self._log
         while True:
             try:
-                return self._decode(offset, await log.read_cold(offset, self._config.cold_read_bytes))
+                # A queue may deliver what is not synced yet: its own restart settles what became of it.
+                batches = await log.read_cold(offset, self._config.cold_read_bytes, unsynced=True)
+                return self._decode(offset, batches)
             except (FileNotFoundError, CorruptBatch, OffsetOutOfRange) as error:
                 logger.error("cannot read %s at offset %d: %s", log.directory, offset, error)
                 return ColdChunk(offset, offset + 1, [])

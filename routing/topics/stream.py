@@ -126,6 +126,7 @@ class Stream:
         self.topic.say_source(False)
         self._log.listeners.remove(self._log_advanced)
         consumers, self.consumers = self.consumers, []
+        self._log.reader_waits(-len(consumers))
         self._host.consumers -= len(consumers)
         self._cursors.clear()
         for consumer in consumers:
@@ -158,6 +159,7 @@ class Stream:
         cursor = _Cursor(consumer, self._offset_of(start), group)
         self._cursors[consumer] = cursor
         self.consumers.append(consumer)
+        self._log.reader_waits(1)
         self._host.consumers += 1
         self._tracked += settings.tracked
         if start.origin is Origin.TIME:
@@ -201,6 +203,7 @@ class Stream:
     def detach(self, consumer: Consumer) -> None:
         """It consumes no more; before what it has unsettled is given back."""
         self.consumers.remove(consumer)
+        self._log.reader_waits(-1)
         self._host.consumers -= 1
         cursor = self._cursors.pop(consumer)
         if cursor.group:

@@ -34,6 +34,12 @@ def open_log(
 
 
 def flush(log: PartitionLog) -> None:
+    """Write and sync what there is, as the flusher's threads would."""
+    log.request_sync()
+    write(log)
+
+
+def write(log: PartitionLog) -> None:
     """Do one job as the flusher's threads would, if there is one to do."""
     job = log.take_job()
     if job is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from bisect import bisect_right
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,8 @@ from core_log.errors import LogUnavailable
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.flush_job import execute
 from core_log.partition_log import LogConfig, PartitionLog
-from tests.core_log.helpers import DIRECTORY, TIME_MS, flush, make_batch, open_log, read_all, records_of
+from core_log.truncation import cut_files
+from tests.core_log.helpers import DIRECTORY, TIME_MS, flush, make_batch, open_log, read_all, records_of, write
 
 
 class PowerLoss(BaseException):
@@ -34,6 +36,9 @@ class World:
             unsynced_bytes_max=self.dice.choice([100, 1000, 1 << 20]),
         )
         self.rows: list[tuple[int, bytes | None]] = []
+        self.seen: dict[tuple[int, int], bytes | None] = {}
+        """What readers could see, by epoch and offset."""
+        self.watermark = 0
         self.serial = 0
         self.start(MemoryFiles())
 
@@ -64,8 +69,53 @@ class World:
         if self.config.fsync != "commit" and self.dice.random() < 0.5:
             self.log.request_interval_sync()
         before = self.log.written_offset, self.log.flushed_offset
-        flush(self.log)
+        write(self.log)
         assert before <= (self.log.written_offset, self.log.flushed_offset)
+        self.look()
+
+    def look(self) -> None:
+        """What is visible now: what is called durable, and never two things under one epoch and offset."""
+        log = self.log
+        assert log.high_watermark <= log.committed_offset
+        assert self.watermark <= log.high_watermark
+        self.watermark = log.high_watermark
+        starts = [first for _, first in log.epochs.entries]
+        for offset, value in self.rows:
+            if offset < log.high_watermark:
+                epoch = log.epochs.entries[max(bisect_right(starts, offset) - 1, 0)][0]
+                assert self.seen.setdefault((epoch, offset), value) == value
+
+    def truncate(self) -> None:
+        """As a follower: down to the high watermark at most."""
+        log = self.log
+        self.repair_disk()
+        write(log)
+        if log.error is not None or log.written_offset < log.log_end_offset:
+            return
+        end = self.dice.randrange(log.high_watermark, log.log_end_offset + 1)
+        if end == log.log_end_offset:
+            return
+        crash_after = self.dice.randrange(20) if self.dice.random() < 0.4 else 1000
+        promised = log.flushed_offset
+
+        def hook(operation: str, path: str) -> None:
+            nonlocal crash_after
+            crash_after -= 1
+            if crash_after < 0:
+                raise PowerLoss
+
+        self.files.hook = hook
+        try:
+            log.shorten(cut_files(log, end))
+        except PowerLoss:
+            self.after_crash(self.disk.crash(self.dice), min(promised, end))
+            return
+        finally:
+            self.files.hook = None
+        assert log.log_end_offset <= max(end, log.segments[0].base_offset)
+        self.rows = [row for row in self.rows if row[0] < log.log_end_offset]
+        assert read_written(log) == [row for row in self.rows if row[0] >= log.log_start_offset]
+        assert log.verify() == []
         assert self.log.flushed_offset <= self.log.written_offset <= self.log.log_end_offset
 
     def break_disk(self) -> None:
@@ -88,6 +138,7 @@ class World:
         log = self.log
         self.repair_disk()
         offset = self.dice.randrange(log.log_start_offset, log.log_end_offset + 1)
+        assert read_written(log) == [row for row in self.rows if log.log_start_offset <= row[0] < log.written_offset]
         expected = [row for row in self.rows if offset <= row[0] < log.high_watermark]
         assert read_all(log, offset, self.dice.choice([1, 300, 100_000])) == expected
         batches = log.read(offset, self.dice.choice([1, 300, 100_000]))
@@ -135,8 +186,10 @@ class World:
 
     def after_crash(self, disk: MemoryFiles, promised_offset: int) -> None:
         start = self.log.log_start_offset
+        promised_offset = max(promised_offset, 0 if self.config.fsync != "commit" else self.watermark)
         self.start(disk)
         log = self.log
+        self.watermark = log.high_watermark
         assert log.log_start_offset <= start
         assert log.log_end_offset >= promised_offset
         assert log.verify() == []
@@ -147,7 +200,17 @@ class World:
         assert len(found) >= len([row for row in known if row[0] < promised_offset])
         assert log.flushed_offset == log.log_end_offset
         self.rows = found
+        self.look()
         assert not [name for name in disk.list(DIRECTORY) if name.endswith(".new")]
+
+
+def read_written(log: PartitionLog) -> list[tuple[int, bytes | None]]:
+    """All that is written, visible or not."""
+    offset, rows = log.log_start_offset, []
+    while batches := log.read_blocking(offset, 1 << 20, unsynced=True):
+        rows += [row for row in records_of(batches) if row[0] >= offset]
+        offset = rows[-1][0] + 1
+    return rows
 
 
 STEPS = {
@@ -158,6 +221,7 @@ STEPS = {
     World.repair_disk: 2,
     World.delete: 1,
     World.restart: 1,
+    World.truncate: 1,
     World.kill: 1,
     World.lose_power: 1,
     World.lose_power_in_job: 2,
@@ -185,18 +249,17 @@ def test_what_a_failed_job_held_is_written_again(operation: str) -> None:
     files = FaultyFiles(disk)
     log = open_log(files)
     log.append(make_batch([b"written before, not synced"]))
-    flush(log)
+    write(log)
     assert (log.written_offset, log.flushed_offset) == (1, 0)
     log.append(make_batch([b"in the failing job"]))
     log.segments[-1].close_file()
     files.failing[operation] = errno.EIO
-    log.request_sync()
     flush(log)
     assert isinstance(log.error, OSError)
     assert (log.written_offset, log.flushed_offset, log.committed_offset) == (1, 0, 0)
     with pytest.raises(LogUnavailable):
         log.append(make_batch([b"refused"]))
-    assert records_of(log.read(0, 1 << 20)) == [(0, b"written before, not synced")], "reads go on"
+    assert log.read(0, 1 << 20) == [], "to readers it is not there before it is durable"
     files.failing.clear()
     flush(log)
     assert log.error is None

@@ -12,7 +12,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from core_log.errors import LogUnavailable, OffsetOutOfRange
+from core_log.errors import BelowHighWatermark, LogUnavailable, OffsetOutOfRange
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
@@ -77,7 +77,7 @@ async def test_written_is_not_committed_until_a_sync_was_asked_for(flusher: LogF
     log = open_log(files, flusher=flusher)
     log.append(make_batch([b"transient"]))
     await flusher.drain(log)
-    assert (log.high_watermark, log.written_offset, log.flushed_offset, log.committed_offset) == (1, 1, 0, 0)
+    assert (log.high_watermark, log.written_offset, log.flushed_offset, log.committed_offset) == (0, 1, 0, 0)
     assert "sync" not in gate.counts
     log.request_sync()
     await log.wait_committed(1)
@@ -274,19 +274,76 @@ async def test_truncate(flusher: LogFlusher) -> None:
     log: PartitionLog = open_log(files, LogConfig(segment_bytes=500), flusher=flusher)
     for i in range(50):
         log.append(make_batch([b"%d" % i * 20, b"second"]))
-    before = read_all(log) if log.written_offset else []
     await log.truncate(31)
-    assert log.log_end_offset == log.committed_offset == log.high_watermark == 30
-    assert [offset for offset, _ in read_all(log)] == list(range(30))
-    assert before == []
+    assert log.log_end_offset == log.committed_offset == 30
     log.append(make_batch([b"new"] * 100))
     await log.wait_committed(130)
     await log.truncate(1000)
-    assert log.log_end_offset == 130
+    with pytest.raises(BelowHighWatermark):
+        await log.truncate(129)
+    assert log.log_end_offset == log.high_watermark == 130
+    assert [offset for offset, _ in read_all(log)] == list(range(130))
     for disk in (files, files.crash()):
         again = open_log(disk, log.config)
         assert (again.log_end_offset, again.verify()) == (130, [])
         assert read_all(again)[30:] == [(30 + i, b"new") for i in range(100)]
+
+
+async def test_a_reader_at_the_end_has_what_is_written_synced(flusher: LogFlusher) -> None:
+    files, gate = gated()
+    log = open_log(files, flusher=flusher)
+    log.append(make_batch([b"there already"]))
+    await flusher.drain(log)
+    assert log.high_watermark == 0
+    log.reader_waits(1)
+    await log.wait_committed(1)
+    log.append(make_batch([b"while it waits"]))
+    await flusher.drain(log)
+    assert (log.high_watermark, gate.counts["sync"]) == (2, 2)
+    log.reader_waits(-1)
+    log.append(make_batch([b"nobody waits"]))
+    await flusher.drain(log)
+    assert (log.high_watermark, log.written_offset, gate.counts["sync"]) == (2, 3, 2)
+
+
+async def test_readers_do_not_make_syncs_where_none_are_promised(flusher: LogFlusher) -> None:
+    files, gate = gated()
+    log = open_log(files, LogConfig(fsync="never"), flusher=flusher)
+    log.reader_waits(1)
+    log.append(make_batch([b"seen when written"]))
+    await flusher.drain(log)
+    assert log.high_watermark == 1
+    assert "sync" not in gate.counts
+
+
+async def test_nothing_is_appended_or_flushed_while_the_end_is_cut_off(flusher: LogFlusher) -> None:
+    files = FaultyFiles(MemoryFiles())
+    log = open_log(files, flusher=flusher)
+    for i in range(10):
+        log.append(make_batch([b"%d" % i]))
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hook(operation: str, path: str) -> None:
+        if operation == "truncate" and path.endswith(".log"):
+            inside.set()
+            go_on.wait(10)
+
+    async with trio.open_nursery() as nursery:
+        await flusher.drain(log)
+        files.hook = hook
+        nursery.start_soon(log.truncate, 5)
+        await trio.to_thread.run_sync(inside.wait)
+        with pytest.raises(LogUnavailable, match="being truncated"):
+            log.append(make_batch([b"meanwhile"]))
+        with pytest.raises(LogUnavailable, match="being truncated"):
+            await log.truncate(3)
+        log.request_interval_sync()
+        assert log.job is None
+        go_on.set()
+    assert (log.log_end_offset, log.high_watermark) == (5, 0)
+    log.append(make_batch([b"after"]))
+    await log.wait_committed(6)
+    assert [value for _, value in read_all(log)] == [b"0", b"1", b"2", b"3", b"4", b"after"]
 
 
 async def test_nobody_waits_for_room_while_the_disk_refuses(flusher: LogFlusher) -> None:

@@ -215,7 +215,8 @@ async def test_produced_bytes_come_back_as_they_were(acks: int) -> None:
     async with native_broker() as running, connected(running) as peer:
         offsets = [await produced(peer, ("t", 0, batch), acks=acks) for batch in batches]
         assert offsets == [[(None, 0)], [(None, 2)], [(None, 3)]]
-        reply = await peer.ask(fetch(("t", 0, 1)))
+        # With acks=1 nobody has asked for the sync: the fetch that waits does.
+        reply = await peer.ask(fetch(("t", 0, 1), wait_ms=10_000, bytes_min=sum(map(len, batches))))
         assert isinstance(reply, wire.FetchReply)
         (entry,) = reply.entries
         assert (entry.log_start_offset, entry.high_watermark) == (0, 4)

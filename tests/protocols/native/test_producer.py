@@ -43,7 +43,7 @@ QUICK = LinkConfig(reconnect_backoff_ms=5, reconnect_backoff_ms_max=20)
 def stored(running: Running, topic: str, partition: int = 0) -> list[bytes | None]:
     """All values of a partition, from the log itself."""
     log = running.broker.topics[topic].partitions[partition].log
-    return values_of([bytes(batch) for batch in log.read_blocking(0, 1 << 30)])
+    return values_of([bytes(batch) for batch in log.read_blocking(0, 1 << 30, unsynced=True)])
 
 
 async def test_records_arrive_in_order_with_all_they_carry() -> None:

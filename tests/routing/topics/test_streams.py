@@ -119,6 +119,7 @@ async def test_a_time_finds_the_first_record_at_or_after_it() -> None:
             builder = BatchBuilder(0, 0, 1000 * number)
             builder.add(0, None, str(number).encode())
             stream.topic.partitions[0].append(builder.build())
+        stream.topic.partitions[0].log.request_sync()
         await running.until(lambda: stream.topic.partitions[0].log.high_watermark == 5)
         for asked_s, expected in [(0.0, 0), (2.0, 2), (2.001, 3), (99.0, 5)]:
             reader = Reader(running)

@@ -101,6 +101,7 @@ async def test_whole_batches_and_slabs_share_a_partition_in_order() -> None:
         running.turn()
         assert partition.append(batch(b"7")) == 6
         await running.until(lambda: client.confirmed == 3)
+        partition.log.request_sync()
         await running.until(lambda: partition.log.high_watermark == 7)
         assert values(partition) == ["1", "2", "3", "4", "5", "6", "7"]
 

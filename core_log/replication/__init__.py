@@ -1,0 +1,1 @@
+"""What a replicated log needs to decide; no files, sockets, clock or threads here."""

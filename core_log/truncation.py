@@ -1,0 +1,131 @@
+"""Cutting a log's end off, as a follower does whose leader has other records there.
+
+1. The log takes no appends and gives the flusher no jobs while it is cut; what was under way is waited for.
+2. The place of the cut is found through the index: an index interval is read, whatever the size of the segment. All
+   that touches files happens in a thread.
+3. What stays is synced and the recovery point set to the cut before anything goes: one beyond it would point into the
+   middle of what is appended later. Then later segments go, the last first, and the rest of the one that is cut. A
+   crash in between leaves a log that is longer than asked for, but whole.
+4. The high watermark stays: readers have seen what is below it, so nothing of that is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from core_log.errors import BelowHighWatermark, LogUnavailable
+from core_log.flush_job import RecoveryPoint
+from core_log.segment import Segment, scan
+from core_log.segment_index import OFFSET_ENTRY, TIME_ENTRY, SegmentIndex
+
+if TYPE_CHECKING:
+    from core_log.log_flusher import LogFlusher
+    from core_log.partition_log import PartitionLog
+
+
+@dataclass(slots=True)
+class Cut:
+    """Where a log ends after it was cut: what is active then, and its state there."""
+
+    segment: Segment
+    index: SegmentIndex
+    position: int
+    next_offset: int
+    max_timestamp_ms: int
+
+
+async def truncate(log: PartitionLog, flusher: LogFlusher, end_offset: int) -> None:
+    """See `PartitionLog.truncate`."""
+    if log.truncating:
+        raise LogUnavailable(f"{log.directory}: being truncated")
+    log.truncating = True
+    try:
+        await flusher.drain(log)
+        if log.error is not None or log.closed:
+            raise LogUnavailable(f"{log.directory}: {log.error or 'closed'}")
+        if end_offset >= log.log_end_offset:
+            return
+        if end_offset < log.high_watermark:
+            raise BelowHighWatermark(f"{log.directory}: {end_offset} is below the high watermark {log.high_watermark}")
+        log.cutting = True
+        log.shorten(await flusher.in_thread(lambda: cut_files(log, end_offset)))
+    finally:
+        log.truncating = log.cutting = False
+        flusher.enlist(log)
+
+
+def cut_files(log: PartitionLog, end_offset: int) -> Cut:
+    """Cut the files of a log that has nothing under way. Blocks. Raises OSError."""
+    files = log.files
+    keep = log.segments_from(end_offset)[0]
+    cut = _find(log, keep, end_offset)
+    file = keep.writable(files)
+    file.sync()
+    index = cut.index
+    index.save(files, keep.stem, len(index.offsets), len(index.times))
+    point = RecoveryPoint(
+        keep.base_offset,
+        cut.position,
+        cut.next_offset,
+        cut.max_timestamp_ms,
+        keep.created_ms,
+        len(index.offsets),
+        len(index.times),
+    )
+    point.save(files, log.directory, sync_name=True)
+    for segment in reversed(log.segments):
+        if segment.base_offset > keep.base_offset:
+            segment.close_file()
+            segment.remove(files)
+    file.truncate(cut.position)
+    file.sync()
+    files.sync_directory(log.directory)
+    return cut
+
+
+def _find(log: PartitionLog, keep: Segment, end_offset: int) -> Cut:
+    """Where the first batch that reaches beyond `end_offset` begins, with the index entries before it."""
+    files = log.files
+    full = keep.index
+    if full is None:
+        full = SegmentIndex()
+        entries = files.size(keep.stem + ".index") // OFFSET_ENTRY.size
+        times = files.size(keep.stem + ".timeindex") // TIME_ENTRY.size
+        full.load(files, keep.stem, entries, times)
+    position = full.position_of(end_offset - keep.base_offset - 1)
+    index = SegmentIndex()
+    for relative_offset, indexed in zip(full.offsets, full.positions):
+        if indexed > position:
+            break
+        index.offsets.append(relative_offset)
+        index.positions.append(indexed)
+    last_indexed = index.offsets[-1] if index.offsets else -1
+    for timestamp_ms, relative_offset in zip(full.times, full.time_offsets):
+        if relative_offset > last_indexed:
+            break
+        index.times.append(timestamp_ms)
+        index.time_offsets.append(relative_offset)
+    # All of it is saved again: that cuts the files, too.
+    max_timestamp_ms = index.times[-1] if index.times else -1
+    next_offset = -1
+    file = files.open(keep.log_path, create=False)
+    try:
+        for place in scan(file, keep.log_path, position, keep.written_bytes, check_crc=False):
+            if place.next_offset > end_offset:
+                position = place.position
+                next_offset = next_offset if next_offset >= 0 else min(place.base_offset, end_offset)
+                break
+            position = place.position + place.size
+            next_offset = place.next_offset
+            max_timestamp_ms = max(max_timestamp_ms, place.max_timestamp_ms)
+    finally:
+        file.close()
+    if index.positions and index.positions[-1] >= position:
+        # The batch that is indexed last is the first that goes: its entry goes with it.
+        index.positions.pop()
+        index.offsets.pop()
+        if index.time_offsets and index.time_offsets[-1] == last_indexed:
+            index.times.pop()
+            index.time_offsets.pop()
+    return Cut(keep, index, position, max(next_offset, keep.base_offset), max_timestamp_ms)
