@@ -1,33 +1,31 @@
-"""Who may log in: users and passwords of the configuration.
+"""Who may log in: the users of the engine, from where they may.
 
 `guest` may connect from loopback addresses only, whatever its password, as in RabbitMQ. Clients without a user name are
-the business of the protocols that allow them: MQTT and the native one do, by default from loopback addresses only.
+the business of the protocols that allow them: they act for a user the configuration names.
 """
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from protocols.peers import is_loopback
+from routing.rights import Rights
 
-Authenticate = Callable[[str, bytes | None, str], bool]
+Authenticate = Callable[[str, bytes | None, str], Awaitable[bool]]
 """User, password and the peer's address ("host:port"); whether they are welcome. The password is None for a peer whose
 name something else has shown: a certificate, or the configuration."""
 
 LOOPBACK_ONLY = "guest"
 
 
-def authenticator(users: Mapping[str, str]) -> Authenticate:
-    """The check against `users`, passwords by name."""
-    passwords = {user: password.encode() for user, password in users.items()}
+def authenticator(rights: Rights) -> Authenticate:
+    """The check against the users of a broker."""
 
-    def authenticate(user: str, password: bytes | None, peer: str) -> bool:
-        known = passwords.get(user)
+    async def authenticate(user: str, password: bytes | None, peer: str) -> bool:
         if password is None:
-            return known is not None and (user != LOOPBACK_ONLY or is_loopback(peer))
-        # An unknown user takes as long as a wrong password.
-        right = hmac.compare_digest(password, known if known is not None else password + b"!")
+            right = rights.user(user) is not None
+        else:
+            right = await rights.authenticate(user, password)
         return right and (user != LOOPBACK_ONLY or is_loopback(peer))
 
     return authenticate

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from gateway.client_cli import status
+from gateway.rights_cli import permissions, topic_permissions, users
 from gateway.topics_cli import topics
 
 Command = Callable[..., None]
@@ -102,8 +103,8 @@ def demo(rows: int | None) -> None:
     sys.exit(run_demo(rows))
 
 
-main.add_command(topics)
-main.add_command(status)
+for command in (topics, status, users, permissions, topic_permissions):
+    main.add_command(command)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -1,10 +1,11 @@
-"""Commands that talk to a running broker through its native door."""
+"""What commands share that talk to a running broker through its native door: connecting, and printing tables."""
 
 from __future__ import annotations
 
 import functools
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,22 +15,51 @@ if TYPE_CHECKING:
 
 DEFAULT_SERVER = "127.0.0.1:9094"
 TIMEOUT_S = 30
+PAGE_ROWS = 1000
+"""A list comes in pages of so many rows."""
+
+Command = Callable[..., None]
+
+_FILE = click.Path(exists=True, dir_okay=False)
 
 
-def with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --server, --user and --password, pass a client, and make what the broker answers a line and exit code 1."""
+def with_client(command: Command) -> Command:
+    """Add the options to connect and log in, pass a client, and make what the broker answers a line and exit code 1."""
 
     @click.option("--server", metavar="HOST:PORT", default=DEFAULT_SERVER, show_default=True, help="The native door.")
     @click.option("--user", help="Log in with this name.")
-    @click.option("--password", default="", help="The user's password.")
+    @click.option("--password", help="The user's password; without it you are asked.")
+    @click.option("--tls", is_flag=True, help="Speak TLS.")
+    @click.option("--tls-ca", metavar="FILE", type=_FILE, help="Verify the broker with these certificates (PEM).")
+    @click.option("--tls-cert", metavar="FILE", type=_FILE, help="Show this certificate (PEM).")
+    @click.option("--tls-key", metavar="FILE", type=_FILE, help="Its private key (PEM).")
     @functools.wraps(command)
-    def wrapped(server: str, user: str | None, password: str, **arguments: Any) -> None:
+    def wrapped(
+        server: str,
+        user: str | None,
+        password: str | None,
+        tls: bool,
+        tls_ca: str | None,
+        tls_cert: str | None,
+        tls_key: str | None,
+        **arguments: Any,
+    ) -> None:
         from protocols.native.blocking import BlockingClient
+        from protocols.native.client_tls import tls_context
         from protocols.native.errors import MillraceError
 
-        credentials = None if user is None else (user, password)
+        credentials = None
+        if user is not None:
+            given = click.prompt("Password", hide_input=True, err=True) if password is None else password
+            credentials = (user, given)
         try:
-            client = BlockingClient(server, timeout_s=TIMEOUT_S, client_name="millrace", credentials=credentials)
+            context = tls_context(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert else None
+        except OSError as error:
+            raise click.BadParameter(str(error), param_hint="--tls-ca, --tls-cert, --tls-key") from None
+        try:
+            client = BlockingClient(
+                server, timeout_s=TIMEOUT_S, client_name="millrace", credentials=credentials, tls=context
+            )
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--server") from None
         try:
@@ -42,17 +72,103 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def with_json(command: Command) -> Command:
+    """Add --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
+
+
+def list_all(client: BlockingClient, operation: str, **arguments: Any) -> tuple[list[str], list[list[Any]]]:
+    """The columns and all rows of a list."""
+    rows: list[list[Any]] = []
+    while True:
+        page = client.administer(operation, start=len(rows), **arguments)
+        rows += page["rows"]
+        if len(page["rows"]) < PAGE_ROWS:
+            return page["columns"], rows
+
+
+def show(columns: Sequence[str], rows: Iterable[Sequence[Any]], as_json: bool) -> None:
+    """Print a list as a table, or as a JSON array of objects."""
+    if as_json:
+        click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], ensure_ascii=False, indent=2))
+        return
+    shown = [[column.replace("_", " ") for column in columns], *([_cell(value) for value in row] for row in rows)]
+    numbers = [True] * len(columns)
+    for row in rows:
+        numbers = [number and _is_number(value) for number, value in zip(numbers, row, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for cells in shown:
+        padded = [
+            cell.rjust(width) if number and len(shown) > 1 else cell.ljust(width)
+            for cell, width, number in zip(cells, widths, numbers, strict=True)
+        ]
+        click.echo("  ".join(padded).rstrip())
+
+
+def show_fields(fields: dict[str, Any], as_json: bool) -> None:
+    """Print one thing's values by name."""
+    if as_json:
+        click.echo(json.dumps(fields, ensure_ascii=False, indent=2))
+        return
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        click.echo(f"{name.replace('_', ' ').ljust(width)}  {_cell(value)}".rstrip())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if _is_number(value):
+        return f"{value:,}"
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False) if value else ""
+    # What a client chose as a name must not move the cursor of whoever looks at it.
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in str(value))
+
+
+def listing(operation: str, *, by_vhost: bool = True) -> Command:
+    """The command `list` of a group, for a list the broker has."""
+
+    @with_json
+    @with_client
+    def listed(client: BlockingClient, as_json: bool, vhost: str | None = None) -> None:
+        arguments = {"vhost": vhost} if by_vhost else {}
+        columns, rows = list_all(client, operation, **arguments)
+        show(columns, rows, as_json)
+
+    command: Command = listed
+    return click.option("--vhost", help="Only of this virtual host.")(command) if by_vhost else command
+
+
+vhost_option = click.option("--vhost", default="/", show_default=True, help="The virtual host.")
+
+
 @click.command()
+@with_json
 @with_client
-def status(client: BlockingClient) -> None:
+def status(client: BlockingClient, as_json: bool) -> None:
     """Print what the logs of queues hold, and how much of it only stays because of messages nobody has settled."""
     found = client.describe_broker()
-    rows: list[tuple[str, ...]] = [("stripe", "queues", "live messages", "log bytes", "pinned bytes")]
-    for home in found.homes:
-        name = "transient" if home.stripe < 0 else str(home.stripe)
-        figures = (home.queues, home.live_messages, home.log_bytes, home.pinned_bytes)
-        rows.append((name, *(f"{figure:,}" for figure in figures)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    columns = ("stripe", "queues", "live_messages", "log_bytes", "pinned_bytes")
+    homes = [
+        ("transient" if home.stripe < 0 else home.stripe, *(getattr(home, name) for name in columns[1:]))
+        for home in found.homes
+    ]
+    if as_json:
+        fields = {
+            "homes": [dict(zip(columns, home, strict=True)) for home in homes],
+            "sessions": found.sessions,
+            "refused_messages": found.refused_messages,
+        }
+        show_fields(fields, True)
+        return
+    show(columns, homes, False)
     click.echo(f"sessions {found.sessions:,}, messages refused {found.refused_messages:,}")

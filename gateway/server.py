@@ -77,7 +77,7 @@ async def serve(config: Config) -> AsyncIterator[Server]:
             nursery.start_soon(outboxes.run, broker.end_turn)
             if certificates is not None:
                 nursery.start_soon(_watch_certificates, certificates, config.tls.reload_interval_ms)
-            makers = adapter_makers(broker, config, authenticator(config.users))
+            makers = adapter_makers(broker, config, authenticator(broker.rights))
             async with trio.open_nursery() as clients:
                 for listener in listeners:
                     listener.listen()
@@ -96,7 +96,7 @@ async def _engine(config: Config) -> AsyncIterator[Broker]:
     """The engine on the data directory. Raises StartError where the directory is at fault."""
     started = False
     try:
-        async with open_broker(OsFiles(config.data_dir), config.engine) as broker:
+        async with open_broker(OsFiles(config.data_dir), config.engine, config.users) as broker:
             started = True
             yield broker
     except* (LogError, OSError) as group:

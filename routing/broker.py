@@ -19,6 +19,7 @@ from core_log.files import Files
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import PartitionLog
 from delay.timer_service import TimerService
+from routing.clients import Client
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.control import Control
@@ -29,6 +30,7 @@ from routing.queue_host import Clock, Host
 from routing.queues.checkpoints import Checkpoints, clean_checkpoint, save_checkpoint
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import HomeStatus, QueuePartition
+from routing.rights import Rights
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, wall_clock_ms
 from routing.topics.stream import Stream
@@ -48,6 +50,7 @@ class Broker:
         flusher: LogFlusher,
         timers: TimerService,
         nursery: trio.Nursery,
+        users: Mapping[str, str],
         wall_clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self.files = files
@@ -83,6 +86,8 @@ class Broker:
             timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
         )
         self.topology, self.offsets = self.storage.recover(host)
+        self.rights = Rights(self.topology.catalog, users, kind_of=self._kind_of, vhosts=self.topology.vhosts)
+        self.rights.user_deleted = self._user_deleted
         self._hand_on(Control(self))
         flusher.after_turn = timers.after_turn = self.end_turn
 
@@ -198,6 +203,20 @@ class Broker:
         self.sessions[session] = None
         return session
 
+    @property
+    def clients(self) -> list[Client]:
+        """Who is connected."""
+        return [client for vhost in self.topology.vhosts.values() for client in vhost.connections.values()]
+
+    def _user_deleted(self, name: str) -> None:
+        for client in self.clients:
+            if client.user == name:
+                client.close(f"user '{name}' is deleted")
+
+    def _kind_of(self, vhost: str, exchange: str) -> str | None:
+        found = self.topology.vhosts.get(vhost)
+        return found.exchanges[exchange].kind if found is not None and exchange in found.exchanges else None
+
     def release(self, owner: object) -> None:
         """A client connection is gone: its exclusive queues go with it. Close its sessions first."""
         for queue in list(self.topology.owned.get(owner, ())):
@@ -258,9 +277,16 @@ class Broker:
 
 @asynccontextmanager
 async def open_broker(
-    files: Files, config: BrokerConfig | None = None, *, wall_clock_ms: Callable[[], int] = wall_clock_ms
+    files: Files,
+    config: BrokerConfig | None = None,
+    users: Mapping[str, str] | None = None,
+    *,
+    wall_clock_ms: Callable[[], int] = wall_clock_ms,
 ) -> AsyncIterator[Broker]:
-    """Recover the engine from `files` and run it; on leaving, everything is written down."""
+    """Recover the engine from `files` and run it; on leaving, everything is written down.
+
+    `users` are those of the configuration, passwords by name; without it there is `guest`.
+    """
     config = config or BrokerConfig()
     flusher = LogFlusher(
         retry_interval_s=config.flush_retry_interval_ms / 1000, unflushed_bytes_max=config.unflushed_bytes_max
@@ -269,7 +295,9 @@ async def open_broker(
     async with trio.open_nursery() as nursery:
         await nursery.start(flusher.run)
         nursery.start_soon(timers.run)
-        broker = Broker(files, config, flusher, timers, nursery, wall_clock_ms)
+        broker = Broker(
+            files, config, flusher, timers, nursery, {"guest": "guest"} if users is None else users, wall_clock_ms
+        )
         nursery.start_soon(broker.housekeep)
         try:
             yield broker

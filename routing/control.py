@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from routing import directories
+from routing.clients import Client
 from routing.commits import storage_errors
 from routing.errors import BrokerError, InvalidArgument, LimitExceeded, NotAllowed, PreconditionFailed
+from routing.grants import Grants
 from routing.topics.stream_settings import STREAM, check_adoption, check_declaration, topic_config, topic_name
 from routing.topics.topic import Topic
 from routing.topics.topic_config import log_config
@@ -71,19 +73,20 @@ class Control:
             await self.delete_topic(stream.topic.name)
         await topology.change(lambda: topology.plan_vhost_removal(name))
 
-    def connect(
-        self, owner: object, vhost: str = DEFAULT_VHOST, *, user: str = "", close: Callable[[str], None]
-    ) -> None:
-        """A client connection is about to work in a virtual host; `close` ends it with a reason. `Broker.release` is
-        the inverse. Raises NotAllowed.
+    def connect(self, owner: object, client: Client, *, client_id: str | None = None) -> Grants:
+        """A client connection is about to work in its virtual host; what it may do there. `Broker.release` is the
+        inverse. For `client_id` see `Rights.grants`. Raises NotAllowed.
         """
-        found = self.topology.vhost(vhost)
+        found = self.topology.vhost(client.vhost)
+        grants = self._broker.rights.grants(client.user, client.vhost, client_id=client_id)
         limit = found.room("max-connections", len(found.connections))
         if limit is not None:
             raise NotAllowed(
-                f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
+                f"access to vhost '{client.vhost}' refused for user '{client.user}': "
+                f"connection limit ({limit}) is reached"
             )
-        found.connections[owner] = close
+        found.connections[owner] = client
+        return grants
 
     # --- exchanges, queues, bindings ---------------------------------------------------
 

@@ -25,7 +25,11 @@ class ResourceLocked(BrokerError):
 
 
 class NotAllowed(BrokerError):
-    """No such virtual host, or it takes no more connections."""
+    """No such virtual host, not for this user, or it takes no more connections."""
+
+
+class NoPermission(NotAllowed):
+    """The user has no permission in the virtual host."""
 
 
 class InvalidArgument(BrokerError):

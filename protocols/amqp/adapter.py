@@ -15,17 +15,21 @@ from typing import Any
 from protocols.amqp import adapter_topology, methods
 from protocols.amqp.adapter_channel import Channel
 from protocols.amqp.adapter_errors import to_amqp_error
-from protocols.amqp.adapter_login import Authenticate, Login, server_properties
+from protocols.amqp.adapter_login import Login, server_properties
 from protocols.amqp.adapter_properties import facts_of, intern
+from protocols.amqp.adapter_rights import require_rights
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import HEARTBEAT_FRAME, AmqpConnection, Event, MethodReceived, State
 from protocols.amqp.errors import AmqpError
 from protocols.amqp.method_codec import Method
 from protocols.amqp.publish_run import AckRange, AckUpTo, PublishRun
 from protocols.amqp.timers import ConnectionTimers, Due
+from protocols.peers import Authenticate
 from protocols.sansio import Outbox
 from routing.broker import Broker
+from routing.clients import Client
 from routing.errors import BrokerError
+from routing.grants import Grants
 from routing.session import Outcome
 
 log = logging.getLogger(__name__)
@@ -82,6 +86,8 @@ class AmqpAdapter:
         self.config = config or AmqpConfig()
         self.notifies_cancel = False
         self.vhost = ""
+        self.grants: Grants
+        """What the user may do, from `connection.open` on."""
         self._outbox = outbox
         self._peer = peer
         self._clock = clock
@@ -200,6 +206,7 @@ class AmqpAdapter:
         if found is None:
             return
         kind = type(method)
+        require_rights(self.grants, found, method)
         if kind in _DIRECT:
             _DIRECT[kind](found, method)
         elif kind in _TOPOLOGY:
@@ -224,13 +231,21 @@ class AmqpAdapter:
         elif isinstance(method, methods.ConnectionStartOk):
             await self._log_in(method)
         elif isinstance(method, methods.ConnectionOpen):
-            self.broker.connect(self, method.virtual_host, user=self._login.user, close=self._closed_by_operator)
-            self.vhost = method.virtual_host
-            self._timers.opened(self._clock(), self._connection.heartbeat_s)
-            self._connection.send(0, methods.ConnectionOpenOk())
+            self._open(method.virtual_host)
         elif isinstance(method, methods.ConnectionUpdateSecret):
             await self._login.update_secret(method)
             self._connection.send(0, methods.ConnectionUpdateSecretOk())
+
+    def _open(self, vhost: str) -> None:
+        """The peer has logged in and chosen a virtual host. Raises NotAllowed."""
+        name = self._login.client_properties.get("connection_name")
+        client = Client(
+            "amqp", self._login.user, vhost, self._peer, self._closed_by_operator, name if isinstance(name, str) else ""
+        )
+        self.grants = self.broker.connect(self, client)
+        self.vhost = vhost
+        self._timers.opened(self._clock(), self._connection.heartbeat_s)
+        self._connection.send(0, methods.ConnectionOpenOk())
 
     async def _log_in(self, method: methods.ConnectionStartOk) -> None:
         refused = await self._login.log_in(method)

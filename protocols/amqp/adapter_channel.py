@@ -33,6 +33,7 @@ from protocols.amqp.method_codec import Method
 from protocols.amqp.property_edits import with_reply_to
 from protocols.amqp.publish_run import PublishRun
 from routing.broker import Broker
+from routing.grants import Grants
 from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome
 from routing.topics.stream_records import StreamSlab
@@ -53,6 +54,7 @@ class Link(Protocol):
     config: AmqpConfig
     notifies_cancel: bool
     vhost: str
+    grants: Grants
 
     @property
     def frame_bytes_max(self) -> int:
@@ -113,6 +115,9 @@ class Channel:
         slab = Slab(
             run.exchange, run.routing_key, properties, run.bodies, keys=run.keys, raws=run.raws, facts=run.facts
         )
+        grants = self.link.grants
+        if run.exchange not in grants.publishable:
+            grants.require_publish(run.exchange, run.keys or (run.routing_key,))
         self.session.publish(slab, mandatory=run.mandatory, confirm=self._confirming)
 
     def _publish_special(self, run: PublishRun) -> None:

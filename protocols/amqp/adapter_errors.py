@@ -8,8 +8,8 @@ from routing import errors
 # Engine error -> reply name; whether the channel or the connection closes follows from the name (`errors.HARD`).
 REPLIES: dict[type[errors.BrokerError], str] = {
     errors.NotFound: "NOT_FOUND",
-    errors.NotAllowed: "NOT_ALLOWED",
     errors.AccessRefused: "ACCESS_REFUSED",
+    errors.NotAllowed: "NOT_ALLOWED",
     errors.PreconditionFailed: "PRECONDITION_FAILED",
     errors.ResourceLocked: "RESOURCE_LOCKED",
     errors.UnknownExchangeType: "COMMAND_INVALID",

@@ -9,19 +9,14 @@
 
 from __future__ import annotations
 
-import inspect
 import platform
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from protocols.amqp import methods
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.errors import AmqpError
 from protocols.amqp.login import PASSWORD_MECHANISMS, Credentials, read_credentials
-
-Authenticate = Callable[[str, bytes | None, str], bool | Awaitable[bool]]
-"""(user name, password, peer) -> whether they may connect; the password is None for a peer that needs none, because a
-certificate or the configuration says who it is."""
+from protocols.peers import Authenticate, is_welcome
 
 CAPABILITIES = {
     "publisher_confirms": True,
@@ -61,6 +56,7 @@ class Login:
         """Who logged in."""
         self.capabilities: dict[str, Any] = {}
         """What the client said that it can do."""
+        self.client_properties: dict[str, Any] = {}
         self._config = config
         self._authenticate = authenticate
         self._peer = peer
@@ -86,6 +82,7 @@ class Login:
         """Take the answer to `connection.start`; None, or the name of the user that is not welcome. Raises AmqpError
         for a mechanism that was not offered and for a response that it does not allow.
         """
+        self.client_properties = method.client_properties
         found = method.client_properties.get("capabilities")
         self.capabilities = found if isinstance(found, dict) else {}
         credentials = self._credentials(method.mechanism, method.response)
@@ -113,7 +110,4 @@ class Login:
         return read_credentials(mechanism, response)
 
     async def _accepts(self, credentials: Credentials) -> bool:
-        if self._authenticate is None:
-            return False
-        answer = self._authenticate(credentials.user, credentials.password, self._peer)
-        return await answer if inspect.isawaitable(answer) else answer
+        return await is_welcome(self._authenticate, credentials.user, credentials.password, self._peer)

@@ -58,9 +58,11 @@ from protocols.mqtt.packets import (
     encode_unsuback,
     varied_heads,
 )
-from protocols.peers import is_loopback
+from protocols.peers import Authenticate, is_loopback, is_welcome
 from protocols.sansio import Outbox
-from routing.errors import BrokerError
+from routing.clients import Client
+from routing.errors import BrokerError, NoPermission
+from routing.grants import Grants
 from routing.message import NeutralProperties, Properties, Slab, register_decoder
 from routing.session import Consumer, Outcome, Session
 
@@ -70,9 +72,6 @@ if TYPE_CHECKING:
 EXCHANGE = "amq.topic"
 KEEP_ALIVE_FACTOR = 1.5
 ROUTES_REMEMBERED_MAX = 4096
-
-Authenticate = Callable[[str, bytes, str], bool]
-"""(user name, password, peer) -> whether they may connect."""
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +110,8 @@ class MqttAdapter:
         self._keep_alive_s = 0.0
         self._connect = Connect(4, "")
         self._session: Session | None = None
+        self._grants: Grants
+        """What the user may do, from CONNECT on."""
         self._consumer: Consumer | None = None
         self._queue = ""
         self._subscriptions = Subscriptions()
@@ -174,7 +175,7 @@ class MqttAdapter:
 
     async def _control(self, event: Event) -> None:
         if isinstance(event, Connect):
-            self._open(event)
+            await self._open(event)
         elif isinstance(event, Subscribe):
             await self._subscribe(event)
         elif isinstance(event, Unsubscribe):
@@ -185,9 +186,12 @@ class MqttAdapter:
             self._connect.will = None  # MQTT-3.14.4-3
             self._end("the client disconnected", logging.DEBUG)
 
-    def _open(self, connect: Connect) -> None:
+    async def _open(self, connect: Connect) -> None:
         """Answer a CONNECT: refuse it, or make a session and take the client identifier over."""
-        code = self._refusal(connect)
+        code = await self._refusal(connect)
+        if self.closed:
+            return
+        connect.client_id = connect.client_id or f"auto-{secrets.token_hex(12)}"
         excess = connect.will and self._config.over_limit(connect.will.topic)
         if code == ACCEPTED and not excess:
             code = self._join(connect)
@@ -198,7 +202,6 @@ class MqttAdapter:
         if excess:
             self._end(f"will {excess}")
             return
-        connect.client_id = connect.client_id or f"auto-{secrets.token_hex(12)}"
         clients = _clients.setdefault(self._broker, {})
         previous = clients.get(connect.client_id)
         if previous is not None:
@@ -215,15 +218,17 @@ class MqttAdapter:
         log.debug("MQTT %s: client %r connected", self._peer, connect.client_id)
 
     def _join(self, connect: Connect) -> int:
-        """Enter the virtual host; the return code."""
+        """Become a client of the broker, with the rights of its user; the return code."""
+        user = self._config.anonymous_user if connect.user_name is None else connect.user_name
+        client = Client("mqtt", user, self._config.virtual_host, self._peer, self._end, connect.client_id)
         try:
-            self._broker.connect(self, self._config.virtual_host, user=connect.user_name or "", close=self._end)
+            self._grants = self._broker.connect(self, client, client_id=connect.client_id)
         except BrokerError as error:
             log.warning("MQTT %s: %s", self._peer, error)
-            return SERVER_UNAVAILABLE
+            return NOT_AUTHORIZED if isinstance(error, NoPermission) else SERVER_UNAVAILABLE
         return ACCEPTED
 
-    def _refusal(self, connect: Connect) -> int:
+    async def _refusal(self, connect: Connect) -> int:
         """The return code for a CONNECT (section 3.2.2.3)."""
         if not connect.client_id and (not connect.clean_session or connect.protocol_level == 3):
             return IDENTIFIER_REJECTED  # MQTT-3.1.3-8
@@ -231,13 +236,10 @@ class MqttAdapter:
             return IDENTIFIER_REJECTED
         if connect.user_name is None:
             allowed = self._config.anonymous
-            return (
-                ACCEPTED
-                if allowed == "always" or (allowed == "loopback" and is_loopback(self._peer))
-                else NOT_AUTHORIZED
-            )
-        password = connect.password or b""
-        if self._authenticate is None or not self._authenticate(connect.user_name, password, self._peer):
+            if allowed == "never" or (allowed == "loopback" and not is_loopback(self._peer)):
+                return NOT_AUTHORIZED
+            return ACCEPTED
+        if not await is_welcome(self._authenticate, connect.user_name, connect.password or b"", self._peer):
             return BAD_CREDENTIALS
         return ACCEPTED
 
@@ -263,6 +265,8 @@ class MqttAdapter:
                 if not self._queue:
                     self._queue = await self._declare_queue()
                 pattern = topic_to_routing_key(topic_filter)
+                self._grants.require("read", "exchange", EXCHANGE)
+                self._grants.require_keys("read", EXCHANGE, (pattern,))
                 await self._broker.bind(
                     "queue",
                     self._queue,
@@ -327,6 +331,8 @@ class MqttAdapter:
         assert self._session is not None
         keys = None if run.topics is None else list(map(self._key_of, run.topics))
         first = self._key_of(run.topic)
+        if EXCHANGE not in self._grants.publishable:
+            self._grants.require_publish(EXCHANGE, keys or (first,))
         if run.qos:
             self._unconfirmed += run.packet_ids
             self._session.publish(Slab(EXCHANGE, first, _QOS_1, run.payloads, keys=keys), confirm=True)
@@ -476,6 +482,7 @@ class MqttAdapter:
             # A subscriber gets QoS 1 at most, so that a will of QoS 2 is the same as one of QoS 1.
             slab = Slab(EXCHANGE, topic_to_routing_key(will.topic), _QOS_1 if will.qos else _QOS_0, [will.payload])
             try:
+                self._grants.require_publish(EXCHANGE, (slab.routing_key,))
                 session.publish(slab)
             except BrokerError as error:
                 log.warning("MQTT %s: the will was not published: %s", self._peer, error)

@@ -38,6 +38,9 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     anonymous: Literal["loopback", "always", "never"] = "loopback"
     """Who may connect without a user name: peers on a loopback address, all, or nobody."""
 
+    anonymous_user: str = "guest"
+    """Who they are: the user whose rights count for clients without a user name. One that is not there: nobody."""
+
     def over_limit(self, topic: str) -> str | None:
         """What limit a topic name or filter breaks, as a phrase; None when it breaks none."""
         if len(topic) > self.topic_bytes_max or len(topic.encode()) > self.topic_bytes_max:

@@ -22,14 +22,18 @@ from core_log.partition_log import PartitionLog
 from core_log.record_batch import validate
 from delay.timer_service import Timer
 from protocols.native import wire
+from protocols.native.adapter_rights import may_see, require_rights
 from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
 from protocols.native.errors import RETRIABLE, ErrorCode, WireError, wire_error
 from protocols.native.fetching import Fetches
-from protocols.peers import is_loopback
+from protocols.peers import Authenticate, is_loopback, is_welcome
 from protocols.sansio import Outbox
 from routing import errors
+from routing.administration import LOOKS, administer, require_tag
 from routing.broker import Broker
+from routing.clients import Client
+from routing.grants import Access, Grants
 from routing.topics.topic import Topic, TopicPartition
 
 SERVER = "millrace 0.1.0"
@@ -37,6 +41,7 @@ SERVER = "millrace 0.1.0"
 _CODES: dict[type[Exception], ErrorCode] = {
     errors.NotFound: ErrorCode.NOT_FOUND,
     errors.AccessRefused: ErrorCode.ACCESS_REFUSED,
+    errors.NotAllowed: ErrorCode.ACCESS_REFUSED,
     errors.ResourceLocked: ErrorCode.ACCESS_REFUSED,
     errors.PreconditionFailed: ErrorCode.PRECONDITION_FAILED,
     errors.InvalidArgument: ErrorCode.INVALID_ARGUMENT,
@@ -114,8 +119,9 @@ class NativeAdapter:
         peer: str,
         clock: Callable[[], float],
         config: NativeConfig,
-        authenticate: Callable[[str, bytes, str], bool] | None = None,
+        authenticate: Authenticate | None = None,
     ) -> None:
+        """`peer` is the address, for the loopback rule; without `authenticate` everybody is the anonymous user."""
         self._broker = broker
         self._outbox = outbox
         self._clock = clock
@@ -123,6 +129,8 @@ class NativeAdapter:
         self._authenticate = authenticate
         self._frames = FrameReader(config.request_bytes_max)
         self._greeted = False
+        self._grants: Grants
+        """What the user may do, from hello on."""
         self._hello_deadline = clock() + config.hello_timeout_ms / 1000
         self._fetches = Fetches(self._log_or_error, outbox, broker.timers, clock, config)
         self._pending: dict[_PendingProduce, None] = {}
@@ -161,6 +169,7 @@ class NativeAdapter:
     def connection_lost(self) -> None:
         """Drop what waits. Committing goes on without anybody to tell."""
         self.closed = True
+        self._broker.release(self)
         self._fetches.drop()
         for pending in self._pending:
             if pending.timer is not None:
@@ -172,6 +181,10 @@ class NativeAdapter:
         self._fetches.answer_all()
         self._goodbye(ErrorCode.SHUTTING_DOWN, reason)
 
+    def _shut_out(self, reason: str) -> None:
+        """Somebody wants this connection to end."""
+        self._goodbye(ErrorCode.ACCESS_REFUSED, reason)
+
     # Requests
 
     async def _serve(self, request: wire.AnyRequest) -> None:
@@ -179,6 +192,8 @@ class NativeAdapter:
             self._goodbye(ErrorCode.HELLO_REQUIRED, correlation_id=request.correlation_id)
             return
         try:
+            if self._greeted:
+                require_rights(self._grants, request)
             reply = await self._HANDLERS[type(request)](self, request)
         except _Refused as refusal:
             reply = wire.ErrorReply(request.correlation_id, refusal.error)
@@ -206,27 +221,43 @@ class NativeAdapter:
         if not request.version_min <= wire.VERSION <= request.version_max:
             self._goodbye(ErrorCode.UNSUPPORTED_VERSION, f"this is version {wire.VERSION}", request.correlation_id)
             return None
-        if not self._authenticated(request.credentials):
+        user = await self._authenticated(request.credentials)
+        if user is None:
             self._goodbye(ErrorCode.AUTHENTICATION_FAILED, correlation_id=request.correlation_id)
+            return None
+        try:
+            client = Client("native", user, self._config.virtual_host, self.peer, self._shut_out, request.client_name)
+            self._grants = self._broker.connect(self, client)
+        except errors.BrokerError as error:
+            self._goodbye(ErrorCode.ACCESS_REFUSED, str(error), request.correlation_id)
             return None
         self._greeted = True
         names = ("request_bytes_max", "fetch_bytes_max", "fetch_wait_ms_max", "produce_timeout_ms_max")
         limits = {name: getattr(self._config, name) for name in (*names, "requests_in_flight_max")}
         return wire.HelloReply(request.correlation_id, wire.VERSION, SERVER, self._config.node_id, limits)
 
-    def _authenticated(self, credentials: tuple[str, str] | None) -> bool:
+    async def _authenticated(self, credentials: tuple[str, str] | None) -> str | None:
+        """Who the peer is; None: not welcome."""
+        anonymous = self._config.anonymous_user
         if self._authenticate is None:
-            return True
+            return anonymous
         if credentials is None:
-            return self._config.anonymous_loopback and is_loopback(self.peer)
+            welcome = self._config.anonymous_loopback and is_loopback(self.peer)
+            return anonymous if welcome and self._broker.rights.user(anonymous) is not None else None
         user, password = credentials
-        return self._authenticate(user, password.encode(), self.peer)
+        return user if await is_welcome(self._authenticate, user, password.encode(), self.peer) else None
 
     async def _metadata(self, request: wire.Metadata) -> wire.Reply:
         topics: list[tuple[str, WireError | None, list[tuple[int, int, int]]]] = []
-        for name in sorted(self._broker.topics) if request.topics is None else request.topics:
+        if request.topics is None:
+            names = [name for name in sorted(self._broker.topics) if may_see(self._grants, name)]
+        else:
+            names = request.topics
+        for name in names:
             topic = self._broker.topics.get(name)
             try:
+                if request.topics is not None and not may_see(self._grants, name):
+                    self._grants.require("read", "topic", name)
                 if topic is None and request.create_missing:
                     topic = await self._create_missing(name)
                 if topic is None:
@@ -246,6 +277,7 @@ class NativeAdapter:
         config = self._broker.config
         if not config.auto_create_topics:
             return None
+        self._grants.require("configure", "topic", name)
         try:
             return await self._broker.create_topic(name, partitions=config.auto_create_partitions, config={})
         except errors.PreconditionFailed:  # somebody else was faster, perhaps not done yet
@@ -280,6 +312,7 @@ class NativeAdapter:
 
     async def _describe_broker(self, request: wire.DescribeBroker) -> wire.Reply:
         broker = self._broker
+        require_tag(broker, self._grants.user, "the status of the broker", LOOKS)
         homes = [wire.HomeDescription(*status) for status in broker.home_statuses()]
         return wire.DescribeBrokerReply(request.correlation_id, homes, len(broker.sessions), broker.refused_messages)
 
@@ -315,7 +348,8 @@ class NativeAdapter:
             raise _Refused(ErrorCode.UNKNOWN_TOPIC, f"no topic {name!r}")
         return topic
 
-    def _partition(self, name: str, index: int) -> TopicPartition:
+    def _partition(self, name: str, index: int, access: Access = "read") -> TopicPartition:
+        self._grants.require(access, "topic", name)
         partitions = self._topic(name).partitions
         if index >= len(partitions):
             raise _Refused(ErrorCode.UNKNOWN_PARTITION, f"topic {name!r} has {len(partitions)} partitions")
@@ -326,6 +360,8 @@ class NativeAdapter:
             return self._partition(name, index).log
         except _Refused as refusal:
             return refusal.error
+        except errors.AccessRefused as error:
+            return engine_error(error)
 
     def _check_in_flight(self) -> None:
         most = self._config.requests_in_flight_max
@@ -361,7 +397,7 @@ class NativeAdapter:
             self._pending[pending] = None
 
     def _append(self, entry: wire.ProduceEntry) -> tuple[PartitionLog, int]:
-        partition = self._partition(entry.topic, entry.partition)
+        partition = self._partition(entry.topic, entry.partition, "write")
         refused_round = self._refused_rounds.get((entry.topic, entry.partition), -1)
         if entry.round <= refused_round:
             raise _Refused(ErrorCode.OUT_OF_ORDER)
@@ -399,6 +435,9 @@ class NativeAdapter:
             except _Refused as refusal:
                 entries.append((refusal.error, None, -1))
                 continue
+            except errors.AccessRefused as error:
+                entries.append((engine_error(error), None, -1))
+                continue
             if which == wire.EARLIEST:
                 entries.append((None, log.log_start_offset, -1))
             elif which == wire.LATEST:
@@ -414,6 +453,10 @@ class NativeAdapter:
                 else:
                     entries.append((None, None, -1) if found is None else (None, *found))
         return wire.ListOffsetsReply(request.correlation_id, entries)
+
+    async def _administer(self, request: wire.Administer) -> wire.Reply:
+        result = await administer(self._broker, self._grants.user, request.operation, request.arguments)
+        return wire.AdministerReply(request.correlation_id, result)
 
     # Groups
 
@@ -436,6 +479,7 @@ class NativeAdapter:
         wire.DeleteTopic: _delete_topic,
         wire.DescribeTopic: _describe_topic,
         wire.DescribeBroker: _describe_broker,
+        wire.Administer: _administer,
         wire.Bind: _bind,
         wire.Unbind: _unbind,
         wire.Produce: _produce,

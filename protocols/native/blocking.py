@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from ssl import SSLContext
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from msgspec import Struct
 
@@ -128,6 +128,12 @@ class BlockingClient:
     def describe_broker(self) -> wire.DescribeBrokerReply:
         """What the home partitions of queues hold."""
         return self._call(wire.DescribeBroker(0), wire.DescribeBrokerReply)
+
+    def administer(self, operation: str, /, **arguments: Any) -> Any:
+        """Run an operation of administration by its name; what it answers. Raises AccessRefused, NotFound, and whatever
+        the operation refuses.
+        """
+        return self._call(wire.Administer(0, operation, arguments), wire.AdministerReply, repeat=False).result
 
     def bind_topic(
         self, topic: str, exchange: str, pattern: str, arguments: Mapping[str, wire.Argument] | None = None

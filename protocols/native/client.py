@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from ssl import SSLContext
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import trio
@@ -390,6 +390,10 @@ class Client(Service):
     async def describe_broker(self) -> wire.DescribeBrokerReply:
         """What the home partitions of queues hold."""
         return await self._link.call(wire.DescribeBroker(0), wire.DescribeBrokerReply)
+
+    async def administer(self, operation: str, /, **arguments: Any) -> Any:
+        """Run an operation of administration; see `BlockingClient.administer`."""
+        return (await self._link.request(wire.Administer(0, operation, arguments), wire.AdministerReply)).result
 
     async def bind_topic(
         self, topic: str, exchange: str, pattern: str, arguments: Mapping[str, wire.Argument] | None = None

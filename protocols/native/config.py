@@ -26,3 +26,5 @@ class NativeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     advertised_port: int = 0
     anonymous_loopback: bool = True
     """Clients on this machine need no user name; others always do."""
+    anonymous_user: str = "guest"
+    """The user whose rights count for clients without a user name. One that is not there: nobody."""

@@ -167,6 +167,13 @@ class DescribeBroker(Request, tag=12):
     """How much the home partitions of queues hold."""
 
 
+class Administer(Request, tag=13):
+    """An operation of administration by its name; `arguments` by theirs. Needs a user with the right tag."""
+
+    operation: Name
+    arguments: Annotated[dict[Name, Any], Meta(max_length=_CONFIG_MAX)]
+
+
 class Reply(Struct, array_like=True, gc=False):
     """Base of all replies; the subclass's tag is the api number of the request."""
 
@@ -286,17 +293,23 @@ class DescribeBrokerReply(Reply, tag=12):
     refused_messages: int
 
 
+class AdministerReply(Reply, tag=13):
+    """What the operation answered."""
+
+    result: Any
+
+
 AnyRequest = (
     Hello | Metadata | CreateTopic | DeleteTopic | DescribeTopic | Bind | Unbind | Produce | Fetch | ListOffsets
-    | CommitOffsets | FetchOffsets | DescribeBroker
+    | CommitOffsets | FetchOffsets | DescribeBroker | Administer
 )  # fmt: skip
 AnyReply = (
     ErrorReply | HelloReply | MetadataReply | CreateTopicReply | DeleteTopicReply | DescribeTopicReply | BindReply
     | UnbindReply | ProduceReply | FetchReply | ListOffsetsReply | CommitOffsetsReply | FetchOffsetsReply
-    | DescribeBrokerReply
+    | DescribeBrokerReply | AdministerReply
 )  # fmt: skip
 
-_REQUEST_APIS = range(13)
+_REQUEST_APIS = range(14)
 
 _request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)

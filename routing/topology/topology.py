@@ -182,8 +182,8 @@ class Topology:
         name, value = entry.key[1], entry.value
         if value is None:
             gone = self.vhosts.pop(name)
-            for close in list(gone.connections.values()):
-                close(f"vhost '{name}' is deleted")
+            for client in list(gone.connections.values()):
+                client.close(f"vhost '{name}' is deleted")
             return
         if name not in self.vhosts:
             self._add_vhost(name)

@@ -6,8 +6,8 @@ sees to it that a change is written first. Changes of what is not there any more
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from routing.errors import NotFound, ResourceLocked
 from routing.queues.queue import Queue
@@ -16,6 +16,9 @@ from routing.topics.topic import Topic
 from routing.topology.binding import Binding, Destination
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
 from routing.topology.router import Router
+
+if TYPE_CHECKING:
+    from routing.clients import Client
 
 
 def locked(queue: str, vhost: str) -> ResourceLocked:
@@ -34,8 +37,8 @@ class VirtualHost:
         self.description = ""
         self.limits: dict[str, int] = {}
         """"max-connections" and "max-queues"; one that is missing or negative is none."""
-        self.connections: dict[object, Callable[[str], None]] = {}
-        """Who is connected, and how to end that with a reason."""
+        self.connections: dict[object, Client] = {}
+        """Who is connected, by what owns exclusive queues."""
         self.exchanges: dict[str, Exchange] = {
             name: Exchange(name, kind, internal=internal) for name, kind, internal in DEFAULT_EXCHANGES
         }

@@ -121,5 +121,5 @@ class World:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    async with open_broker(MemoryFiles()) as broker:
+    async with open_broker(MemoryFiles(), users={"guest": "guest", "me": "right"}) as broker:
         yield World(broker)

@@ -11,7 +11,6 @@ import trio
 from core_log.files import Files
 from core_log.memory_files import MemoryFiles
 from core_log.record_batch import BatchBuilder, iterate_records
-from gateway.authentication import Authenticate
 from gateway.config import Limits
 from gateway.connection import Shell
 from gateway.listener import open_listener
@@ -20,9 +19,12 @@ from protocols.native import wire
 from protocols.native.adapter import NativeAdapter
 from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
+from protocols.peers import Authenticate
 from protocols.sansio import Outbox
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
+
+USERS = {"guest": "guest", "u": "p"}
 
 
 @dataclass
@@ -53,7 +55,7 @@ async def native_broker(
     native = config or NativeConfig()
     listener = open_listener("native", "127.0.0.1", port)
     engine = engine or BrokerConfig(stripes=1)
-    async with open_broker(files or MemoryFiles(), engine) as broker, trio.open_nursery() as nursery:
+    async with open_broker(files or MemoryFiles(), engine, USERS) as broker, trio.open_nursery() as nursery:
         outboxes = Outboxes(limits, nursery.start_soon)
         broker.after_turn = outboxes.flush
         shell = Shell(limits, outboxes, broker.timers, broker.end_turn, broker.flusher.wait_for_room)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgpack
 import pytest
 
 from core_log.files import FaultyFiles, MemoryFiles
+from routing.clients import Client as ConnectedClient
 from routing.errors import (
     AccessRefused,
     InvalidArgument,
@@ -25,6 +28,10 @@ def client_in(running: Engine, vhost: str) -> Client:
     client.session.close()
     client.session = running.broker.session(client, protocol="test", owner=object(), vhost=vhost)
     return client
+
+
+def connected(vhost: str, close: Callable[[str], None] = print) -> ConnectedClient:
+    return ConnectedClient("test", "guest", vhost, "127.0.0.1:1", close)
 
 
 async def drain(running: Engine, vhost: str, queue: str) -> list[str]:
@@ -94,8 +101,8 @@ async def test_deleting_takes_everything_along() -> None:
         await broker.set_vhost("v")
         told: list[str] = []
         owner = object()
-        broker.connect(owner, "v", close=told.append)
-        broker.connect(object(), "/", close=told.append)
+        broker.connect(owner, connected("v", told.append))
+        broker.connect(object(), connected("/", told.append))
         client = client_in(running, "v")
         await broker.declare_exchange("x", "fanout", durable=True, auto_delete=True, vhost="v")
         await broker.declare_queue("q", durable=True, vhost="v")
@@ -149,12 +156,12 @@ async def test_limits_of_a_virtual_host() -> None:
         with pytest.raises(PreconditionFailed, match=text):
             await broker.declare_queue("r", vhost="v")
         one, two = object(), object()
-        broker.connect(one, "v", user="guest", close=print)
+        broker.connect(one, connected("v"))
         text = r"^access to vhost 'v' refused for user 'guest': connection limit \(1\) is reached$"
         with pytest.raises(NotAllowed, match=text):
-            broker.connect(two, "v", user="guest", close=print)
+            broker.connect(two, connected("v"))
         broker.release(one)
-        broker.connect(two, "v", user="guest", close=print)
+        broker.connect(two, connected("v"))
         await broker.set_vhost("v", limits={"max-queues": -1})
         await broker.declare_queue("r", vhost="v")
         await broker.set_vhost("w")

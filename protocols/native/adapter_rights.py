@@ -1,0 +1,51 @@
+"""Which request needs which rights: topics are named like queues and exchanges, in the virtual host of the door.
+
+Creating, deleting and binding a topic needs `configure`, producing `write`, what looks at records or offsets `read`; a
+binding also `read` on the exchange. Produce, fetch and list_offsets are asked for each entry (`NativeAdapter`), all
+others here, before they are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from protocols.native import wire
+from routing.grants import Access, Grants
+
+_Check = Callable[[Grants, Any], None]
+
+_ACCESSES: tuple[Access, ...] = ("read", "write", "configure")
+
+
+def require_rights(grants: Grants, request: wire.AnyRequest) -> None:
+    """Raises AccessRefused."""
+    check = _CHECKS.get(type(request))
+    if check is not None:
+        check(grants, request)
+
+
+def may_see(grants: Grants, topic: str) -> bool:
+    """Whether a topic exists, as far as this user is concerned."""
+    return any(grants.allows(access, topic) for access in _ACCESSES)
+
+
+def _bind(grants: Grants, request: wire.Bind | wire.Unbind) -> None:
+    grants.require("configure", "topic", request.topic)
+    grants.require("read", "exchange", request.exchange)
+    grants.require_keys("read", request.exchange, (request.pattern,))
+
+
+def _commit_offsets(grants: Grants, request: wire.CommitOffsets) -> None:
+    for topic in {entry[0] for entry in request.entries}:
+        grants.require("read", "topic", topic)
+
+
+_CHECKS: dict[type[wire.Request], _Check] = {
+    wire.CreateTopic: lambda grants, request: grants.require("configure", "topic", request.name),
+    wire.DeleteTopic: lambda grants, request: grants.require("configure", "topic", request.name),
+    wire.DescribeTopic: lambda grants, request: grants.require("read", "topic", request.name),
+    wire.Bind: _bind,
+    wire.Unbind: _bind,
+    wire.CommitOffsets: _commit_offsets,
+}

@@ -1,0 +1,91 @@
+"""What an operator may ask for by name: one table of operations over the calls of the engine.
+
+1. An operation takes keyword arguments of plain types, checked before it runs, and answers plain data: what a message
+   or JSON can hold. Whoever carries it (the native protocol, later HTTP) needs to know nothing else.
+2. Operations that only look need the tag `monitoring` or `administrator`, all others `administrator`.
+3. A list is a `table` of at most `ROWS_MAX` rows from `start` on, so that no answer is large and no turn long; who
+   wants all asks again until fewer come.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import msgspec
+
+from routing.errors import AccessRefused, InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+
+ROWS_MAX = 1000
+LOOKS = ("administrator", "monitoring")
+CHANGES = ("administrator",)
+
+Row = tuple[Any, ...]
+Implementation = Callable[..., Awaitable[Any]]
+
+
+@dataclass(slots=True, frozen=True)
+class Operation:
+    """An entry of the table."""
+
+    run: Implementation
+    arguments: type[msgspec.Struct]
+    tags: tuple[str, ...]
+    """Users with one of these may ask for it."""
+
+
+OPERATIONS: dict[str, Operation] = {}
+
+
+def operation(name: str, *, tags: tuple[str, ...] = CHANGES) -> Callable[[Implementation], Implementation]:
+    """Enter a function into the table. Its first two parameters are the broker and the user who asks; what follows are
+    the arguments, with their types and defaults."""
+
+    def enter(function: Implementation) -> Implementation:
+        hints = get_type_hints(function, None, {"Broker": object})
+        parameters = list(inspect.signature(function).parameters.values())[2:]
+        fields: list[Any] = [
+            (one.name, hints[one.name])
+            if one.default is inspect.Parameter.empty
+            else (one.name, hints[one.name], one.default)
+            for one in parameters
+        ]
+        struct = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+        OPERATIONS[name] = Operation(function, struct, tags)
+        return function
+
+    return enter
+
+
+async def administer(broker: Broker, user: str, name: str, arguments: Mapping[str, Any]) -> Any:
+    """Run an operation for a user. Raises AccessRefused, NotFound (no such operation), InvalidArgument, and what the
+    operation raises."""
+    found = OPERATIONS.get(name)
+    if found is None:
+        raise NotFound(f"there is no operation '{name}'")
+    require_tag(broker, user, name, found.tags)
+    try:
+        checked = msgspec.convert(arguments, found.arguments)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+    given = {field: getattr(checked, field) for field in checked.__struct_fields__}
+    return await found.run(broker, user, **given)
+
+
+def require_tag(broker: Broker, user: str, what: str, tags: tuple[str, ...]) -> None:
+    """Raises AccessRefused for users with none of these tags."""
+    known = broker.rights.user(user)
+    if known is None or not any(tag in known.tags for tag in tags):
+        raise AccessRefused(f"access to {what} refused for user '{user}': it needs the tag {' or '.join(tags)}")
+
+
+def table(columns: tuple[str, ...], rows: Iterable[Row], start: int) -> dict[str, Any]:
+    """A page of a list: the names of the columns, and the rows from `start` on."""
+    page = islice(rows, max(start, 0), max(start, 0) + ROWS_MAX)
+    return {"columns": list(columns), "rows": [list(row) for row in page]}

@@ -1,0 +1,329 @@
+"""Users, their passwords and tags, and what they may do: the one table that every door asks.
+
+1. Everything here is in the catalog and durable before it counts. What changes counts at once, for connections that are
+   there as well: `Grants` are told, and whoever listens to `user_deleted` ends the connections of a user who is gone.
+2. Users of the configuration (`configured`) are there without an entry: with the password it gives, the tag
+   `administrator`, and all permissions in every virtual host. An entry of the same name counts instead, also one that
+   says that the user was deleted, and so does a permission that was set or cleared for one virtual host.
+3. Names and rules are checked when they are set; a change that cannot be is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import trio
+
+from routing.commits import storage_errors
+from routing.errors import InvalidArgument, LimitExceeded, NoPermission, NotAllowed, NotFound, PreconditionFailed
+from routing.grants import EVERYTHING, ExchangeKind, Grants, Permission, TopicPermission, pattern
+from routing.passwords import Passwords
+from routing.topology.catalog import Catalog
+from routing.topology.entries import Entry
+
+TAGS = ("administrator", "monitoring", "policymaker", "management", "impersonator")
+"""What a user may be besides a client; the words are RabbitMQ's. `administrator` is needed for administration."""
+
+USERS_MAX = 10_000
+NAME_BYTES_MAX = 255
+PASSWORD_BYTES_MAX = 1024
+EXPRESSION_LENGTH_MAX = 1024
+
+_Place = tuple[str, str]
+"""Virtual host and user."""
+
+
+class User(NamedTuple):
+    """A user. `hash` is None for one of the configuration, whose password is compared as it is."""
+
+    name: str
+    tags: tuple[str, ...]
+    hash: str | None
+    password: str | None = None
+
+
+class Rights:
+    """See the module; one for a broker."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        configured: Mapping[str, str],
+        *,
+        kind_of: ExchangeKind,
+        vhosts: Mapping[str, object],
+    ) -> None:
+        self.user_deleted: Callable[[str], None] = lambda user: None
+        self._catalog = catalog
+        self._kind_of = kind_of
+        self._vhosts = vhosts
+        self._passwords = Passwords()
+        self._changing = trio.Lock()
+        self._all_grants: WeakSet[Grants] = WeakSet()
+        self._shared: dict[_Place, Grants] = {}
+        self._configured = {
+            name: User(name, ("administrator",), None, password) for name, password in configured.items()
+        }
+        self._users = dict(self._configured)
+        self._trusted = set(self._configured)
+        """Those of the configuration who may do what was not said otherwise."""
+        self._permissions: dict[_Place, Permission | None] = {}
+        self._topics: dict[_Place, dict[str, TopicPermission]] = {}
+        for (_, name), value in catalog.entries("user"):
+            self._apply_user(name, value)
+        for (_, vhost, user), value in catalog.entries("permission"):
+            self._permissions[vhost, user] = Permission(**value) if "read" in value else None
+        for (_, vhost, user, exchange), value in catalog.entries("topic-permission"):
+            self._topics.setdefault((vhost, user), {})[exchange] = TopicPermission(**value)
+
+    def _apply_user(self, name: str, value: Mapping[str, Any]) -> None:
+        if "hash" in value:
+            self._users[name] = User(name, tuple(value["tags"]), value["hash"])
+        else:
+            self._users.pop(name, None)
+        if not value.get("configured"):
+            self._trusted.discard(name)
+
+    # --- asking ------------------------------------------------------------------------
+
+    @property
+    def users(self) -> list[User]:
+        """All users, by name."""
+        return [self._users[name] for name in sorted(self._users)]
+
+    def user(self, name: str) -> User | None:
+        """One of them, if there is one."""
+        return self._users.get(name)
+
+    def is_administrator(self, name: str) -> bool:
+        """Whether a user may change users, rights and virtual hosts."""
+        user = self._users.get(name)
+        return user is not None and "administrator" in user.tags
+
+    async def authenticate(self, name: str, password: bytes) -> bool:
+        """Whether this is the password of a user; a wrong one takes as long whether or not there is such a user."""
+        user = self._users.get(name)
+        if len(password) > PASSWORD_BYTES_MAX:
+            return False
+        if user is not None and user.password is not None and hmac.compare_digest(user.password.encode(), password):
+            return True
+        return await self._passwords.verify(user.hash if user is not None else None, password)
+
+    def grants(self, name: str, vhost: str = "/", *, client_id: str | None = None) -> Grants:
+        """What a user may do in a virtual host; keep it as long as you act for the user.
+
+        `client_id` stands for "{client_id}" in topic permissions. Raises NotAllowed when the user has no permission in
+        the virtual host at all, or there is no such virtual host.
+        """
+        if vhost not in self._vhosts:
+            raise NotAllowed(f"vhost {vhost} not found")
+        permission = self._permission(vhost, name)
+        if permission is None:
+            raise NoPermission(f"access to vhost '{vhost}' refused for user '{name}'")
+        if client_id is None:
+            found = self._shared.get((vhost, name))
+            if found is not None:
+                return found
+        grants = Grants(name, vhost, self._kind_of, {} if client_id is None else {"client_id": client_id})
+        grants.set_rules(permission, self._topics.get((vhost, name), {}))
+        self._all_grants.add(grants)
+        if client_id is None:
+            self._shared[vhost, name] = grants
+        return grants
+
+    def _permission(self, vhost: str, name: str) -> Permission | None:
+        if name not in self._users:
+            return None
+        default = EVERYTHING if name in self._trusted else None
+        return self._permissions.get((vhost, name), default)
+
+    def permissions(self) -> list[tuple[str, str, Permission]]:
+        """All (virtual host, user, permission)."""
+        places = {place for place, permission in self._permissions.items() if permission is not None}
+        places |= {(vhost, name) for name in self._trusted for vhost in self._vhosts}
+        found = [(vhost, name, self._permission(vhost, name)) for vhost, name in sorted(places)]
+        return [(vhost, name, permission) for vhost, name, permission in found if permission is not None]
+
+    def topic_permissions(self) -> list[tuple[str, str, str, TopicPermission]]:
+        """All (virtual host, user, exchange, permission)."""
+        return [
+            (vhost, name, exchange, permission)
+            for (vhost, name), exchanges in sorted(self._topics.items())
+            for exchange, permission in sorted(exchanges.items())
+        ]
+
+    # --- changing users ----------------------------------------------------------------
+
+    async def add_user(self, name: str, password: bytes, tags: Iterable[str] = ()) -> None:
+        """Raises InvalidArgument, PreconditionFailed (there is one), LimitExceeded, StorageUnavailable."""
+        if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
+            raise InvalidArgument(f"user name {name!r} is not 1 to {NAME_BYTES_MAX} printable bytes")
+        if name in self._users:
+            raise PreconditionFailed(f"user '{name}' exists")
+        if len(self._users) >= USERS_MAX:
+            raise LimitExceeded(f"there are {USERS_MAX} users already")
+        await self._put_user(name, await self._hash(password), _checked_tags(tags), new=True)
+
+    async def set_password(self, name: str, password: bytes) -> None:
+        """Connections that are there live on. Raises NotFound, InvalidArgument, StorageUnavailable."""
+        user = self._known(name)
+        await self._put_user(name, await self._hash(password), user.tags)
+
+    async def set_tags(self, name: str, tags: Iterable[str]) -> None:
+        """Raises NotFound, InvalidArgument, StorageUnavailable."""
+        user = self._known(name)
+        checked = _checked_tags(tags)
+        encoded = user.hash if user.password is None else await self._hash(user.password.encode())
+        assert encoded is not None
+        await self._put_user(name, encoded, checked)
+
+    async def _hash(self, password: bytes) -> str:
+        if not 0 < len(password) <= PASSWORD_BYTES_MAX:
+            raise InvalidArgument(f"a password has 1 to {PASSWORD_BYTES_MAX} bytes")
+        return await self._passwords.hash(password)
+
+    async def _put_user(self, name: str, encoded: str, tags: tuple[str, ...], *, new: bool = False) -> None:
+        async with self._changing:
+            value = {"hash": encoded, "tags": list(tags), "configured": not new and name in self._trusted}
+            if new and name in self._users:
+                raise PreconditionFailed(f"user '{name}' exists")
+            if not new:
+                self._known(name)
+            await self._write([Entry(("user", name), value, True)])
+            self._apply_user(name, value)
+
+    async def delete_user(self, name: str) -> None:
+        """With all permissions; the user's connections end. Raises NotFound, StorageUnavailable."""
+        async with self._changing:
+            self._known(name)
+            value = {"deleted": True} if name in self._configured else None
+            places = [place for place in {*self._permissions, *self._topics} if place[1] == name]
+            entries = [Entry(("user", name), value, True)]
+            entries += [Entry(("permission", *place), None, True) for place in places]
+            entries += [
+                Entry(("topic-permission", *place, exchange), None, True)
+                for place in places
+                for exchange in self._topics.get(place, ())
+            ]
+            await self._write(entries)
+            self._users.pop(name, None)
+            self._trusted.discard(name)
+            for place in places:
+                self._permissions.pop(place, None)
+                self._topics.pop(place, None)
+        self._changed(lambda grants: grants.user == name)
+        self.user_deleted(name)
+
+    def _known(self, name: str) -> User:
+        user = self._users.get(name)
+        if user is None:
+            raise NotFound(f"no user '{name}'")
+        return user
+
+    # --- changing permissions ----------------------------------------------------------
+
+    async def set_permission(self, vhost: str, name: str, permission: Permission) -> None:
+        """Raises NotFound (user or virtual host), InvalidArgument, StorageUnavailable."""
+        _check_expressions(permission)
+        await self._change_permission(vhost, name, permission)
+
+    async def clear_permission(self, vhost: str, name: str) -> None:
+        """The user has none left in the virtual host. Raises NotFound, StorageUnavailable."""
+        await self._change_permission(vhost, name, None)
+
+    async def _change_permission(self, vhost: str, name: str, permission: Permission | None) -> None:
+        async with self._changing:
+            self._known_place(vhost, name)
+            value: dict[str, Any] | None = None
+            if permission is not None:
+                value = permission._asdict()
+            elif name in self._trusted:
+                value = {"cleared": True}
+            await self._write([Entry(("permission", vhost, name), value, True)])
+            if value is None:
+                self._permissions.pop((vhost, name), None)
+            else:
+                self._permissions[vhost, name] = permission
+        self._changed(lambda grants: (grants.vhost, grants.user) == (vhost, name))
+
+    async def set_topic_permission(self, vhost: str, name: str, exchange: str, permission: TopicPermission) -> None:
+        """Raises NotFound (user or virtual host), InvalidArgument, StorageUnavailable."""
+        _check_expressions(permission)
+        if len(exchange.encode()) > NAME_BYTES_MAX:
+            raise InvalidArgument(f"an exchange's name has at most {NAME_BYTES_MAX} bytes")
+        async with self._changing:
+            self._known_place(vhost, name)
+            await self._write([Entry(("topic-permission", vhost, name, exchange), permission._asdict(), True)])
+            self._topics.setdefault((vhost, name), {})[exchange] = permission
+        self._changed(lambda grants: (grants.vhost, grants.user) == (vhost, name))
+
+    async def clear_topic_permissions(self, vhost: str, name: str, exchange: str | None = None) -> None:
+        """Those for one exchange, or all. Raises NotFound, StorageUnavailable."""
+        async with self._changing:
+            self._known_place(vhost, name)
+            there = self._topics.get((vhost, name), {})
+            gone = [one for one in there if exchange is None or one == exchange]
+            await self._write([Entry(("topic-permission", vhost, name, one), None, True) for one in gone])
+            for one in gone:
+                del there[one]
+            if not there:
+                self._topics.pop((vhost, name), None)
+        self._changed(lambda grants: (grants.vhost, grants.user) == (vhost, name))
+
+    async def forget_vhost(self, vhost: str) -> None:
+        """A virtual host is gone, and with it what anybody might do there. Raises StorageUnavailable."""
+        async with self._changing:
+            places = [place for place in {*self._permissions, *self._topics} if place[0] == vhost]
+            entries = [Entry(("permission", *place), None, True) for place in places]
+            entries += [
+                Entry(("topic-permission", *place, exchange), None, True)
+                for place in places
+                for exchange in self._topics.get(place, ())
+            ]
+            await self._write(entries)
+            for place in places:
+                self._permissions.pop(place, None)
+                self._topics.pop(place, None)
+        self._changed(lambda grants: grants.vhost == vhost)
+
+    def _known_place(self, vhost: str, name: str) -> None:
+        self._known(name)
+        if vhost not in self._vhosts:
+            raise NotFound(f"vhost {vhost} not found")
+
+    async def _write(self, entries: list[Entry]) -> None:
+        # What is written has to be applied, whoever waits for it.
+        with trio.CancelScope(shield=True), storage_errors():
+            await self._catalog.change(entries)
+
+    def _changed(self, concerned: Callable[[Grants], bool]) -> None:
+        """The rules of some have changed."""
+        for grants in list(self._all_grants):
+            if concerned(grants):
+                place = (grants.vhost, grants.user)
+                permission = self._permission(*place)
+                grants.set_rules(permission, self._topics.get(place, {}))
+                if permission is None:
+                    self._shared.pop(place, None)
+
+
+def _checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    checked = tuple(dict.fromkeys(tags))
+    for tag in checked:
+        if tag not in TAGS:
+            raise InvalidArgument(f"there is no tag '{tag}'; the tags are {', '.join(TAGS)}")
+    return checked
+
+
+def _check_expressions(expressions: Iterable[str]) -> None:
+    for expression in expressions:
+        if len(expression) > EXPRESSION_LENGTH_MAX:
+            raise InvalidArgument(f"a regular expression has at most {EXPRESSION_LENGTH_MAX} characters")
+        try:
+            pattern(expression)
+        except re.error as error:
+            raise InvalidArgument(f"{expression!r} is no regular expression: {error}") from None
