@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from core_log.files import MemoryFiles
 from gateway.authentication import authenticator
 from protocols.peers import is_loopback
+from routing.broker import open_broker
 
 LOCAL, REMOTE = "127.0.0.1:5000", "192.0.2.7:5000"
 
@@ -27,8 +29,9 @@ LOCAL, REMOTE = "127.0.0.1:5000", "192.0.2.7:5000"
         ("nobody", None, LOCAL, False),
     ],
 )
-def test_users(user: str, password: bytes | None, peer: str, welcome: bool) -> None:
-    assert authenticator({"guest": "guest", "ada": "löwe"})(user, password, peer) is welcome
+async def test_users(user: str, password: bytes | None, peer: str, welcome: bool) -> None:
+    async with open_broker(MemoryFiles(), users={"guest": "guest", "ada": "löwe"}) as broker:
+        assert await authenticator(broker.rights)(user, password, peer) is welcome
 
 
 @pytest.mark.parametrize(
