@@ -108,6 +108,9 @@ class Channel:
 
     def publish(self, run: PublishRun) -> None:
         """Hand a run to the engine."""
+        grants = self.link.grants
+        if run.exchange not in grants.publishable:
+            grants.require_publish(run.exchange, run.keys or (run.routing_key,))
         properties = run.properties
         if properties.__class__ is not Properties:
             self._publish_special(run)
@@ -115,9 +118,6 @@ class Channel:
         slab = Slab(
             run.exchange, run.routing_key, properties, run.bodies, keys=run.keys, raws=run.raws, facts=run.facts
         )
-        grants = self.link.grants
-        if run.exchange not in grants.publishable:
-            grants.require_publish(run.exchange, run.keys or (run.routing_key,))
         self.session.publish(slab, mandatory=run.mandatory, confirm=self._confirming)
 
     def _publish_special(self, run: PublishRun) -> None:

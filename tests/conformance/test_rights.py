@@ -83,6 +83,10 @@ REFUSED: list[tuple[Callable[[BlockingChannel], Any], str]] = [
     (lambda channel: channel.basic_publish("amq.topic", "no.k", b""), TOPIC.format("no.k")),
     (lambda channel: channel.basic_publish("x-e", "w-q", b""), EXCHANGE.format("x-e")),
     (lambda channel: channel.basic_publish("x-none", "w-q", b""), EXCHANGE.format("x-none")),
+    (
+        lambda channel: channel.basic_publish("x-e", "k", b"", pika.BasicProperties(headers={"CC": ["k2"]})),
+        EXCHANGE.format("x-e"),
+    ),
     (lambda channel: channel.exchange_declare("x-n"), EXCHANGE.format("x-n")),
     (lambda channel: channel.exchange_declare("c-n", arguments={"alternate-exchange": "w-e"}), EXCHANGE.format("c-n")),
     (lambda channel: channel.exchange_delete("x-e"), EXCHANGE.format("x-e")),
