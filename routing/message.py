@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core_log.errors import CorruptBatch
-from routing.facts import TIMED_FROM, pack
+from routing.facts import DELAYED_FROM, TIMED_FROM, pack
 
 RESERVED_HEADER_PREFIX = "millrace."
 
@@ -193,6 +193,11 @@ class Slab:
     def plain(self) -> bool:
         """No message of it has a time to live or a delay: all that may set it apart is its priority."""
         return (self.properties.facts if self.facts is None else max(self.facts)) < TIMED_FROM
+
+    @property
+    def delayed(self) -> bool:
+        """A message of it is to wait."""
+        return (self.properties.facts if self.facts is None else max(self.facts)) >= DELAYED_FROM
 
     def part(self, start: int, stop: int) -> Slab:
         """The messages [start, stop) as a slab of their own."""

@@ -116,6 +116,10 @@ class SlabReader:
         self._join(neighbours, like, slabs)
         return slabs
 
+    def one(self, run: RecordRun) -> CachedSlab:
+        """A slab of a single run. Raises CorruptBatch."""
+        return self._uniform(run)
+
     def _uniform(self, run: RecordRun) -> CachedSlab:
         exchange, properties = self._parse(run.header_block)
         key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)

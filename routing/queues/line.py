@@ -66,6 +66,17 @@ class Line:
         else:
             self.ready.drop(count)
 
+    def peek(self, count: int) -> list[int]:
+        """Some `count` offsets that come next or soon, the first of them first."""
+        first, number, _ = self.head()
+        found = list(range(first, first + min(number, count)))
+        for ranges in (self.placed.ranges(), ((offset, 1) for _, offset in self.due), self.ready.ranges()):
+            for range_first, range_count in ranges:
+                if len(found) >= count:
+                    return found
+                found += range(range_first, range_first + min(range_count, count - len(found)))
+        return found
+
     def discard(self, offsets: Sequence[int]) -> list[int]:
         """Remove those of the rising `offsets` that wait here, wherever they stand; returns them."""
         found = self.ready.discard(offsets)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routing.errors import AccessRefused
-from routing.facts import DELAYED_FROM, priority_of
+from routing.facts import priority_of
 from routing.message import Slab
 from routing.queues.consumer_turns import ConsumerTurns
 from routing.queues.gathering import gather
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _SCATTERED_BELOW = 16
 """Runs shorter than this are collected with what comes after them."""
 _GATHERED_MAX = 512
+_DENSE = 8
+"""Where every so many-th message is wanted, the log is read as a whole."""
 
 
 class Queue:
@@ -135,7 +137,7 @@ class Queue:
         facts = slab.properties.facts if slab.facts is None else slab.facts
         arrival = Arrival(first, count, now_ms, facts)
         ranges: Iterable[Range] = ((first, count),)
-        if (facts if isinstance(facts, int) else max(facts)) >= DELAYED_FROM:
+        if slab.delayed:
             ranges = self.rules.delay(arrival)
         line = self.line if self.levels is None else self.levels.fresh
         for range_first, number in ranges:
@@ -307,7 +309,7 @@ class Queue:
                     continue
             entry = self.partition.find(first)
             if entry is None:
-                self.partition.load(first, self)
+                self._load(first, count)
                 return
             start = first - entry.first
             count = min(count, credit, entry.end - first)
@@ -315,6 +317,14 @@ class Queue:
             if window:
                 consumer.level = level if not consumer.outstanding else max(level, consumer.level)
             consumer.session.hand_over(consumer, entry.slab, start, start + count, first, redelivered)
+
+    def _load(self, first: int, count: int) -> None:
+        """Have the first of what waits read: with its neighbours, or with those next in line if they lie far apart."""
+        if count < _SCATTERED_BELOW and self.message_count > count:
+            ahead = self.next_line().peek(_GATHERED_MAX)
+            if max(ahead) - min(ahead) > _DENSE * len(ahead) and self.partition.load_scattered(ahead, self):
+                return
+        self.partition.load(first, self)
 
     def skip_unreadable(self, offset: int) -> None:
         """Give up on a message that the log does not hold any more."""

@@ -32,6 +32,7 @@ from routing.queues.directory import DIRECTORY_BIT, each_of, encode_directory, f
 from routing.queues.fact_columns import BLOCK_BITS, Columns, FactColumns, to_columns
 from routing.queues.journal import Journal
 from routing.queues.moves import Moves
+from routing.queues.scattered import Scattered
 from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, encode_destinations, encode_settled
 from routing.queues.slab_cache import CachedSlab, SlabCache
 from routing.runs import in_batches
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BATCH_BYTES = 1 << 20
+_SCATTERED_BATCH_BYTES = 32 << 10
+"""The same for messages that will be wanted one by one: delayed ones, and those of different priorities."""
 """A batch is closed when it reaches this size; one message may be larger."""
 _SETTLED_MAX = 4096
 """Ranges of settled messages that are written without waiting for more."""
@@ -97,6 +100,8 @@ class QueuePartition:
         self.facts = FactColumns()
         """Of messages that ask for something, and of all in queues that give them a time to live."""
         self._open_facts = False
+        self._open_bytes_max = _BATCH_BYTES
+        self._scattered = Scattered(log, spawn=spawn, loaded=loaded)
         self._cold = ColdChunks(log, config, self.facts, spawn=spawn, cached=self._cache.find, loaded=loaded)
         self._pinned_warning_bytes = config.pinned_warning_bytes
         log.listeners.append(self._log_advanced)
@@ -141,6 +146,8 @@ class QueuePartition:
         columns = _columns_of(slab, destinations)
         if columns is not None:
             self._open_facts = True
+            if destinations.ranked or slab.delayed:
+                self._open_bytes_max = _SCATTERED_BATCH_BYTES
             self.facts.add(first, each_of(columns, len(slab.bodies)), now_ms)
         for queue in destinations.queues:
             queue.admit(first, slab, now_ms)
@@ -191,7 +198,11 @@ class QueuePartition:
 
     def find(self, offset: int) -> CachedSlab | None:
         """The slab that holds `offset`, if it is in memory."""
-        return self._cache.find(offset) or self._cold.find(offset)
+        return self._cache.find(offset) or self._scattered.find(offset) or self._cold.find(offset)
+
+    def load_scattered(self, offsets: list[int], queue: Queue) -> bool:
+        """As `load`, for messages far apart; False if the first has to be asked for with `load`."""
+        return self._scattered.load(offsets, queue)
 
     def load(self, offset: int, queue: Queue) -> None:
         """Read what `offset` begins from the log; the queue is pumped again when it is here."""
@@ -236,12 +247,13 @@ class QueuePartition:
             self._append_data(opened, encode_directory(entries, facts))
             opened.clear()
             self._open_facts = False
+            self._open_bytes_max = _BATCH_BYTES
 
     def _append_data(self, slabs: list[tuple[int, Slab, DestinationSet]], directory: bytes = b"") -> None:
         """Write slabs of consecutive offsets, the directory at the offset before them."""
         log = self.log
         runs = [destinations.records.run(first, slab) for first, slab, destinations in slabs]
-        for batch in in_batches(runs, _BATCH_BYTES):
+        for batch in in_batches(runs, self._open_bytes_max):
             base_offset = batch[0].first_offset
             now_ms = self._now_ms()
             if directory:

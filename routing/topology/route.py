@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from routing.commits import storage_error
 from routing.errors import StorageUnavailable
-from routing.facts import DELAYED_FROM, without_delay
+from routing.facts import without_delay
 from routing.message import Properties, Slab
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Route:
     def deliver(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         """Put the slab into everything the route leads to; the durable logs it went to, with the offsets it ends at."""
         if not slab.plain:
-            held = has_delay(slab)
+            held = slab.delayed
             if held and not self.delayed:
                 slab = undelayed(slab)
             elif not held and self._passing and self._pass_on(slab):
@@ -103,11 +103,6 @@ class Route:
         for topic in self.topics:
             targets += topic.append_slab(slab)
         return targets
-
-
-def has_delay(slab: Slab) -> bool:
-    """Whether a message of it is to wait."""
-    return (slab.properties.facts if slab.facts is None else max(slab.facts)) >= DELAYED_FROM
 
 
 def undelayed(slab: Slab) -> Slab:

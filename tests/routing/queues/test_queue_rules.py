@@ -58,7 +58,7 @@ async def test_queues_without_levels_do_not_look_at_priorities() -> None:
         assert await bodies_in(running, "q") == ["0:1", "1:9", "2:0"]
 
 
-@pytest.mark.parametrize("crash", [True])
+@pytest.mark.parametrize("crash", [False, True])
 async def test_priorities_survive_a_restart_and_returned_messages_keep_theirs(crash: bool) -> None:
     files = MemoryFiles()
     async with engine(files) as running:
@@ -181,7 +181,7 @@ async def test_zero_is_at_once_unless_somebody_waits(clock: MockClock) -> None:
         assert client.take_bodies() == ["b"]
 
 
-@pytest.mark.parametrize("crash", [True])
+@pytest.mark.parametrize("crash", [False, True])
 async def test_times_go_on_over_a_restart(clock: MockClock, crash: bool) -> None:
     files = MemoryFiles()
     async with engine(files) as running:
@@ -272,7 +272,7 @@ async def test_delayed_messages_can_be_listed_and_cancelled_and_are_not_purged(c
         assert running.home("q").first_live_offset == running.home("q").next_offset
 
 
-@pytest.mark.parametrize("crash", [True])
+@pytest.mark.parametrize("crash", [False, True])
 async def test_delays_survive_a_restart(clock: MockClock, crash: bool) -> None:
     files = MemoryFiles()
     async with engine(files) as running:
@@ -410,3 +410,24 @@ async def test_consumers_of_a_lower_priority_get_what_others_cannot_take() -> No
         assert (high.take_bodies(), low.take_bodies()) == (["1", "2"], ["3", "4"])
         high.ack(1)
         assert (high.take_bodies(), low.take_bodies()) == (["5"], [])
+
+
+# --- messages that are not in memory any more --------------------------------------------
+
+
+async def test_scattered_messages_are_read_back_one_by_one() -> None:
+    async with engine(MemoryFiles(), stripes=1, stripe_cache_bytes=0, queue_segment_bytes=20_000) as running:
+        await running.queue("q", arguments={"x-max-priority": 100})
+        client = running.client()
+        for start in range(0, 3000, 100):
+            names = [str(number) for number in range(start, start + 100)]
+            client.session.publish(slab("q", names, [pack(True, int(name) * 7 % 100) for name in names]))
+            await running.synced()
+        client.session.set_prefetch(0, per_session=False)
+        consumer = await client.consume("q", no_ack=True)
+        got: list[str] = client.take_bodies()
+        while len(got) < 3000:
+            await running.until(lambda: bool(client.deliveries))
+            got += client.take_bodies()
+        assert got == [str(number) for number in sorted(range(3000), key=lambda number: (-(number * 7 % 100), number))]
+        assert consumer.queue.outstanding == 0

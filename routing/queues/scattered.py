@@ -1,0 +1,83 @@
+"""Messages that follow each other in line but lie far apart in the log: read one by one, many at a time, off the loop.
+
+What was read is kept until newer ones need the room; a queue has one read under way. Offsets that the log does not
+hold are remembered, so that nobody asks for ever: `ColdChunks` says what is to become of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from core_log.cold_reader import in_thread
+from core_log.errors import CorruptBatch, OffsetOutOfRange
+from core_log.partition_log import PartitionLog
+from core_log.record_decoder import RecordRun
+from core_log.record_reader import read_records
+from routing.queues.cold_chunks import Spawn
+from routing.queues.home_records import SlabReader
+from routing.queues.slab_cache import CachedSlab
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES_MAX = 1 << 20
+_KEPT_BYTES_MAX = 4 << 20
+_NOT_THERE_MAX = 1024
+
+
+class Scattered:
+    """See the module."""
+
+    def __init__(self, log: PartitionLog, *, spawn: Spawn, loaded: Callable[[], None]) -> None:
+        self._log = log
+        self._spawn = spawn
+        self._loaded = loaded
+        self._kept: dict[int, CachedSlab] = {}
+        self._kept_bytes = 0
+        self._reading: set[Queue] = set()
+        self._not_there: set[int] = set()
+        self._reader = SlabReader()
+
+    def find(self, offset: int) -> CachedSlab | None:
+        """The message at `offset`, if it was read and is still here."""
+        return self._kept.get(offset)
+
+    def load(self, offsets: list[int], queue: Queue) -> bool:
+        """Read these, of which the first is wanted now; the queue is pumped again. False: the first cannot be read."""
+        if offsets[0] in self._not_there:
+            return False
+        if queue not in self._reading:
+            self._reading.add(queue)
+            self._spawn(self._load, (offsets, queue))
+        return True
+
+    async def _load(self, wanted: tuple[list[int], Queue]) -> None:
+        offsets, queue = wanted
+        rising = sorted(set(offsets))
+        try:
+            runs = await in_thread(lambda: read_records(self._log, rising, _READ_BYTES_MAX))
+        except (OSError, CorruptBatch, OffsetOutOfRange) as error:
+            logger.warning("cannot read single messages of %s: %s", self._log.directory, error)
+            runs = []
+        for run in runs:
+            self._keep(run)
+        # It may lie behind the bytes that are read at once: those before it are not wanted the next time.
+        if offsets[0] not in self._kept and (not runs or runs[-1].first_offset >= offsets[0]):
+            if len(self._not_there) >= _NOT_THERE_MAX:
+                self._not_there.clear()
+            self._not_there.add(offsets[0])
+        self._reading.discard(queue)
+        queue.wake()
+        self._loaded()
+
+    def _keep(self, run: RecordRun) -> None:
+        kept = self._kept
+        while self._kept_bytes > _KEPT_BYTES_MAX and kept:
+            self._kept_bytes -= kept.pop(next(iter(kept))).bytes
+        if run.first_offset not in kept:
+            entry = kept[run.first_offset] = self._reader.one(run)
+            self._kept_bytes += entry.bytes
