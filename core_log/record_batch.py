@@ -49,7 +49,12 @@ NO_HEADERS = varint(0)
 
 def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
     """The header block of a record: count, then names and values. Lone surrogates in names become their bytes again."""
-    parts = [varint(len(headers))]
+    return varint(len(headers)) + encode_entries(headers)
+
+
+def encode_entries(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    """A header block without its count, to be joined with others."""
+    parts: list[bytes] = []
     for name, value in headers:
         encoded = name.encode("utf-8", "surrogateescape")
         parts += (varint(len(encoded)), encoded)

@@ -11,10 +11,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from protocols.amqp.adapter_properties import PROTOCOL, from_neutral
+from protocols.amqp.adapter_records import record_entries
 from protocols.amqp.stream_offsets import HEADER, with_offsets
 from protocols.amqp.wire import Timestamp
-from routing.message import Properties
+from routing.message import Properties, register_record_encoder
 from routing.topics.stream_records import StreamSlab
+
+register_record_encoder(PROTOCOL, record_entries)
 
 _FRAME_ROOM_BYTES = 20
 """Of a header frame beside the property list."""

@@ -81,6 +81,11 @@ def layout_of(flags: int) -> tuple[Step, ...]:
     return tuple(_STEPS.get(name, Step.SHORT_STRING) for flag, name in _FIELDS if flags & flag)
 
 
+def names_of(flags: int) -> list[tuple[Step, str]]:
+    """The properties that a flag word announces, in order, with their names."""
+    return [(_STEPS.get(name, Step.SHORT_STRING), name) for flag, name in _FIELDS if flags & flag]
+
+
 def decode_properties(raw: bytes) -> BasicProperties:
     """Read a whole property list. Raises SyntaxFault."""
     if len(raw) < 2:

@@ -70,6 +70,15 @@ def source_headers(exchange: str, properties: Properties) -> list[tuple[str, byt
     return headers
 
 
+def source_lead(exchange: str, protocol: str) -> tuple[int, bytes]:
+    """The same for messages that differ in their property bytes: how many headers, and all up to those bytes."""
+    lead = _named(RESERVED_HEADER_PREFIX + protocol)
+    if not exchange:
+        return 1, lead
+    name = exchange.encode("utf-8", NAME_ENCODING_ERRORS)
+    return 2, _named(_EXCHANGE_HEADER) + varint(len(name)) + name + lead
+
+
 def _text(value: bytes) -> str:
     return value.decode("utf-8", NAME_ENCODING_ERRORS)
 

@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from core_log.murmur2 import partition_of_key
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, encode_headers
+from core_log.varint import varint
 from routing.commits import storage_error
 from routing.errors import LimitExceeded, StorageUnavailable
-from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
-from routing.runs import BATCH_HEADER_BYTES, Run, in_batches, record_bytes
-from routing.topics.stream_records import source_headers
+from routing.message import NAME_ENCODING_ERRORS, Properties, Slab, record_encoder
+from routing.runs import BATCH_HEADER_BYTES, RECORD_BYTES, Run, in_batches, record_bytes
+from routing.topics.stream_records import source_headers, source_lead
 
 _HEADER_BLOCKS_MAX = 1024
 _KEYS_MAX = 65536
 _BATCH_BYTES = 900 << 10
 PARTITION_KEY_HEADER = "x-partition-key"
+_HEADER_BYTES = PARTITION_KEY_HEADER.encode()
+"""Every protocol's property bytes have the names of headers as they are."""
 
 
 class TopicPartition:
@@ -109,62 +113,66 @@ class Topic:
 
     def require_room(self, slab: Slab) -> None:
         """Raises LimitExceeded if a message of a slab is too large for a batch of this topic."""
-        if slab.keys is None and slab.raws is None:
-            key, _ = self._place(slab.routing_key, slab.properties)
-            largest = max(map(len, slab.bodies), default=0) + record_bytes(
-                key, self._header_block(slab.exchange, slab.properties)
-            )
-        else:
-            largest = max(
-                len(body) + record_bytes(key, block)
-                for (key, _, block), body in zip(self._records(slab), slab.bodies, strict=True)
-            )
-        if largest > self._record_bytes_max:
-            raise LimitExceeded(
-                f"a message of {largest} bytes with its key and headers is larger than topic '{self.name}' takes "
-                f"({self._record_bytes_max})"
-            )
+        limit = self._record_bytes_max
+        for column in self._columns(slab):
+            around = RECORD_BYTES + _longest(column.keys) + _longest(column.header_blocks)
+            if max(map(len, column.bodies), default=0) + around <= limit:
+                continue
+            largest = max(map(column.record_bytes, range(len(column.bodies))))
+            if largest > limit:
+                raise LimitExceeded(
+                    f"a message of {largest} bytes with its key and headers is larger than topic '{self.name}' takes "
+                    f"({limit})"
+                )
 
     def append_slab(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         """Append a routed slab, each message to the partition of its key; the logs, and the offsets behind the last."""
-        if slab.keys is None and slab.raws is None:
-            key, partition = self._place(slab.routing_key, slab.properties)
-            block = self._header_block(slab.exchange, slab.properties)
-            return [(partition.log, partition.append_records(key, block, slab.bodies, slab.size))]
-        columns: dict[TopicPartition, tuple[list[bytes], list[bytes], list[bytes]]] = {}
-        for (key, partition, block), body in zip(self._records(slab), slab.bodies, strict=True):
-            keys, blocks, bodies = columns.setdefault(partition, ([], [], []))
-            keys.append(key)
-            blocks.append(block)
-            bodies.append(body)
         return [
-            (partition.log, partition.append_records(keys, blocks, bodies, sum(map(len, bodies))))
-            for partition, (keys, blocks, bodies) in columns.items()
+            (partition.log, partition.append_records(keys, blocks, bodies, body_bytes))
+            for partition, keys, blocks, bodies, body_bytes in self._columns(slab)
         ]
 
-    def _records(self, slab: Slab) -> list[tuple[bytes, TopicPartition, bytes]]:
-        """Key, partition and header block of each message, worked out once."""
+    def _columns(self, slab: Slab) -> list[_Column]:
+        """The records of a slab for each partition, worked out once."""
         memo = slab.wire = {} if slab.wire is None else slab.wire
-        records: list[tuple[bytes, TopicPartition, bytes]] | None = memo.get(self)
-        if records is None:
-            records = []
-            for index in range(len(slab.bodies)):
-                properties = slab.properties_of(index)
-                key, partition = self._place(slab.key_of(index), properties)
-                block = (
-                    self._encoded(slab.exchange, properties)
-                    if slab.raws
-                    else self._header_block(slab.exchange, properties)
-                )
-                records.append((key, partition, block))
-            memo[self] = records
-        return records
+        columns: list[_Column] | None = memo.get(self)
+        if columns is None:
+            columns = memo[self] = self._work_out(slab)
+        return columns
 
-    def _place(self, key: str, properties: Properties) -> tuple[bytes, TopicPartition]:
-        if properties.raw and not self.is_stream:
-            chosen = properties.neutral.headers.get(PARTITION_KEY_HEADER)
+    def _work_out(self, slab: Slab) -> list[_Column]:
+        blocks = self._header_block(slab) if slab.raws is None else self._varied_blocks(slab, slab.raws)
+        if slab.keys is None and (slab.raws is None or not self._names_keys(slab.raws)):
+            key, partition = self._place(self._key_of(slab, 0))
+            return [_Column(partition, key, blocks, slab.bodies, slab.size)]
+        names = self._key_of if self._names_keys(slab.raws or [slab.properties.raw]) else Slab.key_of
+        places = [self._place(names(slab, index)) for index in range(len(slab.bodies))]
+        if len(self.partitions) == 1:
+            return [_Column(self.partitions[0], [key for key, _ in places], blocks, slab.bodies, slab.size)]
+        found: dict[TopicPartition, tuple[list[bytes], list[bytes], list[bytes]]] = {}
+        for index, (key, partition) in enumerate(places):
+            column = found.setdefault(partition, ([], [], []))
+            column[0].append(key)
+            column[1].append(blocks if isinstance(blocks, bytes) else blocks[index])
+            column[2].append(slab.bodies[index])
+        return [_Column(partition, *column, sum(map(len, column[2]))) for partition, column in found.items()]
+
+    # --- keys --------------------------------------------------------------------------
+
+    def _names_keys(self, raws: list[bytes]) -> bool:
+        """Whether a message may name a key of its own."""
+        return not self.is_stream and any(_HEADER_BYTES in raw for raw in raws)
+
+    def _key_of(self, slab: Slab, index: int) -> str:
+        """The key of one record; that of a stream is always the routing key."""
+        raw = slab.properties.raw if slab.raws is None else slab.raws[index]
+        if not self.is_stream and _HEADER_BYTES in raw:
+            chosen = slab.properties_of(index).neutral.headers.get(PARTITION_KEY_HEADER)
             if isinstance(chosen, str):
-                key = chosen
+                return chosen
+        return slab.key_of(index)
+
+    def _place(self, key: str) -> tuple[bytes, TopicPartition]:
         found = self._partition_of_key.get(key)
         if found is None:
             if len(self._partition_of_key) >= _KEYS_MAX:
@@ -174,14 +182,45 @@ class Topic:
             found = self._partition_of_key[key] = (encoded, partition)
         return found
 
-    def _header_block(self, exchange: str, properties: Properties) -> bytes:
+    # --- headers -----------------------------------------------------------------------
+
+    def _header_block(self, slab: Slab) -> bytes:
+        properties, exchange = slab.properties, slab.exchange
         block = self._header_blocks.get((exchange, properties))
         if block is None:
             if len(self._header_blocks) >= _HEADER_BLOCKS_MAX:
                 self._header_blocks.clear()
-            block = self._header_blocks[exchange, properties] = self._encoded(exchange, properties)
+            headers = properties.record_headers
+            block = encode_headers([*source_headers(exchange, properties), *headers] if self.is_stream else headers)
+            self._header_blocks[exchange, properties] = block
         return block
 
-    def _encoded(self, exchange: str, properties: Properties) -> bytes:
-        headers = properties.record_headers
-        return encode_headers([*source_headers(exchange, properties), *headers] if self.is_stream else headers)
+    def _varied_blocks(self, slab: Slab, raws: list[bytes]) -> list[bytes]:
+        encode = record_encoder(slab.properties.protocol)
+        if not self.is_stream:
+            return [b"%b%b" % (varint(count), entries) for count, entries in map(encode, raws)]
+        more, lead = source_lead(slab.exchange, slab.properties.protocol)
+        return [
+            b"%b%b%b%b%b" % (varint(count + more), lead, varint(len(raw)), raw, entries)
+            for raw, (count, entries) in zip(raws, map(encode, raws))
+        ]
+
+
+class _Column(NamedTuple):
+    """Records for one partition."""
+
+    partition: TopicPartition
+    keys: bytes | list[bytes]
+    header_blocks: bytes | list[bytes]
+    bodies: list[bytes]
+    body_bytes: int
+
+    def record_bytes(self, index: int) -> int:
+        """How much one record takes at most."""
+        key = self.keys if isinstance(self.keys, bytes) else self.keys[index]
+        block = self.header_blocks if isinstance(self.header_blocks, bytes) else self.header_blocks[index]
+        return len(self.bodies[index]) + record_bytes(key, block)
+
+
+def _longest(column: bytes | list[bytes]) -> int:
+    return len(column) if isinstance(column, bytes) else max(map(len, column), default=0)
