@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--consumers", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--prefetch", type=int, default=2000)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, broker_process(Path(directory, "data"), doors=("amqp",)) as broker:
+    with tempfile.TemporaryDirectory() as directory, broker_process(Path(directory, "data")) as broker:
         options = options_of(broker)
         before, began = cpu_s(broker), time.monotonic()
         publish(options, asked.messages)

@@ -237,7 +237,7 @@ def test_retention_by_arguments(shared_broker: BrokerProcess, connection: Blocki
 
 def test_positions_survive_kill_9(tmp_path: Path) -> None:
     tracked = {"x-stream-offset": None}
-    with broker_process(tmp_path / "data", doors=("amqp", "native")) as broker:
+    with broker_process(tmp_path / "data") as broker:
         connection = connect(broker)
         channel = declare(connection, "s", **{"x-max-age": "7D"})
         expected = [b"%d" % number for number in range(30)]
