@@ -119,6 +119,9 @@ class Session:
         if confirm:
             self._published += len(slab.bodies)
             broker.confirming[self] = None
+        if route.histories and route.error() is None:
+            for history in route.histories:
+                history.remember(slab)
         if not route.homes and not route.topics:
             if mandatory:
                 self.sink.returned(slab, "NO_ROUTE")

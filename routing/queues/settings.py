@@ -125,7 +125,7 @@ Check = Callable[[Any], str | None]
 """What is wrong with a value, as RabbitMQ prints it; None: nothing."""
 
 
-def _type_of(value: Any) -> str:
+def type_name(value: Any) -> str:
     """RabbitMQ's name for the type of a table's value."""
     if isinstance(value, bool):
         return "bool"
@@ -135,7 +135,7 @@ def _type_of(value: Any) -> str:
 
 def _integer(value: Any) -> str | None:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
-    return None if is_integer else f"{{unacceptable_type,{_type_of(value)}}}"
+    return None if is_integer else f"{{unacceptable_type,{type_name(value)}}}"
 
 
 def _not_negative(value: Any) -> str | None:
@@ -155,11 +155,11 @@ def _priority(value: Any) -> str | None:
 
 
 def _text(value: Any) -> str | None:
-    return None if isinstance(value, str) else f"{{unacceptable_type,{_type_of(value)}}}"
+    return None if isinstance(value, str) else f"{{unacceptable_type,{type_name(value)}}}"
 
 
 def _boolean(value: Any) -> str | None:
-    return None if isinstance(value, bool) else f"{{unacceptable_type,{_type_of(value)}}}"
+    return None if isinstance(value, bool) else f"{{unacceptable_type,{type_name(value)}}}"
 
 
 def _one_of(*allowed: str) -> Check:

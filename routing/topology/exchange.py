@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from routing.topology.binding import Binding
-from routing.topology.matchers import KINDS, Matcher
+from routing.topology.kinds import ALTERNATE, DELAYED, make_matcher
+from routing.topology.matchers import Matcher
 
 DEFAULT_EXCHANGES = (
     ("", "direct", False),
@@ -23,7 +24,10 @@ DEFAULT_EXCHANGES = (
 class Exchange:
     """See the module."""
 
-    __slots__ = ("arguments", "auto_delete", "bindings", "durable", "internal", "kind", "matcher", "name")
+    __slots__ = (
+        "alternate", "arguments", "auto_delete", "bindings", "delayed", "durable", "internal", "kind", "matcher",
+        "name",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,8 +45,18 @@ class Exchange:
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments = dict(arguments or {})
-        self.matcher: Matcher = KINDS[kind]()
+        self.matcher: Matcher = make_matcher(kind, self.arguments)
         self.bindings: dict[Binding, None] = {}
+        self.alternate: str | None = None
+        """The exchange that takes what leads nowhere from here."""
+        self.delayed = False
+        """Whether messages that pass here wait as long as they ask for."""
+        self.apply_policy({})
+
+    def apply_policy(self, definition: Mapping[str, Any]) -> None:
+        """Live by another policy's definition from now on; arguments go before it."""
+        self.alternate = self.arguments.get(ALTERNATE, definition.get(ALTERNATE))
+        self.delayed = self.kind == DELAYED or bool(definition.get("delayed"))
 
     def add(self, binding: Binding) -> None:
         """Add a binding, which was checked; the same one twice is once."""

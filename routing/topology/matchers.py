@@ -1,17 +1,18 @@
 """How each kind of exchange finds the destinations of a message.
 
 A kind is a matcher: it is given bindings and asked for the destinations of a routing key, and of the message's
-properties where it `varies` by them. Kinds are looked up by name in `KINDS`. What a matcher answers for a routing key
-is cached by the router unless it varies, so matchers need to be right rather than fast.
+properties where it `varies` by them. What a matcher answers for a routing key is cached by the router unless it varies,
+so matchers need to be right rather than fast. `kinds.py` knows all of them by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from routing.errors import InvalidArgument
+from routing.errors import PreconditionFailed
 from routing.message import NeutralProperties
+from routing.queues.settings import type_name
 from routing.topology.binding import Binding, Destination
 from routing.topology.topic_trie import TopicTrie, parse_pattern
 
@@ -19,15 +20,25 @@ Neutral = Callable[[], NeutralProperties]
 """The message's properties, decoded for those who ask."""
 
 
-class Matcher(Protocol):
-    """What an exchange kind has to do."""
+class Matcher:
+    """What an exchange kind has to do; this one leads nowhere."""
 
-    varies: bool
+    varies = False
     """Whether messages with equal routing keys may go to different places; then each is asked for anew."""
+
+    by_first_key = True
+    """Whether of several routing keys of a message only the first has a say."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """`arguments` of the exchange, which were checked."""
+
+    @staticmethod
+    def check_arguments(arguments: Mapping[str, Any]) -> None:
+        """Raises PreconditionFailed if an exchange cannot have these."""
 
     @staticmethod
     def check(binding: Binding) -> None:
-        """Raises InvalidArgument if the binding makes no sense here."""
+        """Raises PreconditionFailed if the binding makes no sense here."""
 
     def add(self, binding: Binding) -> None:
         """A new binding, which was checked."""
@@ -37,18 +48,15 @@ class Matcher(Protocol):
 
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
         """Destinations, each at least once."""
+        return ()
 
 
-class DirectMatcher:
+class DirectMatcher(Matcher):
     """Routing key equal to the binding key."""
 
-    varies = False
+    by_first_key = False
 
-    @staticmethod
-    def check(binding: Binding) -> None:
-        """Any binding will do."""
-
-    def __init__(self) -> None:
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._by_key: dict[str, dict[Binding, None]] = {}
 
     def add(self, binding: Binding) -> None:
@@ -64,16 +72,10 @@ class DirectMatcher:
         return [binding.destination for binding in self._by_key.get(key, ())]
 
 
-class FanoutMatcher:
+class FanoutMatcher(Matcher):
     """Everything to everyone."""
 
-    varies = False
-
-    @staticmethod
-    def check(binding: Binding) -> None:
-        """Any binding will do."""
-
-    def __init__(self) -> None:
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._bindings: dict[Binding, None] = {}
 
     def add(self, binding: Binding) -> None:
@@ -86,16 +88,12 @@ class FanoutMatcher:
         return [binding.destination for binding in self._bindings]
 
 
-class TopicMatcher:
+class TopicMatcher(Matcher):
     """Wildcards of AMQP and MQTT, see `topic_trie`."""
 
-    varies = False
+    by_first_key = False
 
-    @staticmethod
-    def check(binding: Binding) -> None:
-        """Any binding will do."""
-
-    def __init__(self) -> None:
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._trie = TopicTrie()
 
     def add(self, binding: Binding) -> None:
@@ -121,21 +119,25 @@ def _class_of(value: Any) -> type:
 _HEADERS_KINDS = ("all", "any", "all-with-x", "any-with-x")
 
 
-class HeadersMatcher:
+class HeadersMatcher(Matcher):
     """Headers equal to the binding's arguments: `x-match` all (default), any, and the forms that count `x-` headers
     too.
     """
 
     varies = True
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._bindings: dict[Binding, tuple[bool, dict[str, Any]]] = {}
 
     @staticmethod
     def check(binding: Binding) -> None:
         kind = binding.arguments.get("x-match", "all")
+        if not isinstance(kind, str):
+            raise PreconditionFailed(f"Invalid x-match field type {type_name(kind)} (value {kind}); expected longstr")
         if kind not in _HEADERS_KINDS:
-            raise InvalidArgument(f"Invalid x-match field value {kind!r}; expected all, any, all-with-x or any-with-x")
+            raise PreconditionFailed(
+                f'Invalid x-match field value <<"{kind}">>; expected all, any, all-with-x, or any-with-x'
+            )
 
     def add(self, binding: Binding) -> None:
         kind = binding.arguments.get("x-match", "all")
@@ -158,11 +160,3 @@ class HeadersMatcher:
             if all(hits) if every else any(hits):
                 found.append(binding.destination)
         return found
-
-
-KINDS: dict[str, Callable[[], Matcher]] = {
-    "direct": DirectMatcher,
-    "fanout": FanoutMatcher,
-    "topic": TopicMatcher,
-    "headers": HeadersMatcher,
-}

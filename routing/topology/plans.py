@@ -6,7 +6,7 @@ Each function checks whether a change may be made and says what it consists of (
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from routing.errors import (
@@ -15,34 +15,45 @@ from routing.errors import (
     NotFound,
     NotImplementedYet,
     PreconditionFailed,
-    UnknownExchangeType,
 )
 from routing.queues.queue import Queue
-from routing.queues.settings import check_arguments
+from routing.queues.settings import CHECKS, check_arguments, type_name
 from routing.topics.stream import Stream
 from routing.topology.binding import Binding
 from routing.topology.entries import Entry, Key, Plan, exchange_key, queue_key, topic_key, vhost_key
-from routing.topology.matchers import KINDS
+from routing.topology.kinds import ALTERNATE, check_exchange
 from routing.topology.removal import Removal
 from routing.topology.virtual_host import VirtualHost, locked
 
 GENERATED_PREFIX = "amq.gen-"
 
-_REFUSED_EXCHANGE_ARGUMENTS = frozenset({"alternate-exchange"})
+_COMPARED = [f"x-{name}" for name in CHECKS]
+"""Arguments of queues that must be the same when one is declared again; those that nobody knows need not."""
 _ON_THE_DEFAULT_EXCHANGE = "operation not permitted on the default exchange"
+
+
+_ABSENT = object()
 
 
 def _say(value: object) -> str:
     return f"'{str(value).lower() if isinstance(value, bool) else value}'"
 
 
-def _require_equal(what: str, vhost: str, asked: Mapping[str, Any], have: Mapping[str, Any]) -> None:
-    """Raises PreconditionFailed for the first argument that differs."""
-    for argument in dict.fromkeys([*asked, *have]):
-        if asked.get(argument) != have.get(argument):
+def _say_one(value: object) -> str:
+    return "none" if value is _ABSENT else f"the value {_say(value)} of type '{type_name(value)}'"
+
+
+def _require_equal(
+    what: str, vhost: str, asked: Mapping[str, Any], have: Mapping[str, Any], names: Iterable[str]
+) -> None:
+    """Raises PreconditionFailed for the first of the named arguments that differs."""
+    for argument in names:
+        one, other = asked.get(argument, _ABSENT), have.get(argument, _ABSENT)
+        if one != other:
+            say = _say_one if one is _ABSENT or other is _ABSENT else _say
             raise PreconditionFailed(
-                f"inequivalent arg '{argument}' for {what} in vhost '{vhost}': received "
-                f"{_say(asked.get(argument, 'none'))} but current is {_say(have.get(argument, 'none'))}"
+                f"inequivalent arg '{argument}' for {what} in vhost '{vhost}': received {say(one)} but current is "
+                f"{say(other)}"
             )
 
 
@@ -88,8 +99,7 @@ def declare_exchange(
     """Make an exchange; nothing to do if there is one that is the same."""
     if name == "":
         raise AccessRefused(_ON_THE_DEFAULT_EXCHANGE)
-    if kind not in KINDS:
-        raise UnknownExchangeType(f"unknown exchange type '{kind}'")
+    check_exchange(name, vhost.name, kind, arguments)
     guards = [vhost_key(vhost.name)]
     found = vhost.exchanges.get(name)
     if found is not None:
@@ -101,12 +111,11 @@ def declare_exchange(
             "internal": found.internal,
         }
         what = f"exchange '{name}'"
-        _require_equal(what, vhost.name, asked, have)
-        _require_equal(what, vhost.name, dict(sorted(arguments.items())), dict(sorted(found.arguments.items())))
+        _require_equal(what, vhost.name, asked, have, asked)
+        _require_equal(what, vhost.name, arguments, found.arguments, [ALTERNATE])
         return Plan(guards=[*guards, exchange_key(vhost.name, name)])
     if name.startswith("amq."):
         raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-    _refuse_arguments(arguments, _REFUSED_EXCHANGE_ARGUMENTS)
     value = {"kind": kind, "auto_delete": auto_delete, "internal": internal, "arguments": dict(arguments)}
     return Plan([Entry(exchange_key(vhost.name, name), value, durable)], guards)
 
@@ -116,7 +125,7 @@ def delete_exchange(vhost: VirtualHost, name: str, *, if_unused: bool) -> Plan:
     if name == "":
         raise AccessRefused(_ON_THE_DEFAULT_EXCHANGE)
     if name.startswith("amq."):
-        raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        raise AccessRefused(f"deletion of system exchange '{name}' in vhost '{vhost.name}' not allowed")
     found = vhost.exchanges.get(name)
     if found is None:
         return Plan(guards=[exchange_key(vhost.name, name)])
@@ -141,9 +150,10 @@ def check_queue_equals(
     if exclusive != found.exclusive:
         raise locked(found.name, vhost.name)
     what = f"queue '{found.name}'"
-    asked = {"durable": durable, "auto_delete": auto_delete}
-    _require_equal(what, vhost.name, asked, {"durable": found.durable, "auto_delete": found.auto_delete})
-    _require_equal(what, vhost.name, dict(sorted(arguments.items())), dict(sorted(found.arguments.items())))
+    asked = {"durable": durable and not exclusive, "auto_delete": auto_delete}
+    have = {"durable": found.durable and not found.exclusive, "auto_delete": found.auto_delete}
+    _require_equal(what, vhost.name, asked, have, asked)
+    _require_equal(what, vhost.name, arguments, found.arguments, _COMPARED)
 
 
 def new_queue_name(name: str, prefix: str) -> str:
@@ -176,7 +186,7 @@ def delete_queue(vhost: VirtualHost, name: str, *, if_unused: bool, if_empty: bo
         if if_unused and queue.consumers:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' in use")
         if if_empty and queue.message_count:
-            raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' is not empty")
+            raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' not empty")
         plan.message_count = queue.message_count
 
     plan = Removal(vhost).queue(queue).plan()

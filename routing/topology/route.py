@@ -21,15 +21,24 @@ if TYPE_CHECKING:
     from routing.queues.queue import Queue
     from routing.queues.queue_partition import QueuePartition
     from routing.topics.topic import Topic
+    from routing.topology.history import RecentHistoryMatcher
 
 
 class Route:
     """See the module."""
 
-    __slots__ = ("_open", "_passing", "delayed", "durable_homes", "guarded", "homes", "queues", "topics")
+    __slots__ = ("_open", "_passing", "delayed", "durable_homes", "guarded", "histories", "homes", "queues", "topics")
 
-    def __init__(self, queues: list[Queue], topics: list[Topic], *, delayed: bool = False) -> None:
-        """With `delayed` messages wait as long as their facts say, without they do not."""
+    def __init__(
+        self,
+        queues: list[Queue],
+        topics: list[Topic],
+        *,
+        delayed: bool = False,
+        histories: tuple[RecentHistoryMatcher, ...] = (),
+    ) -> None:
+        """With `delayed` messages wait as long as their facts say, without they do not; `histories` remember them."""
+        self.histories = histories
         self.delayed = delayed or any(queue.settings.delayed for queue in queues)
         self.guarded = [queue for queue in queues if queue.settings.guards_publishing]
         """Queues that publishers have to ask."""

@@ -7,14 +7,14 @@ that it can be reached from; all others keep theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from routing.errors import AccessRefused
 from routing.message import Properties, Slab
 from routing.queues.queue import Queue
 from routing.topics.topic import Topic
+from routing.topology.history import RecentHistoryMatcher
 from routing.topology.route import Route
 
 if TYPE_CHECKING:
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from routing.topology.virtual_host import VirtualHost
 
 
+class Reached(NamedTuple):
+    """Where a message goes. `varies`: more than its keys had a say; `delayed`: it passed an exchange where messages may
+    ask to wait; `histories`: exchanges that remember it.
+    """
+
+    queues: tuple[Queue, ...]
+    topics: tuple[Topic, ...]
+    varies: bool
+    delayed: bool
+    histories: tuple[RecentHistoryMatcher, ...]
+
+
 class Router:
     """See the module."""
 
@@ -31,7 +43,7 @@ class Router:
         self._vhost = vhost
         self._routes_cached_max = routes_cached_max
         self._by_exchange: dict[str, dict[str, Route]] = {}
-        self._equal: dict[tuple[tuple[Queue, ...], tuple[Topic, ...]], Route] = {}
+        self._equal: dict[tuple[Any, ...], Route] = {}
         self._cached = 0
 
     # --- forgetting --------------------------------------------------------------------
@@ -40,16 +52,16 @@ class Router:
         """Something about an exchange has changed: work out anew what passes it."""
         if not self._by_exchange:
             return
-        bindings_to = self._vhost.bindings_to
+        bindings_to, alternate_of = self._vhost.bindings_to, self._vhost.alternate_of
         seen = {exchange}
         pending = [exchange]
         while pending:
             name = pending.pop()
             self._drop(name)
-            for binding in bindings_to.get(("exchange", name), ()):
-                if binding.exchange not in seen:
-                    seen.add(binding.exchange)
-                    pending.append(binding.exchange)
+            sources = {binding.exchange for binding in bindings_to.get(("exchange", name), ())}
+            sources = (sources | alternate_of.get(name, set())) - seen
+            seen |= sources
+            pending += sources
 
     def _drop(self, exchange: str) -> None:
         gone = self._by_exchange.pop(exchange, None)
@@ -63,6 +75,8 @@ class Router:
         by_key = self._by_exchange.get("")
         if by_key is not None and by_key.pop(name, None) is not None:
             self._cached -= 1
+        if "" in self._vhost.alternate_of:
+            self.forget("")
         self._equal.clear()
 
     def forget_all(self) -> None:
@@ -98,8 +112,12 @@ class Router:
     def routed_to_all(self, slab: Slab, keys: Sequence[str]) -> list[tuple[Route, Slab]]:
         """As `routed`, for messages of one key that go wherever `keys` lead as well; every place gets them once."""
         exchange = self._entrance(slab.exchange)
-        route, _ = self._route(exchange, (slab.routing_key, *keys), slab.properties)
-        return [(route, slab)]
+        every = (slab.routing_key, *keys)
+        route, varies = self._route(exchange, every, slab.properties_of(0))
+        if not varies:
+            return [(route, slab)]
+        others = [self._route(exchange, every, slab.properties_of(at))[0] for at in range(1, len(slab.bodies))]
+        return _in_parts(slab, [route, *others])
 
     def routed_inside(self, slab: Slab, further: Sequence[str] = ()) -> list[tuple[Route, Slab]]:
         """As `routed` or, with keys that messages go to as well, `routed_to_all`, for what the broker itself publishes:
@@ -134,47 +152,78 @@ class Router:
         return route
 
     def _route(self, exchange: Exchange, keys: Sequence[str], properties: Properties) -> tuple[Route, bool]:
-        queues, topics, varies = self.resolve(exchange, keys, lambda: properties.neutral)
-        destinations = (tuple(queues), tuple(topics))
-        route = self._equal.get(destinations)
+        """The route of a message with these keys, and whether more than they had a say."""
+        reached = self.resolve(exchange, keys, lambda: properties.neutral)
         if max(self._cached, len(self._equal)) >= self._routes_cached_max:
             self.forget_all()
+        key = (reached.queues, reached.topics, reached.delayed, reached.histories)
+        route = self._equal.get(key)
         if route is None:
-            route = self._equal[destinations] = Route(queues, topics)
-        return route, varies
+            route = Route(
+                list(reached.queues), list(reached.topics), delayed=reached.delayed, histories=reached.histories
+            )
+            self._equal[key] = route
+        return route, reached.varies
 
-    def resolve(
-        self, exchange: Exchange, keys: Sequence[str], neutral: Neutral
-    ) -> tuple[list[Queue], list[Topic], bool]:
-        """Queues and topics that a message with these keys reaches, each once, and whether more than keys had a say."""
+    def resolve(self, exchange: Exchange, keys: Sequence[str], neutral: Neutral) -> Reached:
+        """What a message with these routing keys reaches, each once. An exchange that is reached twice is passed once,
+        so loops end.
+        """
         vhost = self._vhost
         queues: dict[Queue, None] = {}
         topics: dict[Topic, None] = {}
-        varies = False
+        histories: list[RecentHistoryMatcher] = []
+        varies = delayed = False
         seen = {exchange.name}
         pending = [exchange]
         while pending:
             current = pending.pop()
+            matcher = current.matcher
+            varies = varies or matcher.varies
+            delayed = delayed or current.delayed
+            if isinstance(matcher, RecentHistoryMatcher):
+                histories.append(matcher)
             if current.name == "":
-                for key in keys:
-                    if key in vhost.queues:
-                        queues[vhost.queues[key]] = None
-                    elif key in vhost.streams:
-                        topics[vhost.streams[key].topic] = None
-                continue
-            varies = varies or current.matcher.varies
-            found: Iterable[Destination] = chain.from_iterable(current.matcher.match(key, neutral) for key in keys)
+                found: list[Destination] = [("queue", key) for key in keys if vhost.exists(("queue", key))]
+            elif len(keys) == 1 or matcher.by_first_key:
+                found = list(matcher.match(keys[0], neutral))
+            else:
+                found = [destination for key in keys for destination in matcher.match(key, neutral)]
+            if not found and current.alternate is not None and current.alternate in vhost.exchanges:
+                found = [("exchange", current.alternate)]
             for kind, name in found:
-                if kind == "queue" and name in vhost.queues:
-                    queues[vhost.queues[name]] = None
-                elif kind == "queue":
-                    topics[vhost.streams[name].topic] = None
+                if kind == "exchange":
+                    if name not in seen:
+                        seen.add(name)
+                        pending.append(vhost.exchanges[name])
                 elif kind == "topic":
                     topics[vhost.topics[name]] = None
-                elif name not in seen:
-                    seen.add(name)
-                    pending.append(vhost.exchanges[name])
-        return list(queues), list(topics), varies
+                elif name in vhost.queues:
+                    queues[vhost.queues[name]] = None
+                else:
+                    topics[vhost.streams[name].topic] = None
+        return Reached(tuple(queues), tuple(topics), varies, delayed, tuple(histories))
+
+    def send_recent(self, slabs: Sequence[Slab], destination: Destination) -> None:
+        """Give a destination that was just bound what its exchange remembers, as far as logs take it."""
+        kind, name = destination
+        for slab in slabs:
+            if kind == "exchange":
+                exchange = self._vhost.exchanges[name]
+                parts = []
+                for at in range(len(slab.bodies)):
+                    properties = slab.properties_of(at)
+                    parts.append((self._route(exchange, (slab.key_of(at),), properties)[0], slab.part(at, at + 1)))
+            else:
+                queue = self._vhost.queues.get(name) if kind == "queue" else None
+                topic = self._vhost.topics[name] if kind == "topic" else None
+                if kind == "queue" and queue is None:
+                    topic = self._vhost.streams[name].topic
+                route = Route([queue] if queue else [], [topic] if topic else [])
+                parts = [(route, slab)]
+            for route, part in parts:
+                if route.error() is None:
+                    route.deliver(part)
 
 
 def _in_parts(slab: Slab, routes: Sequence[Route | None]) -> list[tuple[Route, Slab]]:

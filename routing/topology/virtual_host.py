@@ -15,6 +15,7 @@ from routing.topics.stream import Stream
 from routing.topics.topic import Topic
 from routing.topology.binding import Binding, Destination
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
+from routing.topology.history import RecentHistoryMatcher
 from routing.topology.router import Router
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class VirtualHost:
         self.topics = topics
         self.bindings_to: dict[Destination, dict[Binding, None]] = {}
         self.binding_count = 0
+        self.alternate_of: dict[str, set[str]] = {}
+        """By the name of an exchange, which may not be there, those whose alternate it is."""
         self.router = Router(self, routes_cached_max)
 
     # --- looking up --------------------------------------------------------------------
@@ -105,7 +108,7 @@ class VirtualHost:
 
     def add_exchange(self, name: str, value: Mapping[str, Any], durable: bool) -> None:
         """Make an exchange as its entry says."""
-        self.exchanges[name] = Exchange(
+        exchange = self.exchanges[name] = Exchange(
             name,
             value["kind"],
             durable=durable,
@@ -113,12 +116,33 @@ class VirtualHost:
             internal=value["internal"],
             arguments=value["arguments"],
         )
+        self._note_alternate(exchange)
         self.router.forget(name)
 
     def remove_exchange(self, name: str) -> None:
         """Its bindings were removed before."""
         self.router.forget(name)
-        self.exchanges.pop(name, None)
+        gone = self.exchanges.pop(name, None)
+        if gone is not None:
+            self._forget_alternate(gone)
+
+    def _note_alternate(self, exchange: Exchange) -> None:
+        if exchange.alternate is not None:
+            self.alternate_of.setdefault(exchange.alternate, set()).add(exchange.name)
+
+    def _forget_alternate(self, exchange: Exchange) -> None:
+        if exchange.alternate is not None:
+            there = self.alternate_of[exchange.alternate]
+            there.discard(exchange.name)
+            if not there:
+                del self.alternate_of[exchange.alternate]
+
+    def apply_policy_to_exchange(self, exchange: Exchange, definition: Mapping[str, Any]) -> None:
+        """An exchange lives by another definition from now on."""
+        self._forget_alternate(exchange)
+        exchange.apply_policy(definition)
+        self._note_alternate(exchange)
+        self.router.forget(exchange.name)
 
     def add_queue(self, queue: Queue) -> None:
         """Make a queue known by its name."""
@@ -149,6 +173,8 @@ class VirtualHost:
         self.bindings_to.setdefault(binding.destination, {})[binding] = None
         self.binding_count += 1
         self.router.forget(binding.exchange)
+        if isinstance(exchange.matcher, RecentHistoryMatcher):
+            self.router.send_recent(exchange.matcher.recent(), binding.destination)
 
     def remove_binding(self, binding: Binding) -> None:
         """Remove a binding."""

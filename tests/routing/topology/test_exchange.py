@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from routing.errors import InvalidArgument
+from routing.errors import PreconditionFailed
 from routing.message import NeutralProperties
 from routing.topology.binding import Binding
 from routing.topology.exchange import Exchange
@@ -87,7 +87,7 @@ def test_headers(arguments: dict[str, Any], headers: dict[str, Any], matches: bo
 @pytest.mark.parametrize("bad", ["ALL", "", 1, None, ["all"]])
 def test_headers_refuses_an_unknown_x_match(bad: object) -> None:
     exchange = Exchange("e", "headers")
-    with pytest.raises(InvalidArgument, match="x-match"):
+    with pytest.raises(PreconditionFailed, match="x-match"):
         exchange.matcher.check(binding("", {"x-match": bad}))
     assert not exchange.bindings
 

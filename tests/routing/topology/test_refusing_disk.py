@@ -196,7 +196,7 @@ async def test_a_queue_that_must_be_empty_is_looked_at_again_when_its_deletion_i
             running.client().publish("q", 1)
             running.turn()
             held.gate.set()
-        assert refused == ["queue 'q' in vhost '/' is not empty"]
+        assert refused == ["queue 'q' in vhost '/' not empty"]
         assert (picture(broker), recorded(broker)) == (before, written)
         assert await running.drain("q") == [("1", False)]
         files.hook = None
