@@ -17,6 +17,7 @@ import click
 from gateway.client_cli import status
 from gateway.rights_cli import permissions, topic_permissions, users
 from gateway.topics_cli import topics
+from gateway.topology_cli import GROUPS
 
 Command = Callable[..., None]
 
@@ -103,7 +104,7 @@ def demo(rows: int | None) -> None:
     sys.exit(run_demo(rows))
 
 
-for command in (topics, status, users, permissions, topic_permissions):
+for command in (topics, status, users, permissions, topic_permissions, *GROUPS):
     main.add_command(command)
 
 

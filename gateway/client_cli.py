@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -87,13 +88,15 @@ def list_all(client: BlockingClient, operation: str, **arguments: Any) -> tuple[
             return page["columns"], rows
 
 
-def show(columns: Sequence[str], rows: Iterable[Sequence[Any]], as_json: bool) -> None:
+def show(columns: Sequence[str], rows: Collection[Sequence[Any]], as_json: bool) -> None:
     """Print a list as a table, or as a JSON array of objects."""
     if as_json:
         click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], ensure_ascii=False, indent=2))
         return
-    shown = [[column.replace("_", " ") for column in columns], *([_cell(value) for value in row] for row in rows)]
-    numbers = [True] * len(columns)
+    times = [column.endswith("_at_ms") for column in columns]
+    titles = [column.removesuffix("_at_ms").replace("_", " ") for column in columns]
+    shown = [titles, *([_cell(value, time) for value, time in zip(row, times, strict=True)] for row in rows)]
+    numbers = [not time for time in times]
     for row in rows:
         numbers = [number and _is_number(value) for number, value in zip(numbers, row, strict=True)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
@@ -119,9 +122,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, is_time: bool = False) -> str:
     if value is None:
         return ""
+    if is_time:
+        return datetime.fromtimestamp(value / 1000).astimezone().isoformat(" ", "milliseconds")
     if isinstance(value, bool):
         return "yes" if value else "no"
     if _is_number(value):

@@ -1,0 +1,235 @@
+"""`millrace vhosts`, `queues`, `exchanges`, `bindings`, `delayed`, `connections`, `consumers`: what is on a broker."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gateway.client_cli import Command, listing, show, vhost_option, with_client, with_json
+
+if TYPE_CHECKING:
+    from protocols.native.blocking import BlockingClient
+
+
+class JsonObject(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A JSON object, such as '{"x-message-ttl": 1000}'."""
+
+    name = "JSON"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        try:
+            found = json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is no JSON: {error}", param, ctx)
+        if not isinstance(found, dict):
+            self.fail(f"{value!r} is no JSON object", param, ctx)
+        return found
+
+
+arguments_option = click.option("--arguments", type=JsonObject(), default="{}", help="Arguments, as a JSON object.")
+durable_option = click.option("--durable/--transient", default=True, show_default=True)
+
+
+def _group(name: str, help: str, operation: str, *, by_vhost: bool = True) -> click.Group:
+    """A group of commands with `list`."""
+    group = click.Group(name, help=help)
+    group.command("list", help=f"Print all {name}.")(listing(operation, by_vhost=by_vhost))
+    return group
+
+
+vhosts = _group("vhosts", "Look after virtual hosts.", "vhosts.list", by_vhost=False)
+queues = _group("queues", "Look after queues and streams.", "queues.list")
+exchanges = _group("exchanges", "Look after exchanges.", "exchanges.list")
+bindings = _group("bindings", "Look after bindings.", "bindings.list")
+connections = _group("connections", "Look after client connections.", "connections.list")
+consumers = _group("consumers", "Look at consumers.", "consumers.list")
+
+
+# --- virtual hosts -----------------------------------------------------------------------
+
+
+@vhosts.command("add")
+@click.argument("name")
+@click.option("--description")
+@with_client
+def add_vhost(client: BlockingClient, name: str, description: str | None) -> None:
+    """Make virtual host NAME; you may do everything in it."""
+    client.administer("vhosts.add", name=name, description=description)
+
+
+@vhosts.command("limits")
+@click.argument("name")
+@click.option("--max-connections", type=int, help="-1 is none.")
+@click.option("--max-queues", type=int, help="-1 is none.")
+@with_client
+def limit_vhost(client: BlockingClient, name: str, max_connections: int | None, max_queues: int | None) -> None:
+    """Limit virtual host NAME."""
+    given = {"max-connections": max_connections, "max-queues": max_queues}
+    limits = {limit: value for limit, value in given.items() if value is not None}
+    client.administer("vhosts.limits", name=name, limits=limits)
+
+
+@vhosts.command("delete")
+@click.argument("name")
+@with_client
+def delete_vhost(client: BlockingClient, name: str) -> None:
+    """Delete virtual host NAME with all that is in it."""
+    client.administer("vhosts.delete", name=name)
+
+
+# --- queues ------------------------------------------------------------------------------
+
+
+@queues.command("add")
+@click.argument("name")
+@vhost_option
+@durable_option
+@click.option("--auto-delete", is_flag=True)
+@arguments_option
+@with_client
+def add_queue(client: BlockingClient, **given: Any) -> None:
+    """Declare queue NAME."""
+    client.administer("queues.add", **given)
+
+
+@queues.command("delete")
+@click.argument("name")
+@vhost_option
+@click.option("--if-unused", is_flag=True, help="Only without consumers.")
+@click.option("--if-empty", is_flag=True, help="Only without messages.")
+@with_client
+def delete_queue(client: BlockingClient, **given: Any) -> None:
+    """Delete queue NAME."""
+    click.echo(f"{client.administer('queues.delete', **given):,} messages deleted")
+
+
+@queues.command("purge")
+@click.argument("name")
+@vhost_option
+@with_client
+def purge_queue(client: BlockingClient, **given: Any) -> None:
+    """Drop all messages of queue NAME that wait."""
+    click.echo(f"{client.administer('queues.purge', **given):,} messages dropped")
+
+
+@queues.command("move")
+@click.argument("source")
+@click.argument("destination")
+@vhost_option
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many messages.")
+@with_client
+def move_messages(client: BlockingClient, source: str, destination: str, vhost: str, limit: int | None) -> None:
+    """Move the messages that wait in queue SOURCE to queue DESTINATION."""
+    total = 0
+    while limit is None or total < limit:
+        most = {} if limit is None else {"limit": limit - total}
+        done = client.administer("queues.move", source=source, destination=destination, vhost=vhost, **most)
+        total += done["moved"]
+        if not done["moved"] or not done["left"]:
+            break
+    click.echo(f"{total:,} messages moved")
+
+
+# --- exchanges and bindings --------------------------------------------------------------
+
+
+@exchanges.command("add")
+@click.argument("name")
+@click.option("--type", "kind", default="direct", show_default=True, help="direct, fanout, topic, headers ...")
+@vhost_option
+@durable_option
+@click.option("--auto-delete", is_flag=True)
+@click.option("--internal", is_flag=True)
+@arguments_option
+@with_client
+def add_exchange(client: BlockingClient, **given: Any) -> None:
+    """Declare exchange NAME."""
+    client.administer("exchanges.add", **given)
+
+
+@exchanges.command("delete")
+@click.argument("name")
+@vhost_option
+@click.option("--if-unused", is_flag=True, help="Only without bindings.")
+@with_client
+def delete_exchange(client: BlockingClient, **given: Any) -> None:
+    """Delete exchange NAME."""
+    client.administer("exchanges.delete", **given)
+
+
+def _binding(command: Command) -> Command:
+    """The parameters that say which binding is meant."""
+    for add in (
+        with_client,
+        arguments_option,
+        vhost_option,
+        click.option("--kind", type=click.Choice(["queue", "exchange", "topic"]), default="queue", show_default=True),
+        click.option("--key", "routing_key", default="", help="The binding key or pattern."),
+        click.argument("destination"),
+        click.argument("source"),
+    ):
+        command = add(command)
+    return command
+
+
+@bindings.command("add")
+@_binding
+def add_binding(client: BlockingClient, **given: Any) -> None:
+    """Bind DESTINATION to exchange SOURCE."""
+    client.administer("bindings.add", **given)
+
+
+@bindings.command("delete")
+@_binding
+def delete_binding(client: BlockingClient, **given: Any) -> None:
+    """Remove a binding of DESTINATION to exchange SOURCE."""
+    client.administer("bindings.delete", **given)
+
+
+# --- delayed messages --------------------------------------------------------------------
+
+delayed = click.Group("delayed", help="Look after messages that wait for their time.")
+delayed.command("count", help="Print how many messages wait for their time in each queue.")(listing("delayed.count"))
+
+
+@delayed.command("list")
+@click.argument("queue")
+@vhost_option
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@with_json
+@with_client
+def list_delayed(client: BlockingClient, as_json: bool, **given: Any) -> None:
+    """Print the delayed messages of QUEUE that are due first."""
+    page = client.administer("delayed.list", **given)
+    show(page["columns"], page["rows"], as_json)
+
+
+@delayed.command("cancel")
+@click.argument("queue")
+@click.argument("id", type=int)
+@vhost_option
+@with_client
+def cancel_delayed(client: BlockingClient, **given: Any) -> None:
+    """Drop the delayed message ID of QUEUE."""
+    client.administer("delayed.cancel", **given)
+
+
+# --- connections -------------------------------------------------------------------------
+
+
+@connections.command("close")
+@click.argument("peer", required=False)
+@click.option("--of-user", "name", help="All connections of this user.")
+@click.option("--reason", default="closed by an operator", show_default=True)
+@with_client
+def close_connections(client: BlockingClient, peer: str | None, name: str | None, reason: str) -> None:
+    """Close the connection from PEER, as `list` shows it."""
+    if peer is None and name is None:
+        raise click.UsageError("which connection? Give PEER or --of-user")
+    click.echo(f"{client.administer('connections.close', peer=peer, name=name, reason=reason):,} connections closed")
+
+
+GROUPS = (vhosts, queues, exchanges, bindings, delayed, connections, consumers)

@@ -1,0 +1,105 @@
+"""Messages from one queue to another, as a client would move them: consumed, published, confirmed, and then settled.
+
+Deliveries and publishes are numbered alike in a session of their own, so a confirm up to a number settles up to it.
+What goes wrong on the way leaves messages where they were, at worst in both places.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from routing.errors import BrokerError, PreconditionFailed, StorageUnavailable
+from routing.message import Slab
+from routing.session import Outcome
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+    from routing.consumer import Consumer
+    from routing.queues.queue import Queue
+
+_UNDER_WAY_MAX = 1000
+_TIMEOUT_S = 20
+"""For one request: the client waits for its answer."""
+
+
+class _Mover:
+    """The sink of the session: takes what is delivered, and notes what became of the copies."""
+
+    def __init__(self) -> None:
+        self.arrived: list[Slab] = []
+        self.delivered = 0
+        self.confirmed = 0
+        self.failure: BrokerError | None = None
+        self.changed = trio.Event()
+
+    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        self.arrived.append(slab.part(start, stop))
+        self.delivered += stop - start
+        self.changed.set()
+
+    def confirm(self, up_to: int) -> None:
+        self.confirmed = up_to
+        self.changed.set()
+
+    def refuse(self, first: int, last: int) -> None:
+        self._fail(StorageUnavailable(f"{last - first + 1} messages were not taken by the destination"))
+
+    def returned(self, slab: Slab, reason: str) -> None:
+        self._fail(PreconditionFailed("the destination is gone"))
+
+    def cancelled(self, consumer: Consumer) -> None:
+        self._fail(PreconditionFailed("the source is gone"))
+
+    def writable(self) -> bool:
+        return True
+
+    def _fail(self, error: BrokerError) -> None:
+        self.failure = self.failure or error
+        self.changed.set()
+
+
+async def move(broker: Broker, vhost: str, source: Queue, destination: str, count: int) -> int:
+    """Move up to `count` messages that wait now; how many were moved. Raises BrokerError if something went wrong."""
+    count = min(count, source.message_count)
+    if count <= 0:
+        return 0
+    if source.auto_delete and not source.consumers:
+        raise PreconditionFailed(f"queue '{source.name}' in vhost '{vhost}' would be deleted with its last consumer")
+    mover = _Mover()
+    session = broker.session(mover, protocol="administration", owner=source.owner, vhost=vhost)
+    settled = published = 0
+    try:
+        session.set_prefetch(min(count, _UNDER_WAY_MAX), per_session=True)
+        consumer = await session.consume(source.name, tag="move", no_ack=False)
+        with trio.move_on_after(_TIMEOUT_S):
+            while settled < count and mover.failure is None:
+                mover.changed = trio.Event()
+                broker.end_turn()
+                arrived, mover.arrived = mover.arrived, []
+                for slab in arrived:
+                    published += len(slab.bodies)
+                    copy = Slab("", destination, slab.properties, slab.bodies, raws=slab.raws, facts=slab.facts)
+                    session.publish(copy, mandatory=True, confirm=True)
+                if arrived:
+                    broker.end_turn()
+                if mover.confirmed > settled and mover.failure is None:
+                    settled = mover.confirmed
+                    if settled >= count:
+                        session.cancel(consumer)
+                    elif count - settled < _UNDER_WAY_MAX:
+                        session.set_prefetch(count - settled, per_session=True)
+                    session.settle_up_to(settled, Outcome.ACK)
+                    continue
+                if mover.failure is None and not mover.arrived:
+                    if settled == mover.delivered and not source.message_count:
+                        break
+                    await mover.changed.wait()
+        session.cancel(consumer)
+    finally:
+        session.close()
+        broker.end_turn()
+    if mover.failure is not None:
+        raise mover.failure
+    return settled

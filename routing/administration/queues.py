@@ -1,0 +1,141 @@
+"""Operations on queues and on the messages in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import nsmallest
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from routing.administration.move import move
+from routing.administration.operations import LOOKS, operation, table
+from routing.administration.topology import Arguments, plain, vhosts_of
+from routing.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+    from routing.queues.queue import Queue
+
+MOVED_MAX = 10_000
+"""Most messages one request moves."""
+DELAYED_LOOKED_AT_MAX = 200_000
+"""Most delayed messages that are looked at for the earliest ones."""
+
+_COLUMNS = (
+    "vhost", "name", "type", "durable", "auto_delete", "exclusive", "ready", "unacknowledged", "delayed", "consumers",
+    "arguments",
+)  # fmt: skip
+
+
+@operation("queues.list", tags=LOOKS)
+async def list_queues(broker: Broker, user: str, vhost: str | None = None, start: int = 0) -> dict[str, Any]:
+    """All queues and streams, or those of one virtual host, with their figures."""
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for found in vhosts_of(broker, vhost):
+            for queue in found.queues.values():
+                yield (
+                    found.name, queue.name, queue.arguments.get("x-queue-type", "classic"), queue.durable,
+                    queue.auto_delete, queue.exclusive, queue.message_count, queue.outstanding,
+                    queue.rules.delayed_count, len(queue.consumers), plain(queue.arguments),
+                )  # fmt: skip
+            for stream in found.streams.values():
+                yield (
+                    found.name, stream.name, "stream", True, False, False, stream.message_count, 0, 0,
+                    len(stream.consumers), plain(stream.arguments),
+                )  # fmt: skip
+
+    return table(_COLUMNS, rows(), start)
+
+
+@operation("queues.add")
+async def add_queue(
+    broker: Broker,
+    user: str,
+    name: str,
+    vhost: str = "/",
+    durable: bool = True,
+    auto_delete: bool = False,
+    arguments: Arguments | None = None,
+) -> None:
+    """Declare a queue."""
+    if not name:
+        raise InvalidArgument("a queue needs a name")
+    await broker.declare_queue(name, durable=durable, auto_delete=auto_delete, arguments=arguments, vhost=vhost)
+
+
+@operation("queues.delete")
+async def delete_queue(
+    broker: Broker, user: str, name: str, vhost: str = "/", if_unused: bool = False, if_empty: bool = False
+) -> int:
+    """Delete a queue, whoever it belongs to; how many messages it had."""
+    found = broker.topology.vhost(vhost)
+    queue = found.queues.get(name)
+    if queue is None and name not in found.streams:
+        raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
+    owner = None if queue is None else queue.owner
+    return await broker.delete_queue(name, if_unused=if_unused, if_empty=if_empty, owner=owner, vhost=vhost)
+
+
+@operation("queues.purge")
+async def purge_queue(broker: Broker, user: str, name: str, vhost: str = "/") -> int:
+    """Drop all messages of a queue that are not delivered; how many there were."""
+    return await broker.purge_queue(name, owner=_queue(broker, vhost, name).owner, vhost=vhost)
+
+
+@operation("queues.move")
+async def move_messages(
+    broker: Broker, user: str, source: str, destination: str, vhost: str = "/", limit: int = MOVED_MAX
+) -> dict[str, int]:
+    """Move messages that wait in a queue to another: how many were moved, and how many still wait.
+
+    A message leaves its queue when the copy is safe. At most `MOVED_MAX` go in one request.
+    """
+    queue, target = _queue(broker, vhost, source), _queue(broker, vhost, destination)
+    if queue is target:
+        raise InvalidArgument("source and destination are the same queue")
+    moved = await move(broker, vhost, queue, destination, min(limit, MOVED_MAX))
+    return {"moved": moved, "left": queue.message_count}
+
+
+# --- delayed messages --------------------------------------------------------------------
+
+
+@operation("delayed.count", tags=LOOKS)
+async def count_delayed(broker: Broker, user: str, vhost: str | None = None, start: int = 0) -> dict[str, Any]:
+    """Queues with delayed messages, and how many."""
+    rows = (
+        (found.name, queue.name, queue.rules.delayed_count)
+        for found in vhosts_of(broker, vhost)
+        for queue in found.queues.values()
+        if queue.rules.delayed_count
+    )
+    return table(("vhost", "queue", "delayed"), rows, start)
+
+
+@operation("delayed.list", tags=LOOKS)
+async def list_delayed(
+    broker: Broker, user: str, queue: str, vhost: str = "/", limit: int = 100, start: int = 0
+) -> dict[str, Any]:
+    """The delayed messages of a queue that are due first: id, and due time in ms since 1970.
+
+    Where more than `DELAYED_LOOKED_AT_MAX` wait, the first among so many.
+    """
+    rules = _queue(broker, vhost, queue).rules
+    found = islice(rules.delayed(), DELAYED_LOOKED_AT_MAX)
+    earliest = nsmallest(max(min(limit, 1000), 0), found) if not start else []
+    return table(("id", "due_at_ms"), ((offset, due_ms) for due_ms, offset in earliest), 0)
+
+
+@operation("delayed.cancel")
+async def cancel_delayed(broker: Broker, user: str, queue: str, id: int, vhost: str = "/") -> None:
+    """Drop a delayed message of a queue."""
+    if not _queue(broker, vhost, queue).rules.cancel_delayed(id):
+        raise NotFound(f"no delayed message {id} in queue '{queue}' in vhost '{vhost}'")
+
+
+def _queue(broker: Broker, vhost: str, name: str) -> Queue:
+    """Raises NotFound, NotImplementedYet (a stream)."""
+    found = broker.topology.vhost(vhost)
+    there = found.queues.get(name)
+    return found.queue(name, None if there is None else there.owner, "this")

@@ -1,0 +1,226 @@
+"""The commands of an operator against a running broker: what they print, and that it is so afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pika
+import pytest
+from click.testing import CliRunner, Result
+from pika.adapters.blocking_connection import BlockingConnection
+from pika.exceptions import ConnectionClosedByBroker
+
+from gateway.cli import main
+from tests.support import BrokerProcess, broker_process
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("commands") / "data") as process:
+        yield process
+
+
+class Commands:
+    """`millrace ARGUMENTS --server ...`."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self.server = f"127.0.0.1:{broker.native_port}"
+
+    def run(self, *arguments: str, text: str = "") -> Result:
+        return CliRunner().invoke(main, [*arguments, "--server", self.server], input=text)
+
+    def __call__(self, *arguments: str, text: str = "") -> str:
+        done = self.run(*arguments, text=text)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    def rows(self, *arguments: str) -> list[dict[str, Any]]:
+        found = json.loads(self(*arguments, "--json"))
+        assert isinstance(found, list)
+        return found
+
+    def refused(self, *arguments: str, text: str = "") -> str:
+        done = self.run(*arguments, text=text)
+        assert done.exit_code == 1, done.output
+        assert done.stderr.startswith("millrace: ")
+        return done.stderr.removeprefix("millrace: ").rstrip()
+
+
+@pytest.fixture
+def millrace(broker: BrokerProcess) -> Commands:
+    return Commands(broker)
+
+
+def connect(
+    broker: BrokerProcess, user: str = "guest", password: str = "guest", vhost: str = "/"
+) -> BlockingConnection:
+    credentials = pika.PlainCredentials(user, password)
+    return BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port, vhost, credentials))
+
+
+def publish(broker: BrokerProcess, queue: str, count: int, **properties: Any) -> None:
+    with connect(broker) as connection:
+        channel = connection.channel()
+        for number in range(count):
+            channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=2, **properties))
+        channel.queue_declare(queue, passive=True)
+
+
+def test_users_and_permissions(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("users", "add", "ada", "--tag", "monitoring", text="secret\n")
+    assert millrace("users", "list") == (
+        "user   tags           from\n"
+        "ada    monitoring     catalog\n"
+        "guest  administrator  configuration\n"
+    )  # fmt: skip
+    assert millrace.refused("users", "add", "ada", text="x\n") == "user 'ada' exists"
+    millrace("permissions", "set", "ada", "^a", "", ".*")
+    millrace("topic-permissions", "set", "ada", "amq.topic", "^a", "^b")
+    ada = {"vhost": "/", "user": "ada"}
+    assert millrace.rows("permissions", "list")[0] == {**ada, "configure": "^a", "write": "", "read": ".*"}
+    assert millrace.rows("topic-permissions", "list") == [{**ada, "exchange": "amq.topic", "write": "^a", "read": "^b"}]
+    connect(broker, "ada", "secret").close()
+    millrace("users", "password", "ada", text="other\n")
+    connect(broker, "ada", "other").close()
+    login = ("--user", "ada", "--password", "other")
+    assert millrace.rows("queues", "list", *login) == []
+    assert millrace.refused("users", "list", *login).endswith("it needs the tag administrator")
+    assert millrace.refused("queues", "list", "--user", "ada", "--password", "x").startswith(
+        "user or password are wrong"
+    )
+    millrace("users", "tags", "ada")
+    assert millrace.refused("queues", "list", *login).endswith("it needs the tag administrator or monitoring")
+    millrace("topic-permissions", "clear", "ada")
+    millrace("permissions", "clear", "ada")
+    assert [row["user"] for row in millrace.rows("permissions", "list")] == ["guest"]
+    millrace("users", "delete", "ada")
+    assert [row["user"] for row in millrace.rows("users", "list")] == ["guest"]
+    assert millrace.refused("users", "delete", "ada") == "no user 'ada'"
+
+
+def test_virtual_hosts(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("vhosts", "add", "staging", "--description", "for trying")
+    millrace("vhosts", "limits", "staging", "--max-connections", "1")
+    row = millrace.rows("vhosts", "list")[1]
+    assert (row["name"], row["description"], row["limits"]) == ("staging", "for trying", {"max-connections": 1})
+    connection = connect(broker, vhost="staging")
+    assert millrace.rows("connections", "list", "--vhost", "staging")[0]["user"] == "guest"
+    millrace("vhosts", "delete", "staging")
+    with pytest.raises(ConnectionClosedByBroker, match="vhost 'staging' is deleted"):
+        connection.process_data_events(10)
+    assert millrace.refused("vhosts", "delete", "staging") == "vhost staging not found"
+
+
+def test_exchanges_and_bindings(millrace: Commands) -> None:
+    millrace("queues", "add", "bound")
+    millrace("exchanges", "add", "events", "--type", "topic")
+    millrace("bindings", "add", "events", "bound", "--key", "a.#", "--arguments", '{"x": 1}')
+    assert millrace.rows("bindings", "list") == [
+        {
+            "vhost": "/", "source": "events", "destination": "bound", "destination_kind": "queue",
+            "routing_key": "a.#", "arguments": {"x": 1},
+        }
+    ]  # fmt: skip
+    (found,) = (row for row in millrace.rows("exchanges", "list", "--vhost", "/") if row["name"] == "events")
+    assert (found["type"], found["durable"], found["bindings"]) == ("topic", True, 1)
+    assert millrace.refused("bindings", "delete", "events", "bound", "--key", "b").startswith("no binding 'b'")
+    millrace("bindings", "delete", "events", "bound", "--key", "a.#", "--arguments", '{"x": 1}')
+    assert millrace.rows("bindings", "list") == []
+    millrace("exchanges", "delete", "events")
+    assert millrace.refused("exchanges", "delete", "events") == "no exchange 'events' in vhost '/'"
+    millrace("queues", "delete", "bound")
+
+
+def test_queues_are_listed_moved_purged_and_deleted(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("queues", "add", "source")
+    millrace("queues", "add", "target", "--arguments", '{"x-max-priority": 3}')
+    publish(broker, "source", 12_500, content_type="text/plain", priority=2)
+    assert millrace("queues", "move", "source", "target", "--limit", "3") == "3 messages moved\n"
+    assert millrace("queues", "move", "source", "target") == "12,497 messages moved\n"
+    rows = {row["name"]: row for row in millrace.rows("queues", "list")}
+    assert (rows["source"]["ready"], rows["target"]["ready"]) == (0, 12_500)
+    assert rows["target"]["arguments"] == {"x-max-priority": 3}
+    with connect(broker) as connection:
+        channel = connection.channel()
+        for number in range(5):
+            method, properties, body = channel.basic_get("target", auto_ack=True)
+            assert (method.routing_key, body, properties.content_type) == ("target", b"%d" % number, "text/plain")
+            assert not method.redelivered
+    assert millrace("queues", "purge", "target") == "12,495 messages dropped\n"
+    assert millrace.refused("queues", "move", "source", "nowhere") == "no queue 'nowhere' in vhost '/'"
+    assert millrace("queues", "delete", "target") == "0 messages deleted\n"
+    assert millrace.refused("queues", "delete", "target") == "no queue 'target' in vhost '/'"
+    millrace("queues", "delete", "source")
+
+
+def test_a_message_is_where_it_was_if_its_destination_takes_none(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("queues", "add", "here")
+    millrace("queues", "add", "full", "--arguments", '{"x-max-length": 2, "x-overflow": "reject-publish"}')
+    publish(broker, "here", 10)
+    assert "were not taken by the destination" in millrace.refused("queues", "move", "here", "full")
+    rows = {row["name"]: row for row in millrace.rows("queues", "list")}
+    assert (rows["here"]["unacknowledged"], rows["full"]["ready"]) == (0, 2)
+    assert rows["here"]["ready"] in (8, 10), "those that were taken may be in both"
+    for queue in ("here", "full"):
+        millrace("queues", "delete", queue)
+
+
+def test_delayed_messages(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("queues", "add", "later", "--arguments", '{"x-delayed": true}')
+    for delay_ms in (3_600_000, 60_000, 7_200_000):
+        publish(broker, "later", 1, headers={"x-delay": delay_ms})
+    assert millrace.rows("delayed", "count") == [{"vhost": "/", "queue": "later", "delayed": 3}]
+    rows = millrace.rows("delayed", "list", "later")
+    assert [row["due_at_ms"] for row in rows] == sorted(row["due_at_ms"] for row in rows)
+    assert len(rows) == 3
+    assert millrace("delayed", "list", "later", "--limit", "1").splitlines()[0].split() == ["id", "due"]
+    millrace("delayed", "cancel", "later", str(rows[1]["id"]))
+    assert [row["id"] for row in millrace.rows("delayed", "list", "later")] == [rows[0]["id"], rows[2]["id"]]
+    assert millrace.refused("delayed", "cancel", "later", str(rows[1]["id"])).startswith("no delayed message")
+    millrace("queues", "delete", "later")
+
+
+def test_connections_and_consumers(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("queues", "add", "read")
+    connection = connect(broker)
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=7)
+    channel.basic_consume("read", lambda *_: None, consumer_tag="me")
+    (consumer,) = millrace.rows("consumers", "list")
+    assert (consumer["queue"], consumer["tag"], consumer["prefetch"], consumer["acknowledges"]) == (
+        "read",
+        "me",
+        7,
+        True,
+    )
+    (row,) = (row for row in millrace.rows("connections", "list") if row["protocol"] == "amqp")
+    assert (row["user"], row["channels"], row["peer"]) == ("guest", 1, consumer["peer"])
+    assert millrace("connections", "close", row["peer"], "--reason", "enough") == "1 connections closed\n"
+    with pytest.raises(ConnectionClosedByBroker, match="CONNECTION_FORCED - enough"):
+        connection.process_data_events(10)
+    assert millrace.refused("connections", "close", row["peer"]) == f"no connection of {row['peer']}"
+    assert millrace.run("connections", "close").exit_code == 2
+    millrace("queues", "delete", "read")
+
+
+def test_a_list_has_as_many_pages_as_it_needs(broker: BrokerProcess, millrace: Commands) -> None:
+    with connect(broker) as connection:
+        channel = connection.channel()
+        for number in range(2001):
+            channel.queue_declare(f"many.{number}", auto_delete=True, exclusive=True)
+        names = [row["name"] for row in millrace.rows("queues", "list")]
+        assert names == [f"many.{number}" for number in range(2001)]
+
+
+def test_names_cannot_move_the_cursor(broker: BrokerProcess, millrace: Commands) -> None:
+    with connect(broker) as connection:
+        connection.channel().queue_declare("a\x1b[2Jb\tc", exclusive=True)
+        assert "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c" in millrace("queues", "list")
+
+
+def test_arguments_that_are_no_json(millrace: Commands) -> None:
+    done = millrace.run("queues", "add", "x", "--arguments", "[1]")
+    assert done.exit_code == 2
+    assert "'[1]' is no JSON object" in done.stderr
