@@ -38,6 +38,8 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _INTERNED_MAX = 4096
 _INTERNED_BYTES_MAX = 1024
 _interned: dict[bytes, Properties | SpecialProperties | AmqpError] = {}
+_USER_ID_FLAG = 0x10
+"""In the second byte of a property list."""
 _STEPS_MAX = 1024
 _steps: dict[bytes, tuple[Step, ...]] = {}
 """How to walk a property list, by its flags."""
@@ -144,6 +146,13 @@ def intern(raw: bytes, user: str) -> Properties | SpecialProperties | AmqpError:
     """
     interned = _interned.get(raw)
     if interned is None:
+        facts = facts_of(raw, user)
+        if facts is not None:
+            # Nothing about it is special: it is decoded when somebody asks what it says.
+            properties = Properties(PROTOCOL, raw, persistent=bool(facts & 1), facts=facts)
+            if len(raw) <= _INTERNED_BYTES_MAX and not raw[1] & _USER_ID_FLAG:
+                _remember(raw, properties)
+            return properties
         found = decode_properties(raw)
         if found.expiration is not None and not _is_expiration(found.expiration):
             explanation = f"invalid expiration '{found.expiration}': {_expiration_fault(found.expiration)}"
@@ -155,12 +164,16 @@ def intern(raw: bytes, user: str) -> Properties | SpecialProperties | AmqpError:
             explanation = f"user_id property set to '{found.user_id}' but authenticated user was '{user}'"
             return AmqpError("PRECONDITION_FAILED", explanation)
         made = _properties_of(raw, found)
-        if found.user_id is not None or made.__class__ is AmqpError or len(raw) > _INTERNED_BYTES_MAX:
-            return made
-        if len(_interned) >= _INTERNED_MAX:
-            _interned.clear()
-        interned = _interned[raw] = made
+        if found.user_id is None and not isinstance(made, AmqpError) and len(raw) <= _INTERNED_BYTES_MAX:
+            _remember(raw, made)
+        return made
     return interned
+
+
+def _remember(raw: bytes, made: Properties | SpecialProperties) -> None:
+    if len(_interned) >= _INTERNED_MAX:
+        _interned.clear()
+    _interned[raw] = made
 
 
 def _properties_of(raw: bytes, found: BasicProperties) -> Properties | SpecialProperties | AmqpError:

@@ -26,15 +26,14 @@ from protocols.amqp.contents import BODY_FRAME, HEADER_FRAME, PUBLISH, Contents
 from protocols.amqp.deliveries import method_frame
 from protocols.amqp.errors import AmqpError, SyntaxFault, erlang_binary, payload_snippet
 from protocols.amqp.methods import Method, decode_method
+from protocols.amqp.mixed_runs import MixedRuns
 from protocols.amqp.publish_run import (
     AckRange,
     AckUpTo,
     PropertiesMemo,
     PublishRun,
     Route,
-    join,
     take_acks,
-    take_mixed,
     take_publishes,
 )
 
@@ -91,7 +90,7 @@ class _Channel:
 class AmqpConnection:
     """See the module. `intern` turns property bytes into what publishes carry as `properties`.
 
-    `facts_of` says what decides which publishes go together, see `publish_run`; without it only equal ones do.
+    `facts_of` says what decides which publishes go together, see `mixed_runs`; without it only equal ones do.
     """
 
     def __init__(
@@ -114,9 +113,9 @@ class AmqpConnection:
         self._mechanisms = mechanisms
         self._frame_limit = config.handshake_frame_bytes_max
         self._body_bytes_max = 0
-        self._facts_of = facts_of
         self._properties = PropertiesMemo(intern, config.parsed_memo_entries_max)
         self._routes: dict[bytes, Route] = {}
+        self._mixed = MixedRuns(self._routes, facts_of)
         self._channels: dict[int, _Channel] = {}
         self._contents = Contents(config, self._properties)
         self._in_step = True
@@ -289,18 +288,14 @@ class AmqpConnection:
 
     def _go_on(self, data: bytes, pos: int, end: int, run: PublishRun, events: list[Event]) -> int:
         """Put a run to the events, with whatever belongs to it before and after; returns where that ends."""
-        facts_of = self._facts_of
         last = events[-1] if events else None
-        if type(last) is PublishRun and join(last, run, facts_of):
+        if type(last) is PublishRun and self._mixed.join(last, run):
             run = last
         else:
             events.append(run)
         if end - pos < 40 or data[pos] != _METHOD:
             return pos
-        try:
-            return take_mixed(data, pos, end, run, self._routes, facts_of, self._body_bytes_max)
-        except SyntaxFault as fault:
-            raise AmqpError("SYNTAX_ERROR", str(fault), channel=run.channel, method_id=PUBLISH) from None
+        return self._mixed.extend(data, pos, end, run, self._body_bytes_max)
 
     def _take_acks(self, data: bytes, pos: int, end: int, channel: int, multiple: int, events: list[Event]) -> int:
         (tag,) = _TAG.unpack_from(data, pos + 11)

@@ -10,6 +10,7 @@ There are 14 properties, so the continuation bit (0) and bit 1 are never set
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -84,6 +85,34 @@ def layout_of(flags: int) -> tuple[Step, ...]:
 def names_of(flags: int) -> list[tuple[Step, str]]:
     """The properties that a flag word announces, in order, with their names."""
     return [(_STEPS.get(name, Step.SHORT_STRING), name) for flag, name in _FIELDS if flags & flag]
+
+
+def fixed_parts(raw: bytes) -> Callable[[bytes], tuple[bytes, ...]]:
+    """Reads from property lists as long as `raw`, which is well-formed, all of them but plain texts and times.
+
+    Two lists in which that is the same are walked in the same steps, and ask for the same.
+    """
+    layout = [2]  # lengths of what counts and of what does not, in turn
+    pos = 2
+    for step in layout_of(int.from_bytes(raw[:2], "big")):
+        if step is Step.TIMESTAMP:
+            layout += (8, 0)
+            pos += 8
+            continue
+        if step in (Step.DELIVERY_MODE, Step.PRIORITY):
+            size = 1
+        elif step is Step.HEADERS:
+            size = 4 + int.from_bytes(raw[pos : pos + 4], "big")
+        else:
+            size = 1 + raw[pos]
+        if step is Step.SHORT_STRING:
+            layout[-1] += 1
+            layout += (size - 1, 0)
+        else:
+            layout[-1] += size
+        pos += size
+    form = "".join(f"{size}{'x' if place & 1 else 's'}" for place, size in enumerate(layout))
+    return struct.Struct(form).unpack
 
 
 def decode_properties(raw: bytes) -> BasicProperties:

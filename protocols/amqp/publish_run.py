@@ -10,10 +10,8 @@ A publish on the wire is a method frame, a header frame and a body frame:
 2. A run is what follows with the same method frame and the same properties. While the body size is the same too, only
    bodies differ: a `struct` of many repeats takes them out in C and the bytes between them are compared with what they
    must be (28 ns a message of 100 bytes measured, against 160 for a loop over `startswith`).
-3. Where keys or properties change from message to message the run goes on (`join`, `take_mixed`), as long as the
-   exchange stays. `facts_of` gives for property bytes what the engine decides by, as an integer: those of a run agree
-   in bit 0, and where they differ in others they are one more column. None: a message that has to be looked at alone.
-   A long uniform stretch ends such a run.
+3. Where keys or properties change from message to message the run goes on (`mixed_runs`), as long as the exchange
+   stays.
 4. Whatever is not a whole publish in single frames within the buffer is left alone, for the frame by frame path: it
    decides, and raises, what is wrong. Only malformed properties raise here (`SyntaxFault`).
 """
@@ -27,10 +25,7 @@ from typing import Any
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _TAG = struct.Struct(">Q")
-_CONTENT_HEAD = struct.Struct(">BHIIQ")
-"""Of a header frame: kind, channel, size, class and weight, body size."""
-_PUBLISH_BYTES_MIN = 7 + 4 + 5 + 1 + 22
-_UNIFORM_MIN = 16
+UNIFORM_MIN = 16
 """So many equal publishes in a row are taken as a run of their own."""
 _END = 0xCE
 _ACK_BYTES = 21
@@ -39,6 +34,9 @@ _CYCLE = bytes(range(256))
 _CHUNKS = (128, 16)
 _STRUCTS_MAX = 256
 _REMEMBERED_BYTES_MAX = 1024
+
+Family = tuple[int, str, bool]
+"""Channel, exchange and mandatory flag: publishes that agree in them may go together."""
 
 _run_structs: dict[tuple[int, int, int], Callable[[bytes, int], tuple[bytes, ...]]] = {}
 _layouts: dict[tuple[int, int], struct.Struct] = {}
@@ -66,7 +64,7 @@ class PublishRun:
     @property
     def is_long_and_uniform(self) -> bool:
         """Worth more as it is than with others in it."""
-        return len(self.bodies) >= _UNIFORM_MIN and self.keys is None and self.raws is None
+        return len(self.bodies) >= UNIFORM_MIN and self.keys is None and self.raws is None
 
 
 @dataclass(slots=True)
@@ -104,6 +102,10 @@ class Route:
     between: bytes = b""
     properties: Any = None
     raw: bytes = b""
+    family: Family = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.family = self.channel, self.exchange, self.mandatory
 
 
 class PropertiesMemo:
@@ -189,112 +191,6 @@ def _take_first(
         if data.startswith(route.before, stop):
             stop = _extend(data, stop, end, route, data[pos:start], body_size, bodies, body_bytes_max)
     return stop, run
-
-
-Facts = Callable[[bytes], int | None]
-
-
-def join(run: PublishRun, more: PublishRun, facts_of: Facts) -> bool:
-    """Add a short run to the one before it, if they go together."""
-    if (
-        more.is_long_and_uniform
-        or run.is_long_and_uniform
-        or run.channel != more.channel
-        or run.exchange != more.exchange
-        or run.mandatory != more.mandatory
-    ):
-        return False
-    count = len(more.bodies)
-    column = None
-    if run.raw != more.raw:
-        facts, others = facts_of(run.raw), facts_of(more.raw)
-        if facts is None or others is None or (facts ^ others) & 1:
-            return False
-        if facts != others or run.facts is not None:
-            column = [others] * count
-            run.facts = run.facts or [facts] * len(run.bodies)
-    elif run.facts is not None:
-        column = [run.facts[0]] * count
-    _append_columns(run, [more.routing_key] * count, [more.raw] * count, column, more.bodies)
-    return True
-
-
-def take_mixed(
-    data: bytes, pos: int, end: int, run: PublishRun, routes: dict[bytes, Route], facts_of: Facts, body_bytes_max: int
-) -> int:
-    """Add to a run the publishes that follow it, each with a known method frame; returns where they end."""
-    if run.is_long_and_uniform:
-        return pos
-    channel, exchange, mandatory = run.channel, run.exchange, run.mandatory
-    first_facts = run.facts[0] if run.facts is not None else None
-    keys: list[str] = []
-    raws: list[bytes] = []
-    bodies: list[bytes] = []
-    column: list[int] | None = None if run.facts is None else []
-    unpack_method, unpack_header = _FRAME_HEAD.unpack_from, _CONTENT_HEAD.unpack_from
-    equal = 0
-    facts: int | None = None
-    last_route, last_raw = None, b""
-    while end - pos >= _PUBLISH_BYTES_MIN and equal < _UNIFORM_MIN:
-        header_at = pos + unpack_method(data, pos)[2] + 8
-        route = routes.get(data[pos:header_at])
-        if route is None or route.exchange != exchange or route.mandatory != mandatory or route.channel != channel:
-            break
-        if end - header_at < _CONTENT_HEAD.size:
-            break
-        kind, header_channel, size, class_and_weight, body_size = unpack_header(data, header_at)
-        body_at = header_at + size + 8
-        if kind != 2 or header_channel != channel or class_and_weight != 0x3C0000 or size < 14:
-            break
-        if body_size > body_bytes_max or body_at > end or data[body_at - 1] != _END:
-            break
-        start = stop = body_at
-        if body_size:
-            start = body_at + 7
-            stop = start + body_size + 1
-            if stop > end or data[stop - 1] != _END or unpack_method(data, body_at) != (3, channel, body_size):
-                break
-        raw = data[header_at + 19 : body_at - 1]
-        if route is last_route and raw == last_raw:
-            equal += 1
-        else:
-            if raw != last_raw or facts is None:
-                if first_facts is None:
-                    first_facts = facts_of(run.raw)
-                facts = first_facts if raw == run.raw else facts_of(raw)
-                if facts is None or first_facts is None or (facts ^ first_facts) & 1:
-                    break
-                if column is None and facts != first_facts:
-                    column = [first_facts] * len(bodies)
-            equal, last_route, last_raw = 0, route, raw
-        keys.append(route.routing_key)
-        raws.append(raw)
-        bodies.append(data[start : start + body_size])
-        if column is not None:
-            column.append(facts)  # type: ignore[arg-type]
-        pos = stop
-    if bodies:
-        if column is not None and run.facts is None:
-            run.facts = [first_facts] * len(run.bodies)  # type: ignore[list-item]
-        _append_columns(run, keys, raws, column, bodies)
-    return pos
-
-
-def _append_columns(
-    run: PublishRun, keys: list[str], raws: list[bytes], facts: list[int] | None, bodies: list[bytes]
-) -> None:
-    before, count = len(run.bodies), len(bodies)
-    if run.keys is None and keys.count(run.routing_key) != count:
-        run.keys = [run.routing_key] * before
-    if run.keys is not None:
-        run.keys += keys
-    if run.raws is None and raws.count(run.raw) != count:
-        run.raws = [run.raw] * before
-    if run.raws is not None:
-        run.raws += raws
-    if facts is not None and run.facts is not None:
-        run.facts += facts
-    run.bodies += bodies
 
 
 def _layout(before_bytes: int, between_bytes: int) -> struct.Struct:

@@ -14,9 +14,10 @@ from protocols.amqp.adapter_properties import facts_of, intern
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import AmqpConnection
 from protocols.amqp.deliveries import MethodEnds, encode_mixed
-from protocols.amqp.errors import AmqpError
-from protocols.amqp.properties import BasicProperties, encode_properties
+from protocols.amqp.errors import AmqpError, SyntaxFault
+from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties, fixed_parts
 from protocols.amqp.publish_run import PublishRun
+from routing.facts import pack
 from routing.message import Properties
 from tests.protocols.amqp.wire import HANDSHAKE, call, methods, publish
 
@@ -130,14 +131,35 @@ def test_malformed_properties_are_an_error_after_what_came_before() -> None:
 @settings(max_examples=500)
 def test_facts_are_what_decoding_says(raw: bytes) -> None:
     try:
-        properties = intern(raw, USER)
-    except Exception:
+        found = decode_properties(raw)
+    except SyntaxFault:
         assert facts_of(raw, USER) is None
         return
+    properties = intern(raw, USER)
     if isinstance(properties, AmqpError):
         assert facts_of(raw, USER) is None
-    else:
-        assert facts_of(raw, USER) == properties.facts
+        return
+    delay = (found.headers or {}).get("x-delay", 0)
+    ttl_ms = None if found.expiration is None else int(found.expiration)
+    expected = pack(
+        found.delivery_mode == 2,
+        found.priority or 0,
+        ttl_ms,
+        delay if isinstance(delay, int) and not isinstance(delay, bool) else 0,
+    )
+    assert isinstance(properties, Properties)
+    assert facts_of(raw, USER) == properties.facts == expected
+    assert properties.persistent == (found.delivery_mode == 2)
+
+
+@given(raws, st.binary(max_size=30), st.integers(0, 1 << 20))
+@settings(max_examples=500)
+def test_lists_that_agree_in_what_counts_ask_for_the_same(raw: bytes, noise: bytes, at: int) -> None:
+    at %= len(raw)
+    other = (raw[:at] + noise + raw[at + len(noise) :])[: len(raw)]
+    read_fixed = fixed_parts(raw)
+    if read_fixed(other) == read_fixed(raw):
+        assert facts_of(other, USER) == facts_of(raw, USER)
 
 
 @settings(max_examples=200, deadline=None)
