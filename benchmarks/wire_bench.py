@@ -12,6 +12,9 @@ AMQP scenarios                                   MQTT scenarios
   latency          as transient, at --rate         latency       as qos0, at --rate
   latency-durable  as durable, at --rate           latency-qos1  as qos1, at --rate
 
+`durable-rules` is `durable-ids` (bodies of one size, a message id that changes) with a random priority and expiration
+on every message and a queue with priorities, a time to live and a dead letter exchange.
+
 Uniform scenarios send one message again and again. `transient-varied`, `durable-varied`, `fanout-varied`, `qos0-varied`
 and `qos1-varied` send bodies of 50 to 500 bytes with message ids (AMQP) or topics (MQTT, fan-out) that change from
 message to message, so that nothing can profit from messages being equal.
@@ -44,6 +47,8 @@ SCENARIOS: dict[str, dict[str, Plan | None]] = {
         "transient-varied": Plan(varied=True),
         "durable": Plan(reliable=True),
         "durable-varied": Plan(reliable=True, varied=True),
+        "durable-ids": Plan(reliable=True, ids=True),
+        "durable-rules": Plan(reliable=True, rules=True),
         "backlog": Plan(reliable=True, backlog=True),
         "fanout": Plan(topic=True, subscribers=10),
         "fanout-varied": Plan(topic=True, subscribers=10, varied=True),

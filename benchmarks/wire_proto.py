@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import random
 import socket
 import struct
 from collections.abc import Callable, Generator, Sequence
@@ -28,6 +29,16 @@ serial = itertools.count(1)
 Step = tuple[bytes, int] | None
 
 
+RULES = b"".join(
+    (
+        b"\x0ex-max-priorityI" + struct.pack(">i", 10),
+        b"\x0dx-message-ttlI" + struct.pack(">i", 90_000),
+        b"\x16x-dead-letter-exchangeS" + struct.pack(">I", 10) + b"amq.fanout",
+    )
+)
+"""The queue of a plan with `rules`: priorities, a time to live, dead letters."""
+
+
 @dataclass
 class Plan:
     """What a scenario asks of publishers and subscribers."""
@@ -38,6 +49,8 @@ class Plan:
     reliable: bool = False  # AMQP: durable, persistent, confirms, acks.  MQTT: QoS 1.
     topic: bool = False  # AMQP: through a topic exchange, one queue per subscriber
     varied: bool = False
+    ids: bool = False  # AMQP: a message id that changes, bodies of one size
+    rules: bool = False  # AMQP: `ids`, and a random priority and expiration on each message, on a queue that heeds them
     window: int = 1000
     prefetch: int = 300
     ack_every: int = 100
@@ -194,7 +207,7 @@ class Amqp(Conn):
         self.early: set[int] = set()
         if plan.reliable:
             self.request(CONFIRM_SELECT, b"\0")
-        if plan.varied:
+        if plan.varied or plan.ids or plan.rules:
             return Tape([self.message(plan, name, index) for index in range(VARIED_MESSAGES)])
         one = self.message(plan, name, 0)
         return Tape([one] * max(plan.window, TAPE_SIZE // len(one)))
@@ -206,6 +219,13 @@ class Amqp(Conn):
         exchange, key = (name, f"bench.{index % VARIETY:03}.out") if plan.topic else ("", name + ".0")
         mode = b"\2" if plan.reliable else b"\1"
         if plan.varied:  # content type, delivery mode and message id
+            flags, values = 0x9080, shortstr("application/json") + mode + shortstr(f"message-{index:08}")
+        elif plan.rules:  # priority and expiration besides
+            rolled = random.Random(index)
+            expiration = shortstr(f"{rolled.randrange(60_000, 99_999)}")
+            values = mode + bytes([rolled.randrange(10)]) + expiration + shortstr(f"message-{index:08}")
+            flags, values = 0x9980, shortstr("application/json") + values
+        elif plan.ids:
             flags, values = 0x9080, shortstr("application/json") + mode + shortstr(f"message-{index:08}")
         else:
             flags, values = (0x1000, mode) if plan.reliable else (0, b"")
@@ -280,8 +300,10 @@ class Amqp(Conn):
         if plan.topic:
             kind = shortstr(name) + shortstr("topic")
             conn.request(EXCHANGE_DECLARE, b"\0\0" + kind + b"\0" + bytes(4))
+        arguments = RULES if plan.rules else b""
         for queue in queues:
-            conn.request(QUEUE_DECLARE, b"\0\0" + shortstr(queue) + bytes([durable]) + bytes(4))
+            table = struct.pack(">I", len(arguments)) + arguments
+            conn.request(QUEUE_DECLARE, b"\0\0" + shortstr(queue) + bytes([durable]) + table)
             if plan.topic:
                 binding = shortstr(queue) + shortstr(name) + shortstr("bench.*.out")
                 conn.request(QUEUE_BIND, b"\0\0" + binding + b"\0" + bytes(4))

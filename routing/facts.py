@@ -22,7 +22,7 @@ TIMED_FROM = 1 << 9
 DELAYED_FROM = 1 << 42
 """Facts from here on have a delay."""
 
-_TTL_MASK = (1 << 33) - 1
+TTL_MASK = (1 << 33) - 1
 
 
 def pack(persistent: bool, priority: int = 0, ttl_ms: int | None = None, delay_ms: int = 0) -> int:
@@ -38,7 +38,7 @@ def priority_of(facts: int) -> int:
 
 def ttl_ms_of(facts: int) -> int | None:
     """How long it lives once it may be delivered; None is for ever."""
-    ttl = facts >> 9 & _TTL_MASK
+    ttl = facts >> 9 & TTL_MASK
     return ttl - 1 if ttl else None
 
 

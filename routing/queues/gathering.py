@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from routing.message import Slab
+from routing.message import Properties, Slab
 
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
@@ -16,45 +16,84 @@ def gather(queue: Queue, limit: int) -> tuple[Slab, list[int], bool] | None:
 
     It ends early where the exchange, the protocol, the persistence or the redelivered flag changes.
     """
-    offsets: list[int] = []
-    keys: list[str] = []
-    raws: list[bytes] = []
-    bodies: list[bytes] = []
-    find, head, take = queue.partition.find, queue.head, queue.take
-    like: tuple[str, str, bool, bool] | None = None
-    common = None
-    entry = None
-    while len(offsets) < limit:
-        first, count, redelivered = head()
-        if not count:
-            break
-        if entry is None or not entry.first <= first < entry.end:
-            entry = find(first)
-            if entry is None:
-                break
-            slab = entry.slab
-            properties = slab.properties
-        kind = (slab.exchange, properties.protocol, properties.persistent, redelivered)
-        if like is None:
-            like, common = kind, properties
-        elif like != kind:
-            break
-        count = min(count, limit - len(offsets), entry.end - first)
-        take(count)
-        start = first - entry.first
-        if count == 1:
-            offsets.append(first)
-            bodies.append(slab.bodies[start])
-            keys.append(slab.routing_key if slab.keys is None else slab.keys[start])
-            raws.append(properties.raw if slab.raws is None else slab.raws[start])
-            continue
-        stop = start + count
-        offsets += range(first, first + count)
-        bodies += slab.bodies[start:stop]
-        keys += [slab.routing_key] * count if slab.keys is None else slab.keys[start:stop]
-        raws += [properties.raw] * count if slab.raws is None else slab.raws[start:stop]
-    if like is None or common is None:
+    first, count, redelivered = queue.head()
+    found = queue.partition.find(first) if count else None
+    if found is None:
         return None
-    same_key = keys.count(keys[0]) == len(keys)
-    slab = Slab(like[0], keys[0], common, bodies, keys=None if same_key else keys, raws=raws)
-    return slab, offsets, like[3]
+    run = _Run(queue, found.slab)
+    while run.goes_on and len(run.offsets) < limit:
+        line = queue.next_line()
+        if not line.count:
+            break
+        if redelivered or not line.simple or line.ready.head()[0] < queue.redelivered_before:
+            first, count, again = queue.head()
+            if again != redelivered:
+                break
+            count = min(count, limit - len(run.offsets))
+            queue.take(count)
+            run.add(range(first, first + count), redelivered)
+        else:
+            offsets = line.ready.take(limit - len(run.offsets))
+            queue.taken(offsets)
+            run.add(offsets, False)
+    if not run.offsets:
+        return None
+    return run.slab(), run.offsets, redelivered
+
+
+class _Run:
+    """Messages taken off the front of a queue that go together."""
+
+    def __init__(self, queue: Queue, like: Slab) -> None:
+        self.offsets: list[int] = []
+        self.goes_on = True
+        self._queue = queue
+        self._exchange = like.exchange
+        self._common: Properties = like.properties
+        self._keys: list[str] = []
+        self._raws: list[bytes] = []
+        self._bodies: list[bytes] = []
+
+    def add(self, offsets: range | list[int], redelivered: bool) -> None:
+        """Add these, which were taken; those from the first on that does not fit are put back."""
+        find = self._queue.partition.find
+        keys, raws, bodies = self._keys, self._raws, self._bodies
+        start = end = 0
+        for at, offset in enumerate(offsets):
+            if not start <= offset < end:
+                entry = find(offset)
+                if entry is None or not self._fits(entry.slab):
+                    self._queue.not_taken(offsets[at:], redelivered)
+                    self.goes_on = False
+                    offsets = offsets[:at]
+                    break
+                start, end = entry.first, entry.end
+                slab = entry.slab
+                slab_bodies, slab_keys, slab_raws = slab.bodies, slab.keys, slab.raws
+                key, raw = slab.routing_key, slab.properties.raw
+            index = offset - start
+            bodies.append(slab_bodies[index])
+            keys.append(key if slab_keys is None else slab_keys[index])
+            raws.append(raw if slab_raws is None else slab_raws[index])
+        self.offsets += offsets
+
+    def _fits(self, slab: Slab) -> bool:
+        common, other = self._common, slab.properties
+        return (
+            slab.exchange == self._exchange
+            and other.protocol == common.protocol
+            and other.persistent == common.persistent
+        )
+
+    def slab(self) -> Slab:
+        """What was added."""
+        keys = self._keys
+        same_key = keys.count(keys[0]) == len(keys)
+        return Slab(
+            self._exchange,
+            keys[0],
+            self._common,
+            self._bodies,
+            keys=None if same_key else keys,
+            raws=self._raws,
+        )

@@ -32,6 +32,11 @@ class Line:
         """How many wait."""
         return self.ready.count + self.placed.count + len(self.due)
 
+    @property
+    def simple(self) -> bool:
+        """All that waits has its own offset as position."""
+        return not self.placed.count and not self.due
+
     def head(self) -> tuple[int, int, bool]:
         """First offset, count and redelivered flag of what comes next; count 0 when there is nothing."""
         if not self.placed.count and not self.due:

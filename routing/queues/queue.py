@@ -228,8 +228,12 @@ class Queue:
 
     def settle_offsets(self, offsets: Sequence[int]) -> None:
         """As `settle`, for messages that do not lie together."""
-        for first, count in runs_of(offsets):
-            self.settle(first, count)
+        if self.deleted or isinstance(offsets, range) or len(offsets) == 1:
+            for first, count in runs_of(offsets):
+                self.settle(first, count)
+        else:
+            self.outstanding -= len(offsets)
+            self.partition.settle_offsets(self.id, sorted(offsets))
 
     def reject(self, offsets: Sequence[int]) -> None:
         """Delivered messages are refused by who got them: they die."""
@@ -269,6 +273,20 @@ class Queue:
         if self.rules.sizes is not None:
             self.rules.gone(line.head()[0], count)
         line.take(count)
+
+    def taken(self, offsets: Sequence[int]) -> None:
+        """Messages were taken off a line: they are delivered now."""
+        self.outstanding += len(offsets)
+        if self.rules.sizes is not None:
+            for first, count in runs_of(offsets):
+                self.rules.gone(first, count)
+
+    def not_taken(self, offsets: Sequence[int], redelivered: bool) -> None:
+        """Messages that were taken off the front could not be given out: they are next again."""
+        self.outstanding -= len(offsets)
+        for first, count in runs_of(offsets):
+            self._line_of_run(first).placed.add(first, count, redelivered=redelivered)
+        self.rules.came_back(offsets)
 
     def passes(self) -> bool:
         """Whether a message could go straight to the only consumer, who settles nothing: none waits before it."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from routing.facts import DELAYED_FROM, delay_ms_of, priority_of, ttl_ms_of
+from routing.facts import DELAYED_FROM, TTL_MASK, delay_ms_of, priority_of, ttl_ms_of
 from routing.message import Slab
 from routing.queues.line import Line
 from routing.queues.message_sizes import MessageSizes
@@ -243,13 +243,19 @@ class QueueRules:
                     deadline_ms = arrival.time_ms + queue_ttl_ms
                     self._need_timing().expire_in_order(deadline_ms, first, end, waiting_from=waiting_from)
                 return
+        facts = (
+            [facts] * (end - first) if isinstance(facts, int) else facts[first - arrival.first : end - arrival.first]
+        )
         deadlines, offsets = [], []
-        for offset in range(first, end):
-            if arrival.at(offset) < DELAYED_FROM:
-                found_ms = _deadline_ms(arrival.at(offset), arrival.time_ms, queue_ttl_ms)
-                if found_ms is not None:
-                    deadlines.append(found_ms)
-                    offsets.append(offset)
+        came_ms = arrival.time_ms
+        for offset, fact in enumerate(facts, first):
+            # A time to live as `facts.py` packs it, or none.
+            ttl_ms = (fact >> 9 & TTL_MASK) - 1
+            if queue_ttl_ms is not None and (ttl_ms < 0 or ttl_ms > queue_ttl_ms):
+                ttl_ms = queue_ttl_ms
+            if ttl_ms >= 0 and fact < DELAYED_FROM:
+                deadlines.append(came_ms + ttl_ms)
+                offsets.append(offset)
         if offsets:
             self._need_timing().expire_at(deadlines, offsets)
 

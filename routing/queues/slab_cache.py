@@ -7,7 +7,7 @@ whatever the slab's length.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 from routing.message import Slab
 
@@ -79,6 +79,24 @@ class SlabCache:
                 if entry.end >= end:
                     break
             index += 1
+        if len(entries) > _PLACES_SPARE and self._held * 2 < len(entries):
+            self._tidy()
+
+    def release_offsets(self, offsets: list[int]) -> None:
+        """As `release`, for one queue's rising offsets that do not lie together."""
+        firsts, entries = self._firsts, self._entries
+        at, count = 0, len(offsets)
+        while at < count and firsts:
+            index = bisect_right(firsts, offsets[at], self._head) - 1
+            entry = entries[index] if index >= self._head else None
+            if entry is None or offsets[at] >= entry.end:
+                at += 1
+                continue
+            stop = bisect_left(offsets, entry.end, at)
+            entry.live -= stop - at
+            at = stop
+            if entry.live <= 0:
+                self._remove(index, entry)
         if len(entries) > _PLACES_SPARE and self._held * 2 < len(entries):
             self._tidy()
 
