@@ -21,6 +21,7 @@ from routing.consumer import DeliverySink as DeliverySink
 from routing.consumer import consumer_priority
 from routing.errors import BrokerError, LimitExceeded, PreconditionFailed
 from routing.message import Slab
+from routing.queues.retries import Cause
 from routing.topics.stream import Stream
 from routing.unsettled import Outcome as Outcome
 from routing.unsettled import Unsettled, entry_first
@@ -265,13 +266,16 @@ class Session:
                 break
             await queue.partition.load_now(first, queue)
         queue.take(1)
+        slab, index = entry.slab, first - entry.first
+        if redelivered and queue.returns is not None:
+            slab, index = queue.returns.marked(slab.part(index, index + 1), [first]), 0
         delivery_id = self._next_id
         self._next_id += 1
         if no_ack:
             queue.settle(first, 1)
         else:
             self.unsettled.append(Unsettled(delivery_id, delivery_id + 1, first, queue, None))
-        return Got(delivery_id, entry.slab, first - entry.first, redelivered, queue.message_count)
+        return Got(delivery_id, slab, index, redelivered, queue.message_count)
 
     def hand_over(self, consumer: Consumer, slab: Slab, start: int, stop: int, offset: int, redelivered: bool) -> None:
         """Called by the queue: give messages to the sink, and remember them until they are settled."""
@@ -408,7 +412,9 @@ class Session:
         elif outcome is Outcome.ACK:
             queue.settle_offsets(offsets)
         elif outcome is Outcome.REQUEUE:
-            queue.give_back_offsets(offsets)
+            queue.give_back_offsets(offsets, Cause.REQUEUED)
+        elif outcome is Outcome.RELEASE:
+            queue.give_back_offsets(offsets, Cause.LOST)
         else:
             queue.reject(offsets)
         consumer = entry.consumer
@@ -426,7 +432,7 @@ class Session:
         """Return every unsettled delivery to its queue (AMQP 0-9-1 basic.recover; `requeue` false is the same, as in
         RabbitMQ).
         """
-        self.settle_up_to(0, Outcome.REQUEUE)
+        self.settle_up_to(0, Outcome.RELEASE)
 
     # --- flow --------------------------------------------------------------------------
 
@@ -460,7 +466,7 @@ class Session:
         for consumer in self.consumers:
             consumer.queue.detach(consumer)
         self.consumers.clear()
-        self.settle_up_to(0, Outcome.REQUEUE)
+        self.settle_up_to(0, Outcome.RELEASE)
         self.broker.sessions.pop(self, None)
         self.broker.confirming.pop(self, None)
         for queue in queues:

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 class Outcome(Enum):
-    """What becomes of delivered messages."""
+    """What becomes of delivered messages; RELEASE puts them back without a verdict of who had them."""
 
     ACK = "ack"
     REQUEUE = "requeue"
     DISCARD = "discard"
+    RELEASE = "release"
 
 
 class Unsettled:

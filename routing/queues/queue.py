@@ -21,11 +21,14 @@ from routing.errors import AccessRefused
 from routing.facts import priority_of
 from routing.message import Slab
 from routing.queues.consumer_turns import ConsumerTurns
+from routing.queues.death_history import REJECTED
 from routing.queues.gathering import gather
 from routing.queues.line import Levels, Line
 from routing.queues.offset_set import Range
 from routing.queues.placed_offsets import PlacedRange
 from routing.queues.queue_rules import Arrival, QueueRules
+from routing.queues.retries import Cause, catches, counts
+from routing.queues.returns import Returns
 from routing.queues.runs_of import runs_of
 from routing.queues.settings import QueueSettings
 
@@ -46,8 +49,8 @@ class Queue:
 
     __slots__ = (
         "_host", "arguments", "auto_delete", "awake", "deleted", "durable", "exclusive", "fresh", "id", "levels",
-        "line", "name", "outstanding", "owner", "partition", "redelivered_before", "rules", "settings", "turns",
-        "vhost",
+        "line", "name", "outstanding", "owner", "partition", "redelivered_before", "returns", "rules", "settings",
+        "turns", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +90,7 @@ class Queue:
         self._host = host
         self.settings = settings or QueueSettings.effective(arguments)
         self.rules = QueueRules(self, host)
+        self.returns: Returns | None = None
         self.apply_settings(self.settings)
 
     @property
@@ -108,6 +112,10 @@ class Queue:
         if settings.priority_max and self.levels is None and not self.line.count:
             self.levels = Levels(settings.priority_max)
         self.rules.changed()
+        if not counts(settings):
+            self.returns = None
+        elif self.returns is None:
+            self.returns = Returns(self, self._host)
         if settings.limited and not self.awake:
             self.awake = True
             self._host.runnable(self)
@@ -156,7 +164,10 @@ class Queue:
 
     def snapshot_state(self) -> Any:
         """What a checkpoint has to keep besides offsets and facts, as msgpack takes it; None if there is nothing."""
-        return None
+        state: dict[str, Any] = {}
+        if self.returns is not None and self.returns.tries:
+            state["returns"] = self.returns.dump()
+        return state or None
 
     def restore(
         self,
@@ -179,6 +190,8 @@ class Queue:
             for start, number in self.rules.restore([(first, count)]):
                 placed = self._line_of_run(start).placed
                 placed.add(start, number, position=position + start - first, redelivered=redelivered)
+        if state and self.returns is not None and "returns" in state:
+            self.rules.restore_returns(self.returns, state["returns"])
 
     def _line_of_run(self, offset: int) -> Line:
         """Where messages stand that agree in priority with the one at `offset`."""
@@ -195,13 +208,21 @@ class Queue:
         """Return delivered messages to where they stood; they will be redelivered."""
         self.give_back_offsets(range(first, first + count))
 
-    def give_back_offsets(self, offsets: Sequence[int]) -> None:
-        """As `give_back`, for messages that do not lie together."""
-        self.outstanding -= len(offsets)
+    def give_back_offsets(self, offsets: Sequence[int], cause: Cause = Cause.LOST) -> None:
+        """As `give_back`, for messages that do not lie together; the queue may have rules for what comes back."""
         if self.deleted:
+            self.outstanding -= len(offsets)
             for first, count in runs_of(offsets):
                 self.partition.forget(first, count)
             return
+        if self.returns is not None:
+            offsets = self.returns.came_back(offsets, cause)
+        if offsets:
+            self.stand_again(offsets)
+
+    def stand_again(self, offsets: Sequence[int]) -> None:
+        """Outstanding messages stand in line where they stood."""
+        self.outstanding -= len(offsets)
         if self.levels is None and not self.rules.timed:
             for first, count in runs_of(offsets):
                 self.line.placed.add(first, count)
@@ -223,12 +244,14 @@ class Queue:
         self.outstanding -= count
         if self.deleted:
             self.partition.forget(first, count)
-        else:
-            self.partition.settle(self.id, first, count)
+            return
+        if self.returns is not None and self.returns.tries:
+            self.returns.forget(first, count)
+        self.partition.settle(self.id, first, count)
 
     def settle_offsets(self, offsets: Sequence[int]) -> None:
         """As `settle`, for messages that do not lie together."""
-        if self.deleted or isinstance(offsets, range) or len(offsets) == 1:
+        if self.deleted or isinstance(offsets, range) or len(offsets) == 1 or self.returns is not None:
             for first, count in runs_of(offsets):
                 self.settle(first, count)
         else:
@@ -236,8 +259,11 @@ class Queue:
             self.partition.settle_offsets(self.id, sorted(offsets))
 
     def reject(self, offsets: Sequence[int]) -> None:
-        """Delivered messages are refused by who got them: they die."""
-        self.bury(offsets, "rejected")
+        """Delivered messages are refused by who got them: they die, unless the queue tries again."""
+        if catches(self.settings) and not self.deleted:
+            self.give_back_offsets(offsets, Cause.REJECTED)
+        else:
+            self.bury(offsets, REJECTED)
 
     def bury(self, offsets: Sequence[int], reason: str) -> None:
         """Outstanding messages are dead: to the dead letter exchange with them, if there is one."""
@@ -323,6 +349,8 @@ class Queue:
                 gathered = gather(self, min(credit, _GATHERED_MAX))
                 if gathered is not None:
                     slab, offsets, redelivered = gathered
+                    if redelivered and self.returns is not None:
+                        slab = self.returns.marked(slab, offsets)
                     consumer.session.hand_over_scattered(consumer, self, slab, offsets, redelivered)
                     continue
             entry = self.partition.find(first)
@@ -334,6 +362,11 @@ class Queue:
             self.take(count)
             if window:
                 consumer.level = level if not consumer.outstanding else max(level, consumer.level)
+            if redelivered and self.returns is not None and self.returns.tries:
+                offsets = list(range(first, first + count))
+                slab = self.returns.marked(entry.slab.part(start, start + count), offsets)
+                consumer.session.hand_over_scattered(consumer, self, slab, offsets, redelivered)
+                continue
             consumer.session.hand_over(consumer, entry.slab, start, start + count, first, redelivered)
 
     def _load(self, first: int, count: int) -> None:

@@ -18,7 +18,7 @@ settle is noted in control batches of the same log (`settlement.py`), so replayi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from core_log.errors import LogUnavailable
@@ -34,12 +34,20 @@ from routing.queues.journal import Journal
 from routing.queues.moves import Moves
 from routing.queues.runs_of import runs_of
 from routing.queues.scattered import Scattered
-from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, encode_destinations, encode_settled
+from routing.queues.settlement import (
+    DESTINATIONS_KEY,
+    RETURNED_KEY,
+    SETTLED_KEY,
+    encode_destinations,
+    encode_returned,
+    encode_settled,
+)
 from routing.queues.slab_cache import CachedSlab, SlabCache
 from routing.runs import in_batches
 
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
+    from routing.queues.retries import Tries
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +103,7 @@ class QueuePartition:
         self._settlements_due = defer is None
         self._open: list[tuple[int, Slab, DestinationSet]] = []
         self._settled: list[tuple[int, int, int]] = []
+        self._returned: list[tuple[int, int, int, int]] = []
         self._cache = SlabCache()
         self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
         self._live: dict[int, int] = {}
@@ -209,6 +218,12 @@ class QueuePartition:
             self._settled += [(queue_id, first, count) for first, count in runs_of(offsets)]
             self._mark_dirty(self)
 
+    def note_returns(self, queue_id: int, returns: Iterable[tuple[int, Tries]]) -> None:
+        """Messages came back to one queue; the record of it is written with settlements."""
+        if self.durable:
+            self._returned += [(queue_id, offset, tries.packed, tries.due_ms) for offset, tries in returns]
+            self._mark_dirty(self)
+
     def find(self, offset: int) -> CachedSlab | None:
         """The slab that holds `offset`, if it is in memory."""
         return self._cache.find(offset) or self._scattered.find(offset) or self._cold.find(offset)
@@ -234,11 +249,11 @@ class QueuePartition:
                 try:
                     due = self._settlements_due or bool(self._open) or len(self._settled) >= _SETTLED_MAX
                     self._seal_data()
-                    if self._settled and due:
-                        self._append_control(SETTLED_KEY, encode_settled(self._settled))
-                        self._settled.clear()
-                        self._settlements_due = self._defer is None
-                    elif self._settled and self._defer is not None:
+                    if not self._settled and not self._returned:
+                        pass
+                    elif due:
+                        self._seal_settlements()
+                    elif self._defer is not None:
                         self._defer(self)
                 except LogUnavailable:
                     pass  # kept; `_log_advanced` comes back to it when the log takes writes again
@@ -246,6 +261,15 @@ class QueuePartition:
             self._spill()
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
+
+    def _seal_settlements(self) -> None:
+        if self._settled:
+            self._append_control(SETTLED_KEY, encode_settled(self._settled))
+            self._settled.clear()
+        if self._returned:
+            self._append_control(RETURNED_KEY, encode_returned(self._returned))
+            self._returned.clear()
+        self._settlements_due = self._defer is None
 
     def settlements_due(self) -> None:
         """They have waited long enough: write them when the turn ends."""
@@ -322,7 +346,7 @@ class QueuePartition:
     def _log_advanced(self, log: PartitionLog) -> None:
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
-        if log.error is None and (self._settled or self._open):
+        if log.error is None and (self._settled or self._returned or self._open):
             self._mark_dirty(self)
 
     # --- housekeeping ------------------------------------------------------------------

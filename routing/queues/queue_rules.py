@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from routing.facts import DELAYED_FROM, TTL_MASK, delay_ms_of, priority_of, ttl_ms_of
 from routing.message import Slab
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delay.timer_service import Timer
     from routing.queues.host import QueueHost
     from routing.queues.queue import Queue
+    from routing.queues.returns import Returns
 
 _NEVER = 1 << 62
 
@@ -177,6 +178,11 @@ class QueueRules:
         position = queue.partition.next_offset
         ttl_ms = queue.settings.message_ttl_ms
         deadlines, mortal = [], []
+        if queue.returns is not None and queue.returns.tries:
+            again = [offset for offset in offsets if offset in queue.returns.tries]
+            offsets = [offset for offset in offsets if offset not in queue.returns.tries]
+            queue.outstanding += len(again)
+            queue.stand_again(again)
         for offset in offsets:
             facts, came_ms = queue.partition.facts.of(offset) or (0, 0)
             line = queue.line if queue.levels is None else queue.levels.at(priority_of(facts))
@@ -188,6 +194,28 @@ class QueueRules:
         if mortal:
             timing.expire_at(deadlines, mortal)
         queue.wake()
+
+    def hold(self, due_ms: Sequence[int], offsets: Sequence[int]) -> None:
+        """Messages that were given back and must not go out again before their time."""
+        self._need_timing().delay(due_ms, offsets)
+        self._arm()
+
+    def restore_returns(self, returns: Returns, state: dict[int, Any]) -> None:
+        """What came back before a stop stands where it stood, or waits on."""
+        offsets, queue = sorted(state), self._queue
+        present = [offset for line in self._lines() for offset in line.discard(offsets)]
+        for _, offset in list(self.delayed()):
+            if offset in state:
+                self._need_timing().withdraw(offset)
+                present.append(offset)
+        returns.restore(state, present)
+        now_ms = self._host.now_ms()
+        waiting = [offset for offset in present if returns.tries[offset].due_ms > now_ms]
+        if waiting:
+            self.hold([returns.tries[offset].due_ms for offset in waiting], waiting)
+        again = sorted(set(present).difference(waiting))
+        queue.outstanding += len(again)
+        queue.stand_again(again)
 
     def sort_in(self) -> None:
         """Look at what came in this turn and still waits; see rule 1."""

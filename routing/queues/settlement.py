@@ -5,10 +5,12 @@ int16.
 
     DESTINATIONS   value: set id, then the ids of its queues                     all uint32
     SETTLED        value: (queue id uint32, first offset uint64, count uint32) repeated
+    SEEN           value: (queue id uint32, count uint32, time in ms uint64, hashes uint64 each) repeated
+    RETURNED       value: (queue id uint32, offset uint64, counts uint32, due time in ms uint64) repeated
 
 A destination set is defined once per log before its first use and then named by id, so a body that goes to a thousand
 queues carries four bytes. Settlements follow their messages in the log: deleting a prefix never takes away the
-settlement of a message that stays.
+settlement of a message that stays. Of several RETURNED of a message the last counts (`retries.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ from collections.abc import Iterable, Iterator
 
 _KEY = struct.Struct(">hh")
 _SETTLED = struct.Struct(">IQI")
+_RETURNED = struct.Struct(">IQIQ")
+_SEEN = struct.Struct(">IIQ")
 _COUNT_MAX = (1 << 32) - 1
 
 DESTINATIONS_KEY = _KEY.pack(0, 0x4D01)
 SETTLED_KEY = _KEY.pack(0, 0x4D02)
+RETURNED_KEY = _KEY.pack(0, 0x4D03)
+SEEN_KEY = _KEY.pack(0, 0x4D04)
 
 
 def encode_destinations(set_id: int, queue_ids: Iterable[int]) -> bytes:
@@ -51,3 +57,28 @@ def encode_settled(settled: Iterable[tuple[int, int, int]]) -> bytes:
 def decode_settled(value: bytes) -> Iterator[tuple[int, int, int]]:
     """(queue id, first offset, count) of a SETTLED record."""
     return _SETTLED.iter_unpack(value[: len(value) // _SETTLED.size * _SETTLED.size])
+
+
+def encode_returned(returned: Iterable[tuple[int, int, int, int]]) -> bytes:
+    """The value of a RETURNED record from (queue id, offset, counts, due time)."""
+    return b"".join([_RETURNED.pack(*one) for one in returned])
+
+
+def decode_returned(value: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """(queue id, offset, counts, due time) of a RETURNED record."""
+    return _RETURNED.iter_unpack(value[: len(value) // _RETURNED.size * _RETURNED.size])
+
+
+def encode_seen(seen: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """The value of a SEEN record from (queue id, time in ms, hashes of ids)."""
+    return b"".join([_SEEN.pack(queue_id, len(hashes) // 8, ms) + hashes for queue_id, ms, hashes in seen])
+
+
+def decode_seen(value: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(queue id, time in ms, hashes of ids) of a SEEN record."""
+    at = 0
+    while at + _SEEN.size <= len(value):
+        queue_id, count, seen_ms = _SEEN.unpack_from(value, at)
+        start = at + _SEEN.size
+        at = start + 8 * count
+        yield queue_id, seen_ms, value[start:at]

@@ -26,6 +26,7 @@ from routing.queues.home_records import set_id_of
 from routing.queues.journal import Journal
 from routing.queues.moves import Moves
 from routing.queues.packed_ranges import COUNT_BITS, COUNT_MASK, Range, merged, pack, without
+from routing.queues.queue_state import StateChanges
 from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, decode_destinations, decode_settled
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Standby:
         """Packed ranges, by queue id."""
         self.states: dict[int, Any] = {}
         """What queues want to remember besides, by queue id."""
+        self._changes = StateChanges()
         self.facts = FactColumns()
         self.moves = Moves()
         # parallel, an item a slab that was not folded yet
@@ -104,6 +106,8 @@ class Standby:
         elif key == SETTLED_KEY:
             for queue_id, first, count in decode_settled(value):
                 self._settled[queue_id].append((first, count))
+        else:
+            self._changes.control(key, value)
 
     def _begin(self, directory: Directory, timestamp_ms: int) -> None:
         if directory.firsts:
@@ -160,7 +164,7 @@ class Standby:
                 holes.append((0, start))
             live[queue_id] = without(packed, holes) if holes else packed
         self.live = live
-        self.states = {queue_id: state for queue_id, state in self.states.items() if queue_id in live}
+        self.states = self._changes.fold(self.states, live)
         for spent in (self._set_ids, self._firsts, self._counts, self._moved, self._settled):
             spent.clear()
         if self.facts or self.moves:
