@@ -73,16 +73,24 @@ def descendants(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def rabbitmq() -> Iterator[tuple[int, int]]:
-    """RabbitMQ with its defaults: no plugins, all schedulers, classic queues; port and process id."""
+def rabbitmq(certificate: tuple[str, str] | None = None) -> Iterator[tuple[int, int]]:
+    """RabbitMQ with its defaults: no plugins, all schedulers, classic queues; port and process id.
+
+    With `certificate`, files of a certificate and its key, the port speaks TLS.
+    """
     port, dist, epmd_port = free_port(), free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="peer-rabbitmq-", ignore_cleanup_errors=True) as directory:
         home = Path(directory)
         for name in ("home", "mnesia", "log"):
             (home / name).mkdir()
-        (home / "rabbitmq.conf").write_text(
-            f"listeners.tcp.default = 127.0.0.1:{port}\nlog.console = false\nlog.file.level = warning\n"
-        )
+        listeners = f"listeners.tcp.default = 127.0.0.1:{port}\n"
+        if certificate is not None:
+            listeners = f"listeners.tcp = none\nlisteners.ssl.default = 127.0.0.1:{port}\n"
+            listeners += "".join(
+                f"ssl_options.{name} = {path}\n"
+                for name, path in zip(("certfile", "keyfile"), certificate, strict=True)
+            )
+        (home / "rabbitmq.conf").write_text(listeners + "log.console = false\nlog.file.level = warning\n")
         (home / "advanced.config").write_text("[].\n")
         (home / "enabled_plugins").write_text("[].\n")
         (home / "env.conf").write_text("")

@@ -226,6 +226,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--password", default="guest")
     add("--vhost", default="/")
     add("--persistent-session", action="store_true", help="MQTT only: clean session off")
+    add("--tls", action="store_true", help="speak TLS, verifying nothing; not for scenarios without confirms")
     add("--json", nargs="?", const="-", metavar="FILE", help="append JSON lines to FILE, or stdout")
     sub = parser.add_subparsers(dest="protocol", required=True)
     sub.add_parser("amqp", parents=[common])

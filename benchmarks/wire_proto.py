@@ -15,6 +15,7 @@ import itertools
 import os
 import random
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,10 @@ class Conn:
         self.options = options
         self.sock = socket.create_connection((options.host, options.port), timeout=60)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if options.tls:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            self.sock = context.wrap_socket(self.sock)
         self.confirmed, self.rest = 0, b""
 
     def handshake(self) -> Generator[Step, bytes, None]:

@@ -238,6 +238,8 @@ class AmqpAdapter:
 
     def _open(self, vhost: str) -> None:
         """The peer has logged in and chosen a virtual host. Raises NotAllowed."""
+        if self._released:  # given up while its login was looked at
+            return
         name = self._login.client_properties.get("connection_name")
         client = Client(
             "amqp", self._login.user, vhost, self._peer, self._closed_by_operator, name if isinstance(name, str) else ""
