@@ -88,6 +88,7 @@ class Broker:
         self.topology, self.offsets = self.storage.recover(host)
         self.rights = Rights(self.topology.catalog, users, kind_of=self._kind_of, vhosts=self.topology.vhosts)
         self.rights.user_deleted = self._user_deleted
+        self.transactions = self.storage.open_transactions(self.topology, self.commits)
         self._hand_on(Control(self))
         flusher.after_turn = timers.after_turn = self.end_turn
 
@@ -120,6 +121,8 @@ class Broker:
         logs = [*self._home_logs(), *self._topic_logs()]
         await self._settled_disk(logs)
         self.dead_letters.put_back()
+        if all(log.error is None for log in logs):
+            self.transactions.close()
         await self.checkpoints.stop()
         for partition in self.topology.stripes:
             log = partition.log

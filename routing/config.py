@@ -35,6 +35,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How much log is replayed at most after a crash, for each stripe."""
     message_bytes_max: int = 128 << 20
     """The largest message body of any protocol that has no lower limit of its own."""
+    transaction_bytes_max: int = 256 << 20
+    """What one transaction may hold: messages with their properties, and settlements."""
     unflushed_bytes_max: int = 16 << 20
     """Readers wait while more than this waits for the disk."""
     flush_retry_interval_ms: int = 500

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from routing.queues.queue import Queue
     from routing.topology.route import Route
     from routing.topology.virtual_host import VirtualHost
+    from routing.transactions import Transaction
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,8 @@ class Session:
         self.closed = False
         self.consumers: list[Consumer] = []
         self.unsettled: list[Unsettled] = []
+        self.transaction: Transaction | None = None
+        """What publishes and settlements go into instead of taking effect."""
         self._next_id = 1
         self._published = 0
         self._noted = 0
@@ -105,15 +109,34 @@ class Session:
         tell. Refused messages of which nobody wants to hear are counted.
         """
         broker = self.broker
-        router = self.vhost.router
-        parts = router.routed_to_all(slab, copies) if copies else router.routed(slab)
+        parts = self.routed(slab, copies)
         if slab.size > broker.message_bytes_max:
             broker.require_size(slab)
         for route, part in parts:
             if route.topics:
                 route.require_room(part)
+        if self.transaction is not None:
+            self.transaction.publish(slab, mandatory, copies)
+            return
         for route, part in parts:
             self._publish(route, part, mandatory, confirm)
+
+    def routed(self, slab: Slab, copies: Sequence[str] = ()) -> list[tuple[Route, Slab]]:
+        """The parts of a slab with their routes. Raises NotFound, AccessRefused."""
+        router = self.vhost.router
+        return router.routed_to_all(slab, copies) if copies else router.routed(slab)
+
+    def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> None:
+        """Publish what was routed before, without a confirm and whatever the logs say."""
+        for history in route.histories:
+            history.remember(slab)
+        if not route.homes and not route.topics:
+            if mandatory and not self.closed:
+                self.sink.returned(slab, "NO_ROUTE")
+        elif route.guarded and (room := route.room()) < len(slab.bodies):
+            self._publish_what_fits(route, slab, room, False)
+        else:
+            route.deliver(slab)
 
     def _publish(self, route: Route, slab: Slab, mandatory: bool, confirm: bool) -> None:
         broker = self.broker
@@ -368,7 +391,7 @@ class Session:
         done = unsettled[:whole]
         del unsettled[:whole]
         for entry in done:
-            self._finish(entry, entry.offsets_of(entry.first, entry.end), outcome)
+            self._finish(entry, entry.first, entry.offsets_of(entry.first, entry.end), outcome)
         if unsettled and unsettled[0].first <= last_id:
             self._settle_part(0, unsettled[0].first, last_id + 1, outcome)
 
@@ -401,10 +424,16 @@ class Session:
             entry.begin_at(stop)
         else:
             del unsettled[index]
-        self._finish(entry, offsets, outcome)
+        self._finish(entry, first, offsets, outcome)
 
-    def _finish(self, entry: Unsettled, offsets: Sequence[int], outcome: Outcome) -> None:
+    def _finish(self, entry: Unsettled, first: int, offsets: Sequence[int], outcome: Outcome) -> None:
+        """Settle the ids from `first` on, which have these offsets: now, or when the transaction is committed."""
         queue, count = entry.queue, len(offsets)
+        if self.transaction is not None:
+            scattered = None if entry.offsets is None else list(offsets)
+            taken = Unsettled(first, first + count, offsets[0], queue, entry.consumer, scattered)
+            self.transaction.take(taken, outcome)
+            return
         if outcome is Outcome.ACK and entry.offsets is None:
             queue.settle(offsets[0], count)
         elif isinstance(queue, Stream):
@@ -428,11 +457,57 @@ class Session:
         if not queue.awake:
             consumer.queue.wake()
 
+    # --- transactions ------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """From now on publishes and settlements wait for `commit`."""
+        if self.transaction is None:
+            self.transaction = self.broker.transactions.begin()
+
+    async def commit(self) -> None:
+        """Let everything since `begin` or the last commit take effect, all of it or nothing; the next transaction
+        begins. Returns when it is safe. Raises StorageUnavailable: what was settled is outstanding again.
+        """
+        transaction = self.transaction
+        assert transaction is not None, "no transaction was begun"
+        self.transaction = self.broker.transactions.begin()
+        await self.broker.transactions.commit(self, transaction)
+
+    def roll_back(self) -> None:
+        """Forget what was published since, and have what was settled outstanding again; the next transaction begins."""
+        transaction = self.transaction
+        assert transaction is not None, "no transaction was begun"
+        self.transaction = self.broker.transactions.begin()
+        self.take_back(transaction)
+
+    def finish(self, entry: Unsettled, outcome: Outcome) -> None:
+        """Called by a commit: settle what the transaction has taken."""
+        with self._at_once():
+            self._finish(entry, entry.first, entry.offsets_of(entry.first, entry.end), outcome)
+
+    @contextmanager
+    def _at_once(self) -> Iterator[None]:
+        """Settlements within the block do not wait for the commit."""
+        transaction, self.transaction = self.transaction, None
+        try:
+            yield
+        finally:
+            self.transaction = transaction
+
+    def take_back(self, transaction: Transaction) -> None:
+        """What it has taken is outstanding again, or returned if the session has been closed."""
+        if self.closed:
+            for entry, _ in transaction.taken:
+                self.finish(entry, Outcome.RELEASE)
+        else:
+            self.unsettled = sorted([*self.unsettled, *(entry for entry, _ in transaction.taken)], key=entry_first)
+
     def recover(self, requeue: bool = True) -> None:
         """Return every unsettled delivery to its queue (AMQP 0-9-1 basic.recover; `requeue` false is the same, as in
-        RabbitMQ).
+        RabbitMQ), but those that the transaction has taken.
         """
-        self.settle_up_to(0, Outcome.RELEASE)
+        with self._at_once():
+            self.settle_up_to(0, Outcome.RELEASE)
 
     # --- flow --------------------------------------------------------------------------
 
@@ -461,6 +536,9 @@ class Session:
         """Give everything back. The sink is not called any more."""
         if self.closed:
             return
+        if self.transaction is not None:
+            self.roll_back()
+            self.transaction = None
         self.closed = True
         queues = {consumer.queue for consumer in self.consumers}
         for consumer in self.consumers:

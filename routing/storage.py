@@ -13,6 +13,7 @@ from core_log.files import Files
 from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
+from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.directories import make_room_for, require_undamaged, tidy_topics, topic_directory
 from routing.queue_host import Host
@@ -24,7 +25,10 @@ from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import log_config
 from routing.topology.catalog import Catalog
 from routing.topology.topology import Topology
+from routing.transactions import Transactions
 
+STORE_BATCH_BYTES_MAX = LogConfig().message_bytes_max
+"""The largest batch of a keyed store."""
 _SCRATCH = "scratch"
 _BATCH_ROOM_BYTES = 32 << 20
 """What a batch of a home partition may be larger than the largest body: properties and key, or 1 MiB of others."""
@@ -89,12 +93,27 @@ class Storage:
         topology.recover_bindings()
         return topology, offsets
 
+    def open_transactions(self, topology: Topology, commits: CommitWaiter) -> Transactions:
+        """Open the store of transactions, and apply again what is still in it. Raises as `recover`, LogUnavailable."""
+        bytes_max = self._config.transaction_bytes_max
+        store = self._open_store("transactions/0", batch_bytes_max=bytes_max + _BATCH_ROOM_BYTES)
+        transactions = Transactions(store, topology, commits, bytes_max)
+        transactions.recover()
+        return transactions
+
     def _open(self, directory: str, settings: LogConfig) -> PartitionLog:
         return PartitionLog.open(self._files, directory, settings, self._flusher, wall_clock_ms=wall_clock_ms)
 
-    def _open_store(self, directory: str) -> KeyedStore:
+    def _open_store(self, directory: str, batch_bytes_max: int = STORE_BATCH_BYTES_MAX) -> KeyedStore:
         require_undamaged(self._files, directory, accept_damage=self._config.accept_damage)
-        log = self._open(directory, LogConfig(fsync="commit", retention_ms=-1, retention_bytes=-1, tail_cache_bytes=0))
+        settings = LogConfig(
+            fsync="commit",
+            retention_ms=-1,
+            retention_bytes=-1,
+            tail_cache_bytes=0,
+            message_bytes_max=batch_bytes_max,
+        )
+        log = self._open(directory, settings)
         self.stores.append(log)
         return KeyedStore(log)
 

@@ -45,6 +45,17 @@ class Unsettled:
         self.consumer = consumer
         self.offsets = offsets
 
+    def continues(self, entry: Unsettled) -> bool:
+        """Whether `entry` follows this one in ids and offsets, of the same consumer, so that both can be one."""
+        return (
+            self.offsets is None
+            and entry.offsets is None
+            and self.end == entry.first
+            and self.queue is entry.queue
+            and self.consumer is entry.consumer
+            and self.offset + self.end - self.first == entry.offset
+        )
+
     def offsets_of(self, first: int, stop: int) -> Sequence[int]:
         """The offsets of the ids [first, stop)."""
         if self.offsets is None:

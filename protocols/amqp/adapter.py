@@ -46,6 +46,7 @@ _TOPOLOGY: dict[type[Method], Callable[[Channel, Any], Awaitable[None]]] = {
     methods.QueueDelete: adapter_topology.delete_queue,
     methods.BasicGet: Channel.get,
     methods.BasicConsume: Channel.consume,
+    methods.TxCommit: Channel.commit,
 }
 
 _DIRECT: dict[type[Method], Callable[[Channel, Any], None]] = {
@@ -57,6 +58,8 @@ _DIRECT: dict[type[Method], Callable[[Channel, Any], None]] = {
     methods.BasicRecoverAsync: Channel.recover,
     methods.ChannelFlow: Channel.flow,
     methods.ConfirmSelect: Channel.select_confirms,
+    methods.TxSelect: Channel.select_transactions,
+    methods.TxRollback: Channel.roll_back,
     methods.ChannelFlowOk: lambda channel, method: None,
     methods.BasicCancelOk: lambda channel, method: None,
     methods.AccessRequest: lambda channel, method: channel.reply(methods.AccessRequestOk()),
@@ -216,7 +219,6 @@ class AmqpAdapter:
             found.reply(methods.ChannelCloseOk())
             found.close()
         else:
-            # What is left of the methods of a client is class tx.
             raise AmqpError(
                 "NOT_IMPLEMENTED", f"{method.NAME} is not supported", channel=event.channel, method_id=method.IDENT
             )

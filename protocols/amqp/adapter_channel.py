@@ -141,9 +141,34 @@ class Channel:
 
     def select_confirms(self, method: methods.ConfirmSelect) -> None:
         """`confirm.select`."""
+        if self.session.transaction is not None:
+            raise self._error("PRECONDITION_FAILED", "cannot switch from tx to confirm mode", method)
         self._confirming = True
         if not method.nowait:
             self.reply(methods.ConfirmSelectOk())
+
+    def select_transactions(self, method: methods.TxSelect) -> None:
+        """`tx.select`."""
+        if self._confirming:
+            raise self._error("PRECONDITION_FAILED", "cannot switch from confirm to tx mode", method)
+        self.session.begin()
+        self.reply(methods.TxSelectOk())
+
+    async def commit(self, method: methods.TxCommit) -> None:
+        """`tx.commit`; waits for the disk."""
+        self._require_transaction(method)
+        await self.session.commit()
+        self.reply(methods.TxCommitOk())
+
+    def roll_back(self, method: methods.TxRollback) -> None:
+        """`tx.rollback`."""
+        self._require_transaction(method)
+        self.session.roll_back()
+        self.reply(methods.TxRollbackOk())
+
+    def _require_transaction(self, method: Method) -> None:
+        if self.session.transaction is None:
+            raise self._error("PRECONDITION_FAILED", "channel is not transactional", method)
 
     def confirm(self, up_to: int) -> None:
         """All publishes up to `up_to` are safe: one `basic.ack`."""
@@ -203,7 +228,7 @@ class Channel:
             raise self._error("PRECONDITION_FAILED", "reply consumer already set", method)
         self._reply_tag = tag
         info = await self.link.broker.declare_queue(
-            "", exclusive=True, auto_delete=True, owner=self.link, prefix=REPLY_TO + "."
+            "", exclusive=True, auto_delete=True, owner=self.link, vhost=self.link.vhost, prefix=REPLY_TO + "."
         )
         self._reply_address = info.name
         return info.name

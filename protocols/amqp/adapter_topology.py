@@ -112,7 +112,7 @@ async def _find_replies(channel: Channel, method: methods.QueueDeclare) -> None:
     """Direct reply-to is always there; an address of it as long as its consumer is, whoever asks."""
     if method.queue != REPLY_TO:
         with suppress(ResourceLocked):
-            await channel.link.broker.check_queue(method.queue, channel.link)
+            await channel.link.broker.check_queue(method.queue, channel.link, vhost=channel.link.vhost)
     channel.queue = method.queue
     _answer(channel, method.nowait, methods.QueueDeclareOk(method.queue, 0, 1))
 

@@ -258,6 +258,16 @@ class Queue:
             self.outstanding -= len(offsets)
             self.partition.settle_offsets(self.id, sorted(offsets))
 
+    def settle_waiting(self, offsets: Sequence[int], *, rejected: bool) -> None:
+        """Settle messages that are not delivered, at a start; those that are not there are settled already."""
+        for line in (self.line,) if self.levels is None else self.levels.lines():
+            found = line.discard(sorted(offsets))
+            self.outstanding += len(found)
+            if rejected:
+                self.reject(found)
+            else:
+                self.settle_offsets(found)
+
     def reject(self, offsets: Sequence[int]) -> None:
         """Delivered messages are refused by who got them: they die, unless the queue tries again."""
         if catches(self.settings) and not self.deleted:

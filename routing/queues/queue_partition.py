@@ -18,7 +18,8 @@ settle is noted in control batches of the same log (`settlement.py`), so replayi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from core_log.errors import LogUnavailable
@@ -161,6 +162,23 @@ class QueuePartition:
             self.facts.add(first, each_of(columns, len(slab.bodies)), now_ms)
         for queue in destinations.queues:
             queue.admit(first, slab, now_ms)
+
+    def prepare(self, destinations: DestinationSet) -> None:
+        """Define a destination set that is not defined yet, so that `enqueue` cannot be refused. Raises
+        LogUnavailable.
+        """
+        if self.durable and destinations.definition.offset < 0:
+            self._define(destinations.definition)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is enqueued within the block becomes one batch, however large; the destination sets are prepared, and
+        what came before is sealed.
+        """
+        yield
+        self._open_bytes_max = self.log.config.message_bytes_max
+        with suppress(LogUnavailable):  # kept, as by `seal`
+            self._seal_data()
 
     def _define(self, definition: Definition) -> None:
         self._seal_data()

@@ -54,6 +54,11 @@ class Route:
         self.topics = topics
         self._passing = [] if topics or self.durable_homes else queues
 
+    @property
+    def durable_queue_ids(self) -> list[int]:
+        """The queues here that outlive the process."""
+        return [queue.id for queue in self.queues if queue.partition.durable]
+
     def require_room(self, slab: Slab) -> None:
         """Raises LimitExceeded if a topic here cannot take a message of the slab."""
         for topic in self.topics:

@@ -30,7 +30,7 @@ def test_a_message_of_22_mb_survives_the_broker(tmp_path: Path) -> None:
 def check_large_message(tmp_path: Path, size: int) -> None:
     """Publish, kill the broker, get it back; at the limit also that one byte more is refused."""
     body = body_of(size)
-    with broker_process(tmp_path / "data", doors=("amqp",)) as broker:
+    with broker_process(tmp_path / "data") as broker:
         parameters = pika.ConnectionParameters("127.0.0.1", broker.amqp_port, heartbeat=0)
         channel = pika.BlockingConnection(parameters).channel()
         channel.queue_declare("large", durable=True)

@@ -366,7 +366,6 @@ def test_errors_that_close_a_channel(
     [
         (lambda c, n: c.exchange_declare(n, "no-such-kind"), 503,
             "COMMAND_INVALID - unknown exchange type 'no-such-kind'"),
-        (lambda c, n: c.tx_select(), 540, "NOT_IMPLEMENTED - tx.select is not supported"),
         (lambda c, n: c.basic_recover(requeue=False), 540, "NOT_IMPLEMENTED - requeue=false"),
         (lambda c, n: c.basic_qos(prefetch_size=1), 540, "NOT_IMPLEMENTED - prefetch_size!=0 (1)"),
         (lambda c, n: c.connection.update_secret("new", "why"), 530,

@@ -25,7 +25,7 @@ RABBITMQ_TIMEOUT_S = 8.0
 @contextmanager
 def millrace_port() -> Iterator[int]:
     """A broker of our own."""
-    with tempfile.TemporaryDirectory() as directory, broker_process(Path(directory, "data"), doors=("amqp",)) as broker:
+    with tempfile.TemporaryDirectory() as directory, broker_process(Path(directory, "data")) as broker:
         yield broker.amqp_port
 
 

@@ -40,7 +40,6 @@ KNOWN |= dict.fromkeys(
     [
         "x-*", "queue: x-dead-letter-exchange", "quorum*", "stream: an age *", "stream: again as a classic queue",
         "consumer: x-priority*",
-        "tx*", "*commit*", "roll*", "select twice", "confirms on a tx channel",
     ],
     PENDING,
 )  # fmt: skip

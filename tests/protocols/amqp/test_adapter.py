@@ -256,10 +256,10 @@ async def test_after_an_error_the_rest_of_the_channel_is_dropped(world: World) -
 async def test_an_error_of_the_connection_ends_all_channels(world: World) -> None:
     client = await world.client(channels=2)
     await client.send(
-        call(1, methods.TxSelect()) + publish("q", b"dropped", channel=2) + call(3, methods.ChannelOpen())
+        call(1, methods.BasicQos(5)) + publish("q", b"dropped", channel=2) + call(3, methods.ChannelOpen())
     )
-    text = "NOT_IMPLEMENTED - tx.select is not supported"
-    assert client.take() == [(0, methods.ConnectionClose(540, text, 90, 10), b"", b"")]
+    text = "NOT_IMPLEMENTED - prefetch_size!=0 (5)"
+    assert client.take() == [(0, methods.ConnectionClose(540, text, 60, 10), b"", b"")]
     assert not world.broker.sessions
 
 

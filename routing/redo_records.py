@@ -1,0 +1,76 @@
+"""The redo record of a transaction: what is published, where each slab goes, and what is settled, as MessagePack.
+
+Only what outlives the process is in it: durable queues by their ids, topics by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from core_log.errors import CorruptBatch
+from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+from routing.topology.route import Route
+
+_VERSION = 1
+
+
+class Settled(NamedTuple):
+    """Messages of one queue, by their offsets in its home partition; `rejected` ones die, the others are done with."""
+
+    queue_id: int
+    offsets: list[int]
+    rejected: bool
+
+
+class Published(NamedTuple):
+    """A slab, and where it goes."""
+
+    slab: Slab
+    queue_ids: list[int]
+    topics: list[str]
+    delayed: bool
+
+
+def encode(publishes: Sequence[tuple[Route, Slab]], settled: Sequence[Settled]) -> bytes:
+    """The record."""
+    written = []
+    for route, slab in publishes:
+        queue_ids = route.durable_queue_ids
+        topics = [topic.name for topic in route.topics]
+        if queue_ids or topics:
+            properties = slab.properties
+            written.append(
+                [
+                    slab.exchange, slab.routing_key, slab.keys, properties.log_tag, properties.facts, slab.raws,
+                    slab.facts, slab.bodies, queue_ids, topics, route.delayed,
+                ]
+            )  # fmt: skip
+    done = [list(entry) for entry in settled]
+    packed: bytes = msgpack.packb([_VERSION, written, done], unicode_errors=NAME_ENCODING_ERRORS)
+    return packed
+
+
+def decode(record: bytes) -> tuple[list[Published], list[Settled]]:
+    """The inverse of `encode`. Raises CorruptBatch."""
+    try:
+        version, written, done = msgpack.unpackb(
+            record, unicode_errors=NAME_ENCODING_ERRORS, max_str_len=len(record), max_bin_len=len(record)
+        )
+        if version != _VERSION:
+            raise CorruptBatch(f"a transaction of version {version}")
+        return [_published(*item) for item in written], [Settled(*item) for item in done]
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CorruptBatch(f"a damaged transaction: {error}") from error
+
+
+def _published(
+    exchange: str, key: str, keys: list[str] | None, tag: bytes, common: int, raws: list[bytes] | None,
+    facts: list[int] | None, bodies: list[bytes], queue_ids: list[int], topics: list[str], delayed: bool,
+) -> Published:  # fmt: skip
+    found = Properties.from_log_tag(tag)
+    properties: Any = Properties(found.protocol, found.raw, persistent=found.persistent, facts=common)
+    slab = Slab(exchange, key, properties, bodies, keys=keys, raws=raws, facts=facts)
+    return Published(slab, queue_ids, topics, delayed)

@@ -1,0 +1,288 @@
+"""Transactions of a session: its publishes and settlements take effect together, or not at all, also across a crash.
+
+1. Until the commit publishes are only collected, with the exchange and the size of each checked; what is settled is
+   taken out of the session's unsettled deliveries and still counts as outstanding. A rollback puts it back.
+2. A commit whose durable part is one batch of one log (publishes to one home partition, or settlements of one) is
+   appended as that batch: a torn batch is no batch.
+3. Every other commit is first written as one redo record to `transactions/0`. When it is durable the commit is decided:
+   the whole is applied in one go, and the record is removed when the logs it concerns are durable.
+4. At a start what is still recorded is applied again. What a crash left of the first time may come twice, and is marked
+   redelivered; settlements of messages that are gone change nothing.
+5. If the disk refuses before the commit is decided, nothing has happened, and the session has its settlements back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from core_log.errors import BatchTooLarge, LogUnavailable
+from core_log.keyed_store import KeyedStore
+from core_log.partition_log import PartitionLog
+from routing.commits import CommitWaiter, storage_error
+from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
+from routing.message import Slab
+from routing.queues.queue import Queue
+from routing.queues.queue_partition import QueuePartition
+from routing.redo_records import Settled, decode, encode
+from routing.topology.route import Route
+from routing.topology.topology import Topology
+from routing.unsettled import Outcome, Unsettled
+
+if TYPE_CHECKING:
+    from routing.session import Session
+
+logger = logging.getLogger(__name__)
+
+_MESSAGE_BYTES = 128
+"""What a collected message takes besides body, key and properties, about."""
+_SETTLED_BYTES = 256
+"""What a collected run of settlements takes, about."""
+_BATCH_ROOM_BYTES = 1 << 20
+_RETRY_S = 0.1
+_ENDING = (Outcome.ACK, Outcome.DISCARD)
+"""After these a message is gone; after the others it is back, as it is after a crash."""
+
+
+class Transaction:
+    """What a session has collected since it began or last ended one."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.publishes: list[tuple[Slab, bool, Sequence[str]]] = []
+        """Slab, mandatory, copies."""
+        self.taken: list[tuple[Unsettled, Outcome]] = []
+        self.size_bytes = 0
+        self._bytes_max = bytes_max
+
+    def publish(self, slab: Slab, mandatory: bool, copies: Sequence[str]) -> None:
+        """Collect a slab. Raises LimitExceeded."""
+        count = len(slab.bodies)
+        keys = len(slab.routing_key) * count if slab.keys is None else sum(map(len, slab.keys))
+        raws = len(slab.properties.raw) * count if slab.raws is None else sum(map(len, slab.raws))
+        self._grow(slab.size + keys + raws + _MESSAGE_BYTES * count)
+        self.publishes.append((slab, mandatory, copies))
+
+    def take(self, entry: Unsettled, outcome: Outcome) -> None:
+        """Collect deliveries that are settled. Raises LimitExceeded."""
+        last, last_outcome = self.taken[-1] if self.taken else (None, None)
+        if last is not None and last_outcome is outcome and last.continues(entry):
+            last.end = entry.end
+            return
+        self.taken.append((entry, outcome))
+        self._grow(_SETTLED_BYTES + 8 * len(entry.offsets or ()))
+
+    def _grow(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        if self.size_bytes > self._bytes_max:
+            raise LimitExceeded(f"the transaction is larger than configured max size {self._bytes_max}")
+
+
+class _Plan:
+    """What a commit comes to: routed publishes, and the logs that it concerns."""
+
+    def __init__(self, session: Session, transaction: Transaction) -> None:
+        self.session = session
+        self.transaction = transaction
+        self.routed: list[tuple[Route, Slab, bool]] = []
+        for slab, mandatory, copies in transaction.publishes:
+            self.routed += [(route, part, mandatory) for route, part in _routed(session, slab, copies)]
+        routes = {route: None for route, _, _ in self.routed}
+        self.topics = [partition for route in routes for topic in route.topics for partition in topic.partitions]
+        self.published = {home: None for route in routes for home in route.durable_homes}
+        self.settled = {
+            entry.queue.partition: None
+            for entry, outcome in transaction.taken
+            if isinstance(entry.queue, Queue) and entry.queue.partition.durable and outcome in _ENDING
+        }
+        self.routes = list(routes)
+
+    def require_logs(self) -> None:
+        """Raises StorageUnavailable if a log that the commit concerns refuses writes."""
+        for route in self.routes:
+            failed = route.error()
+            if failed is not None:
+                raise failed
+        for home in self.settled:
+            if home.log.error is not None:
+                raise storage_error(home.log)
+
+    def prepare(self) -> None:
+        """See to it that nothing can be refused any more. Raises LogUnavailable."""
+        for route in self.routes:
+            for home, destinations in route.homes:
+                home.prepare(destinations)
+
+    def apply(self) -> None:
+        """Do everything. What is settled goes first: it makes room in queues that have a limit."""
+        session = self.session
+        for entry, outcome in self.transaction.taken:
+            session.finish(entry, outcome)
+        for route, slab, mandatory in self.routed:
+            session.deliver_to(route, slab, mandatory)
+
+    def logs(self) -> list[PartitionLog]:
+        """Write what was applied; the logs that have to become durable."""
+        homes = [*self.published, *self.settled]
+        for home in homes:
+            home.settlements_due()
+            home.seal()
+        for partition in self.topics:
+            partition.seal()
+        return [*(home.log for home in homes), *(partition.log for partition in self.topics)]
+
+
+def _routed(session: Session, slab: Slab, copies: Sequence[str]) -> list[tuple[Route, Slab]]:
+    try:
+        return session.routed(slab, copies)
+    except BrokerError:  # the exchange has gone since the publish
+        return [(Route([], []), slab)]
+
+
+class Transactions:
+    """The transactions of a broker; see the module."""
+
+    def __init__(self, store: KeyedStore, topology: Topology, commits: CommitWaiter, bytes_max: int) -> None:
+        self._store = store
+        self._topology = topology
+        self._commits = commits
+        self._bytes_max = bytes_max
+        self._next_id = 1 + max((int.from_bytes(key, "big") for key, _ in store.items()), default=0)
+        self._applied: set[bytes] = set()
+        """Records that are only waiting to be removed."""
+
+    def begin(self) -> Transaction:
+        """An empty one."""
+        return Transaction(self._bytes_max)
+
+    async def commit(self, session: Session, transaction: Transaction) -> None:
+        """Let it take effect; returns when that cannot be lost any more. Raises StorageUnavailable, and then the
+        session has back what it had settled.
+        """
+        plan = _Plan(session, transaction)
+        try:
+            plan.require_logs()
+            plan.prepare()
+            direct = self._direct_home(plan)
+            if direct is not None:
+                await self._commit_directly(plan, direct)
+            elif plan.published or plan.settled or plan.topics:
+                with trio.CancelScope(shield=True):
+                    await self._commit_by_record(plan)
+            else:
+                plan.apply()
+        except CommitUnknown:
+            raise
+        except (LogUnavailable, BatchTooLarge, StorageUnavailable) as error:
+            session.take_back(transaction)
+            raise StorageUnavailable(str(error)) from error
+
+    def _direct_home(self, plan: _Plan) -> QueuePartition | None:
+        """The partition whose log alone is concerned, by one batch."""
+        homes = [*plan.published, *plan.settled]
+        if len(homes) != 1 or plan.topics:
+            return None
+        fits = plan.transaction.size_bytes <= homes[0].log.config.message_bytes_max - _BATCH_ROOM_BYTES
+        return homes[0] if fits else None
+
+    async def _commit_directly(self, plan: _Plan, home: QueuePartition) -> None:
+        home.seal()
+        with home.together():
+            plan.apply()
+        home.settlements_due()
+        home.seal()
+        await self._durable(home.log)
+
+    async def _durable(self, log: PartitionLog) -> None:
+        event = trio.Event()
+        failed: list[StorageUnavailable | None] = []
+
+        def done(error: StorageUnavailable | None) -> None:
+            failed.append(error)
+            event.set()
+
+        if log.error is None:
+            self._commits.when_committed([(log, log.log_end_offset)], done)
+            await event.wait()
+        else:
+            failed.append(storage_error(log))
+        if failed[0] is not None:
+            # What was applied stays: the log keeps it and writes it when it can, as it does with refused publishes.
+            raise CommitUnknown(str(failed[0])) from failed[0]
+
+    # --- by record ---------------------------------------------------------------------------
+
+    async def _commit_by_record(self, plan: _Plan) -> None:
+        key = self._next_id.to_bytes(8, "big")
+        self._next_id += 1
+        settled = [
+            Settled(entry.queue.id, list(entry.offsets_of(entry.first, entry.end)), outcome is Outcome.DISCARD)
+            for entry, outcome in plan.transaction.taken
+            if isinstance(entry.queue, Queue) and entry.queue.partition in plan.settled and not entry.queue.deleted
+            if outcome in _ENDING
+        ]
+        await self._store.change([(key, encode([(route, slab) for route, slab, _ in plan.routed], settled))])
+        while True:
+            try:
+                plan.prepare()
+                break
+            except LogUnavailable:  # decided is decided
+                await trio.sleep(_RETRY_S)
+        plan.apply()
+        self._applied.add(key)
+        self._remove_when_durable(key, plan.logs())
+
+    def _remove_when_durable(self, key: bytes, logs: Sequence[PartitionLog]) -> None:
+        def done(error: StorageUnavailable | None) -> None:
+            if error is None:
+                self._remove(key)
+
+        self._commits.when_committed([(log, log.log_end_offset) for log in logs], done)
+
+    def _remove(self, key: bytes) -> None:
+        try:
+            self._store.put(key, None)
+            self._applied.discard(key)
+        except LogUnavailable:
+            pass  # `close` comes back to it
+
+    def close(self) -> None:
+        """The logs of queues and topics are durable: what was applied needs no record any more."""
+        for key in list(self._applied):
+            self._remove(key)
+
+    # --- at a start --------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Apply again what is still recorded; queues and topics are as their logs say. Raises CorruptBatch,
+        LogUnavailable.
+        """
+        queues = {queue.id: queue for home in self._topology.stripes for queue in home.queues.values()}
+        for key, value in list(self._store.items()):
+            publishes, settled = decode(value)
+            logs: dict[PartitionLog, None] = {}
+            for entry in settled:
+                queue = queues.get(entry.queue_id)
+                if queue is not None:
+                    queue.settle_waiting(entry.offsets, rejected=entry.rejected)
+                    logs[queue.partition.log] = None
+            for slab, queue_ids, topics, delayed in publishes:
+                there = [queues[queue_id] for queue_id in queue_ids if queue_id in queues]
+                found = [self._topology.topics[name] for name in topics if name in self._topology.topics]
+                logs |= dict.fromkeys(log for log, _ in Route(there, found, delayed=delayed).deliver(slab))
+                for queue in there:
+                    queue.redelivered_before = queue.partition.next_offset
+                for partition in (partition for topic in found for partition in topic.partitions):
+                    partition.seal()
+            for home in self._topology.stripes:
+                home.settlements_due()
+                home.seal()
+            logger.warning("a transaction that was committed before the stop is applied again")
+            self._applied.add(key)
+            self._remove_when_durable(key, list(logs))
+
+
+class CommitUnknown(StorageUnavailable):
+    """Everything was applied, but the disk refused before it was durable."""
