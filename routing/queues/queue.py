@@ -261,7 +261,9 @@ class Queue:
     def settle_waiting(self, offsets: Sequence[int], *, rejected: bool) -> None:
         """Settle messages that are not delivered, at a start; those that are not there are settled already."""
         for line in (self.line,) if self.levels is None else self.levels.lines():
-            found = line.discard(sorted(offsets))
+            found = sorted(line.discard(sorted(offsets)))
+            if not found:
+                continue
             self.outstanding += len(found)
             if rejected:
                 self.reject(found)
