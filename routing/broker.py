@@ -22,6 +22,7 @@ from delay.timer_service import TimerService
 from routing.clients import Client
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
+from routing.consumer_timeouts import ConsumerTimeouts
 from routing.control import Control
 from routing.dead_letters import DeadLetters
 from routing.errors import LimitExceeded
@@ -65,6 +66,7 @@ class Broker:
         self.refused_messages = 0
         """Messages that a failing log could not take (who asked for confirms was told), or that were shed."""
         self._nursery = nursery
+        self._timeouts = ConsumerTimeouts()
         self.clock = Clock(wall_clock_ms)
         self._runnable: deque[Queue | Stream] = deque()
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
@@ -82,7 +84,7 @@ class Broker:
         )
         self.spawn = nursery.start_soon
         self.dead_letters = DeadLetters(self)
-        host = Host(
+        self._host = host = Host(
             timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
         )
         self.topology, self.offsets = self.storage.recover(host)
@@ -267,6 +269,7 @@ class Broker:
             transient = self.topology.transient
             self.refused_messages += transient.shed(self.config.scratch_bytes_max)
             transient.delete_dead_prefix()
+            self._timeouts.look(self._host.impatient, self.clock.now_ms())
             if trio.current_time() >= retention_due:
                 retention_due = trio.current_time() + self.config.retention_check_interval_ms / 1000
                 for log in self._topic_logs():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 import trio
 
@@ -41,6 +42,7 @@ class Host:
         self.runnable = runnable
         self.dead_letter = dead_letter
         self.unused = unused
+        self.impatient: WeakSet[Queue] = WeakSet()
         self.now_ms = clock.now_ms
         self._timers = timers
         self._clock = clock

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,8 @@ class Session:
         """Deliveries to consumers that are not settled; the answers to `get` do not count."""
         self.paused = False
         self.closed = False
+        self.on_overdue: Callable[[BrokerError], None] | None = None
+        """Ends the session when it holds a delivery for too long; without it, it may."""
         self.consumers: list[Consumer] = []
         self.unsettled: list[Unsettled] = []
         self.transaction: Transaction | None = None
@@ -354,6 +356,11 @@ class Session:
         first = self._next_id
         self._next_id = first + len(slab.bodies)
         self._deliver(consumer, first, slab, 0, len(slab.bodies), False)
+
+    @property
+    def next_id(self) -> int:
+        """The id of the next delivery."""
+        return self._next_id
 
     # --- settling ----------------------------------------------------------------------
 

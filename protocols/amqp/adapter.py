@@ -124,6 +124,10 @@ class AmqpAdapter:
         """Whether the outbox takes deliveries."""
         return self._outbox.writable
 
+    def end_channel(self, number: int, error: BrokerError) -> None:
+        """Close a channel in the middle of nothing."""
+        self._fail(to_amqp_error(error, number, 0))
+
     def _resume(self) -> None:
         for channel in self._channels.values():
             channel.session.resume()

@@ -12,6 +12,7 @@ import base64
 import secrets
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from protocols.amqp import methods
@@ -33,6 +34,7 @@ from protocols.amqp.method_codec import Method
 from protocols.amqp.property_edits import with_reply_to
 from protocols.amqp.publish_run import PublishRun
 from routing.broker import Broker
+from routing.errors import BrokerError
 from routing.grants import Grants
 from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome
@@ -66,6 +68,9 @@ class Link(Protocol):
     def writable(self) -> bool:
         """Whether the outbox takes deliveries."""
 
+    def end_channel(self, number: int, error: BrokerError) -> None:
+        """Close a channel in the middle of nothing."""
+
 
 class Channel:
     """See the module; implements `routing.session.DeliverySink`."""
@@ -86,6 +91,7 @@ class Channel:
         """The queue behind `REPLY_TO`, while it has its one consumer."""
         self._joined_bytes_max = min(SEPARATE_BYTES_MIN - 1, link.frame_bytes_max - 8)
         self.session = link.broker.session(self, protocol="amqp", owner=link, vhost=link.vhost)
+        self.session.on_overdue = partial(link.end_channel, number)
 
     def close(self) -> None:
         """Give everything back to the engine."""

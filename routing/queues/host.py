@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from delay.timer_service import Timer
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
 class QueueHost(Protocol):
     """Implemented by the broker."""
+
+    impatient: WeakSet[Queue]
+    """Queues that limit how long a delivery may be held."""
 
     def runnable(self, queue: Queue) -> None:
         """Pump the queue when the turn ends."""

@@ -48,8 +48,9 @@ class Queue:
     """One queue."""
 
     __slots__ = (
-        "_host", "arguments", "auto_delete", "awake", "deleted", "durable", "exclusive", "fresh", "id", "levels",
-        "line", "name", "outstanding", "owner", "partition", "redelivered_before", "returns", "rules", "settings",
+        "__weakref__", "_host", "arguments", "auto_delete", "awake", "deleted", "durable", "exclusive", "fresh", "id",
+        "levels", "line", "name", "outstanding", "owner", "partition", "redelivered_before", "returns", "rules",
+        "settings",
         "turns", "vhost",
     )  # fmt: skip
 

@@ -71,6 +71,8 @@ class QueueRules:
             self.sizes = None
         if settings.expires_ms:
             self.used()
+        if settings.consumer_timeout_ms:
+            self._host.impatient.add(self._queue)
 
     def stop(self) -> None:
         """The queue is deleted."""
