@@ -46,6 +46,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dead_letters_in_flight_bytes_max: int = 16 << 20
     dead_letter_retry_ms: int = 1000
     """After this time dead letters are published again that could not be."""
+    deduplication_ids_max: int = 4_000_000
+    """Ids that one queue remembers at most, some 16 bytes each; with more of them the oldest go before their time."""
     pinned_warning_bytes: int = 1 << 30
     """A warning is logged when a stripe keeps more settled bytes than this, and each time that doubles."""
     routes_cached_max: int = 65536

@@ -42,7 +42,6 @@ _BITE = 128
 """Messages of one queue that are copied in one go."""
 _TURN_S = 0.002
 """How long copies are made in one turn."""
-_ROUTES_MAX = 256
 
 
 class _Waiting:
@@ -102,7 +101,6 @@ class DeadLetters:
         self._in_flight = 0
         self._in_flight_bytes = 0
         self._armed = False
-        self._routes: dict[tuple[Route, frozenset[str]], Route] = {}
 
     def add(self, queue: Queue, offsets: Sequence[int], reason: str) -> None:
         """Messages that are outstanding in their queue died."""
@@ -261,20 +259,8 @@ class DeadLetters:
         except NotFound:
             return [(Route([], []), slab)]
         if like.barred:
-            parts = [(self._without(route, like.barred), part) for route, part in parts]
+            parts = [(_avoiding(route, like.barred), part) for route, part in parts]
         return parts
-
-    def _without(self, route: Route, barred: frozenset[str]) -> Route:
-        """A route that avoids some queues."""
-        if not any(queue.name in barred for queue in route.queues):
-            return route
-        found = self._routes.get((route, barred))
-        if found is None:
-            if len(self._routes) >= _ROUTES_MAX:
-                self._routes.clear()
-            left = [queue for queue in route.queues if queue.name not in barred]
-            found = self._routes[route, barred] = Route(left, route.topics, delayed=route.delayed)
-        return found
 
     def _publish(self, waiting: _Waiting, route: Route, slab: Slab, offsets: Sequence[int]) -> bool:
         """Enqueue copies; False when a log refuses them."""
@@ -340,3 +326,9 @@ def _target(queue: Queue, reason: str) -> Target | None:
     if settings.dead_letter_exchange is None:
         return None
     return Target(settings.dead_letter_exchange, settings.dead_letter_routing_key)
+
+
+def _avoiding(route: Route, barred: frozenset[str]) -> Route:
+    """A route without the queues of these names."""
+    queues = frozenset(queue for queue in route.queues if queue.name in barred)
+    return route.avoiding(queues) if queues else route

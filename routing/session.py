@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
 from routing.consumer import consumer_priority
+from routing.deduplication import deliver_new
 from routing.errors import BrokerError, LimitExceeded, PreconditionFailed
 from routing.message import Slab
 from routing.queues.retries import Cause
@@ -165,7 +166,7 @@ class Session:
             if room < len(slab.bodies):
                 self._publish_what_fits(route, slab, room, confirm)
                 return
-        targets = route.deliver(slab)
+        targets = deliver_new(route, slab, broker.clock.now_ms()) if route.remembering else route.deliver(slab)
         if confirm and targets:
             self._require(slab, targets)
 
@@ -179,7 +180,8 @@ class Session:
         count = len(slab.bodies)
         if room:
             fitting = slab.part(0, room)
-            targets = route.deliver(fitting)
+            now_ms = self.broker.clock.now_ms()
+            targets = deliver_new(route, fitting, now_ms) if route.remembering else route.deliver(fitting)
             if confirm:
                 self._require(fitting, targets)
         route.overflowing().deliver(slab.part(room, count))

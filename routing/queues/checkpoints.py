@@ -197,12 +197,13 @@ class Checkpoints:
         if replayed is not None:
             self._when_durable(partition, log.log_end_offset, lambda: replayed)
             return
-        if partition.unchecked_bytes < self._interval_bytes:
+        if partition.unchecked_bytes < self._interval_bytes and not partition.checkpoint_wanted:
             return
         partition.seal()
         if log.log_end_offset != partition.next_offset:
             return  # the log has begun to refuse
         partition.unchecked_bytes = 0
+        partition.checkpoint_wanted = False
         journal, partition.journal = partition.journal, Journal(partition.next_offset)
         known = _standby_of(partition)
         queue_ids = list(partition.queues)
@@ -227,6 +228,7 @@ class Checkpoints:
 
         def work() -> None:
             save_checkpoint(self._files, partition, make())
+            partition.checkpointed = end
 
         async def write() -> None:
             async with self._saving:

@@ -30,6 +30,7 @@ from routing.queues.queue_rules import Arrival, QueueRules
 from routing.queues.retries import Cause, catches, counts
 from routing.queues.returns import Returns
 from routing.queues.runs_of import runs_of
+from routing.queues.seen_ids import SeenIds
 from routing.queues.settings import QueueSettings
 
 if TYPE_CHECKING:
@@ -48,10 +49,9 @@ class Queue:
     """One queue."""
 
     __slots__ = (
-        "__weakref__", "_host", "arguments", "auto_delete", "awake", "deleted", "durable", "exclusive", "fresh", "id",
-        "levels", "line", "name", "outstanding", "owner", "partition", "redelivered_before", "returns", "rules",
-        "settings",
-        "turns", "vhost",
+        "__weakref__", "_host", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
+        "fresh", "id", "levels", "line", "name", "outstanding", "owner", "partition", "redelivered_before", "returns",
+        "rules", "seen", "settings", "turns", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,9 @@ class Queue:
         self.settings = settings or QueueSettings.effective(arguments)
         self.rules = QueueRules(self, host)
         self.returns: Returns | None = None
+        self.seen: SeenIds | None = None
+        self.duplicates = 0
+        """Publishes that were not taken because they had been before."""
         self.apply_settings(self.settings)
 
     @property
@@ -117,6 +120,13 @@ class Queue:
             self.returns = None
         elif self.returns is None:
             self.returns = Returns(self, self._host)
+        window_ms = settings.deduplication_window_ms
+        if not window_ms:
+            self.seen = None
+        elif self.seen is None:
+            self.seen = SeenIds(window_ms, self.partition.deduplication_ids_max)
+        else:
+            self.seen.window_ms = window_ms
         if settings.limited and not self.awake:
             self.awake = True
             self._host.runnable(self)
@@ -168,6 +178,8 @@ class Queue:
         state: dict[str, Any] = {}
         if self.returns is not None and self.returns.tries:
             state["returns"] = self.returns.dump()
+        if self.seen is not None:
+            state["seen"] = list(self.seen.dump(self._host.now_ms()))
         return state or None
 
     def restore(
@@ -193,6 +205,8 @@ class Queue:
                 placed.add(start, number, position=position + start - first, redelivered=redelivered)
         if state and self.returns is not None and "returns" in state:
             self.rules.restore_returns(self.returns, state["returns"])
+        if state and self.seen is not None:
+            self.seen.restore(state.get("seen", ()), self._host.now_ms())
 
     def _line_of_run(self, offset: int) -> Line:
         """Where messages stand that agree in priority with the one at `offset`."""

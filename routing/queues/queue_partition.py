@@ -38,9 +38,11 @@ from routing.queues.scattered import Scattered
 from routing.queues.settlement import (
     DESTINATIONS_KEY,
     RETURNED_KEY,
+    SEEN_KEY,
     SETTLED_KEY,
     encode_destinations,
     encode_returned,
+    encode_seen,
     encode_settled,
 )
 from routing.queues.slab_cache import CachedSlab, SlabCache
@@ -93,6 +95,10 @@ class QueuePartition:
         self.sets = DestinationSets()
         self.unchecked_bytes = 0
         """Appended since the last checkpoint."""
+        self.checkpointed = 0
+        """Up to this offset the saved checkpoint speaks."""
+        self.checkpoint_wanted = False
+        self.deduplication_ids_max = config.deduplication_ids_max
         self.journal = Journal(self.next_offset)
         self.replayed: bytes | None = None
         """The checkpoint that a start has worked out, to be saved when the log is durable."""
@@ -105,6 +111,7 @@ class QueuePartition:
         self._open: list[tuple[int, Slab, DestinationSet]] = []
         self._settled: list[tuple[int, int, int]] = []
         self._returned: list[tuple[int, int, int, int]] = []
+        self._seen: list[tuple[int, int, bytes]] = []
         self._cache = SlabCache()
         self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
         self._live: dict[int, int] = {}
@@ -242,6 +249,12 @@ class QueuePartition:
             self._returned += [(queue_id, offset, tries.packed, tries.due_ms) for offset, tries in returns]
             self._mark_dirty(self)
 
+    def note_seen(self, queue_id: int, now_ms: int, hashes: bytes) -> None:
+        """Ids that are new to one queue; the record of it is written behind the messages of this turn."""
+        if self.durable:
+            self._seen.append((queue_id, now_ms, hashes))
+            self._mark_dirty(self)
+
     def find(self, offset: int) -> CachedSlab | None:
         """The slab that holds `offset`, if it is in memory."""
         return self._cache.find(offset) or self._scattered.find(offset) or self._cold.find(offset)
@@ -267,6 +280,9 @@ class QueuePartition:
                 try:
                     due = self._settlements_due or bool(self._open) or len(self._settled) >= _SETTLED_MAX
                     self._seal_data()
+                    if self._seen:
+                        self._append_control(SEEN_KEY, encode_seen(self._seen))
+                        self._seen.clear()
                     if not self._settled and not self._returned:
                         pass
                     elif due:
@@ -364,7 +380,7 @@ class QueuePartition:
     def _log_advanced(self, log: PartitionLog) -> None:
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
-        if log.error is None and (self._settled or self._returned or self._open):
+        if log.error is None and (self._settled or self._returned or self._seen or self._open):
             self._mark_dirty(self)
 
     # --- housekeeping ------------------------------------------------------------------
@@ -421,6 +437,10 @@ class QueuePartition:
         if log.error is not None or len(log.segments) < 2:
             return
         before = min(self.first_live_offset, log.committed_offset if self.durable else log.written_offset)
+        if self.durable and before > self.checkpointed and any(queue.seen for queue in self.queues.values()):
+            # Ids stand in the part that would go, and a checkpoint has to keep them first.
+            before = self.checkpointed
+            self.checkpoint_wanted = log.segments[1].base_offset > before
         if log.segments[1].base_offset > before:
             return
         if self.durable:

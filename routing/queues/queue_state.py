@@ -3,7 +3,7 @@
 A state is a mapping as MessagePack takes it, without what is empty:
 
     "returns"   offset -> (counts, due time in ms), of messages that came back (`returns.py`)
-    "seen"      [(time in ms, hashes)], ids of messages for as long as they are remembered (`seen_ids.py`)
+    "seen"      [(time in ms, whether it is a whole table, hashes)] of ids, in order (`seen_ids.py`)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StateChanges:
 
     def __init__(self) -> None:
         self._returns: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
-        self._seen: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+        self._seen: dict[int, list[tuple[int, bool, bytes]]] = defaultdict(list)
 
     def control(self, key: bytes | None, value: bytes) -> None:
         """Take a control record into account, if it is one of these."""
@@ -31,7 +31,7 @@ class StateChanges:
                 self._returns[queue_id][offset] = counts, due_ms
         elif key == SEEN_KEY:
             for queue_id, seen_ms, hashes in decode_seen(value):
-                self._seen[queue_id].append((seen_ms, hashes))
+                self._seen[queue_id].append((seen_ms, False, hashes))
 
     def fold(self, states: dict[int, State], queue_ids: Iterable[int]) -> dict[int, State]:
         """The states of these queues with all that was said."""

@@ -33,6 +33,7 @@ def restore(files: Files, partition: QueuePartition) -> int:
     if clean:
         # Only until something happens, of which the log need not know.
         save_checkpoint(files, partition, encode_checkpoint(standby))
+        partition.checkpointed = standby.offset
     elif unread:
         partition.replayed = encode_checkpoint(standby)
     partition.sets.next_id = standby.next_set_id

@@ -79,10 +79,6 @@ class SeenIds:
         self.expire(now_ms)
         return self._admit(hashes, now_ms)
 
-    def replay(self, hashes: Sequence[int], seen_ms: int) -> None:
-        """These were new at a time in the past, not before those that are known."""
-        self._admit(hashes, seen_ms)
-
     def _admit(self, hashes: Sequence[int], now_ms: int) -> list[bool]:
         fresh = []
         for value in hashes:
@@ -132,19 +128,24 @@ class SeenIds:
                 for value in kept:
                     table.add(value)
 
-    def dump(self, now_ms: int) -> Iterator[tuple[int, bytes]]:
-        """What is remembered, for `restore`: until when each lot was seen, and its hashes."""
+    def dump(self, now_ms: int) -> Iterator[tuple[int, bool, bytes]]:
+        """What is remembered, for `restore`: until when each lot was seen, that it is a table, and its places."""
         self.expire(now_ms)
         for table in self._tables:
-            yield table.until_ms, array("Q", filter(None, table.places)).tobytes()
+            yield table.until_ms, True, table.places.tobytes()
 
-    def restore(self, seen_ms: int, data: bytes, now_ms: int) -> None:
-        """Take over what `dump` gave, in its order."""
-        hashes = array("Q")
-        hashes.frombytes(data[: len(data) // 8 * 8])
-        if hashes and seen_ms + self.window_ms > now_ms:
-            table = _Table(1 << (2 * len(hashes)).bit_length(), seen_ms)
-            table.since_ms = seen_ms - self.window_ms  # takes no others, whose time would become its own
-            for value in hashes:
-                table.add(value)
-            self._tables.append(table)
+    def restore(self, lots: Iterable[tuple[int, bool, bytes]], now_ms: int) -> None:
+        """Take over what `dump` gave, and then rows of hashes and when they were new, all in their order."""
+        for seen_ms, is_table, data in lots:
+            if seen_ms + self.window_ms <= now_ms:
+                continue
+            hashes = array("Q")
+            hashes.frombytes(data[: len(data) // 8 * 8])
+            if is_table and len(hashes) & len(hashes) - 1 == 0:
+                table = _Table(0, seen_ms)
+                table.places, table.mask = hashes, len(hashes) - 1
+                table.count = len(hashes) - hashes.count(0)
+                table.since_ms = seen_ms - self.window_ms  # takes no others, whose time would become its own
+                self._tables.append(table)
+            else:
+                self._admit(hashes, seen_ms)

@@ -24,10 +24,16 @@ if TYPE_CHECKING:
     from routing.topology.history import RecentHistoryMatcher
 
 
+_AVOIDING_MAX = 64
+
+
 class Route:
     """See the module."""
 
-    __slots__ = ("_open", "_passing", "delayed", "durable_homes", "guarded", "histories", "homes", "queues", "topics")
+    __slots__ = (
+        "_avoiding", "_open", "_passing", "delayed", "durable_homes", "guarded", "histories", "homes", "queues",
+        "remembering", "topics",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -42,6 +48,9 @@ class Route:
         self.delayed = delayed or any(queue.settings.delayed for queue in queues)
         self.guarded = [queue for queue in queues if queue.settings.guards_publishing]
         """Queues that publishers have to ask."""
+        self.remembering = [queue for queue in queues if queue.settings.deduplication_window_ms]
+        """Queues that take no message twice."""
+        self._avoiding: dict[frozenset[Queue], Route] = {}
         self.queues = queues
         self._open: Route | None = None
         by_home: dict[QueuePartition, list[Queue]] = {}
@@ -78,6 +87,16 @@ class Route:
     def room(self) -> int:
         """How many messages the fullest of the guarded queues takes now."""
         return min(queue.rules.room() for queue in self.guarded)
+
+    def avoiding(self, queues: frozenset[Queue]) -> Route:
+        """Where messages go that some queues must not get."""
+        found = self._avoiding.get(queues)
+        if found is None:
+            if len(self._avoiding) >= _AVOIDING_MAX:
+                self._avoiding.clear()
+            left = [queue for queue in self.queues if queue not in queues]
+            found = self._avoiding[queues] = Route(left, self.topics, delayed=self.delayed)
+        return found
 
     def overflowing(self) -> Route:
         """Where messages go that do not fit: to those who do not refuse them."""

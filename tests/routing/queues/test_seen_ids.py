@@ -26,8 +26,7 @@ def test_against_a_dictionary() -> None:
                 assert age < WINDOW_MS * 1.25 + 1
         if chance.random() < 0.05:
             again = SeenIds(WINDOW_MS, 1_000_000)
-            for seen_ms, data in seen.dump(now_ms):
-                again.restore(seen_ms, data, now_ms)
+            again.restore(seen.dump(now_ms), now_ms)
             assert len(again) == len(seen)
             seen = again
     assert len(model) > 2000

@@ -1,0 +1,157 @@
+"""Publishes that were seen before: confirmed, put into no queue that saw them, and known over every kind of stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from core_log.files import MemoryFiles
+from protocols.amqp.adapter_properties import PROTOCOL
+from protocols.amqp.properties import BasicProperties, encode_properties
+from routing.message import Properties, Slab
+from tests.routing.harness import Client, Engine, engine, killed
+
+WINDOW = {"x-deduplication-window-ms": 10_000}
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock()
+
+
+def publish(client: Client, key: str, *ids: str | None, exchange: str = "", header: bool = False) -> None:
+    """One slab of messages with these ids, which are their bodies as well; `client` asks for confirms."""
+    raws = []
+    for name in ids:
+        headers = {"x-deduplication-header": name} if header and name else None
+        raws.append(encode_properties(BasicProperties(message_id=None if header else name, headers=headers)))
+    common = Properties(PROTOCOL, raws[0], persistent=True)
+    same = raws.count(raws[0]) == len(raws)
+    slab = Slab(exchange, key, common, [str(name).encode() for name in ids], raws=None if same else raws)
+    client.session.publish(slab, confirm=True)
+
+
+async def confirmed(running: Engine, client: Client) -> None:
+    running.turn()
+    await running.until(lambda: client.confirmed == client.session._published)
+
+
+async def bodies(running: Engine, queue: str) -> list[str]:
+    return [body for body, _ in await running.drain(queue)]
+
+
+@pytest.mark.parametrize("header", [False, True])
+async def test_the_second_is_confirmed_and_not_taken(header: bool) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments=WINDOW)
+        client = running.client()
+        publish(client, "q", "a", "b", "a", None, None, header=header)
+        publish(client, "q", "b", "c", header=header)
+        publish(client, "q", "c", "c", header=header)
+        await confirmed(running, client)
+        assert await bodies(running, "q") == ["a", "b", "None", "None", "c"]
+        publish(client, "q", "a", header=header)
+        await confirmed(running, client)
+        assert await bodies(running, "q") == []
+        assert running.broker.topology.queues["q"].duplicates == 5
+
+
+async def test_a_queue_that_does_not_mind_gets_it_again() -> None:
+    async with engine(MemoryFiles()) as running:
+        for name, arguments in (("once", WINDOW), ("also", WINDOW), ("all", {})):
+            await running.queue(name, arguments=arguments)
+            await running.bind("amq.fanout", name)
+        client = running.client()
+        publish(client, "once", "a")
+        publish(client, "", "a", "b", exchange="amq.fanout")
+        publish(client, "", "b", "c", exchange="amq.fanout")
+        await confirmed(running, client)
+        assert await bodies(running, "once") == ["a", "b", "c"]
+        assert await bodies(running, "also") == ["a", "b", "c"]
+        assert await bodies(running, "all") == ["a", "b", "b", "c"]
+
+
+async def test_a_duplicate_is_not_confirmed_before_its_original() -> None:
+    files = MemoryFiles()
+    async with engine(files, stripes=1) as running:
+        await running.queue("q", arguments=WINDOW)
+        first, second = running.client(), running.client()
+        seen: list[list[str]] = []
+        second.on_confirm = lambda up_to: seen.append([*pictures])
+        pictures: list[str] = []
+        first.on_confirm = lambda up_to: pictures.append("first")
+        publish(first, "q", "a")
+        publish(second, "q", "a")
+        running.turn()
+        await running.until(lambda: second.confirmed == 1)
+        assert seen == [["first"]]
+        after = files.crash()
+    async with engine(after, stripes=1) as running:
+        assert await bodies(running, "q") == ["a"]
+
+
+async def test_after_the_window_it_is_new(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments=WINDOW)
+        client = running.client()
+        publish(client, "q", "a")
+        clock.jump(9.9)
+        publish(client, "q", "a")
+        running.turn()
+        assert running.count("q") == 1
+        clock.jump(5)
+        publish(client, "q", "a")
+        running.turn()
+        assert running.count("q") == 2
+        await confirmed(running, client)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "power", "checkpoint"])
+async def test_ids_outlive_the_process(clock: MockClock, how: str) -> None:
+    files = MemoryFiles()
+    ids = [f"id-{number}" for number in range(1000)]
+    config: dict[str, Any] = {"queue_segment_bytes": 4096} if how == "checkpoint" else {}
+    async with engine(files, **config) as running:
+        await running.queue("q", arguments=WINDOW)
+        client = running.client()
+        for start in range(0, 1000, 50):
+            publish(client, "q", *ids[start : start + 50])
+            await confirmed(running, client)
+        assert await bodies(running, "q") == ids
+        await running.synced()
+        if how == "checkpoint":
+            # The part of the log that held the ids goes, once a checkpoint has them.
+            home = running.home("q")
+            assert home.log.log_start_offset == 0
+            for _ in range(20):
+                running.broker.checkpoints.take(home)
+                home.delete_dead_prefix()
+                await wait_all_tasks_blocked(0.01)
+            assert home.log.log_start_offset > 500
+        if how == "kill":
+            files = killed(files)
+        elif how != "stop":
+            files = files.crash()
+    async with engine(files, **config) as running:
+        client = running.client()
+        publish(client, "q", *ids, "new")
+        await confirmed(running, client)
+        assert await bodies(running, "q") == ["new"]
+        clock.jump(12.6)
+        publish(client, "q", *ids)
+        await confirmed(running, client)
+        assert await bodies(running, "q") == ids
+
+
+async def test_dead_letters_are_no_duplicates() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("dead", arguments=WINDOW)
+        through = {"x-max-length": 0, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        await running.queue("q", arguments=through)
+        client = running.client()
+        publish(client, "dead", "a")
+        publish(client, "q", "a")
+        await confirmed(running, client)
+        await running.until(lambda: running.count("dead") == 2)
