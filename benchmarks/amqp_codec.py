@@ -19,7 +19,8 @@ from protocols.amqp import methods
 from protocols.amqp.adapter_properties import facts_of, intern
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import PROTOCOL_HEADER, AmqpConnection, MethodReceived
-from protocols.amqp.deliveries import DeliveryPrefix, MethodEnds, content, encode_mixed, encode_run, method_frame
+from protocols.amqp.deliveries import DeliveryPrefix, content, encode_run, method_frame
+from protocols.amqp.mixed_deliveries import DeliveryHeads, MixedRun, RouteEnds
 from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties
 
 BODY_BYTES = 100
@@ -87,7 +88,8 @@ def cases(count: int) -> dict[str, Callable[[], object]]:
         for i in range(count)
     ]
     all_differ = b"".join(publish("x", *message) for message in zip(keys, raws, mixed))
-    ends = MethodEnds(1, "ctag1.0", "x", False)
+    ends, heads = RouteEnds("x", False), DeliveryHeads(1, "ctag1.0")
+    shared = MixedRun(1, list(map(ends.__getitem__, keys)), raws, mixed)
     acks = b"".join(method_frame(1, methods.BasicAck(tag).encode()) for tag in range(1, count + 1))
     prefix = DeliveryPrefix(1, "ctag1.0", "", "queue", PLAIN, False)
     return {
@@ -99,9 +101,10 @@ def cases(count: int) -> dict[str, Callable[[], object]]:
         "acks in order": lambda: interned.receive_data(acks),
         "deliver, one size": lambda: encode_run(prefix, 1, bodies, list(map(len, bodies))),
         "deliver, mixed sizes": lambda: encode_run(prefix, 1, mixed, list(map(len, mixed))),
-        "deliver, keys, ids and sizes differ": lambda: encode_mixed(
-            1, list(map(ends.__getitem__, keys)), 1, raws, mixed
-        ),
+        "deliver, keys, ids and sizes differ": lambda: MixedRun(
+            1, list(map(ends.__getitem__, keys)), raws, mixed
+        ).encode(heads, 1),
+        "deliver the same to another consumer": lambda: shared.encode_again(heads, 1),
         "deliver, one by one": lambda: [encode_run(prefix, 1, [body], [BODY_BYTES]) for body in bodies],
     }
 

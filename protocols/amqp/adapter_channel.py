@@ -22,15 +22,14 @@ from protocols.amqp.config import AmqpConfig
 from protocols.amqp.deliveries import (
     SEPARATE_BYTES_MIN,
     DeliveryPrefix,
-    MethodEnds,
     content,
     encode_large,
-    encode_mixed,
     encode_run,
     method_frame,
 )
 from protocols.amqp.errors import SOFT, AmqpError
 from protocols.amqp.method_codec import Method
+from protocols.amqp.mixed_deliveries import DeliveryHeads, LastRun, MixedRun, RouteEnds
 from protocols.amqp.property_edits import with_reply_to
 from protocols.amqp.publish_run import PublishRun
 from routing.broker import Broker
@@ -46,7 +45,10 @@ _CONFIRMATION = struct.Struct(">BHIIQBB")
 _ACK, _NACK = 0x3C0050, 0x3C0078
 _PUBLISH = 0x3C0028
 
-_PrefixKey = tuple[str, str, bool, Properties] | tuple[str, bool]
+_PrefixKey = tuple[str, str, bool, Properties] | tuple[str, bool] | None
+
+
+_last_run = LastRun()
 
 
 class Link(Protocol):
@@ -211,7 +213,7 @@ class Channel:
         limit = self.link.config.consumers_per_channel_max
         if len(self._consumers) >= limit:
             raise self._error("NOT_ALLOWED", f"reached maximum ({limit}) of consumers per channel", method)
-        prefixes: dict[_PrefixKey, DeliveryPrefix | MethodEnds] = {}
+        prefixes: dict[_PrefixKey, DeliveryPrefix | DeliveryHeads | RouteEnds] = {}
         queue = await self._open_replies(tag, method) if method.queue == REPLY_TO else method.queue
         self._consumers[tag] = await self.session.consume(
             self.queue_name(queue, method),
@@ -287,7 +289,16 @@ class Channel:
     def _deliver_mixed(
         self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool
     ) -> None:
-        """Deliveries whose keys or properties differ: the ends of the method frame are remembered by key."""
+        """Deliveries whose keys or properties differ; what several consumers get is put together once."""
+        prefixes: dict[_PrefixKey, Any] = consumer.context
+        heads = prefixes.get(None)
+        if heads is None:
+            heads = prefixes[None] = DeliveryHeads(self.number, consumer.tag)
+        part = (self.number, start, stop, redelivered, self._joined_bytes_max)
+        run = _last_run.get(slab, part)
+        if run is not None:
+            self.write(run.encode_again(heads, first_id))
+            return
         bodies = slab.bodies[start:stop]
         if max(map(len, bodies)) > self._joined_bytes_max:
             for index in range(start, stop):
@@ -304,18 +315,18 @@ class Channel:
             raws = slab.raws[start:stop]
         else:
             raws = [raw_of(slab.properties_of(index)) for index in range(start, stop)]
-        prefixes: dict[_PrefixKey, Any] = consumer.context
         ends = prefixes.get((slab.exchange, redelivered))
         if ends is None:
             if len(prefixes) >= _PREFIXES_MAX:
                 prefixes.clear()
-            ends = MethodEnds(self.number, consumer.tag, slab.exchange, redelivered)
-            prefixes[slab.exchange, redelivered] = ends
+            ends = prefixes[slab.exchange, redelivered] = RouteEnds(slab.exchange, redelivered)
         if slab.keys is None:
             around = [ends[slab.routing_key]] * len(bodies)
         else:
             around = list(map(ends.__getitem__, slab.keys[start:stop]))
-        self.write(encode_mixed(self.number, around, first_id, raws, bodies))
+        run = MixedRun(self.number, around, raws, bodies)
+        _last_run.keep(slab, part, run)
+        self.write(run.encode(heads, first_id))
 
     async def get(self, method: methods.BasicGet) -> None:
         """`basic.get`; waits only for a message that must be read from disk."""

@@ -23,10 +23,6 @@ _TAILS_MAX = 128
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _TAG = struct.Struct(">Q")
-_CONTENT_HEAD = struct.Struct(">BHIIQ")
-_BODY_HEAD = struct.Struct(">BBHI")
-"""The end of the header frame and the head of the body frame."""
-_KEYS_MAX = 1024
 _LOW_BYTES = [bytes((byte,)) for byte in range(256)]
 _END = b"\xce"
 _DELIVER = b"\x00\x3c\x00\x3c"
@@ -90,58 +86,6 @@ def encode_run(prefix: DeliveryPrefix, first_tag: int, bodies: Sequence[bytes], 
     pieces[0] = pieces[0][1:]
     pieces.append(_END)
     return b"".join(pieces)
-
-
-class MethodEnds(dict[str, tuple[bytes, bytes]]):
-    """Routing key -> the bytes of `basic.deliver` before and after the delivery tag, for one consumer and exchange."""
-
-    __slots__ = ("_channel_id", "_exchange", "_head", "_redelivered")
-
-    def __init__(self, channel_id: int, consumer_tag: str, exchange: str, redelivered: bool) -> None:
-        super().__init__()
-        self._channel_id = channel_id
-        self._head = _DELIVER + short_string(consumer_tag)
-        self._redelivered = b"%c" % redelivered
-        self._exchange = short_string(exchange)
-
-    def __missing__(self, key: str) -> tuple[bytes, bytes]:
-        if len(self) >= _KEYS_MAX:
-            self.clear()
-        route = self._redelivered + self._exchange + short_string(key)
-        size = len(self._head) + 8 + len(route)
-        ends = self[key] = _FRAME_HEAD.pack(1, self._channel_id, size) + self._head, route + _END
-        return ends
-
-
-def encode_mixed(
-    channel_id: int,
-    around: Sequence[tuple[bytes, bytes]],
-    first_tag: int,
-    raws: Sequence[bytes],
-    bodies: Sequence[bytes],
-) -> bytes:
-    """Deliveries with rising tags that differ in everything; every body fits into one frame.
-
-    `around` is from `MethodEnds`, `raws` are the property lists.
-    """
-    tag_of, header, body_head = _TAG.pack, _CONTENT_HEAD.pack, _BODY_HEAD.pack
-    return b"".join(
-        [
-            b"%b%b%b%b%b%b%b\xce"
-            % (
-                before,
-                tag_of(tag),
-                after,
-                header(2, channel_id, 12 + len(raw), 0x3C0000, len(body)),
-                raw,
-                body_head(0xCE, 3, channel_id, len(body)) if body else b"",
-                body,
-            )
-            for tag, (before, after), raw, body in zip(
-                range(first_tag, first_tag + len(bodies)), around, raws, bodies, strict=True
-            )
-        ]
-    )
 
 
 def encode_large(

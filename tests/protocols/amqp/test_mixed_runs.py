@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from protocols.amqp.adapter_properties import facts_of, intern
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import AmqpConnection
-from protocols.amqp.deliveries import MethodEnds, encode_mixed
 from protocols.amqp.errors import AmqpError, SyntaxFault
+from protocols.amqp.mixed_deliveries import DeliveryHeads, MixedRun, RouteEnds
 from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties, fixed_parts
 from protocols.amqp.publish_run import PublishRun
 from routing.facts import pack
@@ -165,10 +165,11 @@ def test_lists_that_agree_in_what_counts_ask_for_the_same(raw: bytes, noise: byt
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["q", "key.é"]), raws, st.binary(max_size=40)), min_size=1, max_size=20))
 def test_deliveries_are_what_another_codec_reads(sent: list[tuple[str, bytes, bytes]]) -> None:
-    ends = MethodEnds(3, "tag", "x", True)
-    data = encode_mixed(
-        3, [ends[key] for key, _, _ in sent], 250, [raw for _, raw, _ in sent], [body for *_, body in sent]
-    )
+    ends, heads = RouteEnds("x", True), DeliveryHeads(3, "tag")
+    keys, property_lists, bodies = zip(*sent)
+    run = MixedRun(3, list(map(ends.__getitem__, keys)), property_lists, bodies)
+    data = run.encode(heads, 250)
+    assert run.encode_again(heads, 250) == data
     for number, (key, raw, body) in enumerate(sent, 250):
         size, method = pika.frame.decode_frame(data)
         data = data[size:]
