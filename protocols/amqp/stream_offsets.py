@@ -22,10 +22,17 @@ _SHORT = struct.Struct(">H")
 _LONG = struct.Struct(">I")
 _OFFSET = struct.Struct(">q")
 
-_Walk = tuple[tuple[Step, ...], bool, tuple[Step, ...]]
+_ENTRY_ALONE = _LONG.pack(_ENTRY_BYTES) + _ENTRY
+_Parts = tuple[bytes, bytes]
+"""What to send before and behind the offset."""
+_NO_PROPERTIES: _Parts = (_SHORT.pack(_HEADERS_FLAG) + _ENTRY_ALONE, b"")
+
+_Walk = tuple[bytes, tuple[None, ...], bool, tuple[int, ...]]
 _WALKS_MAX = 1024
 _walks: dict[bytes, _Walk] = {}
-"""By flags: the properties before the headers, whether there are any, the properties behind them."""
+"""By flags: the flags to send, the texts before the headers, whether there are any, and what follows them: the size of
+each property, 0 for texts.
+"""
 _TABLES_MAX = 1024
 _TABLE_BYTES_MAX = 512
 _good_tables: dict[bytes, None] = {}
@@ -39,57 +46,51 @@ def with_offsets(raws: Sequence[bytes], first_offset: int, bytes_max: int) -> li
     """
     number = _OFFSET.pack
     if raws.count(raws[0]) == len(raws):
-        before, behind = _split(raws[0], bytes_max)
+        before, behind = _parts(raws[0], bytes_max)
         return [before + number(offset) + behind for offset in range(first_offset, first_offset + len(raws))]
     lists = []
     for offset, raw in enumerate(raws, first_offset):
-        before, behind = _split(raw, bytes_max)
+        before, behind = _parts(raw, bytes_max)
         lists.append(b"%b%b%b" % (before, number(offset), behind))
     return lists
 
 
-def _split(raw: bytes, bytes_max: int) -> tuple[bytes, bytes]:
-    """What to send before and behind the offset."""
+def _parts(raw: bytes, bytes_max: int) -> _Parts:
     try:
-        if len(raw) + _ENTRY_BYTES + 4 <= bytes_max:
-            return _open(raw)
+        flags = raw[:2]
+        walk = _walks.get(flags)
+        if walk is None:
+            walk = _walk_of(_SHORT.unpack(flags)[0])
+            if len(_walks) < _WALKS_MAX:
+                _walks[flags] = walk
+        announced, before, has_headers, behind = walk
+        at = 2
+        for _ in before:
+            at += raw[at] + 1
+        end = stop = _end_of_table(raw, at) if has_headers else at
+        for size in behind:
+            stop += size or raw[stop] + 1
     except (IndexError, struct.error, SyntaxFault):
-        pass
-    return _open(b"\0\0")
+        return _NO_PROPERTIES
+    if stop != len(raw) or stop + _ENTRY_BYTES + 4 > bytes_max:
+        return _NO_PROPERTIES
+    if not has_headers:
+        return b"%b%b%b" % (announced, raw[2:at], _ENTRY_ALONE), raw[at:]
+    table_bytes = _LONG.pack(end - at - 4 + _ENTRY_BYTES)
+    return b"%b%b%b%b%b" % (announced, raw[2:at], table_bytes, raw[at + 4 : end], _ENTRY), raw[end:]
 
 
-def _open(raw: bytes) -> tuple[bytes, bytes]:
-    flags = raw[:2]
-    walk = _walks.get(flags)
-    if walk is None:
-        walk = _walk_of(_SHORT.unpack(flags)[0])
-        if len(_walks) < _WALKS_MAX:
-            _walks[flags] = walk
-    before, has_headers, behind = walk
-    at = 2
-    for _ in before:
-        at += raw[at] + 1
-    end, table = at, b""
-    if has_headers:
-        end = at + 4 + _LONG.unpack_from(raw, at)[0]
-        table = raw[at + 4 : end]
-        if table not in _good_tables:
-            wire.read_table(raw, at)
-            if len(table) <= _TABLE_BYTES_MAX:
-                if len(_good_tables) >= _TABLES_MAX:
-                    _good_tables.clear()
-                _good_tables[table] = None
-    stop = end
-    for step in behind:
-        if step in TEXT_STEPS:
-            stop += raw[stop] + 1
-        else:
-            stop += 8 if step is Step.TIMESTAMP else 1
-    if stop != len(raw):
-        raise SyntaxFault("a property list of another length than its properties")
-    announced = _SHORT.pack(_SHORT.unpack(flags)[0] | _HEADERS_FLAG)
-    size = _LONG.pack(len(table) + _ENTRY_BYTES)
-    return b"%b%b%b%b%b" % (announced, raw[2:at], size, table, _ENTRY), raw[end:]
+def _end_of_table(raw: bytes, at: int) -> int:
+    """Check the table that begins at `at`. Raises SyntaxFault, struct.error."""
+    end: int = at + 4 + _LONG.unpack_from(raw, at)[0]
+    table = raw[at:end]
+    if table not in _good_tables:
+        wire.read_table(raw, at)
+        if len(table) <= _TABLE_BYTES_MAX:
+            if len(_good_tables) >= _TABLES_MAX:
+                _good_tables.clear()
+            _good_tables[table] = None
+    return end
 
 
 def _walk_of(flags: int) -> _Walk:
@@ -97,9 +98,8 @@ def _walk_of(flags: int) -> _Walk:
     steps = layout_of(flags)
     if Step.UNKNOWN in steps:
         raise SyntaxFault("unknown property flags")
-    if Step.HEADERS in steps:
-        at = steps.index(Step.HEADERS)
-        return steps[:at], True, steps[at + 1 :]
     # Content type and encoding, the two that come first, are the flags above that of the headers.
-    at = (flags >> 15 & 1) + (flags >> 14 & 1)
-    return steps[:at], False, steps[at:]
+    texts = (flags >> 15 & 1) + (flags >> 14 & 1)
+    has_headers = bool(flags & _HEADERS_FLAG)
+    sizes = (0 if step in TEXT_STEPS else 8 if step is Step.TIMESTAMP else 1 for step in steps[texts + has_headers :])
+    return _SHORT.pack(flags | _HEADERS_FLAG), (None,) * texts, has_headers, tuple(sizes)
