@@ -9,6 +9,7 @@ key.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from routing.message import NAME_ENCODING_ERRORS, Properties, Slab, record_encod
 from routing.runs import BATCH_HEADER_BYTES, RECORD_BYTES, Run, in_batches, record_bytes
 from routing.topics.stream_records import source_headers, source_lead
 
+logger = logging.getLogger(__name__)
+
 _HEADER_BLOCKS_MAX = 1024
 _KEYS_MAX = 65536
 _BATCH_BYTES = 900 << 10
@@ -34,7 +37,7 @@ _HEADER_BYTES = PARTITION_KEY_HEADER.encode()
 class TopicPartition:
     """One partition: its log, and the slabs waiting to be sealed into it."""
 
-    __slots__ = ("_mark_dirty", "_open", "index", "log", "next_offset", "topic_name")
+    __slots__ = ("_mark_dirty", "_open", "_segments", "index", "log", "next_offset", "topic_name")
 
     def __init__(
         self, topic_name: str, index: int, log: PartitionLog, mark_dirty: Callable[[TopicPartition], None]
@@ -45,6 +48,7 @@ class TopicPartition:
         self.next_offset = log.log_end_offset
         self._mark_dirty = mark_dirty
         self._open: list[Run] = []
+        self._segments = len(log.segments)
         log.listeners.append(self._log_advanced)
 
     def append(self, batch: bytes | bytearray | memoryview) -> int:
@@ -80,6 +84,17 @@ class TopicPartition:
     def _log_advanced(self, log: PartitionLog) -> None:
         if self._open and log.error is None:
             self._mark_dirty(self)
+        if len(log.segments) != self._segments:
+            self._segments_changed(log)
+
+    def _segments_changed(self, log: PartitionLog) -> None:
+        """A segment is full: what is beyond the log's limit in bytes goes now, however fast it grows."""
+        if 0 <= log.config.retention_bytes < log.size_bytes:
+            try:
+                log.apply_retention(time.time_ns() // 1_000_000)
+            except OSError as error:
+                logger.warning("cannot apply the retention of %s now: %s", log.directory, error)
+        self._segments = len(log.segments)
 
 
 class Topic:
