@@ -196,7 +196,7 @@ class Broker:
         if self.confirming:
             confirming, self.confirming = self.confirming, {}
             for session in confirming:
-                session.note_confirms()
+                session.confirms.note()
         if self.after_turn is not None:
             self.after_turn()
 

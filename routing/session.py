@@ -2,8 +2,7 @@
 
 1. Deliveries get dense ids, 1, 2, ..., per session. What is unsettled is kept as runs of ids that map to runs of
    offsets, so a million unsettled messages of one backlog are one entry.
-2. Publishes with `confirm` get dense sequence numbers. Once a turn the session notes what its publishes of that turn
-   wait for; when that is met, and everything before it, the sink gets one cumulative `confirm`.
+2. What its publishers wait for is in `confirms.py`.
 3. Everything here is synchronous. The sink may only append to its outbox.
 """
 
@@ -11,12 +10,12 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from routing.confirms import Confirms
 from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
 from routing.consumer import consumer_priority
@@ -29,7 +28,6 @@ from routing.unsettled import Outcome as Outcome
 from routing.unsettled import Unsettled, entry_first
 
 if TYPE_CHECKING:
-    from core_log.partition_log import PartitionLog
     from routing.broker import Broker
     from routing.queues.queue import Queue
     from routing.topology.route import Route
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
     from routing.transactions import Transaction
 
 logger = logging.getLogger(__name__)
-
-_Requirements = dict["PartitionLog", int]
-"""Logs, and the offset each has to reach."""
 
 
 class Got:
@@ -53,16 +48,6 @@ class Got:
         self.index = index
         self.redelivered = redelivered
         self.message_count = message_count
-
-
-class _PendingConfirm:
-    __slots__ = ("error", "first", "last", "settled")
-
-    def __init__(self, first: int, last: int) -> None:
-        self.first = first
-        self.last = last
-        self.settled = False
-        self.error: BrokerError | None = None
 
 
 class Session:
@@ -89,13 +74,7 @@ class Session:
         self.transaction: Transaction | None = None
         """What publishes and settlements go into instead of taking effect."""
         self._next_id = 1
-        self._published = 0
-        self._noted = 0
-        self._pending: deque[_PendingConfirm] = deque()
-        self._requirements: _Requirements = {}
-        self._needs_sync = False
-        self._parts: list[tuple[int, _Requirements, bool, BrokerError | None]] = []
-        """Runs of publishes of this turn that were ended by a refusal: last number, what they wait for, or why not."""
+        self.confirms = Confirms(self)
 
     # --- publishing --------------------------------------------------------------------
 
@@ -144,7 +123,7 @@ class Session:
     def _publish(self, route: Route, slab: Slab, mandatory: bool, confirm: bool) -> None:
         broker = self.broker
         if confirm:
-            self._published += len(slab.bodies)
+            self.confirms.published += len(slab.bodies)
             broker.confirming[self] = None
         if route.histories and route.error() is None:
             for history in route.histories:
@@ -157,7 +136,7 @@ class Session:
         if failed is not None:
             broker.refused_messages += len(slab.bodies)
             if confirm:
-                self._refuse(len(slab.bodies), failed)
+                self.confirms.refuse(len(slab.bodies), failed)
             elif slab.properties.persistent:
                 raise failed
             return
@@ -168,12 +147,7 @@ class Session:
                 return
         targets = deliver_new(route, slab, broker.clock.now_ms()) if route.remembering else route.deliver(slab)
         if confirm and targets:
-            self._require(slab, targets)
-
-    def _require(self, slab: Slab, targets: list[tuple[PartitionLog, int]]) -> None:
-        self._requirements.update(targets)
-        if slab.properties.persistent:
-            self._needs_sync = True
+            self.confirms.require(slab, targets)
 
     def _publish_what_fits(self, route: Route, slab: Slab, room: int, confirm: bool) -> None:
         """A queue takes only the first `room` messages: the others are refused, and go where they are taken."""
@@ -183,57 +157,10 @@ class Session:
             now_ms = self.broker.clock.now_ms()
             targets = deliver_new(route, fitting, now_ms) if route.remembering else route.deliver(fitting)
             if confirm:
-                self._require(fitting, targets)
+                self.confirms.require(fitting, targets)
         route.overflowing().deliver(slab.part(room, count))
         if confirm:
-            self._refuse(count - room, LimitExceeded("a queue is full"))
-
-    def _refuse(self, count: int, error: BrokerError) -> None:
-        """The last `count` publishes could not even be appended."""
-        self._end_part(self._published - count)
-        self._parts.append((self._published, {}, False, error))
-
-    def _end_part(self, last: int) -> None:
-        """What was published up to `last` since the last part waits for the requirements that came together."""
-        self._parts.append((last, self._requirements, self._needs_sync, None))
-        self._requirements, self._needs_sync = {}, False
-
-    def note_confirms(self) -> None:
-        """The turn ends, everything is appended: wait for what it published."""
-        self._end_part(self._published)
-        parts, self._parts = self._parts, []
-        for last, requirements, needs_sync, error in parts:
-            if last > self._noted:
-                self._note(last, requirements, needs_sync, error)
-        self._advance()
-
-    def _note(self, last: int, requirements: _Requirements, needs_sync: bool, error: BrokerError | None) -> None:
-        pending = _PendingConfirm(self._noted + 1, last)
-        self._pending.append(pending)
-        self._noted = last
-        if not requirements:
-            pending.settled, pending.error = True, error
-            return
-
-        def done(error: BrokerError | None) -> None:
-            pending.settled, pending.error = True, error
-            self._advance()
-
-        self.broker.commits.when_committed(requirements.items(), done, sync=needs_sync)
-
-    def _advance(self) -> None:
-        pending, up_to = self._pending, 0
-        while pending and pending[0].settled:
-            entry = pending.popleft()
-            if entry.error is None:
-                up_to = entry.last
-            elif not self.closed:
-                if up_to:
-                    self.sink.confirm(up_to)
-                    up_to = 0
-                self.sink.refuse(entry.first, entry.last)
-        if up_to and not self.closed:
-            self.sink.confirm(up_to)
+            self.confirms.refuse(count - room, LimitExceeded("a queue is full"))
 
     # --- consuming ---------------------------------------------------------------------
 

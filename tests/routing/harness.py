@@ -129,7 +129,7 @@ class Client:
     async def publish_safely(self, key: str, *bodies: object, exchange: str = "") -> None:
         """Publish with confirms and wait for them."""
         self.publish(key, *bodies, exchange=exchange, confirm=True)
-        wanted = self.session._published
+        wanted = self.session.confirms.published
         self.engine.turn()
         await self.engine.until(lambda: self.confirmed >= wanted)
 

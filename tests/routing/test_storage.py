@@ -74,8 +74,8 @@ async def test_publishing_goes_on_while_a_cold_backlog_is_consumed_by_several() 
             await consumer.consume("q")
         seen: list[str] = []
         while len(seen) < 600:
-            if publisher.session._published < 600:
-                at = publisher.session._published
+            if publisher.session.confirms.published < 600:
+                at = publisher.session.confirms.published
                 publisher.publish("q", *bodies[at : at + 10], confirm=True)
             running.turn()
             if not any(consumer.deliveries for consumer in consumers):

@@ -218,7 +218,7 @@ def fact_slab(count: int, first: int, facts: list[int] | None, properties: Prope
 
 async def publish(client: Client, slab: Slab) -> None:
     client.session.publish(slab, confirm=True)
-    wanted = client.session._published
+    wanted = client.session.confirms.published
     client.engine.turn()
     await client.engine.until(lambda: client.confirmed >= wanted)
 

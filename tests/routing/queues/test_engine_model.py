@@ -203,7 +203,7 @@ class Life:
         for target in targets:
             self.models[target].ready.update(numbers)
         refused = self.running.broker.refused_messages
-        sequence = client.session._published
+        sequence = client.session.confirms.published
         client.publish(
             name or "",
             *[f"{number}:{'x' * self.dice.choice([0, 10, 200])}" for number in numbers],
