@@ -247,7 +247,7 @@ def test_positions_survive_kill_9(tmp_path: Path) -> None:
         expected = [b"%d" % number for number in range(30)]
         for body in expected:
             channel.basic_publish("", "s", body)
-        assert bodies(connection, "s", 10, tag="mine", prefetch=10, arguments=tracked)[:10] == expected[:10]
+        assert bodies(connection, "s", 10, tag="mine", arguments=tracked, close=False)[:10] == expected[:10]
         reader = connection.channel()
         reader.basic_qos(prefetch_count=5)
         got: list[tuple[int, int]] = []
@@ -266,6 +266,8 @@ def test_positions_survive_kill_9(tmp_path: Path) -> None:
         with BlockingClient(f"127.0.0.1:{broker.native_port}") as client:
             group, place = "millrace.stream.other", ("s", 0)
             while client.committed_offsets(group, [place]) != {place: 3}:
+                connection.process_data_events(0.01)
+            while client.committed_offsets("millrace.stream.mine", [place]).get(place, 0) < 10:
                 connection.process_data_events(0.01)
             client.commit_offsets("mark", {place: 0})  # what was noted before it is durable, too
         flood = [b"unconfirmed %d" % number for number in range(2000)]
