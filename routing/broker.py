@@ -27,6 +27,7 @@ from routing.control import Control
 from routing.dead_letters import DeadLetters
 from routing.errors import LimitExceeded
 from routing.message import Slab
+from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host
 from routing.queues.checkpoints import Checkpoints, clean_checkpoint, save_checkpoint
 from routing.queues.queue import Queue
@@ -91,10 +92,10 @@ class Broker:
         self.rights = Rights(self.topology.catalog, users, kind_of=self._kind_of, vhosts=self.topology.vhosts)
         self.rights.user_deleted = self._user_deleted
         self.transactions = self.storage.open_transactions(self.topology, self.commits)
-        self._hand_on(Control(self))
+        self._hand_on(Control(self), PolicyControl(self.topology))
         flusher.after_turn = timers.after_turn = self.end_turn
 
-    def _hand_on(self, control: Control) -> None:
+    def _hand_on(self, control: Control, policies: PolicyControl) -> None:
         """The control plane's calls are the broker's own."""
         self.set_vhost = control.set_vhost
         self.delete_vhost = control.delete_vhost
@@ -110,6 +111,8 @@ class Broker:
         self.unbind = control.unbind
         self.create_topic = control.create_topic
         self.delete_topic = control.delete_topic
+        self.set_policy = policies.set_policy
+        self.delete_policy = policies.delete_policy
 
     # --- stopping ----------------------------------------------------------------------
 

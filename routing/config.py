@@ -52,6 +52,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A warning is logged when a stripe keeps more settled bytes than this, and each time that doubles."""
     routes_cached_max: int = 65536
     vhosts_max: int = 1_000
+    policies_max: int = 1_000
+    """Policies of a virtual host, and operator policies as well."""
     queues_max: int = 100_000
     exchanges_max: int = 10_000
     bindings_max: int = 1_000_000

@@ -31,6 +31,7 @@ from routing.topology.binding import Binding
 from routing.topology.catalog import DEFAULT_VHOST, Catalog
 from routing.topology.entries import Entry, InFlight, Plan, queue_key, vhost_key
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
+from routing.topology.policies import policy_key
 from routing.topology.removal import Removal
 from routing.topology.virtual_host import VirtualHost
 
@@ -70,6 +71,8 @@ class Topology:
             "queue": self._apply_queue,
             "binding": self._apply_binding,
             "topic": self._apply_topic,
+            "policy": self._apply_policy,
+            "operator-policy": self._apply_policy,
         }
         self._add_vhost(DEFAULT_VHOST)
 
@@ -107,8 +110,8 @@ class Topology:
     # --- recovery ----------------------------------------------------------------------
 
     def recover_queues(self) -> None:
-        """Make the virtual hosts, exchanges and queues of the catalog; partitions are replayed afterwards."""
-        for kind in ("vhost", "exchange", "queue"):
+        """Make the virtual hosts, policies, exchanges and queues of the catalog; partitions are replayed afterwards."""
+        for kind in ("vhost", "policy", "operator-policy", "exchange", "queue"):
             for key, value in self.catalog.entries(kind):
                 self._appliers[kind](Entry(key, value, True))
 
@@ -193,6 +196,9 @@ class Topology:
     def _add_vhost(self, name: str) -> None:
         self.vhosts[name] = VirtualHost(name, self.topics, self.config.routes_cached_max)
 
+    def _apply_policy(self, entry: Entry) -> None:
+        self.vhosts[entry.key[1]].policies.apply(entry.key, entry.value)
+
     def _apply_exchange(self, entry: Entry) -> None:
         _, vhost, name = entry.key
         if entry.value is None:
@@ -217,6 +223,7 @@ class Topology:
             auto_delete=value["auto_delete"],
             arguments=value["arguments"],
             owner=entry.live,
+            settings=self.vhosts[vhost].settings_of(name, value["arguments"]),
         )
         queue.vhost = vhost
         partition.queues[queue.id] = queue
@@ -308,6 +315,8 @@ class Topology:
         for exchange in vhost.exchanges.values():
             removal.exchange(exchange)
         plan = removal.plan()
+        for operator, there in ((False, vhost.policies.own), (True, vhost.policies.operator)):
+            plan.entries += [Entry(policy_key(name, policy, operator=operator), None, True) for policy in there]
         plan.entries.append(Entry(vhost_key(name), None, True))
         return plan
 

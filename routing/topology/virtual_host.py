@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from routing.errors import NotFound, ResourceLocked
 from routing.queues.queue import Queue
+from routing.queues.settings import QueueSettings
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic
 from routing.topology.binding import Binding, Destination
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
 from routing.topology.history import RecentHistoryMatcher
+from routing.topology.policies import KINDS_OF_EXCHANGE, Policies, kinds_of_queue
 from routing.topology.router import Router
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class VirtualHost:
         self.exchanges: dict[str, Exchange] = {
             name: Exchange(name, kind, internal=internal) for name, kind, internal in DEFAULT_EXCHANGES
         }
+        self.policies = Policies()
         self.queues: dict[str, Queue] = {}
         self.streams: dict[str, Stream] = {}
         """Topics that are declared and consumed like queues."""
@@ -117,6 +120,7 @@ class VirtualHost:
             arguments=value["arguments"],
         )
         self._note_alternate(exchange)
+        self.follow_policies(exchange)
         self.router.forget(name)
 
     def remove_exchange(self, name: str) -> None:
@@ -137,12 +141,25 @@ class VirtualHost:
             if not there:
                 del self.alternate_of[exchange.alternate]
 
-    def apply_policy_to_exchange(self, exchange: Exchange, definition: Mapping[str, Any]) -> None:
-        """An exchange lives by another definition from now on."""
-        self._forget_alternate(exchange)
-        exchange.apply_policy(definition)
-        self._note_alternate(exchange)
-        self.router.forget(exchange.name)
+    def settings_of(self, name: str, arguments: Mapping[str, Any]) -> QueueSettings:
+        """What a queue of this name and with these arguments is told, policies included."""
+        return QueueSettings.effective(arguments, self.policies.definition_of(kinds_of_queue(arguments), name))
+
+    def follow_policies(self, entity: Queue | Exchange) -> None:
+        """Have a queue or an exchange live by the policies as they are now."""
+        if isinstance(entity, Queue):
+            settings = self.settings_of(entity.name, entity.arguments)
+            if settings != entity.settings and not entity.deleted:
+                entity.apply_settings(settings)
+                self.router.forget_all()
+            return
+        definition = self.policies.definition_of(KINDS_OF_EXCHANGE, entity.name) if entity.name else {}
+        before = (entity.alternate, entity.delayed)
+        self._forget_alternate(entity)
+        entity.apply_policy(definition)
+        self._note_alternate(entity)
+        if before != (entity.alternate, entity.delayed):
+            self.router.forget(entity.name)
 
     def add_queue(self, queue: Queue) -> None:
         """Make a queue known by its name."""
