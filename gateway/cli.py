@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from gateway.client_cli import status
+from gateway.policies_cli import policies
 from gateway.rights_cli import permissions, topic_permissions, users
 from gateway.topics_cli import topics
 from gateway.topology_cli import GROUPS
@@ -104,7 +105,7 @@ def demo(rows: int | None) -> None:
     sys.exit(run_demo(rows))
 
 
-for command in (topics, status, users, permissions, topic_permissions, *GROUPS):
+for command in (topics, status, users, permissions, topic_permissions, policies, *GROUPS):
     main.add_command(command)
 
 

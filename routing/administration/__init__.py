@@ -1,6 +1,9 @@
 """What an operator may ask for by name. Importing it fills the table of operations."""
 
-from routing.administration import connections, queues, rights, topology
+from routing.administration import connections, policies, queues, rights, topology
 from routing.administration.operations import CHANGES, LOOKS, OPERATIONS, administer, require_tag
 
-__all__ = ["CHANGES", "LOOKS", "OPERATIONS", "administer", "connections", "queues", "require_tag", "rights", "topology"]
+__all__ = [
+    "CHANGES", "LOOKS", "OPERATIONS", "administer", "connections", "policies", "queues", "require_tag", "rights",
+    "topology",
+]  # fmt: skip

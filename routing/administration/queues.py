@@ -11,6 +11,7 @@ from routing.administration.move import move
 from routing.administration.operations import LOOKS, operation, table
 from routing.administration.topology import Arguments, plain, vhosts_of
 from routing.errors import InvalidArgument, NotFound
+from routing.topology.policies import kinds_of_queue
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -23,7 +24,7 @@ DELAYED_LOOKED_AT_MAX = 200_000
 
 _COLUMNS = (
     "vhost", "name", "type", "durable", "auto_delete", "exclusive", "ready", "unacknowledged", "delayed", "consumers",
-    "arguments",
+    "policy", "operator_policy", "arguments",
 )  # fmt: skip
 
 
@@ -34,15 +35,17 @@ async def list_queues(broker: Broker, user: str, vhost: str | None = None, start
     def rows() -> Iterator[tuple[Any, ...]]:
         for found in vhosts_of(broker, vhost):
             for queue in found.queues.values():
+                applied = found.policies.of(kinds_of_queue(queue.arguments), queue.name)
                 yield (
                     found.name, queue.name, queue.arguments.get("x-queue-type", "classic"), queue.durable,
                     queue.auto_delete, queue.exclusive, queue.message_count, queue.outstanding,
-                    queue.rules.delayed_count, len(queue.consumers), plain(queue.arguments),
+                    queue.rules.delayed_count, len(queue.consumers),
+                    *(policy.name if policy else "" for policy in applied), plain(queue.arguments),
                 )  # fmt: skip
             for stream in found.streams.values():
                 yield (
                     found.name, stream.name, "stream", True, False, False, stream.message_count, 0, 0,
-                    len(stream.consumers), plain(stream.arguments),
+                    len(stream.consumers), "", "", plain(stream.arguments),
                 )  # fmt: skip
 
     return table(_COLUMNS, rows(), start)

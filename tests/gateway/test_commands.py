@@ -224,3 +224,31 @@ def test_arguments_that_are_no_json(millrace: Commands) -> None:
     done = millrace.run("queues", "add", "x", "--arguments", "[1]")
     assert done.exit_code == 2
     assert "'[1]' is no JSON object" in done.stderr
+
+
+def test_policies(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("queues", "add", "policed")
+    millrace("policies", "set", "limit", "^pol", '{"max-length": 2}', "--priority", "3", "--apply-to", "queues")
+    millrace("policies", "set", "cap", "^pol", '{"max-length": 1}', "--operator")
+    assert millrace.rows("policies", "list") == [
+        {
+            "vhost": "/", "name": "limit", "operator": False, "pattern": "^pol", "apply_to": "queues", "priority": 3,
+            "definition": {"max-length": 2},
+        },
+        {
+            "vhost": "/", "name": "cap", "operator": True, "pattern": "^pol", "apply_to": "all", "priority": 0,
+            "definition": {"max-length": 1},
+        },
+    ]  # fmt: skip
+    (queue,) = [row for row in millrace.rows("queues", "list") if row["name"] == "policed"]
+    assert (queue["policy"], queue["operator_policy"]) == ("limit", "cap")
+    publish(broker, "policed", 5)
+    (queue,) = [row for row in millrace.rows("queues", "list") if row["name"] == "policed"]
+    assert queue["ready"] == 1
+    text = "Validation failed: foo: not recognised as policy settings"
+    assert millrace.refused("policies", "set", "odd", "", '{"foo": 1}') == text
+    millrace("policies", "delete", "limit")
+    millrace("policies", "delete", "cap", "--operator")
+    assert millrace.refused("policies", "delete", "cap", "--operator") == "no operator policy 'cap' in vhost '/'"
+    assert millrace.rows("policies", "list") == []
+    millrace("queues", "delete", "policed")
