@@ -120,6 +120,7 @@ class Broker:
         """Write down where everything stands. Sessions must be closed; a log that refuses writes is left as it is."""
         for session in list(self.sessions):
             session.close()
+        await self.checkpoints.stop()
         for partition in self.topology.stripes:
             partition.settlements_due()
         self.end_turn()
@@ -128,7 +129,6 @@ class Broker:
         self.dead_letters.put_back()
         if all(log.error is None for log in logs):
             self.transactions.close()
-        await self.checkpoints.stop()
         for partition in self.topology.stripes:
             log = partition.log
             if log.error is None and log.committed_offset >= partition.next_offset:

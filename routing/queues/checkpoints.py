@@ -5,6 +5,7 @@
 2. It is saved when the log is durable up to where it speaks of.
 3. On a clean stop it is taken from the queues themselves (`clean_checkpoint`): then it also knows what was given back.
 4. The first one after a crash is what the start has worked out.
+5. Where stragglers pin the log, one is made to find them, and they are written again (`relocation.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from routing.commits import CommitWaiter
 from routing.errors import StorageUnavailable
 from routing.queues.journal import Journal
 from routing.queues.packed_ranges import Range, from_bytes, pack, to_bytes, unpack
+from routing.queues.relocation import Straggler, end_of_stragglers, read_stragglers, relocate
 from routing.queues.standby import Standby, packed_of
 
 if TYPE_CHECKING:
@@ -195,9 +197,11 @@ class Checkpoints:
             return
         replayed, partition.replayed = partition.replayed, None
         if replayed is not None:
-            self._when_durable(partition, log.log_end_offset, lambda: replayed)
+            self._when_durable(partition, log.log_end_offset, lambda: (replayed, []))
             return
-        if partition.unchecked_bytes < self._interval_bytes and not partition.checkpoint_wanted:
+        stragglers_end = end_of_stragglers(partition)
+        wanted = partition.checkpoint_wanted or stragglers_end
+        if partition.unchecked_bytes < self._interval_bytes and not wanted:
             return
         partition.seal()
         if log.log_end_offset != partition.next_offset:
@@ -207,9 +211,14 @@ class Checkpoints:
         journal, partition.journal = partition.journal, Journal(partition.next_offset)
         known = _standby_of(partition)
         queue_ids = list(partition.queues)
-        self._when_durable(partition, known.offset, lambda: self._next(partition, journal, known, queue_ids))
 
-    def _next(self, partition: QueuePartition, journal: Journal, known: Standby, queue_ids: list[int]) -> bytes:
+        def make() -> tuple[bytes, list[Straggler]]:
+            standby = self._next(partition, journal, known, queue_ids)
+            return encode_checkpoint(standby), read_stragglers(log, standby, stragglers_end) if stragglers_end else []
+
+        self._when_durable(partition, known.offset, make)
+
+    def _next(self, partition: QueuePartition, journal: Journal, known: Standby, queue_ids: list[int]) -> Standby:
         """The next checkpoint, worked out in a thread. Raises OSError, CorruptBatch, OffsetOutOfRange."""
         log = partition.log
         last = load_checkpoint(self._files, partition)
@@ -217,28 +226,37 @@ class Checkpoints:
         if standby.offset < journal.start:
             standby.read(log, journal.start)
         standby.follow(journal, known.offset)
+        standby.sets |= known.sets  # their definitions may have gone with the log's start
         standby.fold(queue_ids, log.log_start_offset)
         standby.sets, standby.states = known.sets, known.states
         standby.next_set_id = max(standby.next_set_id, known.next_set_id)
-        return encode_checkpoint(standby)
+        return standby
 
-    def _when_durable(self, partition: QueuePartition, end: int, make: Callable[[], bytes]) -> None:
+    def _when_durable(
+        self, partition: QueuePartition, end: int, make: Callable[[], tuple[bytes, list[Straggler]]]
+    ) -> None:
         log = partition.log
         self._under_way.add(partition)
 
-        def work() -> None:
-            save_checkpoint(self._files, partition, make())
+        def work() -> list[Straggler]:
+            content, stragglers = make()
+            save_checkpoint(self._files, partition, content)
             partition.checkpointed = end
+            return stragglers
 
         async def write() -> None:
-            async with self._saving:
-                try:
+            stragglers: list[Straggler] = []
+            try:
+                async with self._saving:
                     if not self._stopped:
-                        await trio.to_thread.run_sync(work)
-                except (OSError, CorruptBatch, OffsetOutOfRange) as error:
-                    logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
-                finally:
-                    self._under_way.discard(partition)
+                        stragglers = await trio.to_thread.run_sync(work)
+                    if stragglers:
+                        moved = await relocate(partition, stragglers, lambda: self._stopped)
+                        logger.info("%s: %d messages were written again, for old segments to go", log.directory, moved)
+            except (OSError, CorruptBatch, OffsetOutOfRange) as error:
+                logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
+            finally:
+                self._under_way.discard(partition)
 
         def durable(error: StorageUnavailable | None) -> None:
             if error is None:
@@ -249,7 +267,9 @@ class Checkpoints:
         self._commits.when_committed([(log, end)], durable)
 
     async def stop(self) -> None:
-        """No more; one that is being written is waited for, it must not replace what is saved afterwards."""
+        """No more, and nothing is written again; one that is being written is waited for, it must not replace what is
+        saved afterwards.
+        """
         self._stopped = True
         async with self._saving:
             pass

@@ -93,12 +93,15 @@ class ColdChunks:
             self._loading[end] = set()
             self._spawn(self._load, end)
 
-    def load(self, offset: int, queue: Queue) -> None:
-        """Read what `offset` begins from the log; the queue is pumped again when it is here."""
+    def load(self, offset: int, queue: Queue, known_by: int) -> None:
+        """Read what `offset` begins from the log; the queue is pumped again when it is here.
+
+        To the queue the message is `known_by` another offset if it was moved (`moves.py`).
+        """
         if any(chunk.first <= offset < chunk.end for chunk in self._chunks):
             # The log was read there and does not hold the message: damage, not a reason to ask for ever.
             logger.error("offset %d of %s cannot be read: message lost", offset, self._log.directory)
-            queue.skip_unreadable(offset)
+            queue.skip_unreadable(known_by)
             return
         waiting = self._loading.get(offset)
         if waiting is None:
@@ -107,10 +110,10 @@ class ColdChunks:
         else:
             waiting.add(queue)
 
-    async def load_now(self, offset: int, queue: Queue) -> None:
+    async def load_now(self, offset: int, queue: Queue, known_by: int) -> None:
         """As `load`, for one who can wait; afterwards `find` knows the offset, or the message is given up."""
         if any(chunk.first <= offset < chunk.end for chunk in self._chunks):
-            self.load(offset, queue)
+            self.load(offset, queue, known_by)
         else:
             self._loading.setdefault(offset, set())
             await self._load(offset)
@@ -150,15 +153,16 @@ class ColdChunks:
                 entries += self._reader.read(batch)
         if self._facts:
             for entry in entries:
-                self._add_facts(entry)
+                add_facts(entry, self._facts)
         return ColdChunk(offset, end, entries)
 
-    def _add_facts(self, entry: CachedSlab) -> None:
-        """A slab gets its facts back; those of dead messages are gone, and nobody asks for them."""
-        column: list[int] | None = None
-        for run in self._facts.between(entry.first, len(entry.slab.bodies)):
-            if column is None:
-                column = [entry.slab.properties.facts] * len(entry.slab.bodies)
-            at = run.first - entry.first
-            column[at : at + len(run.facts)] = run.facts
-        entry.slab.facts = column
+
+def add_facts(entry: CachedSlab, facts: FactColumns) -> None:
+    """A slab gets its facts back; those of dead messages are gone, and nobody asks for them."""
+    column: list[int] | None = None
+    for run in facts.between(entry.first, len(entry.slab.bodies)) if facts else ():
+        if column is None:
+            column = [entry.slab.properties.facts] * len(entry.slab.bodies)
+        at = run.first - entry.first
+        column[at : at + len(run.facts)] = run.facts
+    entry.slab.facts = column

@@ -9,13 +9,12 @@ a crash tore off is not there. A start reads 8 bytes a slab of it and looks at n
     (u32 set id, u32 count)                                     for each slab
     u8 form                                                     for each slab, if there are facts
     u64 low [, u64 high]                                        one or one a message, by form; slab after slab
-    (u64 from, u64 position, u64 time of publishing in ms)      for each slab, if they were moved
+    (u64 offset, u64 time of publishing in ms)                  for each slab, if they were moved
 
 All is little-endian. Columns are present only where used. The facts of a message (`routing/facts.py`) are opaque here;
 their high column is needed where they exceed 64 bits. Slabs without facts of their own have form 0.
 
-A slab that was moved stood at `from` before, where it is settled by this record, and first of all at `position`, which
-is its place in the order of its queues.
+A slab that was moved is known by the `offset` it had first of all (`moves.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ DIRECTORY_BIT = 1 << 8
 """Of a batch's attributes; the record format does not use it."""
 _HEAD = Struct("<BBHI")
 _SINGLE = Struct("<BBHIII")
-_MOVE = Struct("<QQQ")
+_MOVE = Struct("<QQ")
 _VERSION = 0
 _FACTS, _MOVED = 1, 2
 _ONE, _EACH, _WIDE = 1, 2, 4
@@ -46,10 +45,9 @@ _ONE, _EACH, _WIDE = 1, 2, 4
 
 
 class Move(NamedTuple):
-    """Where the messages of a slab stood before; see the module."""
+    """The offset by which the first message of a moved slab is known, and when it was published."""
 
-    origin: int
-    position: int
+    offset: int
     published_ms: int
 
 

@@ -117,6 +117,29 @@ class FactColumns:
                 block.add(first, low, high, timestamp_ms)
             at = stop
 
+    def insert(self, runs: Iterable[tuple[int, Columns, int]]) -> None:
+        """As `add` for several (first, columns, time), anywhere; what is known already stays as it is."""
+        mixed: dict[int, list[FactRun]] = {}
+        for first, (low, high), timestamp_ms in runs:
+            facts, at = from_columns(low, high), first
+            for run in [*self.between(first, len(facts)), FactRun(first + len(facts), [], 0)]:
+                while at < run.first:
+                    number = at >> BLOCK_BITS
+                    stop = min(run.first, (number + 1) << BLOCK_BITS)
+                    mixed.setdefault(number, []).append(FactRun(at, facts[at - first : stop - first], timestamp_ms))
+                    at = stop
+                at += len(run.facts)
+        for number, new in mixed.items():
+            known = self._blocks.pop(number, None)
+            start = number << BLOCK_BITS
+            block = self._blocks[number] = _Block()
+            before = [] if known is None else known.between(start, start + (1 << BLOCK_BITS))
+            at = start
+            for run in sorted([*before, *new]):
+                if run.first >= at:  # the same twice among the new ones
+                    block.add(run.first, *to_columns(run.facts), run.timestamp_ms)
+                    at = run.first + len(run.facts)
+
     def between(self, first: int, count: int) -> Iterator[FactRun]:
         """The facts of [first, first + count), run by run; offsets without any are left out."""
         end = first + count

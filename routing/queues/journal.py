@@ -26,11 +26,12 @@ class Entry(NamedTuple):
 class Journal:
     """Everything from `start` on."""
 
-    __slots__ = ("_bytes", "entries", "start")
+    __slots__ = ("_bytes", "entries", "overflowed", "start")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.entries: list[Entry] = []
+        self.overflowed = False
         self._bytes = 0
 
     def __iter__(self) -> Iterator[Entry]:
@@ -41,6 +42,7 @@ class Journal:
         self._bytes += len(value) + _ENTRY_BYTES
         if self._bytes > _BYTES_MAX:
             self.start = offset
+            self.overflowed = True
             self.entries.clear()
             self._bytes = len(value)
         self.entries.append(Entry(key, offset, timestamp_ms, value))

@@ -110,11 +110,12 @@ class Line:
         yield from self.ready.ranges()
         for _, offset in self.due:
             yield offset, 1
+        yield from self.placed.ranges_of(redelivered=False)
 
     def ranges(self) -> Iterator[Range]:
         """All that waits, in no particular order."""
         yield from self.fresh_ranges()
-        yield from self.placed.ranges()
+        yield from self.placed.ranges_of(redelivered=True)
 
     def clear(self) -> None:
         """Forget everything."""

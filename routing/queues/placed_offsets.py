@@ -99,11 +99,16 @@ class Placed:
 
     def ranges(self) -> Iterator[Range]:
         """All offsets as ranges (first, count), in no particular order."""
-        yield from self._redelivered.ranges()
-        yield from self._fresh.ranges()
+        yield from self.ranges_of(redelivered=True)
+        yield from self.ranges_of(redelivered=False)
+
+    def ranges_of(self, *, redelivered: bool) -> Iterator[Range]:
+        """Those with this value of the flag."""
+        yield from (self._redelivered if redelivered else self._fresh).ranges()
         if self._relocated is not None:
-            for _, first, count, _ in self._relocated.by_position:
-                yield first, count
+            for _, first, count, flag in self._relocated.by_position:
+                if flag == redelivered:
+                    yield first, count
 
     def clear(self) -> None:
         """Forget everything."""

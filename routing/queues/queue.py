@@ -25,7 +25,6 @@ from routing.queues.death_history import REJECTED
 from routing.queues.gathering import gather
 from routing.queues.line import Levels, Line
 from routing.queues.offset_set import Range
-from routing.queues.placed_offsets import PlacedRange
 from routing.queues.queue_rules import Arrival, QueueRules
 from routing.queues.retries import Cause, catches, counts
 from routing.queues.returns import Returns
@@ -188,21 +187,17 @@ class Queue:
         returned: Iterable[Range],
         redelivered_before: int,
         *,
-        moved: Iterable[PlacedRange] = (),
         state: Any = None,
     ) -> None:
-        """Take over after a start what the log says is there: ranges in offset order, those given back apart, and what
-        was `moved` with its positions. `state` is what `snapshot_state` said.
+        """Take over after a start what the log says is there: ranges in offset order, those given back apart.
+
+        `state` is what `snapshot_state` said.
         """
         self.redelivered_before = redelivered_before
         for first, count in self.rules.restore(ready):
             self._line_of_run(first).ready.append(first, count)
         for first, count in self.rules.restore(returned):
             self._line_of_run(first).placed.add(first, count)
-        for position, first, count, redelivered in moved:
-            for start, number in self.rules.restore([(first, count)]):
-                placed = self._line_of_run(start).placed
-                placed.add(start, number, position=position + start - first, redelivered=redelivered)
         if state and self.returns is not None and "returns" in state:
             self.rules.restore_returns(self.returns, state["returns"])
         if state and self.seen is not None:
@@ -419,8 +414,8 @@ class Queue:
         lines = [self.line] if self.levels is None else self.levels.lines()
         ready = [part for line in lines for part in line.fresh_ranges()]
         ready += [(offset, 1) for _, offset in self.rules.delayed()]
-        returned = [part for line in lines for part in line.placed.ranges()]
-        return (sorted(ready) if len(lines) > 1 or self.rules.timed else ready), sorted(returned)
+        returned = [part for line in lines for part in line.placed.ranges_of(redelivered=True)]
+        return sorted(ready), sorted(returned)
 
     def live_ranges(self) -> list[Range]:
         """All messages that are not delivered, in no particular order."""

@@ -18,7 +18,7 @@ settle is noted in control batches of the same log (`settlement.py`), so replayi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,14 +27,15 @@ from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder
 from routing.config import BrokerConfig
 from routing.message import Slab
-from routing.queues.cold_chunks import ColdChunks, Spawn
+from routing.queues.batches import build_batches, keep_together
+from routing.queues.cold_chunks import Spawn
 from routing.queues.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
-from routing.queues.directory import DIRECTORY_BIT, each_of, encode_directory, facts_of
+from routing.queues.directory import Move, each_of, encode_directory, facts_of
 from routing.queues.fact_columns import BLOCK_BITS, Columns, FactColumns, to_columns
 from routing.queues.journal import Journal
+from routing.queues.live_counts import LiveCounts
 from routing.queues.moves import Moves
 from routing.queues.runs_of import runs_of
-from routing.queues.scattered import Scattered
 from routing.queues.settlement import (
     DESTINATIONS_KEY,
     RETURNED_KEY,
@@ -45,11 +46,12 @@ from routing.queues.settlement import (
     encode_seen,
     encode_settled,
 )
-from routing.queues.slab_cache import CachedSlab, SlabCache
-from routing.runs import in_batches
+from routing.queues.slab_cache import SlabCache
+from routing.queues.stored_messages import StoredMessages
 
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
+    from routing.queues.relocation import Straggler
     from routing.queues.retries import Tries
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ _BATCH_BYTES = 1 << 20
 _SCATTERED_BATCH_BYTES = 32 << 10
 """The same for messages that will be wanted one by one: delayed ones, and those of different priorities."""
 """A batch is closed when it reaches this size; one message may be larger."""
+_ONE_BATCH = 1 << 40
 _SETTLED_MAX = 4096
 """Ranges of settled messages that are written without waiting for more."""
 
@@ -103,6 +106,8 @@ class QueuePartition:
         self.replayed: bytes | None = None
         """The checkpoint that a start has worked out, to be saved when the log is durable."""
         self.moves = Moves()
+        self._moved_before = 0
+        """What was written again lies below this offset."""
         self._config = config
         self._mark_dirty = mark_dirty
         self._defer = defer
@@ -114,13 +119,15 @@ class QueuePartition:
         self._seen: list[tuple[int, int, bytes]] = []
         self._cache = SlabCache()
         self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
-        self._live: dict[int, int] = {}
+        self._deleted: list[Queue] = []
         self.facts = FactColumns()
         """Of messages that ask for something, and of all in queues that give them a time to live."""
+        self.live = LiveCounts(self._cache, self.moves, self.facts)
         self._open_facts = False
         self._open_bytes_max = _BATCH_BYTES
-        self._scattered = Scattered(log, spawn=spawn, loaded=loaded)
-        self._cold = ColdChunks(log, config, self.facts, spawn=spawn, cached=self._cache.find, loaded=loaded)
+        stored = StoredMessages(log, config, self._cache, self.moves, self.facts, spawn=spawn, loaded=loaded)
+        self.find, self.load = stored.find, stored.load
+        self.load_now, self.load_scattered = stored.load_now, stored.load_scattered
         self._pinned_warning_bytes = config.pinned_warning_bytes
         log.listeners.append(self._log_advanced)
 
@@ -149,7 +156,7 @@ class QueuePartition:
         if self.durable:
             definition.used_before = end
             self._open.append((first, slab, destinations))
-        self._count_live(first, count, len(queues))
+        self.live.add(first, count, len(queues))
         self._mark_dirty(self)
         if destinations.plain and slab.plain:
             for queue in queues:
@@ -193,33 +200,16 @@ class QueuePartition:
         definition.offset = self._append_control(DESTINATIONS_KEY, value)
         self.sets.adopt(definition)
 
-    def _count_live(self, first: int, count: int, sign: int) -> None:
-        """Add `sign` for each offset in the range to its block's count."""
-        live = self._live
-        end = first + count
-        while first < end:
-            block = first >> BLOCK_BITS
-            stop = min(end, (block + 1) << BLOCK_BITS)
-            left = live.get(block, 0) + (stop - first) * sign
-            if left:
-                live[block] = left
-            else:
-                del live[block]
-                self.facts.drop(block)
-                self.moves.drop(block)
-            first = stop
-
     def restore(self, ranges: list[tuple[int, int]]) -> None:
         """Count messages that replay found to be live in one queue."""
-        for first, count in ranges:
-            self._count_live(first, count, 1)
+        self._moved_before = self.log.log_end_offset
+        self.live.restore(ranges)
 
     # --- messages out ------------------------------------------------------------------
 
     def settle(self, queue_id: int, first: int, count: int) -> None:
         """One queue is done with these messages; the record of it joins the next batch."""
-        self._count_live(first, count, -1)
-        self._cache.release(first, count)
+        self.live.release(first, count)
         if not self.durable:
             return
         settled = self._settled
@@ -233,12 +223,7 @@ class QueuePartition:
 
     def settle_offsets(self, queue_id: int, offsets: list[int]) -> None:
         """As `settle`, for rising offsets that do not lie together."""
-        if offsets[0] >> BLOCK_BITS == offsets[-1] >> BLOCK_BITS:
-            self._count_live(offsets[0], len(offsets), -1)
-        else:
-            for offset in offsets:
-                self._count_live(offset, 1, -1)
-        self._cache.release_offsets(offsets)
+        self.live.release_offsets(offsets)
         if self.durable:
             self._settled += [(queue_id, first, count) for first, count in runs_of(offsets)]
             self._mark_dirty(self)
@@ -255,21 +240,43 @@ class QueuePartition:
             self._seen.append((queue_id, now_ms, hashes))
             self._mark_dirty(self)
 
-    def find(self, offset: int) -> CachedSlab | None:
-        """The slab that holds `offset`, if it is in memory."""
-        return self._cache.find(offset) or self._scattered.find(offset) or self._cold.find(offset)
+    def relocate(self, stragglers: Sequence[Straggler]) -> None:
+        """Write messages again that lie far behind most others. To queues and sessions they stay what they are.
 
-    def load_scattered(self, offsets: list[int], queue: Queue) -> bool:
-        """As `load`, for messages far apart; False if the first has to be asked for with `load`."""
-        return self._scattered.load(offsets, queue)
-
-    def load(self, offset: int, queue: Queue) -> None:
-        """Read what `offset` begins from the log; the queue is pumped again when it is here."""
-        self._cold.load(offset, queue)
-
-    async def load_now(self, offset: int, queue: Queue) -> None:
-        """As `load`, for one who can wait; afterwards `find` knows the offset, or the message is given up."""
-        await self._cold.load_now(offset, queue)
+        Raises LogUnavailable; then nothing has changed.
+        """
+        self._seal_data()
+        queues = self.queues
+        sets = [self.sets.get(tuple(queues[queue_id] for queue_id in one.queue_ids)) for one in stragglers]
+        for destinations in sets:
+            if destinations.definition.offset < 0:
+                self._define(destinations.definition)
+        first = self.next_offset + 1
+        slabs, entries = [], []
+        for one, destinations in zip(stragglers, sets, strict=True):
+            slabs.append((first, one.slab, destinations))
+            entries.append((destinations.definition.id, len(one.slab.bodies)))
+            first += len(one.slab.bodies)
+        facts = [one.facts for one in stragglers]
+        moves = [Move(one.offset, one.published_ms) for one in stragglers]
+        self._open_bytes_max = _ONE_BATCH
+        try:
+            self._append_data(slabs, encode_directory(entries, facts if any(facts) else None, moves))
+        finally:
+            self._open_bytes_max = _BATCH_BYTES
+        self.next_offset = self._moved_before = first
+        for location, slab, destinations in slabs:
+            copies = len(destinations.queues)
+            destinations.definition.used_before = first
+            self.live.add(location, len(slab.bodies), copies)
+            self._cache.add(location, slab, copies)
+        known = [list(self.moves.pieces(one.offset, len(one.slab.bodies))) for one in stragglers]
+        self.moves.place(
+            (one.offset, len(one.slab.bodies), location)
+            for one, (location, _, _) in zip(stragglers, slabs, strict=True)
+        )
+        for pieces, destinations in zip(known, sets, strict=True):
+            self.live.moved_away(pieces, len(destinations.queues))
 
     # --- the log -----------------------------------------------------------------------
 
@@ -322,23 +329,15 @@ class QueuePartition:
 
     def _append_data(self, slabs: list[tuple[int, Slab, DestinationSet]], directory: bytes = b"") -> None:
         """Write slabs of consecutive offsets, the directory at the offset before them."""
-        log = self.log
+        now_ms = self._now_ms()
         runs = [destinations.records.run(first, slab) for first, slab, destinations in slabs]
-        for batch in in_batches(runs, self._open_bytes_max):
-            base_offset = batch[0].first_offset
-            now_ms = self._now_ms()
-            if directory:
-                base_offset -= 1
-                builder = BatchBuilder(base_offset, log.leader_epoch, now_ms, attributes=DIRECTORY_BIT)
-                builder.add_first(directory)
-            else:
-                builder = BatchBuilder(base_offset, log.leader_epoch, now_ms)
-            for run in batch:
-                run.add_to(builder)
-            self._append(builder.build(), base_offset)
-            if directory:
-                self.journal.add(None, base_offset, now_ms, directory)
-                directory = b""
+        batches = build_batches(runs, directory, self._open_bytes_max, self.log.leader_epoch, now_ms)
+        if len(batches) > 1 and directory:
+            keep_together(self.log, batches)
+        for base_offset, batch in batches:
+            self._append(batch, base_offset)
+        if directory:
+            self.journal.add(None, batches[0][0], now_ms, directory)
 
     def _append(self, batch: bytes, base_offset: int) -> None:
         self.log.append(batch, base_offset=base_offset)
@@ -386,16 +385,34 @@ class QueuePartition:
     # --- housekeeping ------------------------------------------------------------------
 
     @property
+    def unsealed_settlements(self) -> Sequence[tuple[int, int, int]]:
+        """(queue id, first offset, count) of what is settled and not yet in the log."""
+        return self._settled
+
+    @property
+    def holds_deleted(self) -> bool:
+        """A deleted queue has deliveries that nobody has settled."""
+        return any(queue.outstanding for queue in self._deleted)
+
+    def remove(self, queue: Queue) -> None:
+        """A queue is deleted: what waits in it is forgotten, what is delivered when it comes back."""
+        self.queues.pop(queue.id, None)
+        for first, count in queue.live_ranges():
+            self.forget(first, count)
+        if self.durable:
+            self._deleted = [one for one in (*self._deleted, queue) if one.outstanding]
+
+    @property
     def first_live_offset(self) -> int:
         """No queue needs anything below this offset (block by block)."""
-        return min(self._live) << BLOCK_BITS if self._live else self.next_offset
+        return min(self.live.blocks) << BLOCK_BITS if self.live.blocks else self.next_offset
 
     @property
     def status(self) -> HomeStatus:
         """How much log there is, and how much of it only stays because something live lies before or within it."""
         log = self.log
         span = max(self.next_offset - log.log_start_offset, 1)
-        live = sum(self._live.values())
+        live = sum(self.live.blocks.values())
         pinned_bytes = int(log.size_bytes * max(0.0, 1 - live / span))
         return HomeStatus(self.index, len(self.queues), live, log.size_bytes, pinned_bytes)
 
@@ -422,7 +439,7 @@ class QueuePartition:
 
     def tidy(self) -> None:
         """Let go of what is only known about messages that are gone."""
-        oldest = self.first_live_offset
+        oldest = min(self.first_live_offset, self.moves.first)
         for queue in self.queues.values():
             if queue.rules.sizes is not None:
                 queue.rules.sizes.tidy(oldest)
@@ -436,9 +453,14 @@ class QueuePartition:
         log = self.log
         if log.error is not None or len(log.segments) < 2:
             return
+        safe = log.flushed_offset if log.config.fsync == "interval" else log.committed_offset
+        if self._moved_before > safe:
+            log.request_sync()  # the only copies of what was moved
+            return
         before = min(self.first_live_offset, log.committed_offset if self.durable else log.written_offset)
-        if self.durable and before > self.checkpointed and any(queue.seen for queue in self.queues.values()):
-            # Ids stand in the part that would go, and a checkpoint has to keep them first.
+        kept = self.durable and (self.moves or any(queue.seen for queue in self.queues.values()))
+        if kept and before > self.checkpointed:
+            # Ids, or returns of what was moved, stand in the part that would go: a checkpoint has to keep them first.
             before = self.checkpointed
             self.checkpoint_wanted = log.segments[1].base_offset > before
         if log.segments[1].base_offset > before:
@@ -448,7 +470,8 @@ class QueuePartition:
             if any(definition.offset >= log.committed_offset for definition in self.sets.definitions.values()):
                 log.request_sync()
                 return
-        log.delete_prefix(before)
+        # Whole segments go, and what stays begins with one: with a batch, and with the directory that speaks of it.
+        log.delete_prefix(max(segment.base_offset for segment in log.segments if segment.base_offset <= before))
 
     def _carry_definitions(self, before: int) -> None:
         """Write again what is defined below an offset and still named behind it; forget what is not."""
@@ -461,8 +484,7 @@ class QueuePartition:
 
     def forget(self, first: int, count: int) -> None:
         """Messages of a deleted queue: no longer live, and no record needed."""
-        self._count_live(first, count, -1)
-        self._cache.release(first, count)
+        self.live.release(first, count)
 
 
 def _columns_of(slab: Slab, destinations: DestinationSet) -> Columns | None:

@@ -1,7 +1,8 @@
 """Filling the queues of a home partition at a start, from its checkpoint and the log behind it.
 
 After a clean stop the checkpoint is the whole truth. After a crash nobody knows which messages were delivered since,
-so all that come back are marked redelivered. What was moved (`QueuePartition`) takes its old place in the order.
+so all that come back are marked redelivered. Where messages lie that were moved, only the
+partition knows.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from core_log.files import Files
 from routing.queues.checkpoints import Checkpoint, QueueCheckpoint, encode_checkpoint, load_checkpoint, save_checkpoint
 from routing.queues.checkpoints import checkpoint_path as checkpoint_path
 from routing.queues.destination_sets import Definition
-from routing.queues.moves import Moves
-from routing.queues.packed_ranges import Range, pack, unpack, without
+from routing.queues.packed_ranges import unpack
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.standby import Standby
 
@@ -45,23 +45,8 @@ def restore(files: Files, partition: QueuePartition) -> int:
         else:
             entry = QueueCheckpoint(list(unpack(standby.live[queue.id])), [], log.log_end_offset)
         partition.restore([*entry.ready, *entry.returned])
-        ready, moved = _in_place(entry.ready, partition.moves, redelivered=False)
-        returned, moved_back = _in_place(entry.returned, partition.moves, redelivered=True)
-        queue.restore(
-            ready, returned, entry.redelivered_before, moved=[*moved, *moved_back], state=standby.states.get(queue.id)
-        )
+        queue.restore(entry.ready, entry.returned, entry.redelivered_before, state=standby.states.get(queue.id))
     for set_id, (queue_ids, offset) in standby.sets.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):
             partition.sets.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))
     return max((queue_id for queue_ids, _ in standby.sets.values() for queue_id in queue_ids), default=0)
-
-
-def _in_place(
-    ranges: list[Range], moves: Moves, *, redelivered: bool
-) -> tuple[list[Range], list[tuple[int, int, int, bool]]]:
-    """Ranges that stand where their offsets say, and what was moved: position, first offset, count, redelivered."""
-    if not moves:
-        return ranges, []
-    moved = [(*placement, redelivered) for first, count in ranges for placement in moves.between(first, count)]
-    left = without(pack(ranges), [(first, count) for _, first, count, _ in moved])
-    return list(unpack(left)), moved

@@ -1,7 +1,7 @@
 """What is live on a home partition, worked out from its log alone.
 
-A `Standby` says for each queue which offsets are live where the log ends at `offset`, for those that were moved where
-they belong in order, and what the messages ask for. It is fed directories, settlements and definitions, from the log
+A `Standby` says for each queue which messages are live where the log ends at `offset`, for those that were moved where
+they lie (`moves.py`), and what the messages ask for. It is fed directories, settlements and definitions, from the log
 (`read`) or from the journal of what was appended (`follow`), and `fold` takes one from the other. Definitions may
 stand anywhere, so sets are resolved then.
 
@@ -21,11 +21,11 @@ from typing import Any
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import decode_runs, iterate_records, parse_header
 from routing.queues.directory import DIRECTORY_BIT, Directory, decode_directory, directory_of, each_of
-from routing.queues.fact_columns import BLOCK_BITS, FactColumns
+from routing.queues.fact_columns import BLOCK_BITS, Columns, FactColumns
 from routing.queues.home_records import set_id_of
 from routing.queues.journal import Journal
-from routing.queues.moves import Moves
-from routing.queues.packed_ranges import COUNT_BITS, COUNT_MASK, Range, merged, pack, without
+from routing.queues.moves import MovedRun, Moves
+from routing.queues.packed_ranges import COUNT_BITS, COUNT_MASK, Range, merged, pack, unpack, without
 from routing.queues.queue_state import StateChanges
 from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, decode_destinations, decode_settled
 
@@ -53,8 +53,8 @@ class Standby:
         self._set_ids: list[int] = []
         self._firsts: list[int] = []
         self._counts: list[int] = []
-        self._moved: list[tuple[int, int, int]] = []
-        """Set id, first offset and count of what slabs were moved from."""
+        self._moved: list[MovedRun] = []
+        self._moved_facts: list[tuple[int, Columns, int]] = []
         self._settled: dict[int, list[Range]] = defaultdict(list)
         self._open: Directory | None = None
         self._open_end = 0
@@ -88,10 +88,8 @@ class Standby:
         self._close(end)
 
     def follow(self, journal: Journal, end: int) -> None:
-        """Apply what was appended from `offset` up to `end`."""
+        """Apply all that was appended up to `end`; what is already known to be gone does no harm."""
         for key, offset, timestamp_ms, value in journal:
-            if offset < self.offset:
-                continue
             if key is None:
                 self._begin(decode_directory(value, offset + 1), timestamp_ms)
                 self._close(end)
@@ -134,16 +132,16 @@ class Standby:
     def _close_columns(self, directory: Directory, slabs: int) -> None:
         """Facts and moves of the slabs that were just noted."""
         for index in range(slabs):
-            set_id, first, count = (column[index - slabs] for column in (self._set_ids, self._firsts, self._counts))
-            time_ms = self._open_ms
-            if directory.moves is not None:
-                move = directory.moves[index]
-                time_ms = move.published_ms
-                self._moved.append((set_id, move.origin, count))
-                self.moves.add(first, count, move.position)
+            first, count = self._firsts[index - slabs], self._counts[index - slabs]
             columns = None if directory.facts is None else directory.facts[index]
-            if columns is not None:
-                self.facts.add(first, each_of(columns, count), time_ms)
+            if directory.moves is not None:
+                known_by, published_ms = directory.moves[index]
+                self._firsts[index - slabs] = known_by
+                self._moved.append((known_by, count, first))
+                if columns is not None:
+                    self._moved_facts.append((known_by, each_of(columns, count), published_ms))
+            elif columns is not None:
+                self.facts.add(first, each_of(columns, count), self._open_ms)
 
     # --- taking one from the other ------------------------------------------------------
 
@@ -151,22 +149,28 @@ class Standby:
         """Work out `live` for these queues; nothing below `start`, where the log begins, is."""
         self.next_set_id = max(self.next_set_id, max(self._set_ids, default=0) + 1, max(self.sets, default=0) + 1)
         added = self._distribute()
-        gone = self._settled
-        for set_id, first, count in self._moved:
-            for queue_id in self.sets.get(set_id, ((), 0))[0]:
-                gone[queue_id].append((first, count))
+        self.moves.place(self._moved)
+        self.facts.insert(self._moved_facts)
+        below = [(0, start)]
+        if self.moves:
+            below = list(unpack(without(pack(below), [(first, count) for first, count, _ in self.moves.all()])))
         live: dict[int, array[int]] = {}
         for queue_id in queue_ids:
             packed = self.live.get(queue_id) or array("Q")
-            packed += pack(added.get(queue_id, ()))
-            holes = gone.get(queue_id, [])
+            new = added.get(queue_id, ())
+            if self._moved:
+                packed = packed_of([*unpack(packed), *new])
+            else:
+                packed += pack(new)
+            holes = self._settled.get(queue_id, [])
             if packed and packed[0] >> COUNT_BITS < start:
-                holes.append((0, start))
+                holes = [*holes, *below]
             live[queue_id] = without(packed, holes) if holes else packed
         self.live = live
         self.states = self._changes.fold(self.states, live)
-        for spent in (self._set_ids, self._firsts, self._counts, self._moved, self._settled):
-            spent.clear()
+        spent = (self._set_ids, self._firsts, self._counts, self._moved, self._moved_facts, self._settled)
+        for fed in spent:
+            fed.clear()
         if self.facts or self.moves:
             blocks = self._live_blocks()
             self.facts.keep(blocks)

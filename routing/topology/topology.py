@@ -241,10 +241,8 @@ class Topology:
             del owned[queue]
             if not owned:
                 del self.owned[queue.owner]
-        for first, number in queue.live_ranges():
-            queue.partition.forget(first, number)
+        queue.partition.remove(queue)
         queue.clear()
-        queue.partition.queues.pop(queue.id, None)
         for consumer in queue.turns.drain():
             consumer.session.queue_gone(consumer)
 

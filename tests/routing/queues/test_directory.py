@@ -34,8 +34,8 @@ CASES: dict[str, tuple[list[tuple[int, int]], list[Columns | None] | None, list[
     "one fact": ([(1, 1000)], [to_columns([pack(True, 9)])], []),
     "facts": ([(1, 3), (2, 2), (3, 1)], [to_columns([1, 2, 3]), None, to_columns([WIDE])], []),
     "wide facts": ([(1, 3)], [to_columns([1, WIDE, 3])], []),
-    "moved": ([(1, 3), (9, 1)], None, [Move(5, 1, 0), Move(1 << 60, 3, 1_700_000_000_000)]),
-    "moved facts": ([(1, 2)], [to_columns([1, WIDE])], [Move(5, 1, 0)]),
+    "moved": ([(1, 3), (9, 1)], None, [Move(5, 0), Move(1 << 60, 1_700_000_000_000)]),
+    "moved facts": ([(1, 2)], [to_columns([1, WIDE])], [Move(5, 0)]),
 }
 
 

@@ -18,6 +18,7 @@ import trio
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.message import Slab
+from routing.queues import fact_columns, live_counts, moves, queue_partition, relocation, standby
 from routing.session import Consumer
 from tests.routing.harness import PERSISTENT, TRANSIENT, Client, Engine, engine, killed
 
@@ -350,7 +351,21 @@ Life.acts = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.fixture(params=[False, True], ids=["", "stragglers"])
+def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old segments go, and what is live in them is written again, within a short life."""
+    if request.param:
+        for module in (fact_columns, live_counts, moves, queue_partition, relocation, standby):
+            monkeypatch.setattr(module, "BLOCK_BITS", 3)
+        monkeypatch.setattr(relocation, "_LIVE_SHARE", 1)
+        monkeypatch.setitem(CONFIG, "queue_segment_bytes", 1200)
+        weights = {"keep house": 30, "let others run": 25, "settle": 30}
+        for name, weight in weights.items():
+            monkeypatch.setitem(Life.acts, name, (Life.acts[name][0], weight))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("seed", range(30))
 async def test_a_random_life(seed: int) -> None:
     life = Life(seed)
     while (ending := await life.live()) != "end":

@@ -1,0 +1,75 @@
+"""Where a home partition finds a message again: in memory, or in its log.
+
+Queues name messages by the offset they had first of all; here is looked up where they lie now (`moves.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from core_log.partition_log import PartitionLog
+from routing.config import BrokerConfig
+from routing.queues.cold_chunks import ColdChunks, Spawn, add_facts
+from routing.queues.fact_columns import FactColumns
+from routing.queues.moves import Moves
+from routing.queues.scattered import Scattered
+from routing.queues.slab_cache import CachedSlab, SlabCache
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
+
+
+class StoredMessages:
+    """See the module."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        config: BrokerConfig,
+        cache: SlabCache,
+        moves: Moves,
+        facts: FactColumns,
+        *,
+        spawn: Spawn,
+        loaded: Callable[[], None],
+    ) -> None:
+        self._cache = cache
+        self._moves = moves
+        self._facts = facts
+        self._cold = ColdChunks(log, config, facts, spawn=spawn, cached=cache.find, loaded=loaded)
+        self._scattered = Scattered(log, spawn=spawn, loaded=loaded)
+
+    def find(self, offset: int) -> CachedSlab | None:
+        """The slab that holds `offset`, if it is in memory."""
+        if offset < self._moves.before:
+            run = self._moves.run_of(offset)
+            if run is not None:
+                return self._find_moved(offset, *run)
+        return self._at(offset)
+
+    def _at(self, location: int) -> CachedSlab | None:
+        return self._cache.find(location) or self._scattered.find(location) or self._cold.find(location)
+
+    def _find_moved(self, offset: int, first: int, count: int, location: int) -> CachedSlab | None:
+        entry = self._at(location + offset - first)
+        if entry is None:
+            return None
+        start, stop = max(entry.first, location), min(entry.end, location + count)
+        found = CachedSlab(first + start - location, entry.slab.part(start - entry.first, stop - entry.first), 0)
+        add_facts(found, self._facts)
+        return found
+
+    def load(self, offset: int, queue: Queue) -> None:
+        """Read what `offset` begins from the log; the queue is pumped again when it is here."""
+        self._cold.load(self._moves.location(offset), queue, offset)
+
+    async def load_now(self, offset: int, queue: Queue) -> None:
+        """As `load`, for one who can wait; afterwards `find` knows the offset, or the message is given up."""
+        await self._cold.load_now(self._moves.location(offset), queue, offset)
+
+    def load_scattered(self, offsets: list[int], queue: Queue) -> bool:
+        """As `load`, for messages far apart; False if the first has to be asked for with `load`."""
+        if self._moves:
+            offsets = [self._moves.location(offset) for offset in offsets]
+        return self._scattered.load(offsets, queue)
