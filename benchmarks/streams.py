@@ -35,7 +35,7 @@ def cpu_s(broker: BrokerProcess) -> float:
 def options_of(broker: BrokerProcess) -> argparse.Namespace:
     """What a connection of the load generator is opened with."""
     return argparse.Namespace(
-        host="127.0.0.1", port=broker.amqp_port, user="guest", password="guest", vhost="/", persistent_session=False
+        host="127.0.0.1", port=broker.amqp_port, user="guest", password="guest", vhost="/", tls=False
     )
 
 
