@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 from routing.facts import TIMED_FROM
 from routing.message import Properties, Slab
 from routing.property_editors import PropertyEditor, editable, editor_of
-from routing.queues.death_history import DEATHS, WRITTEN, Death, barred_queues, carbon_copies, record
+from routing.queues.death_history import (
+    DEATHS,
+    WRITTEN_AGAIN,
+    WRITTEN_FIRST,
+    Death,
+    barred_queues,
+    carbon_copies,
+    record,
+)
 
 _LOOKED_AT = (DEATHS, "CC")
 _HISTORIES_MAX = 4096
@@ -83,7 +91,9 @@ class CopyMaker:
         self._time_s = time_s
         self._histories: dict[tuple[str, str, str, str | None], tuple[bytes, Like]] = {}
         self._constants: dict[tuple[str, str, int], bytes] = {}
-        self._removed = WRITTEN if target.routing_key is None else (*WRITTEN, "CC")
+        moved = () if target.routing_key is None else ("CC",)
+        self._removed_first = (*WRITTEN_FIRST, *moved)
+        self._removed_again = (*WRITTEN_AGAIN, *moved)
 
     def add(self, slab: Slab, indices: Sequence[int]) -> None:
         """Messages of one slab."""
@@ -129,7 +139,8 @@ class CopyMaker:
                 history = self._history(editor, protocol, persistent, exchange, key, expiration, known)
                 self._histories[place] = history
             added, like = history
-        return editor.edit(raw, added, self._removed, keep_expiration=False), like
+        removed = self._removed_again if DEATHS in known else self._removed_first
+        return editor.edit(raw, added, removed, keep_expiration=False), like
 
     def _history(
         self,

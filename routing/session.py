@@ -117,6 +117,8 @@ class Session:
                 self.sink.returned(slab, "NO_ROUTE")
         elif route.guarded and (room := route.room()) < len(slab.bodies):
             self._publish_what_fits(route, slab, room, False)
+        elif route.remembering:
+            deliver_new(route, slab, self.broker.clock.now_ms())
         else:
             route.deliver(slab)
 

@@ -26,8 +26,10 @@ DEATHS = "x-death"
 _PARTS = ("queue", "reason", "exchange")
 _FIRST = {part: f"x-first-death-{part}" for part in _PARTS}
 _LAST = {part: f"x-last-death-{part}" for part in _PARTS}
-WRITTEN = (DEATHS, *_FIRST.values(), *_LAST.values())
-"""Every header that may be written here."""
+WRITTEN_AGAIN = (DEATHS, *_LAST.values())
+"""Every header that is written for a message that died before."""
+WRITTEN_FIRST = (*WRITTEN_AGAIN, *_FIRST.values())
+"""For one that did not."""
 
 
 class Death(NamedTuple):

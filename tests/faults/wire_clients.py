@@ -97,7 +97,9 @@ class Stream:
 
 def wire_options(port: int) -> argparse.Namespace:
     """What the wire level connections want to know."""
-    return argparse.Namespace(host=HOST, port=port, user="guest", password="guest", vhost="/", persistent_session=False)
+    return argparse.Namespace(
+        host=HOST, port=port, user="guest", password="guest", vhost="/", persistent_session=False, tls=None
+    )
 
 
 def amqp(port: int) -> Amqp:

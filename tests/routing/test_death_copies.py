@@ -112,3 +112,16 @@ def test_messages_of_protocols_without_headers_become_neutral() -> None:
     assert copy.properties.protocol == "neutral"
     assert neutral.persistent
     assert neutral.headers["x-death"][0]["routing-keys"] == ["a.b"]
+
+
+def test_the_first_death_is_remembered_through_further_ones() -> None:
+    slab = amqp_slab([BasicProperties(delivery_mode=2)])
+    for queue, reason in (("first", "rejected"), ("second", "expired"), ("first", "rejected")):
+        maker = CopyMaker(queue, reason, TO_DLX, 5)
+        maker.add(slab, [0])
+        slab = maker.runs[0].slab("dlx")
+    found = headers(slab, 0)
+    assert [(death["queue"], death["count"]) for death in found["x-death"]] == [("first", 2), ("second", 1)]
+    assert (found["x-first-death-queue"], found["x-first-death-reason"]) == ("first", "rejected")
+    assert found["x-first-death-exchange"] == "x"
+    assert found["x-last-death-exchange"] == "dlx"

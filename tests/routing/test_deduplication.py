@@ -35,7 +35,7 @@ def publish(client: Client, key: str, *ids: str | None, exchange: str = "", head
 
 async def confirmed(running: Engine, client: Client) -> None:
     running.turn()
-    await running.until(lambda: client.confirmed == client.session._published)
+    await running.until(lambda: client.confirmed == client.session.confirms.published)
 
 
 async def bodies(running: Engine, queue: str) -> list[str]:
