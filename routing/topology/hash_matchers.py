@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
@@ -21,6 +22,7 @@ from routing.topology.matchers import Matcher, Neutral
 _MASK = (1 << 64) - 1
 _MIX = 0xFF51AFD7ED558CCD
 _REMEMBERED_MAX = 65536
+_INTEGER = re.compile(r"[+-]?[0-9]+")
 _PROPERTIES = ("correlation_id", "message_id", "timestamp")
 
 
@@ -49,6 +51,7 @@ class ConsistentHashMatcher(Matcher):
         self._bindings: dict[Binding, tuple[int, float]] = {}
         """The hash and the weight of each."""
         self._found: dict[str, Destination] = {}
+        self._changed()
 
     @staticmethod
     def check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -62,23 +65,19 @@ class ConsistentHashMatcher(Matcher):
 
     @staticmethod
     def check(binding: Binding) -> None:
-        try:
-            weight = int(binding.pattern) if binding.pattern.strip() == binding.pattern else None
-        except ValueError:
-            weight = None
-        if weight is None:
+        if _INTEGER.fullmatch(binding.pattern) is None:
             raise PreconditionFailed(f"The binding key must be an integer: {_erlang(binding.pattern)}")
-        if weight < 1:
+        if int(binding.pattern) < 1:
             raise PreconditionFailed("The binding key must be greater than 0")
 
     def add(self, binding: Binding) -> None:
         kind, name = binding.destination
         self._bindings[binding] = (_hash(f"{kind} {name} {binding.arguments_key}"), float(binding.pattern))
-        self._found.clear()
+        self._changed()
 
     def remove(self, binding: Binding) -> None:
         self._bindings.pop(binding, None)
-        self._found.clear()
+        self._changed()
 
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
         if not self._bindings:
@@ -97,13 +96,33 @@ class ConsistentHashMatcher(Matcher):
         return (found,)
 
     def _best(self, wanted: int) -> Destination:
-        def score(item: tuple[Binding, tuple[int, float]]) -> float:
-            seed, weight = item[1]
+        """With equal weights the largest hash wins; otherwise the logarithm makes chances proportional to weights."""
+        if self._stale:
+            self._refresh()
+        if self._equal:
+            hashes = [
+                (((mixed := ((wanted ^ seed) * _MIX) & _MASK) ^ (mixed >> 33)) * _MIX) & _MASK for seed in self._seeds
+            ]
+            return self._places[hashes.index(max(hashes))]
+        best, found = -math.inf, self._places[0]
+        for seed, weight, place in zip(self._seeds, self._weights, self._places):
             mixed = ((wanted ^ seed) * _MIX) & _MASK
             mixed = ((mixed ^ (mixed >> 33)) * _MIX) & _MASK
-            return -math.log(((mixed >> 11) + 0.5) / (1 << 53)) / weight
+            score = math.log((mixed + 1) / (_MASK + 2)) / weight
+            if score > best:
+                best, found = score, place
+        return found
 
-        return min(self._bindings.items(), key=score)[0].destination
+    def _changed(self) -> None:
+        self._found.clear()
+        self._stale = True
+
+    def _refresh(self) -> None:
+        self._stale = False
+        self._seeds = [seed for seed, _ in self._bindings.values()]
+        self._weights = [weight for _, weight in self._bindings.values()]
+        self._places = [binding.destination for binding in self._bindings]
+        self._equal = len(set(self._weights)) <= 1
 
 
 class ModulusHashMatcher(Matcher):

@@ -134,6 +134,7 @@ async def test_binding_keys_of_a_consistent_hash_are_weights() -> None:
         for key, text in (
             ("x", 'The binding key must be an integer: <<"x">>'),
             ("", "The binding key must be an integer: <<>>"),
+            ("1_0", 'The binding key must be an integer: <<"1_0">>'),
             ("1.5", 'The binding key must be an integer: <<"1.5">>'),
             ("0", "The binding key must be greater than 0"),
             ("-1", "The binding key must be greater than 0"),
