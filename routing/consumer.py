@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from routing.errors import PreconditionFailed
 from routing.message import Slab
+from routing.queues.settings import type_name
 
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
@@ -96,9 +97,12 @@ class Consumer:
         return credit
 
 
-def consumer_priority(arguments: dict[str, Any] | None) -> int:
+def consumer_priority(arguments: dict[str, Any] | None, queue: Queue | Stream) -> int:
     """The argument `x-priority`. Raises PreconditionFailed when it is no integer."""
     priority = (arguments or {}).get("x-priority", 0)
     if not isinstance(priority, int) or isinstance(priority, bool):
-        raise PreconditionFailed("invalid arg 'x-priority' for consumer: it must be an integer")
+        raise PreconditionFailed(
+            f"invalid arg 'x-priority' for queue '{queue.name}' in vhost '{queue.vhost}': "
+            f'"expected integer, got {type_name(priority)}"'
+        )
     return priority

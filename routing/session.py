@@ -190,7 +190,7 @@ class Session:
             exclusive=exclusive,
             prefetch=self.prefetch_default,
             context=context,
-            priority=consumer_priority(arguments),
+            priority=consumer_priority(arguments, queue),
         )
         queue.attach(consumer, arguments or {})
         self.consumers.append(consumer)

@@ -24,6 +24,7 @@ from routing.message import (
     register_decoder,
 )
 from routing.property_editors import register_editor
+from routing.queues.settings import type_name
 
 PROTOCOL = "amqp"
 TRANSIENT, PERSISTENT = 1, 2
@@ -185,7 +186,7 @@ def _properties_of(raw: bytes, found: BasicProperties) -> Properties | SpecialPr
     for name in COPY_HEADERS:
         keys = headers.get(name, ())
         if not isinstance(keys, (list, tuple)):
-            explanation = f'invalid message: {{unacceptable_type_in_header,"{name}",{wire.type_name(keys)}}}'
+            explanation = f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(keys)}}}'
             return AmqpError("PRECONDITION_FAILED", explanation)
         copies += [key for key in keys if isinstance(key, str)]
     stored = property_edits.edit(raw, b"", ["BCC"]) if "BCC" in headers else raw

@@ -256,15 +256,3 @@ _ENCODERS: tuple[tuple[type | tuple[type, ...], Callable[[Any], bytes]], ...] = 
 _BY_CLASS: dict[type, Callable[[Any], bytes]] = {
     kind: encode for kinds, encode in _ENCODERS for kind in (kinds if isinstance(kinds, tuple) else (kinds,))
 }
-
-_TYPE_NAMES: tuple[tuple[type, str], ...] = (
-    (str, "longstr"), (bool, "bool"), (Timestamp, "timestamp"), (Long, "long"), (type(None), "void"), (dict, "table"),
-    (list, "array"), (bytes, "binary"), (float, "double"), (Decimal, "decimal"),
-)  # fmt: skip
-
-
-def type_name(value: Any) -> str:
-    """What RabbitMQ calls the type of a field's value in its error texts."""
-    if type(value) is int:
-        return "signedint" if _INT32_MIN <= value < _INT32_END else "long"
-    return next((name for kind, name in _TYPE_NAMES if isinstance(value, kind)), type(value).__name__)

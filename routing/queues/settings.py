@@ -129,13 +129,15 @@ def type_name(value: Any) -> str:
     """RabbitMQ's name for the type of a table's value."""
     if isinstance(value, bool):
         return "bool"
+    if isinstance(value, int) and not -(1 << 31) <= value < 1 << 31:
+        return "long"
     names = {int: "signedint", str: "longstr", float: "double", bytes: "binary", dict: "table", list: "array"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), "void")
 
 
 def _integer(value: Any) -> str | None:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
-    return None if is_integer else f"{{unacceptable_type,{type_name(value)}}}"
+    return None if is_integer else f'"expected integer, got {type_name(value)}"'
 
 
 def _not_negative(value: Any) -> str | None:
@@ -143,7 +145,7 @@ def _not_negative(value: Any) -> str | None:
 
 
 def _milliseconds(value: Any) -> str | None:
-    return _not_negative(value) or (f"{{value_too_big,{value}}}" if value > EXPIRY_MS_MAX else None)
+    return _not_negative(value) or (f"{{value_too_large,{value}}}" if value > EXPIRY_MS_MAX else None)
 
 
 def _positive_milliseconds(value: Any) -> str | None:
@@ -162,11 +164,15 @@ def _boolean(value: Any) -> str | None:
     return None if isinstance(value, bool) else f"{{unacceptable_type,{type_name(value)}}}"
 
 
-def _one_of(*allowed: str) -> Check:
+def _one_of(*allowed: str, otherwise: str = "{{invalid_value,{}}}") -> Check:
     def check(value: Any) -> str | None:
-        return _text(value) or (None if value in allowed else f"{{invalid_value,{value}}}")
+        return _text(value) or (None if value in allowed else otherwise.format(value))
 
     return check
+
+
+def _version(value: Any) -> str | None:
+    return _integer(value) or (None if value in (1, 2) else f"\"unsupported queue version '{value}'\"")
 
 
 def _gaps(value: Any) -> str | None:
@@ -184,7 +190,7 @@ CHECKS: dict[str, Check] = {
     "expires": _positive_milliseconds,
     "max-length": _not_negative,
     "max-length-bytes": _not_negative,
-    "overflow": _one_of(*OVERFLOWS),
+    "overflow": _one_of(*OVERFLOWS, otherwise="invalid_overflow"),
     "dead-letter-exchange": _text,
     "dead-letter-routing-key": _text,
     "dead-letter-strategy": _one_of("at-most-once", "at-least-once"),
@@ -200,11 +206,10 @@ CHECKS: dict[str, Check] = {
     "delayed-retry-max": _milliseconds,
     "deduplication-window-ms": _milliseconds,
     "delayed": _boolean,
-    "queue-type": _one_of(*QUEUE_TYPES),
-    "queue-mode": _one_of("default", "lazy"),
-    "queue-version": _not_negative,
+    "queue-type": _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\""),
+    "queue-mode": _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),
+    "queue-version": _version,
     "queue-leader-locator": _text,
-    "queue-master-locator": _text,
     "quorum-initial-group-size": _not_negative,
     "max-in-memory-length": _not_negative,
     "max-in-memory-bytes": _not_negative,
@@ -216,7 +221,7 @@ CHECKS: dict[str, Check] = {
 
 _STREAM_ONLY = ("max-age", "stream-max-segment-size-bytes", "initial-cluster-size")
 _NOT_FOR = {
-    "classic": (*_STREAM_ONLY, "quorum-initial-group-size"),
+    "classic": (*_STREAM_ONLY, "quorum-initial-group-size", "max-in-memory-length", "max-in-memory-bytes"),
     "quorum": (*_STREAM_ONLY, "queue-mode"),
 }
 
@@ -227,6 +232,18 @@ def check_arguments(name: str, virtual_host: str, arguments: Mapping[str, Any]) 
     def refuse(argument: str, reason: str) -> InvalidArgument:
         return InvalidArgument(f"invalid arg '{argument}' for queue '{name}' in vhost '{virtual_host}': {reason}")
 
+    kind = arguments.get("x-queue-type", "classic")
+    for key in _NOT_FOR.get(kind, ()) if isinstance(kind, str) else ():
+        if f"x-{key}" in arguments:
+            raise InvalidArgument(
+                f"invalid arg 'x-{key}' for queue '{name}' in vhost '{virtual_host}' of queue type rabbit_{kind}_queue"
+            )
+    exchange = arguments.get("x-dead-letter-exchange", "")
+    if not isinstance(exchange, str):
+        raise InvalidArgument(
+            f"invalid type '{type_name(exchange)}' for arg 'x-dead-letter-exchange' in queue '{name}' in vhost "
+            f"'{virtual_host}'"
+        )
     for argument, value in arguments.items():
         check = CHECKS.get(argument.removeprefix("x-"), _anything) if argument.startswith("x-") else _anything
         wrong = check(value)
@@ -234,9 +251,3 @@ def check_arguments(name: str, virtual_host: str, arguments: Mapping[str, Any]) 
             raise refuse(argument, wrong)
     if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
         raise refuse("x-dead-letter-routing-key", "routing_key_but_no_dlx_defined")
-    kind = arguments.get("x-queue-type", "classic")
-    for key in _NOT_FOR.get(kind, ()):
-        if f"x-{key}" in arguments:
-            raise InvalidArgument(
-                f"invalid arg 'x-{key}' for queue '{name}' in vhost '{virtual_host}' of queue type rabbit_{kind}_queue"
-            )

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from protocols.amqp import methods, wire
+from protocols.amqp import methods
 from protocols.amqp.adapter_properties import REPLY_TO, SpecialProperties, facts_of, intern
 from protocols.amqp.errors import AmqpError
 from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties
 from protocols.amqp.property_edits import with_reply_to
+from routing.queues.settings import type_name
 from tests.protocols.amqp.conftest import Client, World
 from tests.protocols.amqp.wire import call, publish
 
@@ -68,7 +69,7 @@ async def test_without_bcc_the_other_bytes_stay(world: World) -> None:
 def test_copies_are_lists(value: Any) -> None:
     found = intern(raw_of(headers={"BCC": value}), "guest")
     assert isinstance(found, AmqpError)
-    assert found.explanation == f'invalid message: {{unacceptable_type_in_header,"BCC",{wire.type_name(value)}}}'
+    assert found.explanation == f'invalid message: {{unacceptable_type_in_header,"BCC",{type_name(value)}}}'
 
 
 # --- direct reply-to -----------------------------------------------------------------------

@@ -175,7 +175,7 @@ REFUSALS: list[tuple[Act, type[BrokerError], str]] = [
     (
         lambda b: b.declare_queue("s", durable=True, arguments={"x-queue-type": "new"}),
         InvalidArgument,
-        "invalid arg 'x-queue-type' for queue 's' in vhost '/': {invalid_value,new}",
+        "invalid arg 'x-queue-type' for queue 's' in vhost '/': \"unsupported queue type 'new'\"",
     ),
     # bindings
     (lambda b: b.bind("queue", "work", "", "k"), AccessRefused, "operation not permitted on the default exchange"),
