@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Callable
@@ -131,8 +132,11 @@ class Listener:
                 await connection.run()
 
     def close(self) -> None:
-        """Stop listening; connections that were accepted live on."""
+        """Stop listening; connections that were accepted live on. Who still waits to be gets an end, not a reset."""
         if self._socket.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                while True:
+                    self._socket.accept()[0].close()
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from gateway.client_cli import with_client
+from gateway.client_cli import show, show_fields, with_client, with_json
 
 if TYPE_CHECKING:
     from protocols.native.blocking import BlockingClient
@@ -48,19 +49,29 @@ def bind(client: BlockingClient, name: str, exchange: str, key: str) -> None:
 
 
 @topics.command(name="list")
+@with_json
 @with_client
-def list_topics(client: BlockingClient) -> None:
+def list_topics(client: BlockingClient, as_json: bool) -> None:
     """Print the name and the number of partitions of every topic."""
-    for name, partitions in sorted(client.metadata().items()):
-        click.echo(f"{name} {len(partitions)}")
+    rows = [(name, len(partitions)) for name, partitions in sorted(client.metadata().items())]
+    if as_json:
+        show(("name", "partitions"), rows, True)
+        return
+    for name, count in rows:
+        click.echo(f"{name} {count}")
 
 
 @topics.command()
 @click.argument("name")
+@with_json
 @with_client
-def describe(client: BlockingClient, name: str) -> None:
+def describe(client: BlockingClient, name: str, as_json: bool) -> None:
     """Print the settings of topic NAME, and where each partition stands."""
     topic = client.describe_topic(name)
+    if as_json:
+        partitions = [msgspec.structs.asdict(partition) for partition in topic.partitions]
+        show_fields({"name": topic.name, "config": topic.config, "partitions": partitions}, True)
+        return
     click.echo(f"topic {topic.name}")
     for setting, value in sorted(topic.config.items()):
         click.echo(f"  {setting}={value}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -88,4 +89,21 @@ def require_tag(broker: Broker, user: str, what: str, tags: tuple[str, ...]) -> 
 def table(columns: tuple[str, ...], rows: Iterable[Row], start: int) -> dict[str, Any]:
     """A page of a list: the names of the columns, and the rows from `start` on."""
     page = islice(rows, max(start, 0), max(start, 0) + ROWS_MAX)
-    return {"columns": list(columns), "rows": [list(row) for row in page]}
+    return {"columns": list(columns), "rows": [list(map(plain, row)) for row in page]}
+
+
+def plain(value: Any) -> Any:
+    """A value as a message or JSON can hold it: names are whatever bytes a client chose, arguments of many types."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {plain(str(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(plain, value))
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "replace")
+    return plain(str(value))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from routing.administration.move import move
 from routing.administration.operations import LOOKS, operation, table
-from routing.administration.topology import Arguments, plain, vhosts_of
+from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
 from routing.topology.policies import kinds_of_queue
 
@@ -40,12 +40,12 @@ async def list_queues(broker: Broker, user: str, vhost: str | None = None, start
                     found.name, queue.name, queue.arguments.get("x-queue-type", "classic"), queue.durable,
                     queue.auto_delete, queue.exclusive, queue.message_count, queue.outstanding,
                     queue.rules.delayed_count, len(queue.consumers),
-                    *(policy.name if policy else "" for policy in applied), plain(queue.arguments),
+                    *(policy.name if policy else "" for policy in applied), queue.arguments,
                 )  # fmt: skip
             for stream in found.streams.values():
                 yield (
                     found.name, stream.name, "stream", True, False, False, stream.message_count, 0, 0,
-                    len(stream.consumers), "", "", plain(stream.arguments),
+                    len(stream.consumers), "", "", stream.arguments,
                 )  # fmt: skip
 
     return table(_COLUMNS, rows(), start)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from routing.administration.operations import LOOKS, operation, table
@@ -20,21 +19,6 @@ Arguments = dict[str, Any]
 def vhosts_of(broker: Broker, vhost: str | None) -> list[VirtualHost]:
     """One virtual host, or all. Raises NotAllowed."""
     return list(broker.topology.vhosts.values()) if vhost is None else [broker.topology.vhost(vhost)]
-
-
-def plain(value: Any) -> Any:
-    """An argument as a message or JSON can hold it."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Decimal):
-        return float(value)
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).decode("utf-8", "replace")
-    return str(value).encode("utf-8", "replace").decode()
 
 
 # --- virtual hosts -----------------------------------------------------------------------
@@ -85,7 +69,7 @@ async def list_exchanges(broker: Broker, user: str, vhost: str | None = None, st
     rows = (
         (
             found.name, one.name, one.kind, one.durable, one.auto_delete, one.internal, len(one.bindings),
-            plain(one.arguments),
+            one.arguments,
         )
         for found in vhosts_of(broker, vhost)
         for one in found.exchanges.values()
@@ -126,7 +110,7 @@ async def list_bindings(broker: Broker, user: str, vhost: str | None = None, sta
     """All bindings, or those of one virtual host, without the one every queue has to the default exchange."""
     columns = ("vhost", "source", "destination", "destination_kind", "routing_key", "arguments")
     rows = (
-        (found.name, one.exchange, one.destination[1], one.destination[0], one.pattern, plain(dict(one.arguments)))
+        (found.name, one.exchange, one.destination[1], one.destination[0], one.pattern, one.arguments)
         for found in vhosts_of(broker, vhost)
         for exchange in found.exchanges.values()
         for one in exchange.bindings

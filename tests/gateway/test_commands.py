@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -211,6 +212,7 @@ def test_a_list_has_as_many_pages_as_it_needs(broker: BrokerProcess, millrace: C
         for number in range(2001):
             channel.queue_declare(f"many.{number}", auto_delete=True, exclusive=True)
         names = [row["name"] for row in millrace.rows("queues", "list")]
+        assert millrace.rows("topics", "list") == []
         assert names == [f"many.{number}" for number in range(2001)]
 
 
@@ -218,6 +220,35 @@ def test_names_cannot_move_the_cursor(broker: BrokerProcess, millrace: Commands)
     with connect(broker) as connection:
         connection.channel().queue_declare("a\x1b[2Jb\tc", exclusive=True)
         assert "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c" in millrace("queues", "list")
+
+
+def test_names_may_be_any_bytes_and_arguments_of_any_type(broker: BrokerProcess, millrace: Commands) -> None:
+    with socket.create_connection(("127.0.0.1", broker.amqp_port), 10) as sock:
+        sock.sendall(b"AMQP\0\0\x09\1")
+
+        def take() -> bytes:
+            head = sock.recv(7, socket.MSG_WAITALL)
+            return sock.recv(int.from_bytes(head[3:], "big") + 1, socket.MSG_WAITALL)
+
+        def send(channel: int, method: pika.amqp_object.Method) -> None:
+            sock.sendall(pika.frame.Method(channel, method).marshal())
+
+        take()
+        send(0, pika.spec.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"))
+        take()
+        send(0, pika.spec.Connection.TuneOk(0, 131072, 0))
+        send(0, pika.spec.Connection.Open("/"))
+        take()
+        send(1, pika.spec.Channel.Open())
+        take()
+        declare = (
+            b"\0\x32\0\x0a\0\0" + b"\x03a\xff\xfe" + b"\x04" + b"\0\0\0\x08" + b"\x01xD\2" + (314).to_bytes(4, "big")
+        )
+        sock.sendall(b"\1\0\1" + len(declare).to_bytes(4, "big") + declare + b"\xce")
+        assert take()[:4] == b"\0\x32\0\x0b"
+        (row,) = millrace.rows("queues", "list")
+        assert row["name"] == "a??"
+        assert row["arguments"] == {"x": 3.14}
 
 
 def test_arguments_that_are_no_json(millrace: Commands) -> None:

@@ -18,7 +18,10 @@ import pika
 import pytest
 import trio
 import trustme
+from click.testing import CliRunner
+from pika.exceptions import ChannelClosedByBroker
 
+from gateway.cli import main
 from gateway.config import ConfigError, Limits, Tls, load_config
 from gateway.errors import StartError
 from gateway.tls import Certificates, TlsLayer, name_of
@@ -93,6 +96,30 @@ def test_pika_in_both_versions_with_small_and_large_bodies(
             if len(received) == len(bodies):
                 break
         assert received == bodies
+
+
+def test_the_name_in_a_certificate_is_a_login(secured: BrokerProcess, files: Files) -> None:
+    parameters = amqp_parameters(secured, files.context(with_certificate=True))
+    parameters.credentials = pika.credentials.ExternalCredentials()
+    with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+        pika.BlockingConnection(parameters)
+    with BlockingClient(f"{HOST}:{secured.ports['natives']}", tls=files.context()) as client:
+        client.administer("users.add", name="ada", password="not needed")
+        client.administer("permissions.set", vhost="/", name="ada", configure="", write="", read="")
+    with pika.BlockingConnection(parameters) as connection, pytest.raises(ChannelClosedByBroker) as refused:
+        connection.channel().queue_declare("x")
+    assert "refused for user 'ada'" in refused.value.reply_text
+
+
+def test_the_commands(secured: BrokerProcess, files: Files) -> None:
+    server = ("--server", f"{HOST}:{secured.ports['natives']}")
+    done = CliRunner().invoke(main, ["vhosts", "list", "--json", "--tls-ca", files.ca, *server])
+    assert done.exit_code == 0, done.output
+    assert '"name": "/"' in done.output
+    done = CliRunner().invoke(main, ["vhosts", "list", "--tls", *server])
+    assert done.exit_code == 1
+    assert "certificate verify failed" in done.stderr
+    assert CliRunner().invoke(main, ["vhosts", "list", "--tls-ca", files.cert + "x", *server]).exit_code == 2
 
 
 async def _aio_pika(secured: BrokerProcess, context: ssl.SSLContext) -> bytes:
