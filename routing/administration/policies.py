@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from routing.administration.operations import LOOKS, operation, require_tag, table
-from routing.administration.topology import Arguments, plain, vhosts_of
+from routing.administration.topology import Arguments, vhosts_of
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -19,7 +19,7 @@ async def list_policies(broker: Broker, user: str, vhost: str | None = None, sta
     """All policies and operator policies, or those of one virtual host."""
     columns = ("vhost", "name", "operator", "pattern", "apply_to", "priority", "definition")
     rows = (
-        (found.name, one.name, operator, one.pattern, one.apply_to, one.priority, plain(dict(one.definition)))
+        (found.name, one.name, operator, one.pattern, one.apply_to, one.priority, dict(one.definition))
         for found in vhosts_of(broker, vhost)
         for operator, there in ((False, found.policies.own), (True, found.policies.operator))
         for one in there.values()
