@@ -283,8 +283,13 @@ class Control:
             topic = self.topology.topics.get(place)
 
             def plan(entry: Entry) -> Plan:
-                if name in vhost.queues or self.topology.topics.get(place) is not topic:
+                if (
+                    self.topology.vhost(vhost.name) is not vhost
+                    or name in vhost.queues
+                    or self.topology.topics.get(place) is not topic
+                ):
                     raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' is being changed by others")
+                plans.require_room_for_queue(vhost, name)
                 return Plan([entry], [vhost_key(vhost.name), queue_key(vhost.name, name)])
 
             if topic is None:

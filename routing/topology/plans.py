@@ -168,6 +168,15 @@ def new_queue_name(name: str, prefix: str) -> str:
     return name
 
 
+def require_room_for_queue(vhost: VirtualHost, name: str) -> None:
+    """Raises PreconditionFailed when the virtual host has as many queues and streams as it may have."""
+    limit = vhost.room("max-queues", len(vhost.queues) + len(vhost.streams))
+    if limit is not None:
+        raise PreconditionFailed(
+            f"cannot declare queue '{name}': queue limit in vhost '{vhost.name}' ({limit}) is reached"
+        )
+
+
 def check_queue_arguments(vhost: VirtualHost, name: str, arguments: Mapping[str, Any]) -> None:
     """Raises InvalidArgument, NotImplementedYet."""
     check_arguments(name, vhost.name, arguments)

@@ -20,7 +20,7 @@ import trio
 from core_log.errors import LogUnavailable
 from routing.commits import storage_errors
 from routing.config import BrokerConfig
-from routing.errors import AccessRefused, LimitExceeded, NotAllowed, NotFound, PreconditionFailed, StorageUnavailable
+from routing.errors import AccessRefused, LimitExceeded, NotAllowed, NotFound, StorageUnavailable
 from routing.queues.host import QueueHost
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
@@ -342,11 +342,7 @@ class Topology:
             return Plan(guards=[*guards, queue_key(vhost.name, name)])
         name = plans.new_queue_name(name, prefix)
         plans.check_queue_arguments(vhost, name, arguments)
-        limit = vhost.room("max-queues", len(vhost.queues))
-        if limit is not None:
-            raise PreconditionFailed(
-                f"cannot declare queue '{name}': queue limit in vhost '{vhost.name}' ({limit}) is reached"
-            )
+        plans.require_room_for_queue(vhost, name)
         self._require_room("queues", sum(len(vhost.queues) for vhost in self.vhosts.values()), self.config.queues_max)
         # An exclusive queue ends with its connection, so nothing of it has to outlive the process.
         written = durable and not exclusive

@@ -155,6 +155,9 @@ async def test_limits_of_a_virtual_host() -> None:
         text = r"^cannot declare queue 'r': queue limit in vhost 'v' \(1\) is reached$"
         with pytest.raises(PreconditionFailed, match=text):
             await broker.declare_queue("r", vhost="v")
+        with pytest.raises(PreconditionFailed, match=text):
+            await broker.declare_queue("r", durable=True, arguments={"x-queue-type": "stream"}, vhost="v")
+        assert not broker.topics
         one, two = object(), object()
         broker.connect(one, connected("v"))
         text = r"^access to vhost 'v' refused for user 'guest': connection limit \(1\) is reached$"
