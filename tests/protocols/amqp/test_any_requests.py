@@ -1,4 +1,4 @@
-"""Well-formed requests of any kind and in any order, on a real engine: answered or refused, never a crash."""
+"""Requests of any kind in any order, and bent bytes, on a real engine: answered or refused, never a crash."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from protocols.amqp import methods
 from protocols.amqp.methods import Method
+from protocols.amqp.properties import BasicProperties, encode_properties
 from routing.broker import open_broker
 from tests.protocols.amqp.conftest import World
 from tests.protocols.amqp.test_codec import ANY_TABLE, FIELD_VALUES
@@ -69,5 +70,67 @@ def test_any_requests_are_answered_or_refused(requests: list[bytes], at_once: bo
             client.take()
             client.lose()
             assert not broker.sessions
+
+    trio.run(run)
+
+
+SPECIAL = [
+    encode_properties(
+        BasicProperties(headers={"CC": ["q", "x"], "BCC": ["q"], "n": [1, {"a": None}]}, delivery_mode=2)
+    ),
+    encode_properties(BasicProperties(reply_to="amq.rabbitmq.reply-to", correlation_id="7", expiration="60000")),
+    encode_properties(BasicProperties(headers={"x-delay": 5}, priority=9, user_id="guest", timestamp=1, type="t")),
+]
+CONVERSATION = (
+    call(1, methods.BasicConsume(queue="amq.rabbitmq.reply-to", consumer_tag="r", no_ack=True))
+    + b"".join(publish("q", b"body" * number, raw=raw, mandatory=True) for number, raw in enumerate(SPECIAL))
+    + call(2, methods.TxSelect())
+    + publish("q", b"in a transaction", channel=2)
+    + call(2, methods.BasicGet(queue="q"), methods.BasicAck(1), methods.TxCommit(), methods.TxRollback())
+    + call(1, methods.BasicAck(2, True), methods.BasicNack(0, True, True), methods.BasicRecover(True))
+    + publish("x", bytes(300), exchange="x", frame_bytes_max=100)
+)
+BEND = st.tuples(
+    st.integers(0, len(CONVERSATION) - 1), st.sampled_from(["set", "cut", "add", "move"]), st.integers(0, 255)
+)
+
+
+def bent(data: bytes, bends: list[tuple[int, str, int]]) -> bytes:
+    """The same with bytes changed, cut out, added, or a piece moved elsewhere."""
+    changed = bytearray(data)
+    for position, how, value in bends:
+        at = position % len(changed)
+        if how == "set":
+            changed[at] = value
+        elif how == "cut":
+            del changed[at : at + value % 9 + 1]
+        elif how == "add":
+            changed[at:at] = bytes([value]) * (value % 5 + 1)
+        else:
+            piece = changed[at : at + 30]
+            del changed[at : at + 30]
+            changed[value:value] = piece
+    return bytes(changed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(BEND, min_size=1, max_size=4), st.integers(1, 2000))
+def test_bent_bytes_end_a_connection_and_nothing_else(bends: list[tuple[int, str, int]], size: int) -> None:
+    async def run() -> None:
+        files = FaultyFiles(MemoryFiles())
+        async with open_broker(files) as broker:
+            world = World(broker, files)
+            other, client = await world.client(), await world.client(channels=2)
+            await client.send(SETUP)
+            data = bent(CONVERSATION, bends)
+            for at in range(0, len(data), size):
+                if client.closed:
+                    break
+                with trio.fail_after(10):
+                    await client.send(data[at : at + size])
+            client.take()
+            client.lose()
+            assert len(broker.sessions) == 1
+            assert await other.calls(methods.BasicQos(0, 1)) == [methods.BasicQosOk()]
 
     trio.run(run)
