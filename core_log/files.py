@@ -39,6 +39,9 @@ class File(Protocol):
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
 
+    def allocate(self, size: int) -> None:
+        """Make the file `size` bytes long, and have the disk set aside room for all of them."""
+
     def close(self) -> None:
         """Give the handle back. Does not sync."""
 
@@ -75,6 +78,9 @@ class Files(Protocol):
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable."""
+
+    def space(self) -> tuple[int, int]:
+        """Bytes that are free for us, and of the whole disk; (0, 0) where there is no disk."""
 
 
 class OsFile:
@@ -128,6 +134,10 @@ class OsFile:
     def truncate(self, size: int) -> None:
         """See `File`."""
         os.ftruncate(self._descriptor, size)
+
+    def allocate(self, size: int) -> None:
+        """See `File`."""
+        os.posix_fallocate(self._descriptor, 0, size)
 
     def close(self) -> None:
         """See `File`."""
@@ -213,6 +223,11 @@ class OsFiles:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def space(self) -> tuple[int, int]:
+        """See `Files`."""
+        found = os.statvfs(self._root)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 from core_log.memory_files import FaultyFiles, MemoryFiles  # noqa: E402  (they build on the interface above)

@@ -10,8 +10,9 @@ The order of the steps is what makes `flushed_offset` true:
 3. Only then may prefixes go: the new log start is saved durably, the oldest segment is removed first.
 4. The last job of a log that is closed notes that this was a clean stop, last.
 
-After an error the rest of the job is abandoned. What is not known to be durable is written again, which is harmless:
-all writes are at fixed positions. What a failed write left behind is cut off, so that a restart finds no torn tail.
+After an error the rest of the job is abandoned, but for prefixes that were to go, which may be what makes room. What is
+not known to be durable is written again, which is harmless: all writes are at fixed positions. What a failed write left
+behind is cut off, so that a restart finds no torn tail.
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ class FlushJob:
     clean_epochs: bytes | None
     """What to note about them last."""
     error: OSError | None = None
+    shortened: bool = False
+    """The new log start is durable and the segments before it are gone."""
     finished: bool = False
     """The thread is done with it."""
     applied: bool = False
@@ -160,14 +163,15 @@ def execute(job: FlushJob) -> None:
             assert job.active.index is not None
             job.active.index.save(files, job.active.stem, point.offset_entries, point.time_entries)
             point.save(files, job.directory)
-        if job.log_start is not None:
-            save_log_start(files, job.directory, job.log_start)
+        _shorten(job)
         if job.clean_epochs is not None:
             save_epochs(files, job.directory, job.clean_epochs, sync_name=False)
     except OSError as error:
         job.error = error
-    else:
-        _remove(job)
+        try:
+            _shorten(job)
+        except OSError:
+            pass  # it is tried again with the rest
     job.finished = True
 
 
@@ -198,6 +202,16 @@ def _cut_torn_tail(file: File, write: SegmentWrite) -> None:
         file.truncate(max(write.position, write.segment.written_bytes))
     except OSError:
         pass  # the disk refuses this, too: a restart would cut the tail, and the next attempt writes over it
+
+
+def _shorten(job: FlushJob) -> None:
+    """The prefix was dropped of its own right, whatever becomes of what is appended."""
+    if job.shortened:
+        return
+    if job.log_start is not None:
+        save_log_start(job.files, job.directory, job.log_start)
+    _remove(job)
+    job.shortened = True
 
 
 def _remove(job: FlushJob) -> None:

@@ -39,6 +39,8 @@ class LogFlusher:
         self.retry_interval_s = retry_interval_s
         self.unflushed_bytes_max = unflushed_bytes_max
         self.unflushed_bytes = 0
+        self.execute: Callable[[FlushJob], None] = execute
+        """What the threads do with a job; `DiskSpace.execute` does more for it."""
         self.after_turn: Callable[[], None] | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._jobs: queue.SimpleQueue[FlushJob | None] = queue.SimpleQueue()
@@ -108,7 +110,7 @@ class LogFlusher:
 
     def _work(self, jobs: queue.SimpleQueue[FlushJob | None], token: trio.lowlevel.TrioToken) -> None:
         while (job := jobs.get()) is not None:
-            execute(job)
+            self.execute(job)
             self._finished.append(job)
             if self._blocking:
                 with self._job_done:

@@ -96,6 +96,10 @@ class MemoryFile:
         with self._lock:
             self.node.change(size, None)
 
+    def allocate(self, size: int) -> None:
+        """See `File`."""
+        self.truncate(size)
+
     def close(self) -> None:
         """See `File`."""
 
@@ -202,6 +206,10 @@ class MemoryFiles:
             for change in self._unsynced.pop(path, []):
                 change(self._durable)
 
+    def space(self) -> tuple[int, int]:
+        """There is no disk."""
+        return 0, 0
+
     def crash(self, dice: random.Random | None = None) -> MemoryFiles:
         """What is found after a power loss. Without `dice` nothing unsynced survives, with them it is drawn."""
         with self._lock:
@@ -267,6 +275,11 @@ class FaultyFile:
         self._files.before("truncate", self._path)
         self._inner.truncate(size)
 
+    def allocate(self, size: int) -> None:
+        """See `File`."""
+        self._files.before("allocate", self._path)
+        self._inner.allocate(size)
+
     def close(self) -> None:
         """See `File`."""
         self._inner.close()
@@ -277,13 +290,15 @@ class FaultyFiles:
 
     `failing` maps an operation ("open", "write", "read", "sync", "truncate", "remove", "rename", "sync_directory") to
     the errno it raises until taken out again. `room_bytes` is what the disk still takes: the write that goes beyond is
-    cut short and raises ENOSPC. `hook`, when set, is called with (operation, path) first, in the caller's thread.
+    cut short and raises ENOSPC. `disk` is what `space` answers instead of the inner files. `hook`, when set, is called
+    with (operation, path) first, in the caller's thread.
     """
 
     def __init__(self, inner: Files) -> None:
         self.inner = inner
         self.failing: dict[str, int] = {}
         self.room_bytes: int | None = None
+        self.disk: tuple[int, int] | None = None
         self.hook: Callable[[str, str], None] | None = None
 
     def before(self, operation: str, path: str) -> None:
@@ -338,6 +353,10 @@ class FaultyFiles:
         """See `Files`."""
         self.before("sync_directory", path)
         self.inner.sync_directory(path)
+
+    def space(self) -> tuple[int, int]:
+        """See `Files`; `disk` when it is set."""
+        return self.disk or self.inner.space()
 
     def crash(self, dice: random.Random | None = None) -> MemoryFiles:
         """See `MemoryFiles.crash`; the inner files must be in memory."""

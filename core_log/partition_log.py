@@ -314,9 +314,10 @@ class PartitionLog:
         self._pending = job.writes + self._pending
         self._pending_bytes += job.size
         self._sync_wanted = self._sync_wanted or job.sync
-        self._log_start_unsaved = self._log_start_unsaved or job.log_start is not None
+        self._log_start_unsaved = self._log_start_unsaved or (job.log_start is not None and not job.shortened)
         self._epochs_unsaved = self._epochs_unsaved or job.epochs is not None
-        self._removals = job.removals + self._removals
+        if not job.shortened:
+            self._removals = job.removals + self._removals
         if self.error is None:
             logger.error("%s: the disk refuses, appends are refused until it recovers: %s", self.directory, error)
         self.error = error

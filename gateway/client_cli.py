@@ -177,3 +177,5 @@ def status(client: BlockingClient, as_json: bool) -> None:
         return
     show(columns, homes, False)
     click.echo(f"sessions {found.sessions:,}, messages refused {found.refused_messages:,}")
+    if found.blocked is not None:
+        click.echo(f"publishers are blocked: {found.blocked}")

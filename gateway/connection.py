@@ -4,6 +4,7 @@
 
 1. The socket is plain and non-blocking. A read that fills its buffer is followed by another at once, with a bigger
    buffer; after a shorter one the kernel has no more, so the task waits. At least every second read is a checkpoint.
+   While the broker is short of disk or memory, whoever publishes is not read from until it is over.
 2. Back-pressure comes after a read was handled, never within: the reader waits while too much waits for the disk, or
    too much for its own peer; deliveries go on meanwhile. It never depends on the length of queues: a reader stopped by
    long queues could not read the acks that shorten them.
@@ -57,12 +58,32 @@ class Shell:
         self.connections: set[Connection] = set()
         self.handshakes: set[trio.CancelScope] = set()
         """Clients that are no connections yet: TLS is being agreed on."""
+        self.blocked = False
+
+    def publishers_blocked(self, reason: str | None) -> None:
+        """The broker runs short of something (why), or has enough again (None)."""
+        self.blocked = reason is not None
+        if not self.blocked:
+            for connection in self.connections:
+                connection.go_on()
 
 
 class Connection:
     """One client's connection; see the module's rules. `run` is its task."""
 
-    __slots__ = ("_armed_at", "_failed", "_shell", "_socket", "_timer", "_tls", "adapter", "door", "outbox", "peer")
+    __slots__ = (
+        "_armed_at",
+        "_failed",
+        "_held",
+        "_shell",
+        "_socket",
+        "_timer",
+        "_tls",
+        "adapter",
+        "door",
+        "outbox",
+        "peer",
+    )
 
     def __init__(
         self,
@@ -85,6 +106,7 @@ class Connection:
         self._timer: Timer | None = None
         self._armed_at = math.inf
         self._failed = False
+        self._held: trio.Event | None = None
         shell.connections.add(self)
 
     async def run(self) -> None:
@@ -155,6 +177,7 @@ class Connection:
                 outbox.discard()
             if adapter.closed or self._failed:
                 return not data
+            adapter.published = False
             await adapter.handle(data)
             shell.end_turn()
             if not data:
@@ -173,7 +196,23 @@ class Connection:
             if outbox.pending_bytes > outbox_bytes_high:
                 await outbox.drained()
             await shell.wait_for_room()
+            if shell.blocked and adapter.published:
+                await self._hold()
         return False
+
+    async def _hold(self) -> None:
+        """Read nothing while publishers have to wait; the adapter's timers go on."""
+        adapter = self.adapter
+        adapter.held = True
+        while self._shell.blocked and not adapter.closed and not self._failed:
+            self._held = trio.Event()
+            await self._held.wait()
+        adapter.held, self._held = False, None
+
+    def go_on(self) -> None:
+        """Look again whether there is reason to hold."""
+        if self._held is not None:
+            self._held.set()
 
     def _wake_reader(self) -> None:
         """Make the reader look at `adapter.closed`, whatever it waits for.
@@ -182,6 +221,7 @@ class Connection:
         it costs neither a cancel scope a read nor a second task a connection.
         """
         self.outbox.wake_waiting()
+        self.go_on()
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
 

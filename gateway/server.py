@@ -74,6 +74,8 @@ async def serve(config: Config) -> AsyncIterator[Server]:
             outboxes = Outboxes(config.limits, nursery.start_soon)
             broker.after_turn = outboxes.flush
             shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.flusher.wait_for_room)
+            broker.alarms.listeners[shell.publishers_blocked] = None
+            shell.publishers_blocked(broker.blocked)
             nursery.start_soon(outboxes.run, broker.end_turn)
             if certificates is not None:
                 nursery.start_soon(_watch_certificates, certificates, config.tls.reload_interval_ms)

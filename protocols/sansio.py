@@ -49,6 +49,13 @@ class Adapter(Protocol):
     The shell looks after each of the calls below and whenever it sends the outbox; if `closed` changes at another time,
     writing nothing (`b""`) to the outbox makes it look."""
 
+    published: bool
+    """Set whenever the peer publishes; cleared by the shell, which stops reading from who publishes while the broker
+    is short of disk or memory."""
+
+    held: bool
+    """Set by the shell while it does not read for that reason: the peer's silence means nothing then."""
+
     async def handle(self, data: bytes) -> None:
         """Take bytes read from the peer; `b""` means the peer closed its side."""
 

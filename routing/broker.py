@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import trio
 
+from core_log.disk_space import DiskSpace
 from core_log.files import Files
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import PartitionLog
 from delay.timer_service import TimerService
+from routing.alarms import Alarms
 from routing.clients import Client
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
@@ -32,9 +34,10 @@ from routing.queue_host import Clock, Host
 from routing.queues.checkpoints import Checkpoints, clean_checkpoint, save_checkpoint
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import HomeStatus, QueuePartition
+from routing.queues.reclaim import give_back
 from routing.rights import Rights
 from routing.session import DeliverySink, Session
-from routing.storage import Storage, wall_clock_ms
+from routing.storage import Storage, fitted, wall_clock_ms
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic, TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
@@ -72,10 +75,16 @@ class Broker:
         self._runnable: deque[Queue | Stream] = deque()
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
         self._deferred: dict[QueuePartition, None] = {}
+        files.make_directory("")
+        space = DiskSpace(files, config.disk_reserve_bytes)
+        self.alarms = Alarms(config, space, flusher)
+        flusher.execute = space.execute
+        with suppress(OSError):  # tried again each second
+            space.tend(self.alarms.disk_free_bytes_min)
         self.checkpoints = Checkpoints(files, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
         self.storage = Storage(
             files,
-            config,
+            fitted(config, space.total_bytes),
             flusher,
             spawn=nursery.start_soon,
             mark_dirty=self._mark_dirty,
@@ -93,7 +102,7 @@ class Broker:
         self.rights.user_deleted = self._user_deleted
         self.transactions = self.storage.open_transactions(self.topology, self.commits)
         self._hand_on(Control(self), PolicyControl(self.topology))
-        flusher.after_turn = timers.after_turn = self.end_turn
+        flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 
     def _hand_on(self, control: Control, policies: PolicyControl) -> None:
         """The control plane's calls are the broker's own."""
@@ -196,12 +205,23 @@ class Broker:
                 partition.seal()
         if dead_letters.published:
             dead_letters.note_commits()
+        if self.flusher.unflushed_bytes > self.alarms.room_bytes:
+            self.alarms.check()
         if self.confirming:
             confirming, self.confirming = self.confirming, {}
             for session in confirming:
                 session.confirms.note()
         if self.after_turn is not None:
             self.after_turn()
+
+    def _flushed(self) -> None:
+        self.alarms.check()
+        self.end_turn()
+
+    @property
+    def blocked(self) -> str | None:
+        """Why publishers have to wait, None if they need not; `alarms.listeners` are told when it changes."""
+        return self.alarms.blocked
 
     # --- data --------------------------------------------------------------------------
 
@@ -260,9 +280,10 @@ class Broker:
 
     async def housekeep(self) -> None:
         """Checkpoints, dead prefixes and retention, for ever."""
-        retention_due = 0.0
+        retention_due = reclaim_due = 0.0
         while True:
             await trio.sleep(self.config.housekeeping_interval_ms / 1000)
+            await self._tend_disk()
             for partition in (*self.topology.stripes, self.topology.transient):
                 partition.tidy()
             for partition in self.topology.stripes:
@@ -273,11 +294,25 @@ class Broker:
             self.refused_messages += transient.shed(self.config.scratch_bytes_max)
             transient.delete_dead_prefix()
             self._timeouts.look(self._host.impatient, self.clock.now_ms())
-            if trio.current_time() >= retention_due:
+            if trio.current_time() >= reclaim_due or self.blocked:
+                reclaim_due = trio.current_time() + self.config.reclaim_interval_ms / 1000
+                for partition in (*self.topology.stripes, transient):
+                    give_back(partition)
+            if trio.current_time() >= retention_due or self.blocked:
                 retention_due = trio.current_time() + self.config.retention_check_interval_ms / 1000
                 for log in self._topic_logs():
                     log.apply_retention(wall_clock_ms())
             self.end_turn()
+
+    async def _tend_disk(self) -> None:
+        alarms = self.alarms
+        if alarms.space.total_bytes:
+            try:
+                await trio.to_thread.run_sync(alarms.space.tend, alarms.disk_free_bytes_min)
+            except OSError as error:
+                logger.warning("cannot keep a reserve on the disk: %s", error)
+        alarms.measure_memory()
+        alarms.check()
 
     def home_statuses(self) -> list[HomeStatus]:
         """Every home partition in figures; stripe -1 is that of transient queues."""

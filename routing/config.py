@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 
 class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +49,18 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """After this time dead letters are published again that could not be."""
     deduplication_ids_max: int = 4_000_000
     """Ids that one queue remembers at most, some 16 bytes each; with more of them the oldest go before their time."""
+    disk_free_bytes_min: int | None = None
+    """Publishers wait while less is free on the disk; by default 50 MB, or a tenth of a disk that is smaller."""
+    disk_free_percent_min: Annotated[int, Meta(ge=0, le=99)] = 0
+    """The same as a part of the disk; the larger of both counts."""
+    disk_reserve_bytes: int | None = None
+    """A file kept to be given back when the disk is full; by default 4 MiB, or a sixteenth of a small disk."""
+    reclaim_interval_ms: int = 10_000
+    """How often a home partition in which nothing is live gives back its last segment; at once if the disk is low."""
+    memory_bytes_max: int | None = None
+    """Publishers wait while the process has more; 0 is no limit."""
+    memory_percent_max: Annotated[int, Meta(ge=0, le=100)] = 40
+    """The default of `memory_bytes_max`, as a part of the machine's memory."""
     pinned_warning_bytes: int = 1 << 30
     """A warning is logged when a stripe keeps more settled bytes than this, and each time that doubles."""
     routes_cached_max: int = 65536

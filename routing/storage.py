@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
+
 from core_log.files import Files
 from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
@@ -33,10 +35,25 @@ _SCRATCH = "scratch"
 _BATCH_ROOM_BYTES = 32 << 20
 """What a batch of a home partition may be larger than the largest body: properties and key, or 1 MiB of others."""
 
+_SEGMENT_SHARE = 32
+"""A segment takes no more than this part of the disk, """
+_SEGMENT_BYTES_MIN = 1 << 20
+"""and need not be smaller than this."""
+
 
 def wall_clock_ms() -> int:
     """Milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
+
+
+def fitted(config: BrokerConfig, total_bytes: int) -> BrokerConfig:
+    """The settings for a disk of that size: where it is small, so are segments, that draining makes room early."""
+    share = max(total_bytes // _SEGMENT_SHARE, _SEGMENT_BYTES_MIN) if total_bytes else 1 << 62
+    return msgspec.structs.replace(
+        config,
+        queue_segment_bytes=min(config.queue_segment_bytes, share),
+        topic_segment_bytes=min(config.topic_segment_bytes, share),
+    )
 
 
 class Storage:

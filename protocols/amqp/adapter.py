@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from protocols.amqp import adapter_topology, methods
+from protocols.amqp.adapter_blocking import BlockedNotice
 from protocols.amqp.adapter_channel import Channel
 from protocols.amqp.adapter_errors import to_amqp_error
 from protocols.amqp.adapter_login import Login, server_properties
@@ -84,7 +85,7 @@ class AmqpAdapter:
 
         `peer_certificate_name` is what a verified client certificate calls the peer.
         """
-        self.closed = False
+        self.closed = self.published = self.held = False
         self.broker = broker
         self.config = config or AmqpConfig()
         self.notifies_cancel = False
@@ -106,6 +107,7 @@ class AmqpAdapter:
             mechanisms=self._login.mechanisms,
             facts_of=lambda raw: facts_of(raw, self._login.user),
         )
+        self._notice = BlockedNotice(broker.alarms, lambda method: self._connection.send(0, method))
         outbox.on_writable = self._resume
 
     # ---------------------------------------------------------------- for the channels
@@ -168,6 +170,8 @@ class AmqpAdapter:
 
     def handle_timer(self, now: float) -> None:
         """Send a heartbeat, or give the connection up."""
+        if self.held:
+            self._timers.received(now)
         due = self._timers.due(now)
         if due is Due.SEND_HEARTBEAT:
             self._outbox.write(HEARTBEAT_FRAME)
@@ -190,9 +194,11 @@ class AmqpAdapter:
 
     # ---------------------------------------------------------------- events
 
-    @staticmethod
-    def _take_data(channel: Channel, event: Event) -> None:
+    def _take_data(self, channel: Channel, event: Event) -> None:
         if isinstance(event, PublishRun):
+            if not self.published:
+                self.published = True
+                self._notice.publishes(self._login.capabilities.get("connection.blocked") is True)
             channel.publish(event)
         elif isinstance(event, AckRange):
             channel.session.settle(event.first, event.last, Outcome.ACK)
@@ -297,6 +303,7 @@ class AmqpAdapter:
         if self._released:
             return
         self._released = True
+        self._notice.leave()
         channels = list(self._channels.values())
         self._channels.clear()
         for channel in channels:

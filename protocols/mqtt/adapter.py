@@ -98,7 +98,7 @@ class MqttAdapter:
         authenticate: Authenticate | None = None,
     ) -> None:
         """`peer` is the address for logs and for the loopback rule; without `authenticate` no user name is accepted."""
-        self.closed = False
+        self.closed = self.published = self.held = False
         self._broker = broker
         self._outbox = outbox
         self._peer = peer
@@ -140,6 +140,7 @@ class MqttAdapter:
                 if self.closed:
                     return
                 if type(event) is PublishRun:
+                    self.published = True
                     self._publish(event)
                 elif type(event) is Acknowledgements:
                     self._acknowledge(event)
@@ -159,7 +160,9 @@ class MqttAdapter:
 
     def handle_timer(self, now: float) -> None:
         """Close a connection that is silent for 1.5 times its keep-alive (MQTT-3.1.2-24), or sent no CONNECT."""
-        if now >= self._deadline_s:
+        if self.held and self._session is not None:
+            self._deadline_s = now + self._keep_alive_s if self._keep_alive_s else math.inf
+        elif now >= self._deadline_s:
             self._end("no CONNECT in time" if self._session is None else "keep-alive timeout")
 
     def connection_lost(self) -> None:

@@ -136,7 +136,7 @@ class NativeAdapter:
         self._pending: dict[_PendingProduce, None] = {}
         self._refused_rounds: dict[tuple[str, int], int] = {}
         self.peer = peer
-        self.closed = False
+        self.closed = self.published = self.held = False
 
     # The shell's side
 
@@ -314,7 +314,9 @@ class NativeAdapter:
         broker = self._broker
         require_tag(broker, self._grants.user, "the status of the broker", LOOKS)
         homes = [wire.HomeDescription(*status) for status in broker.home_statuses()]
-        return wire.DescribeBrokerReply(request.correlation_id, homes, len(broker.sessions), broker.refused_messages)
+        return wire.DescribeBrokerReply(
+            request.correlation_id, homes, len(broker.sessions), broker.refused_messages, broker.blocked
+        )
 
     async def _bind(self, request: wire.Bind) -> wire.Reply:
         topic = self._topic(request.topic).name
@@ -376,6 +378,9 @@ class NativeAdapter:
         pending = _PendingProduce(self, request)
         for index, entry in enumerate(request.entries):
             try:
+                if self._broker.blocked is not None:
+                    # Refused, not left unread: the connection may fetch as well, and consumers never wait.
+                    raise _Refused(ErrorCode.BLOCKED, f"producers are blocked: {self._broker.blocked}")
                 if entry.topic not in self._broker.topics:
                     await self._create_missing(entry.topic)
                 log, base_offset = self._append(entry)

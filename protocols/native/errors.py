@@ -39,6 +39,7 @@ class ErrorCode(IntEnum):
     PRECONDITION_FAILED = 20
     NOT_LEADER = 21
     SHUTTING_DOWN = 22
+    BLOCKED = 23
 
 
 MEANINGS: dict[ErrorCode, str] = {
@@ -64,6 +65,7 @@ MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.PRECONDITION_FAILED: "it exists with other properties, or is in use",
     ErrorCode.NOT_LEADER: "another node leads the partition; ask for metadata again",
     ErrorCode.SHUTTING_DOWN: "the broker is stopping; the connection closes",
+    ErrorCode.BLOCKED: "the broker is low on disk or memory: producers wait until it has room",
 }
 
 RETRIABLE = frozenset(
@@ -73,6 +75,7 @@ RETRIABLE = frozenset(
         ErrorCode.OUT_OF_ORDER,
         ErrorCode.NOT_LEADER,
         ErrorCode.SHUTTING_DOWN,
+        ErrorCode.BLOCKED,
     }
 )
 
@@ -147,6 +150,12 @@ class StorageUnavailable(MillraceError):
     code = ErrorCode.STORAGE_UNAVAILABLE
 
 
+class Blocked(StorageUnavailable):
+    """The broker is low on disk or memory; it takes records again when it has room."""
+
+    code = ErrorCode.BLOCKED
+
+
 class AuthenticationFailed(MillraceError):
     """User or password are wrong."""
 
@@ -169,7 +178,7 @@ _CLASSES: dict[int, type[MillraceError]] = {
     int(kind.code): kind
     for kind in (
         RequestTimedOut, UnknownTopic, UnknownPartition, OffsetOutOfRange, BatchTooLarge, StorageUnavailable,
-        AuthenticationFailed, PreconditionFailed, NotFound,
+        Blocked, AuthenticationFailed, PreconditionFailed, NotFound,
     )
 }  # fmt: skip
 

@@ -286,11 +286,14 @@ class HomeDescription(Struct, array_like=True, gc=False):
 
 
 class DescribeBrokerReply(Reply, tag=12):
-    """The home partitions, sessions, and messages refused without anybody to tell since the start."""
+    """The home partitions, sessions, messages refused without anybody to tell since the start, and why publishers wait,
+    if they do.
+    """
 
     homes: list[HomeDescription]
     sessions: int
     refused_messages: int
+    blocked: str | None = None
 
 
 class AdministerReply(Reply, tag=13):

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 _LIVE_SHARE = 4
 """One in so many messages may be live."""
 _PASS_BYTES = 16 << 20
-"""Written again in one pass at most, but for the last message; the next pass goes on."""
+"""Written again in one pass at most, but for the last message, and no more than a segment, which is small on a small
+disk: it has to find room while publishers are blocked. The next pass goes on."""
 _TURN_BYTES = 256 << 10
 """One batch, and what a turn has time for."""
 _TURN_MESSAGES = 1024
@@ -95,7 +96,8 @@ def read_stragglers(log: PartitionLog, standby: Standby, before: int) -> list[St
     reader = SlabReader()
     runs = _runs(standby, before)
     at = size = 0
-    while at < len(runs) and size < _PASS_BYTES:
+    bytes_max = min(_PASS_BYTES, log.config.segment_bytes)
+    while at < len(runs) and size < bytes_max:
         read_from = runs[at].location
         batches = log.read_blocking(read_from, _READ_BYTES, before=before)
         if not batches:

@@ -29,6 +29,7 @@ class EchoAdapter:
         self.lost = 0
         self.deadline_s = math.inf
         self.timer_calls: list[float] = []
+        self.published = self.held = False
         self.resumed = 0
         outbox.on_writable = self.on_writable
 

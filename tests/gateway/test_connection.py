@@ -349,3 +349,46 @@ async def test_an_adapter_that_cannot_be_made_costs_its_client_only() -> None:
                     assert await receive_all(client) == b""
         assert [line["event"] for line in said] == ["connection failed"] * 2
         assert not door.shell.connections
+
+
+class PublisherAdapter(EchoAdapter):
+    """A read that begins with "p" publishes."""
+
+    async def handle(self, data: bytes) -> None:
+        self.published = data[:1] == b"p"
+        await super().handle(data)
+
+
+async def test_who_publishes_while_publishers_are_blocked_is_not_read_from() -> None:
+    async with open_door(PublisherAdapter) as door, await door.connect() as publisher, await door.connect() as consumer:
+        for client in (publisher, consumer):
+            await client.send_all(b"p1")
+            assert await receive_exactly(client, 2) == b"p1"
+        door.shell.publishers_blocked("low on disk")
+        await consumer.send_all(b"ack")
+        assert await receive_exactly(consumer, 3) == b"ack", "it has published before, but not since"
+        await publisher.send_all(b"p2")
+        assert await receive_exactly(publisher, 2) == b"p2", "what had come is taken"
+        (held,) = [adapter for adapter in door.adapters if adapter.reads[-1] == b"p2"]
+        await until(lambda: held.held)
+        await publisher.send_all(b"p3")
+        for _ in range(3):
+            await consumer.send_all(b"ack")
+            assert await receive_exactly(consumer, 3) == b"ack"
+        assert held.reads == [b"p1", b"p2"]
+        door.shell.publishers_blocked(None)
+        assert await receive_exactly(publisher, 2) == b"p3"
+        assert not held.held
+
+
+async def test_a_held_connection_can_be_ended() -> None:
+    async with open_door(PublisherAdapter) as door, await door.connect() as client:
+        door.shell.publishers_blocked("low on disk")
+        await client.send_all(b"p")
+        adapter = await door.adapter()
+        await until(lambda: adapter.held)
+        (connection,) = door.shell.connections
+        connection.shut_down("bye")
+        door.shell.end_turn()
+        assert await receive_all(client) == b"pbye"
+        await until(lambda: adapter.lost)

@@ -150,6 +150,50 @@ async def test_heartbeats(world: World) -> None:
     assert (await world.client(heartbeat_s=0)).adapter.next_timer_at() == math.inf
 
 
+def set_memory_alarm(world: World, low: bool) -> None:
+    alarms = world.broker.alarms
+    alarms.memory_bytes, alarms.memory_bytes_max = 2, 1 if low else 0
+    alarms.check()
+
+
+async def test_publishers_are_told_when_they_are_blocked(world: World) -> None:
+    able = {**CAPABILITIES, "connection.blocked": True}
+    publisher, consumer = await world.client(capabilities=able), await world.client(capabilities=able)
+    unable = await world.client()
+    for client in (publisher, consumer, unable):
+        await client.calls(DECLARE)
+    await publisher.send(publish("q", b"1"))
+    await unable.send(publish("q", b"1"))
+    assert publisher.adapter.published
+    set_memory_alarm(world, True)
+    assert publisher.methods() == [methods.ConnectionBlocked("low on memory")]
+    assert consumer.methods() == [], "it publishes nothing"
+    await consumer.send(publish("q", b"2"))
+    assert consumer.methods() == [methods.ConnectionBlocked("low on memory")]
+    set_memory_alarm(world, False)
+    assert publisher.methods() == consumer.methods() == [methods.ConnectionUnblocked()]
+    assert unable.methods() == [], "it would not understand"
+    publisher.adapter.connection_lost()
+    set_memory_alarm(world, True)
+    assert publisher.methods() == []
+    consumer.adapter.connection_lost()
+    assert len(world.broker.alarms.listeners) == 0
+
+
+async def test_silence_of_a_held_connection_means_nothing(world: World) -> None:
+    client = await world.client()
+    client.adapter.held = True
+    for _ in range(6):
+        world.now_s = client.adapter.next_timer_at()
+        client.adapter.handle_timer(world.now_s)
+    assert not client.closed
+    client.adapter.held = False
+    while not client.closed and client.adapter.next_timer_at() < 10_000:
+        world.now_s = client.adapter.next_timer_at()
+        client.adapter.handle_timer(world.now_s)
+    assert client.closed
+
+
 async def test_a_close_that_is_not_answered_is_not_waited_for(world: World) -> None:
     client = await world.client()
     await client.send(call(7, methods.BasicQos()))

@@ -11,7 +11,7 @@ import trio
 from core_log.memory_files import FaultyFiles, MemoryFiles
 from protocols.native import wire
 from protocols.native.config import NativeConfig
-from protocols.native.errors import ErrorCode
+from protocols.native.errors import RETRIABLE, ErrorCode
 from routing.config import BrokerConfig
 from routing.message import NeutralProperties, Properties, Slab, register_decoder
 from tests.protocols.native.asking import fetch, fetched, produce, produced, refused, until_parked
@@ -383,3 +383,22 @@ async def test_a_stopping_broker_answers_polls_and_says_goodbye() -> None:
         assert isinstance(goodbye, wire.ErrorReply)
         assert (goodbye.correlation_id, *goodbye.error) == (None, ErrorCode.SHUTTING_DOWN, True, "maintenance")
         assert await peer.ended()
+
+
+async def test_producers_are_refused_while_they_are_blocked_and_consumers_are_not() -> None:
+    async with native_broker() as running, connected(running) as peer:
+        assert await produced(peer, ("t", 0, batch_of(b"a"))) == [(None, 0)]
+        alarms = running.broker.alarms
+        alarms.memory_bytes, alarms.memory_bytes_max = 2, 1
+        alarms.check()
+        assert await produced(peer, ("t", 0, batch_of(b"b"))) == [(ErrorCode.BLOCKED, -1)]
+        assert ErrorCode.BLOCKED in RETRIABLE
+        reply = await peer.ask(fetch(("t", 0, 0)))
+        assert isinstance(reply, wire.FetchReply)
+        assert values_of(reply.entries[0].records) == [b"a"]
+        alarms.memory_bytes_max = 0
+        alarms.check()
+        assert await produced(peer, ("t", 0, batch_of(b"b"))) == [(ErrorCode.OUT_OF_ORDER, -1)]
+        reply = await peer.ask(produce(("t", 0, batch_of(b"b")), turn=1))
+        assert isinstance(reply, wire.ProduceReply)
+        assert reply.entries == [(None, 1)]

@@ -47,7 +47,10 @@ REPLIES: list[tuple[wire.Reply, list[Any]]] = [
     (wire.MetadataReply(2, [(0, "h", 1)], [("t", None, [(0, 0, 7)]), ("u", ERROR, [])]), [1, 2, [[0, "h", 1]], [["t", None, [[0, 0, 7]]], ["u", list(ERROR), []]]]),  # noqa: E501
     (wire.CreateTopicReply(3), [2, 3]),
     (wire.DeleteTopicReply(4), [3, 4]),
-    (wire.DescribeBrokerReply(5, [wire.HomeDescription(-1, 2, 3, 4, 5)], 6, 7), [12, 5, [[-1, 2, 3, 4, 5]], 6, 7]),
+    (
+        wire.DescribeBrokerReply(5, [wire.HomeDescription(-1, 2, 3, 4, 5)], 6, 7, "low on disk"),
+        [12, 5, [[-1, 2, 3, 4, 5]], 6, 7, "low on disk"],
+    ),
     (wire.AdministerReply(5, {"rows": [["a", 1, None]]}), [13, 5, {"rows": [["a", 1, None]]}]),
     (wire.DescribeTopicReply(5, "t", {"a": "b"}, [wire.PartitionDescription(0, 0, 1, 2, 3, 4, 5)]), [4, 5, "t", {"a": "b"}, [[0, 0, 1, 2, 3, 4, 5]]]),  # noqa: E501
     (wire.BindReply(6), [5, 6]),

@@ -1,0 +1,117 @@
+"""When publishers have to wait: the disk or the memory runs short.
+
+1. There is one state, `blocked`: why publishers wait, in RabbitMQ's words, or None. Whoever reads from publishers looks
+   at it, or is told by a listener when it changes. Consumers never wait: they are what makes room.
+2. Disk: what is free, less what is appended and not written yet, falls below the watermark. What is on its way when
+   publishers are stopped so still finds room.
+3. Memory: the resident bytes of the process, looked at once a second.
+4. An alarm ends an eighth above the watermark of the disk, or below that of the memory, so that it does not flutter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from core_log.disk_space import DiskSpace
+from core_log.log_flusher import LogFlusher
+from routing.config import BrokerConfig
+
+logger = logging.getLogger(__name__)
+
+LOW_ON_DISK = "low on disk"
+LOW_ON_MEMORY = "low on memory"
+_DISK_FREE_BYTES = 50_000_000
+"""RabbitMQ's default."""
+_DISK_FREE_SHARE = 10
+"""Of a small disk no more than this part is kept free by default."""
+_NO_LIMIT = 1 << 62
+
+
+class Alarms:
+    """See the module."""
+
+    def __init__(self, config: BrokerConfig, space: DiskSpace, flusher: LogFlusher) -> None:
+        self.space = space
+        self.blocked: str | None = None
+        self.listeners: dict[Callable[[str | None], None], None] = {}
+        self.room_bytes = _NO_LIMIT
+        """`check` is worth its while when more than this is unflushed."""
+        self.memory_bytes = 0
+        self.memory_bytes_max = config.memory_bytes_max
+        if self.memory_bytes_max is None:
+            self.memory_bytes_max = memory_of_machine() * config.memory_percent_max // 100
+        self.disk_free_bytes_min = _watermark(config, space.total_bytes)
+        self._flusher = flusher
+        self._disk_low = False
+
+    def check(self) -> None:
+        """Look whether publishers have to wait, or no longer; on the event loop."""
+        watermark, unflushed = self.disk_free_bytes_min, self._flusher.unflushed_bytes
+        free_bytes = self.space.free_bytes
+        if not self.space.total_bytes:
+            self._disk_low = False
+        elif self._disk_low:
+            self._disk_low = free_bytes - unflushed < watermark + watermark // 8
+        else:
+            self._disk_low = free_bytes - unflushed < watermark
+        reasons = [LOW_ON_DISK] if self._disk_low else []
+        if self.memory_bytes_max and self.memory_bytes > self.memory_bytes_max:
+            reasons.append(LOW_ON_MEMORY)
+        self.room_bytes = free_bytes - watermark if self.space.total_bytes and not reasons else _NO_LIMIT
+        self._say(" and ".join(reasons) or None)
+
+    def measure_memory(self) -> None:
+        """Ask the system how much memory the process has; what can be given back is, while there is too much of it."""
+        self.memory_bytes = resident_bytes()
+        if self.memory_bytes_max and self.memory_bytes > self.memory_bytes_max:
+            with suppress(OSError, AttributeError):
+                ctypes.CDLL(None).malloc_trim(0)
+            self.memory_bytes = resident_bytes()
+
+    def _say(self, reason: str | None) -> None:
+        if reason == self.blocked:
+            return
+        self.blocked = reason
+        if reason is None:
+            logger.warning("publishers go on: %d bytes are free on the disk", self.space.free_bytes)
+        else:
+            logger.warning(
+                "publishers are blocked, %s: %d bytes are free on the disk (watermark %d), the process has %d (%d)",
+                reason,
+                self.space.free_bytes,
+                self.disk_free_bytes_min,
+                self.memory_bytes,
+                self.memory_bytes_max or 0,
+            )
+        for listener in tuple(self.listeners):
+            listener(reason)
+
+
+def _watermark(config: BrokerConfig, total_bytes: int) -> int:
+    default = min(_DISK_FREE_BYTES, total_bytes // _DISK_FREE_SHARE)
+    free_bytes = default if config.disk_free_bytes_min is None else config.disk_free_bytes_min
+    return max(free_bytes, total_bytes * config.disk_free_percent_min // 100)
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def memory_of_machine() -> int:
+    """What this process could have at most: memory of the machine or of its control group; 0 where nobody tells."""
+    try:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+    with suppress(OSError, ValueError):
+        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return found

@@ -1,0 +1,120 @@
+"""Publishers are blocked when disk or memory run short; home partitions give back what nobody needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from core_log.disk_space import DiskSpace
+from core_log.files import FaultyFiles, MemoryFiles
+from core_log.log_flusher import LogFlusher
+from routing.alarms import LOW_ON_DISK, LOW_ON_MEMORY, Alarms, memory_of_machine, resident_bytes
+from routing.config import BrokerConfig
+from routing.queues.reclaim import give_back
+from tests.routing.harness import Engine, engine
+
+GIB = 1 << 30
+
+
+def alarms(files: FaultyFiles, **config: int) -> tuple[Alarms, list[str | None]]:
+    made = Alarms(BrokerConfig(**config), DiskSpace(files, 0), LogFlusher())
+    told: list[str | None] = []
+    made.listeners[told.append] = None
+    return made, told
+
+
+@pytest.mark.parametrize(
+    ("total", "config", "expected"),
+    [
+        (100 * GIB, {}, 50_000_000),
+        (48 << 20, {}, (48 << 20) // 10),
+        (100 * GIB, {"disk_free_percent_min": 5}, 5 * GIB),
+        (100 * GIB, {"disk_free_bytes_min": 7 * GIB, "disk_free_percent_min": 5}, 7 * GIB),
+        (100 * GIB, {"disk_free_bytes_min": 0}, 0),
+        (48 << 20, {"disk_free_bytes_min": 20 << 20}, 20 << 20),
+    ],
+)
+def test_the_watermark_of_the_disk(total: int, config: dict[str, int], expected: int) -> None:
+    files = FaultyFiles(MemoryFiles())
+    files.disk = total, total
+    assert alarms(files, **config)[0].disk_free_bytes_min == expected
+
+
+def test_the_disk_alarm() -> None:
+    files = FaultyFiles(MemoryFiles())
+    files.disk = 100 * GIB, 100 * GIB
+    made, told = alarms(files, disk_free_bytes_min=8 * GIB, memory_bytes_max=0)
+
+    def with_free(free_bytes: int, unflushed_bytes: int = 0) -> str | None:
+        files.disk = free_bytes, 100 * GIB
+        made.space.measure()
+        made._flusher.unflushed_bytes = unflushed_bytes
+        made.check()
+        return made.blocked
+
+    assert with_free(8 * GIB) is None
+    assert made.room_bytes == 0
+    assert with_free(8 * GIB - 1) == LOW_ON_DISK
+    assert with_free(9 * GIB - 1) == LOW_ON_DISK, "it does not flutter"
+    assert with_free(9 * GIB) is None
+    assert with_free(10 * GIB, 3 * GIB) == LOW_ON_DISK, "what is on its way counts"
+    assert with_free(10 * GIB) is None
+    assert told == [LOW_ON_DISK, None, LOW_ON_DISK, None]
+
+
+def test_the_memory_alarm() -> None:
+    made, told = alarms(FaultyFiles(MemoryFiles()), memory_bytes_max=1)
+    made.measure_memory()
+    made.check()
+    assert made.blocked == LOW_ON_MEMORY
+    assert made.memory_bytes == pytest.approx(resident_bytes(), rel=0.5)
+    assert made.memory_bytes > 1 << 20
+    made.memory_bytes_max = 1 << 50
+    made.measure_memory()
+    made.check()
+    assert told == [LOW_ON_MEMORY, None]
+    defaults, _ = alarms(FaultyFiles(MemoryFiles()))
+    assert defaults.memory_bytes_max == memory_of_machine() * 40 // 100 > 0
+
+
+async def test_the_engine_is_blocked_by_what_is_on_its_way() -> None:
+    files = FaultyFiles(MemoryFiles())
+    files.disk = 9 * GIB, 100 * GIB
+    async with engine(files, disk_free_bytes_min=9 * GIB - 500_000, memory_bytes_max=0) as running:
+        broker = running.broker
+        await running.queue("q")
+        running.turn()
+        await running.until(lambda: 400_000 < broker.alarms.room_bytes <= 500_000)
+        assert broker.blocked is None
+        client = running.client()
+        client.publish("q", "x" * 600_000, confirm=True)
+        running.turn()
+        assert broker.blocked == LOW_ON_DISK
+        await running.until(lambda: client.confirmed == 1)
+
+
+async def filled(running: Engine, count: int) -> None:
+    await running.queue("q")
+    client = running.client()
+    for number in range(count):
+        await client.publish_safely("q", f"{number:0100000}")
+
+
+async def test_an_empty_home_gives_back_its_last_segment() -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await filled(running, 5)
+        partition = running.home("q")
+        assert not give_back(partition), "there are messages"
+        size = partition.log.size_bytes
+        assert len(await running.drain("q")) == 5
+        await running.synced()
+        assert partition.log.size_bytes > size
+        assert give_back(partition)
+        await running.until(lambda: not partition.log.job and len(files.list(partition.log.directory)) < 6)
+        assert partition.log.size_bytes == 0
+        assert not give_back(partition), "there is nothing to gain"
+        await running.client().publish_safely("q", "after")
+        found = files.crash()
+    for disk in (found, files):
+        async with engine(disk) as running:
+            assert [body for body, _ in await running.drain("q")] == ["after"]
