@@ -214,7 +214,10 @@ class Checkpoints:
 
         def make() -> tuple[bytes, list[Straggler]]:
             standby = self._next(partition, journal, known, queue_ids)
-            return encode_checkpoint(standby), read_stragglers(log, standby, stragglers_end) if stragglers_end else []
+            stragglers = read_stragglers(log, standby, stragglers_end) if stragglers_end else []
+            if not stragglers:
+                partition.searched_before = max(partition.searched_before, stragglers_end)
+            return encode_checkpoint(standby), stragglers
 
         self._when_durable(partition, known.offset, make)
 

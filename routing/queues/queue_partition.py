@@ -108,6 +108,8 @@ class QueuePartition:
         self.moves = Moves()
         self._moved_before = 0
         """What was written again lies below this offset."""
+        self.searched_before = 0
+        """Nothing that is live lies below this offset of the log, though blocks are too coarse to say so."""
         self._config = config
         self._mark_dirty = mark_dirty
         self._defer = defer

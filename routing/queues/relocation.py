@@ -81,7 +81,7 @@ def end_of_stragglers(partition: QueuePartition) -> int:
         span += size
         if live * _LIVE_SHARE <= span:
             end = following.base_offset
-    return end if partition.first_live_offset < end else 0
+    return end if partition.first_live_offset < end and partition.searched_before < end else 0
 
 
 # --- in a thread ---------------------------------------------------------------------------------------------------
