@@ -86,8 +86,8 @@ def test_errors_close_the_channel_only(shared_broker: BrokerProcess) -> None:
             await channel.declare_queue(name, passive=True)
         channel = await connection.channel()
         await channel.declare_queue(name, exclusive=True)
-        with pytest.raises(ChannelPreconditionFailed, match="inequivalent arg 'durable'"):
-            await channel.declare_queue(name, exclusive=True, durable=True)
+        with pytest.raises(ChannelPreconditionFailed, match="inequivalent arg 'auto_delete'"):
+            await channel.declare_queue(name, exclusive=True, auto_delete=True)
         assert (await (await connection.channel()).declare_queue(name, passive=True)).name == name
 
     run(shared_broker, session)
