@@ -31,7 +31,7 @@ from typing import ClassVar
 import trio
 
 from benchmarks import native_produce as native
-from benchmarks import peers
+from benchmarks import neighbour, peers
 from benchmarks.process_usage import ProcessUsage
 from benchmarks.wire_bench import SCENARIOS, measure, parse, run_once
 from benchmarks.wire_proto import BrokerError
@@ -289,8 +289,28 @@ class Bench:
             others = [theirs[f"{phase}_rate"]] if theirs else []
             self.add(Row(what, f"{phase} messages/s", [ours[phase]["rate"]], others, "RabbitMQ", "", None))
 
+    def neighbour(self) -> None:
+        """Latencies of a modest client beside a load that takes all it can get."""
+        with self.brokers("amqp") as brokers:
+            for confirms in (False, True):
+                name = f"neighbour of {neighbour.LOAD}" + (", confirms" if confirms else "")
+                runs: dict[str, list[Figures]] = {}
+                for turn in range(self.options.runs + 1):
+                    for broker, (port, pid) in brokers.items():
+                        options = self.wire_options("amqp", port, pid)
+                        figures = neighbour.beside_load(options, confirms=confirms)
+                        if turn:
+                            runs.setdefault(broker, []).append(figures)
+                self.record(name, runs)
+                ours = runs.pop(OURS)
+                peer, theirs = next(iter(runs.items()), ("", []))
+                for mark in ("p50", "p99"):
+                    self.add_ratio(name, f"{mark} µs", f"lat_{mark}_us", ours, theirs, peer, -1, True)
+                self.add_ratio(name, "deliveries/s of the load", "load_rate", ours, theirs, peer, None, True)
+
     OTHERS: ClassVar[dict[str, Callable[[Bench], None]]] = {
         "connections": connections,
+        "neighbour": neighbour,
         "backlog": backlog,
         "native-produce": native_produce,
         "start": start,

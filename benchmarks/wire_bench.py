@@ -111,6 +111,7 @@ def measure(
         "rate": last["count"] / seconds,
         "count": last["count"],
         "seconds": seconds,
+        "began": first["began"],
         "cpu_s_per_million": usage["cpu_s"] / last["count"] * 1e6,
         "other_cores": usage["machine_cores"] - usage["cores"],
         **usage,

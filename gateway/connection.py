@@ -2,8 +2,8 @@
 
     read -> adapter.handle -> end_turn (deliver, write, confirm, send every dirty outbox) -> wait for room -> read ...
 
-1. The socket is plain and non-blocking. A read that fills its buffer is followed by another at once, with a bigger
-   buffer; after a shorter one the kernel has no more, so the task waits. At least every second read is a checkpoint.
+1. The socket is plain and non-blocking. A read that fills its buffer is followed by another at once; after a shorter
+   one the kernel has no more, so the task waits. `fair_reads` says how much is read, and who goes first.
    While the broker is short of disk or memory, whoever publishes is not read from until it is over.
 2. Back-pressure comes after a read was handled, never within: the reader waits while too much waits for the disk, or
    too much for its own peer; deliveries go on meanwhile. It never depends on the length of queues: a reader stopped by
@@ -20,20 +20,20 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Awaitable, Callable
+from time import perf_counter
 
 import structlog
 import trio
 
 from delay.timer_service import Timer, TimerService
 from gateway.config import Limits
+from gateway.fair_reads import FairReads
 from gateway.outbox import Outboxes, SocketOutbox
 from gateway.sockets import see_off, send_all
 from gateway.tls import TlsLayer, TlsReader
 from protocols.sansio import Adapter, Outbox
 
 log = structlog.get_logger(__name__)
-
-READ_BYTES_MIN = 16 << 10
 
 MakeAdapter = Callable[[Outbox, str, str | None], Adapter]
 """Makes the adapter of a new connection from its outbox, the address of the peer, and what its certificate calls it."""
@@ -55,6 +55,8 @@ class Shell:
         self.timers = timers
         self.end_turn = end_turn
         self.wait_for_room = wait_for_room
+        self.reads = 0
+        """How many there were, of all connections."""
         self.connections: set[Connection] = set()
         self.handshakes: set[trio.CancelScope] = set()
         """Clients that are no connections yet: TLS is being agreed on."""
@@ -159,14 +161,17 @@ class Connection:
     async def _read(self) -> bool:
         """Read until the protocol or the peer ends the connection; whether the peer closed its side."""
         adapter, outbox, sock, shell = self.adapter, self.outbox, self._socket, self._shell
-        size, full_reads, outbox_bytes_high = READ_BYTES_MIN, 0, shell.limits.outbox_bytes_high
+        reads, outbox_bytes_high = FairReads(shell.limits.read_bytes_max), shell.limits.outbox_bytes_high
         receive = sock.recv if self._tls is None else TlsReader(sock, self._tls).recv
+        turn = -1  # the number of our last read
         wait = self._tls is None  # what came with the end of the handshake is there already
         while not adapter.closed and not self._failed:
             try:
                 if wait:
                     await trio.lowlevel.wait_readable(sock)
-                data = receive(size)
+                if reads.gives_way:
+                    await trio.lowlevel.checkpoint()
+                data = receive(reads.size)
             except BlockingIOError:
                 wait = True
                 continue
@@ -178,19 +183,14 @@ class Connection:
             if adapter.closed or self._failed:
                 return not data
             adapter.published = False
+            began = perf_counter()
             await adapter.handle(data)
             shell.end_turn()
             if not data:
                 return True
-            wait = len(data) < size
-            if wait:
-                if len(data) < size >> 2 and size > READ_BYTES_MIN:
-                    size >>= 1
-            else:
-                size = min(size << 2, shell.limits.read_bytes_max)
-                full_reads += 1
-                if full_reads & 1:
-                    await trio.lowlevel.checkpoint()
+            reads.took(len(data), perf_counter() - began, alone=shell.reads == turn)
+            turn = shell.reads = shell.reads + 1
+            wait = not reads.full
             if adapter.next_timer_at() < self._armed_at:
                 self._arm()
             if outbox.pending_bytes > outbox_bytes_high:

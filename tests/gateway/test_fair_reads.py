@@ -1,0 +1,117 @@
+"""Reads that fit into a turn, and connections that let others go first."""
+
+from __future__ import annotations
+
+import time
+
+import trio
+
+from gateway.fair_reads import LONG_TURN_S, READ_BYTES_MIN, TURN_S, FairReads
+from tests.gateway.shell import EchoAdapter, open_door, receive_exactly
+
+MAX = 256 << 10
+
+
+def sizes(byte_s: float, *, count: int = 12, available: int = MAX) -> list[int]:
+    """The sizes of reads that are filled as far as they can be and cost `byte_s` a byte."""
+    reads = FairReads(MAX)
+    found = []
+    for _ in range(count):
+        size = min(reads.size, available)
+        found.append(size)
+        reads.took(size, size * byte_s)
+    return found
+
+
+def test_cheap_reads_grow_to_the_limit() -> None:
+    assert sizes(1e-9)[:4] == [READ_BYTES_MIN, 64 << 10, MAX, MAX]
+
+
+def test_dear_reads_stay_within_a_turn() -> None:
+    for byte_s in (2e-8, 5e-8, 1e-7):
+        assert max(sizes(byte_s)) * byte_s <= TURN_S
+        assert sizes(byte_s)[-1] * byte_s > TURN_S / 4
+    assert set(sizes(1e-6)) == {READ_BYTES_MIN}
+
+
+def test_a_read_that_became_dear_is_halved_until_it_fits() -> None:
+    reads = FairReads(MAX)
+    for _ in range(3):
+        reads.took(reads.size, 0)
+    found = []
+    for _ in range(5):
+        found.append(reads.size)
+        reads.took(reads.size, reads.size * 2e-8)
+    assert found == [MAX, MAX, 128 << 10, 64 << 10, 64 << 10]
+
+
+def test_one_slow_turn_means_nothing() -> None:
+    reads = FairReads(MAX)
+    for seconds in (0, 0, 0, 0.1, 0):
+        reads.took(reads.size, seconds)
+    assert reads.size == MAX
+
+
+def test_reads_shrink_when_little_comes() -> None:
+    reads = FairReads(MAX)
+    for _ in range(3):
+        reads.took(reads.size, 0)
+    for _ in range(9):
+        reads.took(100, 0)
+    assert (reads.size, reads.full) == (READ_BYTES_MIN, False)
+
+
+def test_who_had_a_long_turn_gives_way() -> None:
+    reads = FairReads(MAX)
+    reads.took(100, LONG_TURN_S * 2)
+    assert reads.gives_way
+    reads.took(100, LONG_TURN_S * 2, alone=True)
+    assert not reads.gives_way
+    reads.took(100, LONG_TURN_S / 2)
+    assert not reads.gives_way
+    ways = []
+    for _ in range(4):
+        reads.took(reads.size, 0)
+        ways.append(reads.gives_way)
+    assert ways == [True, False, True, False]
+
+
+def test_a_limit_below_the_least_read_counts() -> None:
+    reads = FairReads(4096)
+    reads.took(4096, 0)
+    assert (reads.size, reads.full) == (4096, True)
+
+
+class Dear(EchoAdapter):
+    """What it gets costs 0.1 us a byte; it notes in which order reads were handled."""
+
+    order: list[Dear]
+
+    async def handle(self, data: bytes) -> None:
+        type(self).order.append(self)
+        until = time.perf_counter() + len(data) * 1e-7
+        while time.perf_counter() < until:
+            pass
+        await super().handle(data)
+
+
+async def test_a_small_client_waits_for_no_more_than_a_few_turns_of_a_saturating_one() -> None:
+    Dear.order = []
+    async with (
+        open_door(Dear) as door,
+        await door.connect() as busy,
+        await door.connect() as small,
+        trio.open_nursery() as nursery,
+    ):
+        total = 4 << 20
+        nursery.start_soon(busy.send_all, bytes(total))
+        nursery.start_soon(receive_exactly, busy, total)
+        turns = []
+        for _ in range(20):
+            before = len(Dear.order)
+            await small.send_all(b"x")
+            await receive_exactly(small, 1)
+            turns.append(len(Dear.order) - before)
+        reads = [len(read) for adapter in door.adapters for read in adapter.reads]
+        assert max(reads) <= 32 << 10
+        assert sorted(turns)[15] <= 5
