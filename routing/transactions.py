@@ -8,8 +8,8 @@
    the whole is applied in one go, and the record is removed when the logs it concerns are durable.
 4. At a start what is still recorded is applied again. What a crash left of the first time may come twice, and is marked
    redelivered; settlements of messages that are gone change nothing.
-5. A rejected message that goes to a dead letter exchange leaves its queue when its copy is committed, as always: a crash
-   before brings it back.
+5. A rejected message that goes to a dead letter exchange leaves its queue when its copy is committed, as always: a
+   crash before brings it back.
 6. If the disk refuses before the commit is decided, nothing has happened, and the session has its settlements back.
 """
 

@@ -96,6 +96,22 @@ async def test_a_refused_change_has_changed_nothing(what: str, operation: str, k
             assert picture(broker) == after
 
 
+@pytest.mark.parametrize("operation", ["write", "sync"])
+async def test_a_stop_right_after_a_refusal_takes_it_back_as_well(operation: str) -> None:
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    async with engine(files, flush_retry_interval_ms=3_600_000) as running:
+        await prepare(running)
+        before = picture(running.broker)
+        files.failing[operation] = errno.EIO
+        with pytest.raises(StorageUnavailable):
+            await running.broker.bind("queue", "q", "x", "new")
+        files.failing.clear()
+    for found in (killed(disk), disk):
+        async with engine(found) as again:
+            assert picture(again.broker) == before
+
+
 async def test_what_goes_by_itself_stays_while_the_catalog_refuses() -> None:
     files = FaultyFiles(MemoryFiles())
     async with engine(files) as running:
