@@ -40,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 _BITE = 128
 """Messages of one queue that are copied in one go."""
+_AHEAD = 1024
+"""Messages that are read at once where they lie scattered."""
+_DENSE = 8
+"""Where every so many-th message is wanted, the log is read as a whole."""
 _TURN_S = 0.002
 """How long copies are made in one turn."""
 
@@ -58,9 +62,9 @@ class _Waiting:
         """Waits for the disk, or for time to pass."""
         self.warned = False
 
-    def next(self) -> array[int]:
-        """A bite of what is to be done."""
-        return self.offsets[self.start : self.start + _BITE]
+    def next(self, count: int) -> array[int]:
+        """What is to be done next."""
+        return self.offsets[self.start : self.start + count]
 
     def done(self, count: int) -> None:
         """The first `count` are taken care of."""
@@ -174,7 +178,7 @@ class DeadLetters:
 
     def _bite(self, waiting: _Waiting) -> None:
         queue = waiting.queue
-        offsets = waiting.next()
+        offsets = waiting.next(_BITE)
         if not offsets:
             del self._waiting[queue, waiting.reason]
             return
@@ -213,17 +217,22 @@ class DeadLetters:
         return len(offsets)
 
     def _load(self, waiting: _Waiting, offset: int) -> None:
-        """Read the next message, and what follows it in the log."""
+        """Read the next message, with its neighbours in the log or, if they lie far apart, with those that are next."""
         waiting.asleep = True
         queue = waiting.queue
+        partition = queue.partition
+        ahead = waiting.next(_AHEAD)
+        scattered = max(ahead) - min(ahead) > _DENSE * len(ahead)
 
         async def load() -> None:
-            await queue.partition.load_now(offset, queue)
+            if scattered:
+                await partition.read_scattered([one for one in ahead if partition.find(one) is None])
+            if partition.find(offset) is None:
+                await partition.load_now(offset, queue)
             waiting.asleep = False
-            if queue.partition.find(offset) is None and not queue.deleted:
+            if partition.find(offset) is None and not queue.deleted:
                 logger.error("offset %d of queue %s cannot be read: its dead letter is lost", offset, queue.name)
-                place = waiting.offsets.index(offset, waiting.start)
-                del waiting.offsets[place]
+                del waiting.offsets[waiting.offsets.index(offset, waiting.start)]
                 queue.settle_offsets([offset])
             self.due = True
             self._broker.end_turn()

@@ -7,7 +7,7 @@ hold are remembered, so that nobody asks for ever: `ColdChunks` says what is to 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from core_log.cold_reader import in_thread
@@ -57,14 +57,7 @@ class Scattered:
 
     async def _load(self, wanted: tuple[list[int], Queue]) -> None:
         offsets, queue = wanted
-        rising = sorted(set(offsets))
-        try:
-            runs = await in_thread(lambda: read_records(self._log, rising, _READ_BYTES_MAX))
-        except (OSError, CorruptBatch, OffsetOutOfRange) as error:
-            logger.warning("cannot read single messages of %s: %s", self._log.directory, error)
-            runs = []
-        for run in runs:
-            self._keep(run)
+        runs = await self.read(offsets)
         # It may lie behind the bytes that are read at once: those before it are not wanted the next time.
         if offsets[0] not in self._kept and (not runs or runs[-1].first_offset >= offsets[0]):
             if len(self._not_there) >= _NOT_THERE_MAX:
@@ -73,6 +66,18 @@ class Scattered:
         self._reading.discard(queue)
         queue.wake()
         self._loaded()
+
+    async def read(self, offsets: Sequence[int]) -> list[RecordRun]:
+        """Read and keep these, as many as are read at once, the lowest first."""
+        rising = sorted(set(offsets))
+        try:
+            runs = await in_thread(lambda: read_records(self._log, rising, _READ_BYTES_MAX))
+        except (OSError, CorruptBatch, OffsetOutOfRange) as error:
+            logger.warning("cannot read single messages of %s: %s", self._log.directory, error)
+            runs = []
+        for run in runs:
+            self._keep(run)
+        return runs
 
     def _keep(self, run: RecordRun) -> None:
         kept = self._kept

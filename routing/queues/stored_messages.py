@@ -5,7 +5,7 @@ Queues name messages by the offset they had first of all; here is looked up wher
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from core_log.partition_log import PartitionLog
@@ -73,3 +73,9 @@ class StoredMessages:
         if self._moves:
             offsets = [self._moves.location(offset) for offset in offsets]
         return self._scattered.load(offsets, queue)
+
+    async def read_scattered(self, offsets: Sequence[int]) -> None:
+        """As `load_scattered`, for one who can wait; `find` knows them then, but for what the log refuses to give or
+        what is too much at once.
+        """
+        await self._scattered.read([self._moves.location(offset) for offset in offsets])

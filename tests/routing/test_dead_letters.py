@@ -11,9 +11,10 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import FaultyFiles, MemoryFiles
+from routing.facts import pack
 from routing.message import Slab
 from routing.session import Outcome
-from tests.routing.harness import Client, Engine, engine, killed, with_headers
+from tests.routing.harness import PERSISTENT, Client, Engine, engine, killed, with_headers
 
 DLX = {"x-dead-letter-exchange": "dlx"}
 
@@ -282,3 +283,17 @@ async def test_what_waits_is_back_after_a_stop(clean: bool) -> None:
     async with engine(files) as e:
         found = [body for body, _ in await e.drain("q")] + [body for body, _, _ in await taken(e, "dead")]
         assert set(found) == set(map(str, range(1000)))
+
+
+async def test_those_scattered_over_the_disk_are_read_by_the_hundred(clock: MockClock) -> None:
+    async with engine(MemoryFiles(), stripe_cache_bytes=1, cold_read_bytes=4096, stripes=1) as e:
+        await with_dead_queue(e)
+        client = e.client()
+        facts = [pack(True, ttl_ms=1000 + number * 7919 % 2000) for number in range(2000)]
+        slab = Slab("", "q", PERSISTENT, [b"%d" % number for number in range(2000)], facts=facts)
+        client.session.publish(slab, confirm=True)
+        e.turn()
+        await e.until(lambda: client.confirmed == 2000)
+        clock.jump(4)
+        await e.until(lambda: e.count("dead") == 2000)
+        assert {body for body, _ in await e.drain("dead")} == set(map(str, range(2000)))
