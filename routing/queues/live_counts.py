@@ -44,10 +44,14 @@ class LiveCounts:
 
     def restore(self, ranges: Iterable[Range]) -> None:
         """Count messages that replay found to be live in one queue."""
-        moves = self._moves
+        moves, blocks = self._moves, self.blocks
         for first, count in ranges:
             if first >= moves.before:
-                self.add(first, count, 1)
+                block = first >> BLOCK_BITS
+                if first + count - 1 >> BLOCK_BITS == block:
+                    blocks[block] = blocks.get(block, 0) + count
+                else:
+                    self.add(first, count, 1)
                 continue
             for _, number, location in moves.pieces(first, count):
                 self.add(location, number, 1)

@@ -19,6 +19,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
+from routing.queues.packed_ranges import pack
+
 _CHUNK_RANGES = 4096
 _RANGE_MESSAGES_MAX = 1 << 16
 _STRIDE = 8  # hits of a batch that lie so close are found without bisecting the whole chunk
@@ -39,8 +41,11 @@ class OffsetSet:
         self._position = 0
         self._head_first = self._head_count = 0
         self._tail_first = self._tail_count = 0
-        for first, count in ranges:
-            self.append(first, count)
+        packed = pack(ranges)
+        if packed:
+            self._chunks = [packed[at : at + _CHUNK_RANGES] for at in range(0, len(packed), _CHUNK_RANGES)]
+            self.count = sum(one & 0xFFFF for one in packed) + len(packed)
+            self._unpack_tail()
 
     def __len__(self) -> int:
         return self.count

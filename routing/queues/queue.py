@@ -24,7 +24,7 @@ from routing.queues.consumer_turns import ConsumerTurns
 from routing.queues.death_history import REJECTED
 from routing.queues.gathering import gather
 from routing.queues.line import Levels, Line
-from routing.queues.offset_set import Range
+from routing.queues.offset_set import OffsetSet, Range
 from routing.queues.queue_rules import Arrival, QueueRules
 from routing.queues.retries import Cause, catches, counts
 from routing.queues.returns import Returns
@@ -194,6 +194,9 @@ class Queue:
         `state` is what `snapshot_state` said.
         """
         self.redelivered_before = redelivered_before
+        if self.levels is None and not self.partition.facts:
+            self.line.ready = OffsetSet(ready)
+            ready = ()
         for first, count in self.rules.restore(ready):
             self._line_of_run(first).ready.append(first, count)
         for first, count in self.rules.restore(returned):
