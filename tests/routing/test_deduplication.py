@@ -155,3 +155,15 @@ async def test_dead_letters_are_no_duplicates() -> None:
         publish(client, "q", "a")
         await confirmed(running, client)
         await running.until(lambda: running.count("dead") == 2)
+
+
+async def test_a_policy_makes_a_queue_remember_at_once() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        client = running.client()
+        publish(client, "q", "a", "a")
+        running.turn()
+        await running.broker.set_policy("once", "^q$", {"deduplication-window-ms": 10_000}, apply_to="queues")
+        publish(client, "q", "b", "b")
+        await confirmed(running, client)
+        assert await bodies(running, "q") == ["a", "a", "b"]

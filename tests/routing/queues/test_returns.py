@@ -251,3 +251,18 @@ async def test_rules_may_come_and_go() -> None:
         queue.apply_settings(QueueSettings())
         assert client.take_bodies() == []
         assert (queue.message_count, queue.outstanding) == (0, 0)
+
+
+async def test_a_policy_is_a_ladder(clock: MockClock) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q")
+        await running.queue("dlq")
+        client = await taker(running)
+        client.publish("q", "m")
+        running.turn()
+        await running.broker.set_policy("ladder", "^q$", {"retry": [100], "retry-then": "dlq"}, apply_to="queues")
+        assert client.nack_all() == ["m"]
+        assert client.take_bodies() == []
+        await passing(clock, 0.11)
+        assert client.nack_all() == ["m"]
+        await running.until(lambda: running.count("dlq") == 1)
