@@ -189,14 +189,12 @@ class DeadLetters:
             return
         maker = CopyMaker(queue.name, waiting.reason, target, self._broker.clock.now_ms() // 1000)
         count = self._copy(queue, offsets, maker)
-        if count < len(offsets):
-            self._load(waiting, offsets[count])
-        if not count:
-            return
         published = self._publish_runs(waiting, maker.runs, target, offsets[:count])
         waiting.done(published)
         if published < count:
             self._sleep(waiting)
+        elif count < len(offsets):
+            self._load(waiting, offsets[count])
 
     def _copy(self, queue: Queue, offsets: Sequence[int], maker: CopyMaker) -> int:
         """Make copies up to the first message that is not in memory; how many."""
