@@ -201,6 +201,7 @@ class Queue:
             self._line_of_run(first).ready.append(first, count)
         for first, count in self.rules.restore(returned):
             self._line_of_run(first).placed.add(first, count)
+        self.rules.restored()
         if state and self.returns is not None and "returns" in state:
             self.rules.restore_returns(self.returns, state["returns"])
         if state and self.seen is not None:

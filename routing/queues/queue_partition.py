@@ -411,6 +411,11 @@ class QueuePartition:
         return min(self.live.blocks) << BLOCK_BITS if self.live.blocks else self.next_offset
 
     @property
+    def mean_bytes(self) -> int:
+        """What a message takes on average, with all that is written for it."""
+        return self.log.size_bytes // max(self.next_offset - self.log.log_start_offset, 1)
+
+    @property
     def status(self) -> HomeStatus:
         """How much log there is, and how much of it only stays because something live lies before or within it."""
         log = self.log

@@ -49,7 +49,7 @@ class Arrival:
 class QueueRules:
     """See the module."""
 
-    __slots__ = ("_again", "_alarm", "_alarm_ms", "_host", "_queue", "_timing", "_used_ms", "sizes")
+    __slots__ = ("_again", "_alarm", "_alarm_ms", "_host", "_late", "_queue", "_timing", "_used_ms", "sizes")
 
     def __init__(self, queue: Queue, host: QueueHost) -> None:
         self._queue = queue
@@ -60,19 +60,35 @@ class QueueRules:
         self._again: set[int] = set()
         """Messages that were given back and are watched once more."""
         self._used_ms = 0
+        self._late: list[tuple[int, int]] = []
+        """(due time, offset) of what became due while nothing ran."""
         self.sizes: MessageSizes | None = None
 
     def changed(self) -> None:
         """The queue's settings are new."""
         settings = self._queue.settings
         if settings.max_length_bytes is not None:
-            self.sizes = self.sizes or MessageSizes()
+            self.sizes = self.sizes or self._estimated()
         else:
             self.sizes = None
         if settings.expires_ms:
             self.used()
         if settings.consumer_timeout_ms:
             self._host.impatient.add(self._queue)
+
+    def _estimated(self) -> MessageSizes:
+        waiting = (part for line in self._lines() for part in line.ranges())
+        return MessageSizes(waiting, self._queue.partition.mean_bytes)
+
+    def restored(self) -> None:
+        """The queue has taken over what a start found: what became due meanwhile comes in the order of its times."""
+        late, self._late = self._late, []
+        if late:
+            late.sort()
+            self._need_timing().delay([due_ms for due_ms, _ in late], [offset for _, offset in late])
+            self._arm()
+        if self.sizes is not None:
+            self.sizes = self._estimated()
 
     def stop(self) -> None:
         """The queue is deleted."""
@@ -332,11 +348,16 @@ class QueueRules:
         end = arrival.first + arrival.count
         self._watch(arrival, arrival.first, end)
         due_ms, held = [], []
+        now_ms = self._host.now_ms()
         at, level = arrival.first, -1
         for offset, fact in enumerate(column, arrival.first):
             if fact >= DELAYED_FROM:
-                due_ms.append(arrival.time_ms + delay_ms_of(fact))
-                held.append(offset)
+                due = arrival.time_ms + delay_ms_of(fact)
+                if due <= now_ms:
+                    self._late.append((due, offset))
+                else:
+                    due_ms.append(due)
+                    held.append(offset)
                 wanted = -1
             else:
                 wanted = priority_of(fact)

@@ -351,6 +351,29 @@ async def test_what_goes_straight_through_does_not_count() -> None:
         assert client.take_bodies() == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_limit_in_bytes_knows_after_a_restart_that_something_waits(crash: bool) -> None:
+    files = MemoryFiles()
+    async with engine(files, stripes=1) as running:
+        await running.queue("q", arguments={"x-max-length-bytes": 10_000})
+        for _ in range(5):
+            running.client().publish("q", "x" * 1500)
+            running.turn()
+        await running.synced()
+        files = killed(files) if crash else files
+    async with engine(files, stripes=1) as running:
+        assert running.count("q") == 5
+        client = running.client()
+        for _ in range(6):
+            client.publish("q", "y" * 1500)
+            running.turn()
+        assert 6 <= running.count("q") < 11
+        for _ in range(6):
+            client.publish("q", "z" * 1500)
+            running.turn()
+        assert await bodies_in(running, "q") == ["z" * 1500] * 6
+
+
 # --- unused queues, consumers -----------------------------------------------------------
 
 
