@@ -30,8 +30,8 @@ from typing import ClassVar
 
 import trio
 
+from benchmarks import many_queues, neighbour, peers
 from benchmarks import native_produce as native
-from benchmarks import neighbour, peers
 from benchmarks.process_usage import ProcessUsage
 from benchmarks.wire_bench import SCENARIOS, measure, parse, run_once
 from benchmarks.wire_proto import BrokerError
@@ -289,6 +289,23 @@ class Bench:
             others = [theirs[f"{phase}_rate"]] if theirs else []
             self.add(Row(what, f"{phase} messages/s", [ours[phase]["rate"]], others, "RabbitMQ", "", None))
 
+    def many_queues(self) -> None:
+        """A thousand queues, one message in flight in each."""
+        runs: dict[str, list[Figures]] = {}
+        with self.brokers("amqp") as brokers:
+            for turn in range(self.options.runs + 1):
+                for broker, (port, pid) in brokers.items():
+                    figures = many_queues.run(self.wire_options("amqp", port, pid))
+                    if turn:
+                        runs.setdefault(broker, []).append(figures)
+                    time.sleep(0.5)
+        self.record("many-queues", runs)
+        ours = runs.pop(OURS)
+        peer, theirs = next(iter(runs.items()), ("", []))
+        name = f"{many_queues.QUEUES} queues"
+        self.add_ratio(name, "deliveries/s", "rate", ours, theirs, peer, 3, True)
+        self.add_ratio(name, "broker CPU µs per delivery", "cpu_s_per_million", ours, theirs, peer, None, True)
+
     def neighbour(self) -> None:
         """Latencies of a modest client beside a load that takes all it can get."""
         with self.brokers("amqp") as brokers:
@@ -310,6 +327,7 @@ class Bench:
 
     OTHERS: ClassVar[dict[str, Callable[[Bench], None]]] = {
         "connections": connections,
+        "many-queues": many_queues,
         "neighbour": neighbour,
         "backlog": backlog,
         "native-produce": native_produce,

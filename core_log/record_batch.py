@@ -21,7 +21,9 @@ https://kafka.apache.org/documentation/#recordbatch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from operator import add
 
 from crc32c import crc32c
 
@@ -60,6 +62,11 @@ def encode_entries(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
         parts += (varint(len(encoded)), encoded)
         parts += (_NONE,) if value is None else (varint(len(value)), value)
     return b"".join(parts)
+
+
+def _varints(values: Sequence[int]) -> Iterable[bytes]:
+    """The varints of numbers that are not negative, in the same order."""
+    return map(VARINTS.__getitem__ if max(values) < TWO_BYTES_BELOW else varint, values)
 
 
 class BatchBuilder:
@@ -188,20 +195,21 @@ class BatchBuilder:
         if not count:
             return
         delta = self._take(first_offset, count, self._timestamp_ms)
+        key_pieces: Iterable[bytes]
         if isinstance(keys, bytes):
-            keys = [keys] * count
-        if isinstance(header_blocks, bytes):
-            header_blocks = [header_blocks] * count
-        records = [
-            b"\0\0%b%b%b%b%b%b" % (varint(at), varint(len(key)), key, varint(len(value)), value, block)
-            for at, key, value, block in zip(range(delta, delta + count), keys, values, header_blocks)
-        ]
-        lengths = list(map(varint, map(len, records)))
+            key_pieces = repeat(varint(len(keys)) + keys)
+        else:
+            key_pieces = map(add, _varints(list(map(len, keys))), keys)
+        blocks = repeat(header_blocks) if isinstance(header_blocks, bytes) else header_blocks
+        deltas, sizes = _varints(range(delta, delta + count)), _varints(list(map(len, values)))
+        records = list(map(b"".join, zip(repeat(b"\0\0"), deltas, key_pieces, sizes, values, blocks)))
+        record_sizes = list(map(len, records))
+        lengths = list(_varints(record_sizes))
         pieces = [b""] * (2 * count)
         pieces[0::2] = lengths
         pieces[1::2] = records
         self._parts += pieces
-        self.size_estimate += sum(map(len, pieces))
+        self.size_estimate += sum(record_sizes) + sum(map(len, lengths))
 
     def add(
         self,

@@ -236,5 +236,9 @@ class Slab:
         keys = None if self.keys is None else self.keys[start:stop]
         raws = None if self.raws is None else self.raws[start:stop]
         facts = None if self.facts is None else self.facts[start:stop]
-        key = self.routing_key if keys is None else keys[0]
+        key = self.routing_key
+        if keys is not None:
+            key = keys[0]
+            if keys.count(key) == len(keys):
+                keys = None
         return Slab(self.exchange, key, self.properties, self.bodies[start:stop], keys=keys, raws=raws, facts=facts)

@@ -12,6 +12,7 @@ as cheap to hand out as it was to take in.
 
 from __future__ import annotations
 
+from operator import add
 from typing import cast
 
 from core_log.errors import CorruptBatch
@@ -70,9 +71,10 @@ class RecordWriter:
         return block
 
     def _varied_blocks(self, slab: Slab, raws: list[bytes]) -> list[bytes]:
-        common = slab.properties.common_tag
-        before, after, size = self._prefix(slab.exchange), common, len(common)
-        return [b"%b%b%b%b" % (before, varint(size + len(raw)), after, raw) for raw in raws]
+        common, prefix = slab.properties.common_tag, self._prefix(slab.exchange)
+        sizes = list(map(len, raws))
+        heads = {size: prefix + varint(len(common) + size) + common for size in set(sizes)}
+        return list(map(add, map(heads.__getitem__, sizes), raws))
 
     def _prefix(self, exchange: str) -> bytes:
         """A block up to the length of the properties."""

@@ -167,8 +167,8 @@ class Queue:
             self._host.runnable(self)
 
     def wake(self) -> None:
-        """Something changed that may allow a delivery."""
-        if not self.awake and self.turns.consumers:
+        """Something changed that may allow a delivery, if anything waits for one."""
+        if not self.awake and self.turns.consumers and self.message_count:
             self.awake = True
             self._host.runnable(self)
 
