@@ -20,7 +20,7 @@ from core_log.varint import read_varint
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
 
-_PIECE_BYTES = 32 << 10
+_PIECE_BYTES = 16 << 10
 
 
 def read_records(log: PartitionLog, offsets: Sequence[int], bytes_max: int) -> list[RecordRun]:

@@ -74,6 +74,21 @@ class _Block:
         if self.high is not None:
             self.high += array("Q", bytes(8 * len(low))) if high is None else high
 
+    def of(self, offset: int) -> tuple[int, int] | None:
+        """Facts and time of one message."""
+        runs = self.runs
+        index = bisect_right(runs, offset << _COUNT_BITS | _COUNT_MASK) - 1
+        if index < 0:
+            return None
+        at = offset - (runs[index] >> _COUNT_BITS)
+        if at > runs[index] & _COUNT_MASK:
+            return None
+        at += self.starts[index]
+        fact = self.low[at]
+        if self.high is not None:
+            fact |= self.high[at] << _LOW_BITS
+        return fact, self.times[index]
+
     def between(self, first: int, end: int) -> Iterator[FactRun]:
         """What is known of [first, end)."""
         runs = self.runs
@@ -150,9 +165,8 @@ class FactColumns:
 
     def of(self, offset: int) -> tuple[int, int] | None:
         """Facts and time of publishing in ms of one message; None if it has none."""
-        for run in self.between(offset, 1):
-            return run.facts[0], run.timestamp_ms
-        return None
+        block = self._blocks.get(offset >> BLOCK_BITS)
+        return None if block is None else block.of(offset)
 
     def take(self, other: FactColumns) -> None:
         """Have what the other has, and leave it with nothing."""

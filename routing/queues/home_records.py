@@ -119,8 +119,13 @@ class SlabReader:
         return slabs
 
     def one(self, run: RecordRun) -> CachedSlab:
-        """A slab of a single run. Raises CorruptBatch."""
-        return self._uniform(run)
+        """A slab of a single run whose like may never be seen again. Raises CorruptBatch."""
+        raw = self._raw(run.header_block)
+        common = self._common.get(self._common_tag) or Properties.from_log_tag(self._common_tag)
+        properties = Properties(common.protocol, raw, persistent=common.persistent)
+        key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)
+        bodies = [value or b"" for value in run.values]
+        return CachedSlab(run.first_offset, Slab(self._exchange, key, properties, bodies), 0)
 
     def _uniform(self, run: RecordRun) -> CachedSlab:
         exchange, properties = self._parse(run.header_block)

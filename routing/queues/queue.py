@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _SCATTERED_BELOW = 16
 """Runs shorter than this are collected with what comes after them."""
 _GATHERED_MAX = 512
+_AHEAD_MAX = 2048
+"""So many messages that lie far apart are read at once."""
 _DENSE = 8
 """Where every so many-th message is wanted, the log is read as a whole."""
 
@@ -397,9 +399,11 @@ class Queue:
 
     def _load(self, first: int, count: int) -> None:
         """Have the first of what waits read: with its neighbours, or with those next in line if they lie far apart."""
-        if count < _SCATTERED_BELOW and self.message_count > count:
-            ahead = self.next_line().peek(_GATHERED_MAX)
-            if max(ahead) - min(ahead) > _DENSE * len(ahead) and self.partition.load_scattered(ahead, self):
+        line = self.next_line()
+        if count < _SCATTERED_BELOW and (self.message_count > count or not line.simple):
+            ahead = line.peek(_AHEAD_MAX)
+            far = not line.simple or max(ahead) - min(ahead) > _DENSE * len(ahead)
+            if far and self.partition.load_scattered(ahead, self):
                 return
         self.partition.load(first, self)
 

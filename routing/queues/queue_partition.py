@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BATCH_BYTES = 1 << 20
-_SCATTERED_BATCH_BYTES = 32 << 10
+_SCATTERED_BATCH_BYTES = 8 << 10
 """The same for messages that will be wanted one by one: delayed ones, and those of different priorities."""
 """A batch is closed when it reaches this size; one message may be larger."""
 _ONE_BATCH = 1 << 40

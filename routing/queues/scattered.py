@@ -7,6 +7,7 @@ hold are remembered, so that nobody asks for ever: `ColdChunks` says what is to 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ class Scattered:
         self._log = log
         self._spawn = spawn
         self._loaded = loaded
-        self._kept: dict[int, CachedSlab] = {}
+        self._kept: OrderedDict[int, CachedSlab] = OrderedDict()
         self._kept_bytes = 0
         self._reading: set[Queue] = set()
         self._not_there: set[int] = set()
@@ -52,7 +53,8 @@ class Scattered:
             return False
         if queue not in self._reading:
             self._reading.add(queue)
-            self._spawn(self._load, (offsets, queue))
+            missing = [offset for offset in offsets if offset not in self._kept]
+            self._spawn(self._load, (missing, queue))
         return True
 
     async def _load(self, wanted: tuple[list[int], Queue]) -> None:
@@ -82,7 +84,7 @@ class Scattered:
     def _keep(self, run: RecordRun) -> None:
         kept = self._kept
         while self._kept_bytes > _KEPT_BYTES_MAX and kept:
-            self._kept_bytes -= kept.pop(next(iter(kept))).bytes
+            self._kept_bytes -= kept.popitem(last=False)[1].bytes
         if run.first_offset not in kept:
             entry = kept[run.first_offset] = self._reader.one(run)
             self._kept_bytes += entry.bytes
