@@ -7,7 +7,8 @@ are. Blocks: for threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from core_log.batch_header import HEADER_BYTES, BatchHeader, parse_header
@@ -15,23 +16,28 @@ from core_log.errors import CorruptBatch
 from core_log.files import File
 from core_log.record_decoder import RecordRun
 from core_log.segment import Segment, check_batch
+from core_log.segment_index import read_positions
 from core_log.varint import read_varint
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
 
 _PIECE_BYTES = 16 << 10
+_POSITIONS_MAX = 64
+
+Positions = dict[str, tuple[Sequence[int], Sequence[int]]]
+"""Indexes of closed segments that were read before: some 32 bytes for each MiB of log."""
 
 
-def read_records(log: PartitionLog, offsets: Sequence[int], bytes_max: int) -> list[RecordRun]:
+def read_records(log: PartitionLog, offsets: Sequence[int], bytes_max: int, positions: Positions) -> list[RecordRun]:
     """The records at the rising `offsets` that are on disk, as runs of one, until they have `bytes_max` bytes; at
-    least one. Those that the log does not hold are left out.
+    least one. Those that the log does not hold are left out. `positions` is the caller's to keep.
 
     Raises CorruptBatch, OSError.
     """
     found: list[RecordRun] = []
     total = 0
-    for run in _records(log, offsets):
+    for run in _records(log, offsets, positions):
         found.append(run)
         total += len(run.values[0] or b"") + len(run.header_block)
         if total >= bytes_max:
@@ -39,7 +45,7 @@ def read_records(log: PartitionLog, offsets: Sequence[int], bytes_max: int) -> l
     return found
 
 
-def _records(log: PartitionLog, offsets: Sequence[int]) -> Iterator[RecordRun]:
+def _records(log: PartitionLog, offsets: Sequence[int], positions: Positions) -> Iterator[RecordRun]:
     at = 0
     while at < len(offsets):
         segments = log.segments_from(offsets[at])
@@ -53,7 +59,7 @@ def _records(log: PartitionLog, offsets: Sequence[int]) -> Iterator[RecordRun]:
         if stop > at:
             file = log.files.open(segment.log_path, create=False)
             try:
-                yield from _of_segment(log, segment, file, offsets[at:stop])
+                yield from _of_segment(_position_in(log, segment, positions), segment, file, offsets[at:stop])
             finally:
                 file.close()
         elif len(segments) == 1:
@@ -63,20 +69,40 @@ def _records(log: PartitionLog, offsets: Sequence[int]) -> Iterator[RecordRun]:
         at = stop
 
 
-def _of_segment(log: PartitionLog, segment: Segment, file: File, offsets: Sequence[int]) -> Iterator[RecordRun]:
+def _position_in(log: PartitionLog, segment: Segment, positions: Positions) -> Callable[[int], int]:
+    """Gives the position from which to look for an offset."""
+    index = segment.index
+    if index is not None:
+        return lambda offset: index.position_of(offset - segment.base_offset)
+    known = positions.get(segment.stem)
+    if known is None:
+        if len(positions) >= _POSITIONS_MAX:
+            positions.clear()
+        known = positions[segment.stem] = read_positions(log.files, segment.stem)
+    relative, places = known
+
+    def position_of(offset: int) -> int:
+        at = bisect_right(relative, offset - segment.base_offset)
+        return places[at - 1] if at else 0
+
+    return position_of
+
+
+def _of_segment(
+    position_of: Callable[[int], int], segment: Segment, file: File, offsets: Sequence[int]
+) -> Iterator[RecordRun]:
     data, header = b"", None
     for offset in offsets:
         if header is None or not header.base_offset <= offset < header.next_offset:
-            data, header = _batch_of(log, segment, file, offset)
+            data, header = _batch_of(position_of(offset), segment, file, offset)
         if header is not None and not header.is_control and header.base_offset <= offset:
             run = find_record(data, header, offset)
             if run is not None:
                 yield run
 
 
-def _batch_of(log: PartitionLog, segment: Segment, file: File, offset: int) -> tuple[bytes, BatchHeader | None]:
-    """The batch that holds an offset, or the first behind it."""
-    position = segment.position_of(log.files, offset)
+def _batch_of(position: int, segment: Segment, file: File, offset: int) -> tuple[bytes, BatchHeader | None]:
+    """The batch that holds an offset, or the first behind it, looked for from a position on."""
     end = segment.written_bytes
     while position < end:
         data = file.pread(min(_PIECE_BYTES, end - position), position)

@@ -15,6 +15,7 @@ All numbers are big-endian, as Kafka's. Kafka stores the last offset of a batch 
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from struct import Struct
@@ -124,6 +125,19 @@ def find_position(files: Files, stem: str, relative_offset: int) -> int:
     """`position_of` for a closed segment, from its file. Raises OSError."""
     position: int = _find(files, stem + ".index", OFFSET_ENTRY, 0, 1, relative_offset + 1)
     return position
+
+
+def read_positions(files: Files, stem: str) -> tuple[array[int], array[int]]:
+    """Relative offsets and positions of a closed segment, all of them. Raises OSError."""
+    file = files.open(stem + ".index", create=False)
+    try:
+        data = file.pread(files.size(stem + ".index"), 0)
+    finally:
+        file.close()
+    entries = array("I", data[: len(data) // OFFSET_ENTRY.size * OFFSET_ENTRY.size])
+    if sys.byteorder == "little":
+        entries.byteswap()
+    return entries[0::2], entries[1::2]
 
 
 def find_offset_before(files: Files, stem: str, timestamp_ms: int) -> int:

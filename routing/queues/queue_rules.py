@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from routing.queues.returns import Returns
 
 _NEVER = 1 << 62
+_SPACING_MS = 2
+"""Alarms of a queue that has done all that was due are so far apart: what becomes due in between comes together."""
 
 
 @dataclass(slots=True)
@@ -117,10 +119,10 @@ class QueueRules:
             self._alarm_ms = due_ms
             self._alarm = self._host.at_ms(due_ms, self._ring)
 
-    def _arm(self) -> None:
+    def _arm(self, rang_ms: int = 0) -> None:
         due_ms = None if self._timing is None else self._timing.next_ms()
         if due_ms is not None:
-            self._wake_at(due_ms)
+            self._wake_at(due_ms if due_ms <= rang_ms else max(due_ms, rang_ms + _SPACING_MS))
 
     def _ring(self) -> None:
         queue = self._queue
@@ -135,7 +137,7 @@ class QueueRules:
                 self._host.unused(queue)
                 return
             self._wake_at(self._used_ms + expires_ms)
-        self._arm()
+        self._arm(now_ms)
 
     def look(self, now_ms: int) -> None:
         """Do what is due: a bite of it."""

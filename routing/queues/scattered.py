@@ -15,7 +15,7 @@ from core_log.cold_reader import in_thread
 from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from core_log.record_decoder import RecordRun
-from core_log.record_reader import read_records
+from core_log.record_reader import Positions, read_records
 from routing.queues.cold_chunks import Spawn
 from routing.queues.home_records import SlabReader
 from routing.queues.slab_cache import CachedSlab
@@ -42,6 +42,7 @@ class Scattered:
         self._reading: set[Queue] = set()
         self._not_there: set[int] = set()
         self._reader = SlabReader()
+        self._positions: Positions = {}
 
     def find(self, offset: int) -> CachedSlab | None:
         """The message at `offset`, if it was read and is still here."""
@@ -73,7 +74,7 @@ class Scattered:
         """Read and keep these, as many as are read at once, the lowest first."""
         rising = sorted(set(offsets))
         try:
-            runs = await in_thread(lambda: read_records(self._log, rising, _READ_BYTES_MAX))
+            runs = await in_thread(lambda: read_records(self._log, rising, _READ_BYTES_MAX, self._positions))
         except (OSError, CorruptBatch, OffsetOutOfRange) as error:
             logger.warning("cannot read single messages of %s: %s", self._log.directory, error)
             runs = []
