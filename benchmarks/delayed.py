@@ -163,9 +163,8 @@ def main() -> None:
                 p50, p99, worst = share(late, 0.5), share(late, 0.99), max(late)
                 cpu = usage.cpu_s() / count * 1e6
                 print(f"{count:,} came, {cpu:.0f} us of the broker's CPU each")
-                print(
-                    f"{len(late):,} probes late: p50 {p50:.1f} ms, p99 {p99:.1f}, most {worst:.1f}, least {min(late):.1f}"
-                )
+                ends = f"most {worst:.1f}, least {min(late):.1f}"
+                print(f"{len(late):,} probes late, in ms: p50 {p50:.1f}, p99 {p99:.1f}, {ends}")
         finally:
             broker.terminate()
 

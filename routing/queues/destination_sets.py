@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from routing.message import Slab
+from routing.queues.directory import facts_of
+from routing.queues.fact_columns import Columns, to_columns
 from routing.queues.home_records import RecordWriter
 
 if TYPE_CHECKING:
@@ -44,6 +47,13 @@ class DestinationSet:
         self.keeps_time = False
         """A queue gives its messages a time to live, so it has to be known when they came."""
         self.records = RecordWriter(definition.id)
+
+    def columns_of(self, slab: Slab) -> Columns | None:
+        """The facts of a slab for these queues that have to be remembered; None when there are none."""
+        columns = facts_of(slab)
+        if columns is None and self.keeps_time:
+            columns = to_columns((slab.properties.facts,))
+        return columns
 
 
 class DestinationSets:

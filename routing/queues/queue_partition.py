@@ -30,8 +30,8 @@ from routing.message import Slab
 from routing.queues.batches import build_batches, keep_together
 from routing.queues.cold_chunks import Spawn
 from routing.queues.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
-from routing.queues.directory import Move, each_of, encode_directory, facts_of
-from routing.queues.fact_columns import BLOCK_BITS, Columns, FactColumns, to_columns
+from routing.queues.directory import Move, each_of, encode_directory
+from routing.queues.fact_columns import BLOCK_BITS, FactColumns
 from routing.queues.journal import Journal
 from routing.queues.live_counts import LiveCounts
 from routing.queues.moves import Moves
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BATCH_BYTES = 1 << 20
+"""A batch is closed when it reaches this size; one message may be larger."""
 _SCATTERED_BATCH_BYTES = 8 << 10
 """The same for messages that will be wanted one by one: delayed ones, and those of different priorities."""
-"""A batch is closed when it reaches this size; one message may be larger."""
 _ONE_BATCH = 1 << 40
 _SETTLED_MAX = 4096
 """Ranges of settled messages that are written without waiting for more."""
@@ -171,7 +171,7 @@ class QueuePartition:
     def _admit(self, first: int, slab: Slab, destinations: DestinationSet) -> None:
         """Messages that ask for something, or queues that do."""
         now_ms = self._now_ms()
-        columns = _columns_of(slab, destinations)
+        columns = destinations.columns_of(slab)
         if columns is not None:
             self._open_facts = True
             if destinations.ranked or slab.delayed:
@@ -324,7 +324,7 @@ class QueuePartition:
         if self._open:
             opened = self._open
             entries = [(destinations.definition.id, len(slab.bodies)) for _, slab, destinations in opened]
-            facts = [_columns_of(slab, to) for _, slab, to in opened] if self._open_facts else None
+            facts = [to.columns_of(slab) for _, slab, to in opened] if self._open_facts else None
             self._append_data(opened, encode_directory(entries, facts))
             opened.clear()
             self._open_facts = False
@@ -493,11 +493,3 @@ class QueuePartition:
     def forget(self, first: int, count: int) -> None:
         """Messages of a deleted queue: no longer live, and no record needed."""
         self.live.release(first, count)
-
-
-def _columns_of(slab: Slab, destinations: DestinationSet) -> Columns | None:
-    """The facts that have to be remembered; None when there are none."""
-    columns = facts_of(slab)
-    if columns is None and destinations.keeps_time:
-        columns = to_columns((slab.properties.facts,))
-    return columns
