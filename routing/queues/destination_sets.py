@@ -36,14 +36,12 @@ class Definition:
 class DestinationSet:
     """The queues of one home partition that a route leads to; `plain` as long as none of them asks for anything."""
 
-    __slots__ = ("__weakref__", "definition", "keeps_time", "plain", "queues", "ranked", "records")
+    __slots__ = ("__weakref__", "definition", "keeps_time", "plain", "queues", "records")
 
     def __init__(self, definition: Definition, queues: tuple[Queue, ...]) -> None:
         self.definition = definition
         self.queues = queues
         self.plain = True
-        self.ranked = False
-        """A queue tells priorities apart."""
         self.keeps_time = False
         """A queue gives its messages a time to live, so it has to be known when they came."""
         self.records = RecordWriter(definition.id)
@@ -77,7 +75,6 @@ class DestinationSets:
             ordered = tuple(sorted(queues, key=lambda queue: queue.id))
             found = self.in_use[key] = DestinationSet(definition, ordered)
         found.plain = all(queue.settings.is_plain for queue in queues)
-        found.ranked = any(queue.settings.priority_max for queue in queues)
         found.keeps_time = any(queue.settings.message_ttl_ms is not None for queue in queues)
         return found
 

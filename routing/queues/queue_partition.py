@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 _BATCH_BYTES = 1 << 20
 """A batch is closed when it reaches this size; one message may be larger."""
 _SCATTERED_BATCH_BYTES = 8 << 10
-"""The same for messages that will be wanted one by one: delayed ones, and those of different priorities."""
+"""The same for delayed messages, which will be wanted one by one."""
 _ONE_BATCH = 1 << 40
 _SETTLED_MAX = 4096
 """Ranges of settled messages that are written without waiting for more."""
@@ -174,7 +174,7 @@ class QueuePartition:
         columns = destinations.columns_of(slab)
         if columns is not None:
             self._open_facts = True
-            if destinations.ranked or slab.delayed:
+            if slab.delayed:
                 self._open_bytes_max = _SCATTERED_BATCH_BYTES
             self.facts.add(first, each_of(columns, len(slab.bodies)), now_ms)
         for queue in destinations.queues:
