@@ -8,14 +8,12 @@ used up. The first and the last range are kept unpacked, and only they change in
 What is rarer, messages that leave or come back anywhere (`discard`, `add`), packs those two first, so that it knows
 chunks only: it finds the chunk by bisection, and within the chunk the range. A chunk that grew to more than twice its
 size is cut, one that shrank below a quarter is joined to a neighbour that has room.
-
-`ReturnedOffsets` holds what consumers gave back: few ranges, in offset order, inserted anywhere.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
@@ -344,46 +342,6 @@ def _cut_out(chunk: array[int], hits: list[tuple[int, int, int]], offsets: Seque
             chunk[index] = pieces[0]
         else:
             chunk[index : index + 1] = array("Q", pieces)
-
-
-class ReturnedOffsets:
-    """Ranges in offset order that were given out and came back."""
-
-    __slots__ = ("_ranges", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._ranges: list[Range] = []
-
-    def __len__(self) -> int:
-        return self.count
-
-    def add(self, first: int, count: int) -> None:
-        """Put back `count` offsets from `first`."""
-        self.count += count
-        insort(self._ranges, (first, count))
-
-    def head(self) -> Range:
-        """The first range, `(0, 0)` when empty."""
-        return self._ranges[0] if self._ranges else (0, 0)
-
-    def drop(self, count: int) -> None:
-        """Remove `count` offsets from the front; not more than `head()` said."""
-        first, available = self._ranges[0]
-        self.count -= count
-        if count == available:
-            del self._ranges[0]
-        else:
-            self._ranges[0] = (first + count, available - count)
-
-    def ranges(self) -> Iterator[Range]:
-        """All ranges in order."""
-        return iter(self._ranges)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.count = 0
-        self._ranges.clear()
 
 
 def subtract(have: Iterable[Range], gone: Iterable[Range]) -> list[Range]:

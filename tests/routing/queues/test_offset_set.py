@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from routing.queues import offset_set
-from routing.queues.offset_set import OffsetSet, Range, ReturnedOffsets, subtract
+from routing.queues.offset_set import OffsetSet, Range, subtract
+from routing.queues.placed_offsets import NOTHING, Placed
 
 # What matters is where ranges are cut: 16 bits hold a range's length, a chunk holds 4096 ranges.
 _LENGTHS = st.one_of(st.integers(1, 5), st.sampled_from([65535, 65536, 65537, 131072, 200_000]))
@@ -136,13 +137,14 @@ def test_ranges_build_an_equal_set(pieces: list[tuple[int, int]]) -> None:
 @given(st.permutations(range(40)), st.lists(st.integers(1, 6), min_size=40, max_size=40), st.data())
 @settings(max_examples=50)
 def test_returned_offsets_come_out_in_offset_order(order: list[int], sizes: list[int], data: st.DataObject) -> None:
-    returned = ReturnedOffsets()
+    returned = Placed()
     held: list[int] = []
     for place in order:
         returned.add(place * 10, sizes[place])
         held += range(place * 10, place * 10 + sizes[place])
         if data.draw(st.booleans()):
-            first, count = returned.head()
+            position, first, count, redelivered = returned.head()
+            assert (position, redelivered) == (first, True)
             held.sort()
             taken = data.draw(st.integers(1, count))
             assert list(range(first, first + taken)) == held[:taken]
@@ -151,7 +153,7 @@ def test_returned_offsets_come_out_in_offset_order(order: list[int], sizes: list
         assert len(returned) == returned.count == len(held)
     assert offsets(list(returned.ranges())) == sorted(held)
     returned.clear()
-    assert (returned.head(), returned.count, list(returned.ranges())) == ((0, 0), 0, [])
+    assert (returned.head(), returned.count, list(returned.ranges())) == (NOTHING, 0, [])
 
 
 class SparseMachine(RuleBasedStateMachine):
