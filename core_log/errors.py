@@ -35,3 +35,11 @@ class LogDamaged(LogError):
 
 class BelowHighWatermark(LogError):
     """A truncation that would take away what readers have seen."""
+
+
+class MetadataUnavailable(LogError):
+    """The metadata store refuses a change, or does not answer; then the change may have been made all the same."""
+
+
+class Conflict(LogError):
+    """A change of metadata relied on what is no longer so; nothing was changed, and what is so now was applied."""

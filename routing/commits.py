@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from core_log.errors import LogUnavailable
+from core_log.errors import LogUnavailable, MetadataUnavailable
 from core_log.partition_log import PartitionLog
 from routing.errors import StorageUnavailable
 
@@ -46,10 +46,10 @@ def storage_error(log: PartitionLog) -> StorageUnavailable:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Make a refusing log the client's StorageUnavailable."""
+    """Make a refusing log, or metadata store, the client's StorageUnavailable."""
     try:
         yield
-    except (LogUnavailable, OSError) as error:
+    except (LogUnavailable, MetadataUnavailable, OSError) as error:
         raise StorageUnavailable(str(error)) from error
 
 

@@ -24,6 +24,7 @@ class PolicyControl:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
+        topology.follow_policies = self._tell
 
     async def set_policy(
         self,

@@ -1,7 +1,8 @@
 """Users, their passwords and tags, and what they may do: the one table that every door asks.
 
-1. Everything here is in the catalog and durable before it counts. What changes counts at once, for connections that are
-   there as well: `Grants` are told, and whoever listens to `user_deleted` ends the connections of a user who is gone.
+1. Everything here is in the catalog and durable before it counts, whoever wrote it. What changes counts at once, for
+   connections that are there as well: `Grants` are told, and whoever listens to `user_deleted` ends the connections of
+   a user who is gone.
 2. Users of the configuration (`configured`) are there without an entry: with the password it gives, the tag
    `administrator`, and all permissions in every virtual host. An entry of the same name counts instead, also one that
    says that the user was deleted, and so does a permission that was set or cleared for one virtual host.
@@ -18,6 +19,7 @@ from weakref import WeakSet
 
 import trio
 
+from core_log.errors import Conflict
 from routing.commits import storage_errors
 from routing.errors import InvalidArgument, LimitExceeded, NoPermission, NotAllowed, NotFound, PreconditionFailed
 from routing.grants import EVERYTHING, ExchangeKind, Grants, Permission, TopicPermission, pattern
@@ -73,20 +75,48 @@ class Rights:
         """Those of the configuration who may do what was not said otherwise."""
         self._permissions: dict[_Place, Permission | None] = {}
         self._topics: dict[_Place, dict[str, TopicPermission]] = {}
-        for (_, name), value in catalog.entries("user"):
-            self._apply_user(name, value)
-        for (_, vhost, user), value in catalog.entries("permission"):
-            self._permissions[vhost, user] = Permission(**value) if "read" in value else None
-        for (_, vhost, user, exchange), value in catalog.entries("topic-permission"):
-            self._topics.setdefault((vhost, user), {})[exchange] = TopicPermission(**value)
+        self._changed: set[_Place] = set()
+        """Where rules have changed of which `Grants` were not told yet; without a virtual host, a user's everywhere."""
+        appliers = {
+            "user": self._apply_user,
+            "permission": self._apply_permission,
+            "topic-permission": self._apply_topic_permission,
+        }
+        for kind, apply in appliers.items():
+            for key, value in catalog.entries(kind):
+                apply(Entry(key, value, True))
+        self._changed.clear()
+        catalog.appliers.update(appliers)
+        catalog.applied.append(self._tell)
 
-    def _apply_user(self, name: str, value: Mapping[str, Any]) -> None:
+    def _apply_user(self, entry: Entry) -> None:
+        name, value = entry.key[1], entry.value or {}
         if "hash" in value:
             self._users[name] = User(name, tuple(value["tags"]), value["hash"])
         else:
             self._users.pop(name, None)
         if not value.get("configured"):
             self._trusted.discard(name)
+        self._changed.add(("", name))
+
+    def _apply_permission(self, entry: Entry) -> None:
+        _, vhost, name = entry.key
+        if entry.value is None:
+            self._permissions.pop((vhost, name), None)
+        else:
+            self._permissions[vhost, name] = Permission(**entry.value) if "read" in entry.value else None
+        self._changed.add((vhost, name))
+
+    def _apply_topic_permission(self, entry: Entry) -> None:
+        _, vhost, name, exchange = entry.key
+        there = self._topics.setdefault((vhost, name), {})
+        if entry.value is None:
+            there.pop(exchange, None)
+        else:
+            there[exchange] = TopicPermission(**entry.value)
+        if not there:
+            del self._topics[vhost, name]
+        self._changed.add((vhost, name))
 
     # --- asking ------------------------------------------------------------------------
 
@@ -194,7 +224,6 @@ class Rights:
             if not new:
                 self._known(name)
             await self._write([Entry(("user", name), value, True)])
-            self._apply_user(name, value)
 
     async def delete_user(self, name: str) -> None:
         """With all permissions; the user's connections end. Raises NotFound, StorageUnavailable."""
@@ -210,13 +239,6 @@ class Rights:
                 for exchange in self._topics.get(place, ())
             ]
             await self._write(entries)
-            self._users.pop(name, None)
-            self._trusted.discard(name)
-            for place in places:
-                self._permissions.pop(place, None)
-                self._topics.pop(place, None)
-        self._changed(lambda grants: grants.user == name)
-        self.user_deleted(name)
 
     def _known(self, name: str) -> User:
         user = self._users.get(name)
@@ -244,11 +266,6 @@ class Rights:
             elif name in self._trusted:
                 value = {"cleared": True}
             await self._write([Entry(("permission", vhost, name), value, True)])
-            if value is None:
-                self._permissions.pop((vhost, name), None)
-            else:
-                self._permissions[vhost, name] = permission
-        self._changed(lambda grants: (grants.vhost, grants.user) == (vhost, name))
 
     async def set_topic_permission(self, vhost: str, name: str, exchange: str, permission: TopicPermission) -> None:
         """Raises NotFound (user or virtual host), InvalidArgument, StorageUnavailable."""
@@ -258,8 +275,6 @@ class Rights:
         async with self._changing:
             self._known_place(vhost, name)
             await self._write([Entry(("topic-permission", vhost, name, exchange), permission._asdict(), True)])
-            self._topics.setdefault((vhost, name), {})[exchange] = permission
-        self._changed(lambda grants: (grants.vhost, grants.user) == (vhost, name))
 
     async def clear_topic_permissions(self, vhost: str, name: str, exchange: str | None = None) -> None:
         """Those for one exchange, or all. Raises NotFound, StorageUnavailable."""
@@ -268,11 +283,6 @@ class Rights:
             there = self._topics.get((vhost, name), {})
             gone = [one for one in there if exchange is None or one == exchange]
             await self._write([Entry(("topic-permission", vhost, name, one), None, True) for one in gone])
-            for one in gone:
-                del there[one]
-            if not there:
-                self._topics.pop((vhost, name), None)
-        self._changed(lambda grants: (grants.vhost, grants.user) == (vhost, name))
 
     async def forget_vhost(self, vhost: str) -> None:
         """A virtual host is gone, and with it what anybody might do there. Raises StorageUnavailable."""
@@ -285,10 +295,6 @@ class Rights:
                 for exchange in self._topics.get(place, ())
             ]
             await self._write(entries)
-            for place in places:
-                self._permissions.pop(place, None)
-                self._topics.pop(place, None)
-        self._changed(lambda grants: grants.vhost == vhost)
 
     def _known_place(self, vhost: str, name: str) -> None:
         self._known(name)
@@ -298,17 +304,26 @@ class Rights:
     async def _write(self, entries: list[Entry]) -> None:
         # What is written has to be applied, whoever waits for it.
         with trio.CancelScope(shield=True), storage_errors():
-            await self._catalog.change(entries)
+            try:
+                await self._catalog.change(entries)
+            except Conflict:
+                raise PreconditionFailed("users or permissions were changed by others meanwhile; try again") from None
 
-    def _changed(self, concerned: Callable[[Grants], bool]) -> None:
-        """The rules of some have changed."""
+    def _tell(self) -> None:
+        """Tell `Grants`, and whoever ends connections, what has changed."""
+        if not self._changed:
+            return
+        changed, self._changed = self._changed, set()
         for grants in list(self._all_grants):
-            if concerned(grants):
-                place = (grants.vhost, grants.user)
+            place = (grants.vhost, grants.user)
+            if place in changed or ("", grants.user) in changed:
                 permission = self._permission(*place)
                 grants.set_rules(permission, self._topics.get(place, {}))
                 if permission is None:
                     self._shared.pop(place, None)
+        for vhost, name in changed:
+            if not vhost and name not in self._users:
+                self.user_deleted(name)
 
 
 def _checked_tags(tags: Iterable[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import msgspec
 from core_log.files import Files
 from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
+from core_log.metadata.embedded import EmbeddedStore
 from core_log.partition_log import LogConfig, PartitionLog
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
@@ -87,7 +88,7 @@ class Storage:
         files, config = self._files, self._config
         if files.exists(_SCRATCH):
             files.remove_directory(_SCRATCH)
-        catalog = Catalog(self._open_store("catalog/0"))
+        catalog = Catalog(EmbeddedStore(self._open_store("catalog/0")))
         offsets = OffsetStore(self._open_store("offsets/0"))
         stripe_count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
         stripes = [self._open_home(f"queues/{index}", index, config.fsync) for index in range(stripe_count)]
@@ -100,6 +101,7 @@ class Storage:
             host=host,
             spawn=self._spawn,
             stream_host=StreamHost(config, offsets, runnable=host.runnable, spawn=self._spawn, turn=self._loaded),
+            open_topic=self.open_topic,
         )
         topology.recover_queues()
         for partition in stripes:

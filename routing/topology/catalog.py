@@ -1,4 +1,6 @@
-"""The durable topology: virtual hosts, exchanges, queues, bindings, policies and topics, as records of a keyed store.
+"""The durable topology: virtual hosts, exchanges, queues, bindings, policies and topics, in a metadata store.
+
+Whoever wants to know what was changed, by anybody, names itself for a kind of entity in `appliers`.
 
 Keys and values are msgpack. A key is an array whose first item is the kind of entity; a value is a map of what was
 declared. What an entry means is the business of `topology.py`; this file only knows how it is written down. The names
@@ -8,13 +10,13 @@ used twice, because the logs name queues by id: the next one is an entry of its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
 import msgpack
 
-from core_log.keyed_store import KeyedStore
+from core_log.metadata.store import Guard, MetadataEntry, MetadataStore, Put
 from routing.topology.entries import Entry, Key
 
 DEFAULT_VHOST = "/"
@@ -38,7 +40,8 @@ def _pack(value: Any) -> bytes:
     return msgpack.packb(value, default=_extend, unicode_errors="surrogateescape")  # type: ignore[no-any-return]
 
 
-def _unpack(data: bytes) -> Any:
+def _unpack(data: bytes | None) -> Any:
+    assert data is not None
     return msgpack.unpackb(data, ext_hook=_restore, unicode_errors="surrogateescape", strict_map_key=False)
 
 
@@ -58,10 +61,15 @@ def _unpack_key(data: bytes) -> Key:
 class Catalog:
     """See the module."""
 
-    def __init__(self, store: KeyedStore) -> None:
+    def __init__(self, store: MetadataStore) -> None:
+        self.appliers: dict[str, Callable[[Entry], None]] = {}
+        """Called with every entry that was changed, by its kind, """
+        self.applied: list[Callable[[], None]] = []
+        """and these when all that was changed at once has been applied."""
         self._store = store
         saved = store.get(_pack(_NEXT_QUEUE_ID))
-        self._next_queue_id: int = _unpack(saved) if saved is not None else 1
+        self._next_queue_id: int = _unpack(saved.value) if saved is not None else 1
+        store.listeners.append(self._advanced)
 
     def new_queue_id(self) -> int:
         """An id that no queue ever had; `change` records that it was used."""
@@ -73,40 +81,65 @@ class Catalog:
         """Give out no id up to this one: a log names it, though it was never recorded here."""
         self._next_queue_id = max(self._next_queue_id, last_id + 1)
 
-    def _puts(self, entries: Sequence[Entry]) -> list[tuple[bytes, bytes | None]]:
+    def is_recorded(self, key: Key) -> bool:
+        """Whether there is an entry of an entity; the exchanges of every virtual host have none."""
+        return self._store.get(_pack_key(key)) is not None
+
+    def _puts(self, entries: Sequence[Entry]) -> list[Put]:
         """What is to be written; entities that go and are not recorded need nothing."""
-        puts: list[tuple[bytes, bytes | None]] = []
+        puts: list[Put] = []
         for key, value, _, _ in entries:
-            packed = _pack_key(key)
             if value is not None:
-                puts.append((packed, _pack(value)))
-            elif self._store.get(packed) is not None:
-                puts.append((packed, None))
+                puts.append((_pack_key(key), _pack(value)))
+            elif self.is_recorded(key):
+                puts.append((_pack_key(key), None))
         if any(key[0] == "queue" and value is not None for key, value, _, _ in entries):
-            self._store.put(_pack(_NEXT_QUEUE_ID), _pack(self._next_queue_id))
+            self._store.change_now([(_pack(_NEXT_QUEUE_ID), _pack(self._next_queue_id))])
         return puts
 
-    async def change(self, entries: Sequence[Entry]) -> dict[bytes, bytes | None]:
-        """Write entries, all or none, and wait until they are durable; what was there before, for `restore`.
+    async def change(
+        self, entries: Sequence[Entry], guards: Sequence[Key] = (), *, check: Callable[[], None] | None = None
+    ) -> None:
+        """Write entries, all or none, as long as neither they nor `guards` are other than they are now, and wait until
+        they are durable and applied. For `check` see `MetadataStore.change`.
 
-        Raises LogUnavailable.
+        Where a store takes only so much at once, the entries are written in pieces, in their order: what depends on
+        others goes before them. Raises Conflict, MetadataUnavailable, BatchTooLarge, and what `check` raises.
+        """
+        store = self._store
+        puts = self._puts(entries)
+        if not puts:
+            return
+        relied = [self._guard(_pack_key(key)) for key in guards]
+        while puts:
+            piece, puts = puts[: store.puts_max], puts[store.puts_max :]
+            own = [self._guard(key) for key, _ in piece]
+            await store.change((own + relied)[: store.puts_max], piece, check=check if not puts else None)
+
+    def _guard(self, key: bytes) -> Guard:
+        entry = self._store.get(key)
+        return Guard(key, entry.mod_revision if entry is not None else 0)
+
+    def change_now(self, entries: Sequence[Entry]) -> bool:
+        """Write entries that nobody waits for; False: the store cannot without being waited for.
+
+        Raises MetadataUnavailable; then nothing has changed.
         """
         puts = self._puts(entries)
-        return await self._store.change(puts) if puts else {}
+        return not puts or self._store.change_now(puts)
 
-    async def restore(self, before: dict[bytes, bytes | None]) -> None:
-        """Undo a change. Raises LogUnavailable."""
-        await self._store.change(list(before.items()))
-
-    def change_unseen(self, entries: Sequence[Entry]) -> None:
-        """Write entries that nobody waits for. Raises LogUnavailable; then nothing has changed."""
-        puts = self._puts(entries)
-        if puts:
-            self._store.put_all(puts)
+    def _advanced(self, revision: int, changed: Sequence[MetadataEntry]) -> None:
+        for packed, value, _, _ in changed:
+            key = _unpack_key(packed)
+            apply = self.appliers.get(key[0])
+            if apply is not None:
+                apply(Entry(key, _unpack(value) if value is not None else None, True))
+        for done in self.applied:
+            done()
 
     def entries(self, kind: str) -> Iterator[tuple[Key, dict[str, Any]]]:
         """All (key, value) of "vhost", "exchange", "queue", "binding", "policy", "operator-policy" or "topic"."""
-        for packed, value in list(self._store.items()):
+        for packed, entry in list(self._store.items()):
             key = _unpack_key(packed)
             if key[0] == kind:
-                yield key, _unpack(value)
+                yield key, _unpack(entry.value)

@@ -4,7 +4,7 @@ Every change, of durable and of transient entities alike, takes the same three s
 changed), *write* (the durable entries go to the catalog, all or none) and *apply* (the entries become what is in
 memory). A plan names what it relies on as well, so that two changes that are under way at once and have to do with each
 other are told apart from those that have not. What is written can be applied by whoever reads it: a start applies the
-whole catalog.
+whole catalog, and a broker what others have written.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class InFlight:
     """The keys of the changes that are being written: what they change, and what they rely on."""
 
     def __init__(self) -> None:
-        self._written: dict[Key, None] = {}
+        self._written: dict[Key, Entry] = {}
         self._guarded: dict[Key, int] = {}
 
     def conflicts(self, plan: Plan) -> bool:
@@ -75,9 +75,17 @@ class InFlight:
 
     def add(self, plan: Plan) -> None:
         """A plan is being written."""
-        self._written.update((entry.key, None) for entry in plan.entries)
+        self._written.update((entry.key, entry) for entry in plan.entries)
         for key in plan.guards:
             self._guarded[key] = self._guarded.get(key, 0) + 1
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._written
+
+    def live(self, key: Key) -> Any:
+        """What cannot be written down of an entity that is being changed, None for one that is not."""
+        entry = self._written.get(key)
+        return entry.live if entry is not None else None
 
     def remove(self, plan: Plan) -> None:
         """It was applied, or refused."""

@@ -3,7 +3,9 @@
 1. A plan that has to do with a change which is being written waits for it and is made anew; others go their way, so
    that one flush covers the changes of many clients.
 2. What must outlive the process is written and durable before it is applied, so before anybody sees it. A change that
-   the catalog refuses has changed nothing, and can be asked for again.
+   the catalog refuses has changed nothing, and can be asked for again. It is applied when the catalog says so, whoever
+   wrote it; what of it is here alone and depends on it (transient bindings of a queue that goes) goes with it. A plan
+   that another broker's change has overtaken is made anew.
 3. What goes with a connection or a consumer is applied at once and nobody waits for it; while the catalog refuses, the
    durable entities among it stay.
 """
@@ -11,13 +13,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import trio
 
-from core_log.errors import LogUnavailable
+from core_log.errors import Conflict, MetadataUnavailable
 from routing.commits import storage_errors
 from routing.config import BrokerConfig
 from routing.errors import AccessRefused, LimitExceeded, NotAllowed, NotFound, StorageUnavailable
@@ -51,6 +53,7 @@ class Topology:
         host: QueueHost,
         spawn: Callable[..., Any],
         stream_host: StreamHost,
+        open_topic: Callable[[str, int, dict[str, str]], Topic],
     ) -> None:
         self.config = config
         self.catalog = catalog
@@ -61,8 +64,11 @@ class Topology:
         self.owned: dict[object, dict[Queue, None]] = {}
         """Exclusive queues by the connection they end with."""
         self.stream_host = stream_host
+        self.follow_policies: Callable[[str], Awaitable[None]] | None = None
+        """Has all of a virtual host live by its policies; for those that others have changed."""
         self._host = host
         self._spawn = spawn
+        self._open_topic = open_topic
         self._in_flight = InFlight()
         self._settled = trio.Event()
         self._appliers: dict[str, Callable[[Entry], None]] = {
@@ -74,6 +80,7 @@ class Topology:
             "policy": self._apply_policy,
             "operator-policy": self._apply_policy,
         }
+        catalog.appliers.update(dict.fromkeys(self._appliers, self._apply_one))
         self._add_vhost(DEFAULT_VHOST)
 
     # --- looking up --------------------------------------------------------------------
@@ -128,46 +135,51 @@ class Topology:
         """Plan, write and apply. Raises what the plan raises, and StorageUnavailable. Does not suspend when nothing
         has to be written and nothing that matters is being written.
         """
-        plan = make_plan()
-        while self._in_flight.conflicts(plan):
-            await self._settled.wait()
+        while True:
             plan = make_plan()
-        durable = [entry for entry in plan.entries if entry.durable]
-        if not durable:
-            self._apply(plan.entries)
-            return plan
-        self._in_flight.add(plan)
-        try:
-            # What is written has to be applied, whoever waits for it.
-            with trio.CancelScope(shield=True), storage_errors():
-                before = await self.catalog.change(durable)
-                if plan.check is not None:
-                    try:
-                        plan.check()
-                    except Exception:
-                        await self.catalog.restore(before)
-                        raise
-            self._apply(plan.entries)
-        finally:
-            self._in_flight.remove(plan)
-            settled, self._settled = self._settled, trio.Event()
-            settled.set()
+            while self._in_flight.conflicts(plan):
+                await self._settled.wait()
+                plan = make_plan()
+            durable, rest = self._divide(plan)
+            if not durable:
+                break
+            self._in_flight.add(plan)
+            try:
+                # What is written has to be applied, whoever waits for it.
+                with trio.CancelScope(shield=True), storage_errors():
+                    await self.catalog.change(durable, plan.guards, check=plan.check)
+                break
+            except Conflict:
+                continue
+            finally:
+                self._in_flight.remove(plan)
+                settled, self._settled = self._settled, trio.Event()
+                settled.set()
+        self._apply(rest)
         return plan
+
+    def _divide(self, plan: Plan) -> tuple[list[Entry], list[Entry]]:
+        """What has to be written, and what need not: it is of this broker alone, or the catalog does not know it."""
+        durable: list[Entry] = []
+        rest: list[Entry] = []
+        for entry in plan.entries:
+            written = entry.durable and (entry.value is not None or self.catalog.is_recorded(entry.key))
+            (durable if written else rest).append(entry)
+        return durable, rest
 
     def _change_unasked(self, make_plan: Callable[[], Plan]) -> None:
         """The same for what goes by itself; see rule 3."""
         plan = make_plan()
-        durable = [entry for entry in plan.entries if entry.durable]
+        durable, rest = self._divide(plan)
         if durable:
-            if self._in_flight.conflicts(plan):
-                self._spawn(self._change_later, make_plan)
-                return
             try:
-                self.catalog.change_unseen(durable)
-            except LogUnavailable as error:
+                if self._in_flight.conflicts(plan) or not self.catalog.change_now(durable):
+                    self._spawn(self._change_later, make_plan)
+                    return
+            except MetadataUnavailable as error:
                 logger.warning("%s stays while the catalog cannot be written: %s", plan.entries[-1].key, error)
                 return
-        self._apply(plan.entries)
+        self._apply(rest)
 
     async def _change_later(self, make_plan: Callable[[], Plan]) -> None:
         try:
@@ -179,12 +191,30 @@ class Topology:
 
     def _apply(self, entries: list[Entry]) -> None:
         for entry in entries:
-            self._appliers[entry.key[0]](entry)
+            self._apply_one(entry)
+
+    def _apply_one(self, entry: Entry) -> None:
+        kind = entry.key[0]
+        if kind in ("vhost", "topic") or entry.key[1] in self.vhosts:
+            self._appliers[kind](entry)
+
+    def _apply_along(self, removal: Removal) -> None:
+        """What is of this broker alone goes with what is not."""
+        self._apply([entry for entry in removal.plan().entries if not entry.durable])
 
     def _apply_vhost(self, entry: Entry) -> None:
         name, value = entry.key[1], entry.value
         if value is None:
-            gone = self.vhosts.pop(name)
+            gone = self.vhosts.get(name)
+            if gone is None:
+                return
+            removal = Removal(gone)
+            for queue in gone.queues.values():
+                removal.queue(queue)
+            for exchange in gone.exchanges.values():
+                removal.exchange(exchange)
+            self._apply(removal.plan().entries)
+            del self.vhosts[name]
             for client in list(gone.connections.values()):
                 client.close(f"vhost '{name}' is deleted")
             return
@@ -198,19 +228,27 @@ class Topology:
 
     def _apply_policy(self, entry: Entry) -> None:
         self.vhosts[entry.key[1]].policies.apply(entry.key, entry.value)
+        if self.follow_policies is not None and entry.key not in self._in_flight:
+            self._spawn(self.follow_policies, entry.key[1])
 
     def _apply_exchange(self, entry: Entry) -> None:
-        _, vhost, name = entry.key
-        if entry.value is None:
-            self.vhosts[vhost].remove_exchange(name)
-        else:
-            self.vhosts[vhost].add_exchange(name, entry.value, entry.durable)
+        vhost, name = self.vhosts[entry.key[1]], entry.key[2]
+        if entry.value is not None:
+            vhost.add_exchange(name, entry.value, entry.durable)
+            return
+        exchange = vhost.exchanges.get(name)
+        if exchange is not None and exchange.durable is entry.durable:
+            if exchange.bindings or ("exchange", name) in vhost.bindings_to:
+                self._apply_along(Removal(vhost).exchange(exchange))
+            vhost.remove_exchange(name)
 
     def _apply_queue(self, entry: Entry) -> None:
         _, vhost, name = entry.key
         value = entry.value
         if value is None:
-            self._drop(self.vhosts[vhost], entry.live)
+            queue = entry.live or self.vhosts[vhost].queues.get(name)
+            if queue is not None and queue.partition.durable is entry.durable:
+                self._drop(self.vhosts[vhost], queue)
             return
         partition = self.stripes[value["stripe"]] if entry.durable else self.transient
         queue = Queue(
@@ -235,6 +273,8 @@ class Topology:
         if queue.deleted:
             return
         queue.deleted = True
+        if ("queue", queue.name) in vhost.bindings_to:
+            self._apply_along(Removal(vhost).queue(queue))
         vhost.remove_queue(queue)
         if queue.exclusive:
             owned = self.owned[queue.owner]
@@ -247,21 +287,27 @@ class Topology:
             consumer.session.queue_gone(consumer)
 
     def _apply_binding(self, entry: Entry) -> None:
-        _, vhost, exchange, kind, name, pattern, syntax, _ = entry.key
+        _, vhost, exchange, kind, name, pattern, syntax, key = entry.key
         binding = entry.live
         if binding is None:
-            assert entry.value is not None
-            binding = Binding.make(exchange, (kind, name), pattern, entry.value["arguments"], syntax)
+            arguments = entry.value["arguments"] if entry.value is not None else {}
+            binding = Binding(exchange, (kind, name), pattern, arguments, syntax, key)
         if entry.value is None:
             self.vhosts[vhost].remove_binding(binding)
         else:
             self.vhosts[vhost].add_binding(binding)
 
     def _apply_topic(self, entry: Entry) -> None:
-        if entry.value is not None:
-            self.add_topic(entry.live, entry.value)
+        name, value = entry.key[1], entry.value
+        if value is not None:
+            topic = self._in_flight.live(entry.key) or self.topics.get(name)
+            self.add_topic(topic or self._open_topic(name, value["partitions"], value["config"]), value)
             return
-        topic = self.topics.pop(entry.key[1], None)
+        topic = self.topics.pop(name, None)
+        if topic is None:
+            return
+        for vhost in self.vhosts.values():
+            self._apply_along(Removal(vhost).topic(name))
         for vhost in self.vhosts.values():
             for stream in [stream for stream in vhost.streams.values() if stream.topic is topic]:
                 vhost.remove_stream(stream)

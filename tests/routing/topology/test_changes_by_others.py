@@ -1,0 +1,195 @@
+"""A broker follows what others write into the metadata that it shares with them, and plans anew when overtaken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+import trio.testing
+
+from core_log.errors import Conflict
+from core_log.files import FaultyFiles, MemoryFiles
+from routing.broker import Broker
+from routing.clients import Client
+from routing.errors import NoPermission, PreconditionFailed
+from routing.topology.binding import Binding
+from routing.topology.catalog import Catalog
+from routing.topology.entries import Entry, Key
+from tests.routing.harness import Engine, engine
+
+
+def other(broker: Broker) -> Catalog:
+    """Another's view of the broker's metadata."""
+    return Catalog(broker.topology.catalog._store)
+
+
+def queue_entry(name: str, number: int, **also: Any) -> Entry:
+    value = {"id": number, "stripe": 0, "auto_delete": False, "arguments": {}} | also
+    return Entry(("queue", "/", name), value, True)
+
+
+def exchange_entry(name: str, kind: str = "fanout") -> Entry:
+    value = {"kind": kind, "auto_delete": False, "internal": False, "arguments": {}}
+    return Entry(("exchange", "/", name), value, True)
+
+
+def gone(*keys: Key) -> list[Entry]:
+    return [Entry(key, None, True) for key in keys]
+
+
+async def test_what_others_declare_and_delete_is_here() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        theirs = other(broker)
+        binding = Binding.make("x", ("queue", "q"), "", {"n": 1}, "amqp")
+        await theirs.change([exchange_entry("x"), queue_entry("q", 7_000)])
+        await theirs.change([Entry(binding.key("/"), {"arguments": {"n": 1}}, True)])
+        client = running.client()
+        client.publish("", 1, 2, exchange="x")
+        running.turn()
+        assert [body for body, _ in await running.drain("q")] == ["1", "2"]
+        await theirs.change(gone(binding.key("/")))
+        assert not broker.topology.exchanges["x"].bindings
+        assert not broker.topology.vhosts["/"].bindings_to
+        topic = {"partitions": 2, "config": {}}
+        await theirs.change([Entry(("topic", "t"), topic, True)])
+        assert len(broker.topics["t"].partitions) == 2
+        await theirs.change(gone(("topic", "t")))
+        assert "t" not in broker.topics
+
+
+async def test_what_is_of_this_broker_alone_goes_with_what_others_delete() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        theirs = other(broker)
+        await theirs.change([exchange_entry("x"), exchange_entry("y"), queue_entry("q", 7_000)])
+        await broker.declare_exchange("fleeting", "fanout", auto_delete=True)
+        await broker.declare_queue("mine")
+        await broker.bind("queue", "q", "fleeting", "")
+        await broker.bind("queue", "mine", "x", "")
+        await broker.bind("exchange", "x", "fleeting", "")
+        await broker.bind("exchange", "fleeting", "y", "")
+        client = running.client()
+        await client.consume("q")
+        await theirs.change(gone(("queue", "/", "q"), ("exchange", "/", "x")))
+        assert client.events == [("cancelled", "c")]
+        assert not {"x", "fleeting"} & set(broker.topology.exchanges)
+        assert list(broker.topology.queues) == ["mine"]
+        assert broker.topology.vhosts["/"].binding_count == 0
+        assert not broker.topology.vhosts["/"].bindings_to
+        await theirs.change(gone(("queue", "/", "mine")))
+        assert list(broker.topology.queues) == ["mine"], "it is not the one that they mean"
+
+
+async def test_virtual_hosts_policies_and_users_of_others() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        theirs = other(broker)
+        told: list[str] = []
+        await broker.declare_queue("q", durable=True)
+        policy = {"pattern": "", "definition": {"max-length": 3}, "priority": 0, "apply-to": "all"}
+        await theirs.change([Entry(("policy", "/", "p"), policy, True)])
+        await trio.testing.wait_all_tasks_blocked()
+        assert broker.topology.queues["q"].settings.max_length == 3
+        await theirs.change([Entry(("vhost", "v"), {"description": "", "limits": {}}, True)])
+        await broker.declare_queue("fleeting", vhost="v")
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        await theirs.change(
+            [
+                Entry(("user", "u"), {"hash": "no", "tags": [], "configured": False}, True),
+                Entry(("permission", "v", "u"), everything, True),
+            ]
+        )
+        owner = object()
+        grants = broker.connect(owner, Client("amqp", "u", "v", "peer", told.append))
+        grants.require_publish("x", [])
+        await theirs.change(gone(("permission", "v", "u")))
+        assert not grants.allows("write", "x")
+        with pytest.raises(NoPermission):
+            broker.rights.grants("u", "v")
+        await theirs.change(gone(("user", "u")))
+        assert told == ["user 'u' is deleted"]
+        await theirs.change(gone(("vhost", "v")))
+        assert list(broker.topology.vhosts) == ["/"]
+        assert told == ["user 'u' is deleted", "vhost 'v' is deleted"]
+
+
+class Overtaken:
+    """Has others change something between a broker's plan and its write."""
+
+    def __init__(self, broker: Broker, entries: list[Entry]) -> None:
+        catalog = broker.topology.catalog
+        theirs, write = other(broker), catalog.change
+        self.times = 0
+
+        async def change(*arguments: Any, **options: Any) -> None:
+            self.times += 1
+            if self.times == 1:
+                await theirs.change(entries)
+                raise Conflict("overtaken")
+            await write(*arguments, **options)
+
+        catalog.change = change  # type: ignore[method-assign]
+
+
+async def test_a_plan_that_was_overtaken_is_made_anew() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        overtaken = Overtaken(broker, [queue_entry("q", 7_000)])
+        await broker.declare_queue("q", durable=True)
+        assert (overtaken.times, broker.topology.queues["q"].id) == (1, 7_000)
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        Overtaken(broker, [queue_entry("q", 7_000)])
+        with pytest.raises(PreconditionFailed, match="inequivalent arg 'auto_delete'"):
+            await broker.declare_queue("q", durable=True, auto_delete=True)
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        overtaken = Overtaken(broker, [queue_entry("other", 7_000)])
+        await broker.declare_queue("q", durable=True)
+        assert (overtaken.times, sorted(broker.topology.queues)) == (2, ["other", "q"])
+
+
+async def test_a_write_that_relies_on_what_is_no_longer_so_is_a_conflict() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.declare_queue("q", durable=True)
+        store = broker.topology.catalog._store
+        theirs = other(broker)
+        relied = theirs._guard(msgpack.packb(["queue", "q"]))
+        await broker.delete_queue("q")
+        with pytest.raises(Conflict):
+            await store.change([relied], [(b"\x91\xa3new", b"")])
+        assert store.get(b"\x91\xa3new") is None
+
+
+class Syncs:
+    """Counts the catalog's."""
+
+    def __init__(self, files: FaultyFiles) -> None:
+        self.count = 0
+        files.hook = self._hook
+
+    def _hook(self, operation: str, path: str) -> None:
+        self.count += operation == "sync" and path.startswith("catalog")
+
+
+async def test_a_declare_costs_one_flush_and_many_share_some() -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files) as running:
+        broker = running.broker
+        await broker.declare_exchange("x", "fanout", durable=True)
+        syncs = Syncs(files)
+        await broker.declare_queue("q", durable=True)
+        await broker.bind("queue", "q", "x", "")
+        assert syncs.count == 2
+        await many(running, 50)
+        assert syncs.count <= 4
+        assert len(broker.topology.queues) == 51
+
+
+async def many(running: Engine, count: int) -> None:
+    async with trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(lambda number=number: running.broker.declare_queue(f"many {number}", durable=True))
