@@ -49,6 +49,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """After this time dead letters are published again that could not be."""
     deduplication_ids_max: int = 4_000_000
     """Ids that one queue remembers at most, some 16 bytes each; with more of them the oldest go before their time."""
+    grouped_messages_max: Annotated[int, Meta(ge=1)] = 50_000
+    """Messages of a queue with `x-group-by` that are looked past because their key is held, some 50 bytes each."""
     disk_free_bytes_min: int | None = None
     """Publishers wait while less is free on the disk; by default 50 MB, or a tenth of a disk that is smaller."""
     disk_free_percent_min: Annotated[int, Meta(ge=0, le=99)] = 0

@@ -214,14 +214,17 @@ class Session:
         queue = self.vhost.queue(queue_name, self.owner, "basic.get")
         queue.rules.used()
         while True:
-            first, count, redelivered = queue.head()
+            first, count, redelivered = queue.head() if queue.groups is None else queue.groups.first()
             if not count:
                 return None
             entry = queue.partition.find(first)
             if entry is not None:
                 break
             await queue.partition.load_now(first, queue)
-        queue.take(1)
+        if queue.groups is None:
+            queue.take(1)
+        else:
+            queue.groups.take_first()
         slab, index = entry.slab, first - entry.first
         if redelivered and queue.returns is not None:
             slab, index = queue.returns.marked(slab.part(index, index + 1), [first]), 0

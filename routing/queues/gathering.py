@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from routing.message import Properties, Slab
@@ -20,8 +21,9 @@ def gather(queue: Queue, limit: int) -> tuple[Slab, list[int], bool] | None:
     found = queue.partition.find(first) if count else None
     if found is None:
         return None
-    run = _Run(queue, found.slab)
-    while run.goes_on and len(run.offsets) < limit:
+    run = Gathered(queue, found.slab)
+    goes_on = True
+    while goes_on and len(run.offsets) < limit:
         line = queue.next_line()
         if not line.count:
             break
@@ -31,22 +33,24 @@ def gather(queue: Queue, limit: int) -> tuple[Slab, list[int], bool] | None:
                 break
             count = min(count, limit - len(run.offsets))
             queue.take(count)
-            run.add(range(first, first + count), redelivered)
+            taken: Sequence[int] = range(first, first + count)
         else:
-            offsets = line.ready.take(limit - len(run.offsets))
-            queue.taken(offsets)
-            run.add(offsets, False)
+            taken = line.ready.take(limit - len(run.offsets))
+            queue.taken(taken)
+        fitting = run.add(taken)
+        if fitting < len(taken):
+            queue.not_taken(taken[fitting:], redelivered)
+            goes_on = False
     if not run.offsets:
         return None
     return run.slab(), run.offsets, redelivered
 
 
-class _Run:
-    """Messages taken off the front of a queue that go together."""
+class Gathered:
+    """Messages of a queue that go together."""
 
     def __init__(self, queue: Queue, like: Slab) -> None:
         self.offsets: list[int] = []
-        self.goes_on = True
         self._queue = queue
         self._exchange = like.exchange
         self._common: Properties = like.properties
@@ -54,8 +58,8 @@ class _Run:
         self._raws: list[bytes] = []
         self._bodies: list[bytes] = []
 
-    def add(self, offsets: range | list[int], redelivered: bool) -> None:
-        """Add these, which were taken; those from the first on that does not fit are put back."""
+    def add(self, offsets: Sequence[int]) -> int:
+        """Add those before the first that does not fit, or is not in memory; how many."""
         find = self._queue.partition.find
         keys, raws, bodies = self._keys, self._raws, self._bodies
         start = end = 0
@@ -63,8 +67,6 @@ class _Run:
             if not start <= offset < end:
                 entry = find(offset)
                 if entry is None or not self._fits(entry.slab):
-                    self._queue.not_taken(offsets[at:], redelivered)
-                    self.goes_on = False
                     offsets = offsets[:at]
                     break
                 start, end = entry.first, entry.end
@@ -76,6 +78,7 @@ class _Run:
             keys.append(key if slab_keys is None else slab_keys[index])
             raws.append(raw if slab_raws is None else slab_raws[index])
         self.offsets += offsets
+        return len(offsets)
 
     def _fits(self, slab: Slab) -> bool:
         common, other = self._common, slab.properties

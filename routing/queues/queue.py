@@ -23,6 +23,7 @@ from routing.message import Slab
 from routing.queues.consumer_turns import ConsumerTurns
 from routing.queues.death_history import REJECTED
 from routing.queues.gathering import gather
+from routing.queues.groups import Groups
 from routing.queues.line import Levels, Line
 from routing.queues.offset_set import OffsetSet, Range
 from routing.queues.queue_rules import Arrival, QueueRules
@@ -51,8 +52,8 @@ class Queue:
 
     __slots__ = (
         "__weakref__", "_host", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
-        "fresh", "id", "levels", "line", "name", "outstanding", "owner", "partition", "redelivered_before", "returns",
-        "rules", "seen", "settings", "turns", "vhost",
+        "fresh", "groups", "id", "levels", "line", "name", "outstanding", "owner", "partition",
+        "redelivered_before", "returns", "rules", "seen", "settings", "turns", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +95,7 @@ class Queue:
         self.rules = QueueRules(self, host)
         self.returns: Returns | None = None
         self.seen: SeenIds | None = None
+        self.groups: Groups | None = None
         self.duplicates = 0
         """Publishes that were not taken because they had been before."""
         self.apply_settings(self.settings)
@@ -106,9 +108,14 @@ class Queue:
     @property
     def message_count(self) -> int:
         """Messages that could be delivered now."""
-        if self.levels is None:
+        if self.levels is None and self.groups is None:
             return self.line.count
-        return sum(line.count for line in self.levels.lines())
+        return sum(line.count for line in self.lines())
+
+    def lines(self) -> Sequence[Line]:
+        """Everywhere that messages wait."""
+        lines = (self.line,) if self.levels is None else self.levels.lines()
+        return lines if self.groups is None else (*lines, self.groups.aside)
 
     def apply_settings(self, settings: QueueSettings) -> None:
         """Live by other rules from now on. Whether a queue tells priorities apart is decided when it is empty."""
@@ -116,6 +123,11 @@ class Queue:
         self.turns.single_active = settings.single_active_consumer
         if settings.priority_max and self.levels is None and not self.line.count:
             self.levels = Levels(settings.priority_max)
+        if settings.group_by != (None if self.groups is None else self.groups.by):
+            if self.groups is not None:
+                self.groups.disband()
+            by, aside_max = settings.group_by, self.partition.grouped_messages_max
+            self.groups = None if by is None else Groups(self, by, aside_max)
         self.rules.changed()
         if not counts(settings):
             self.returns = None
@@ -231,6 +243,8 @@ class Queue:
             for first, count in runs_of(offsets):
                 self.partition.forget(first, count)
             return
+        if self.groups is not None:
+            self.groups.release(offsets)
         if self.returns is not None:
             offsets = self.returns.came_back(offsets, cause)
         if offsets:
@@ -263,6 +277,8 @@ class Queue:
             return
         if self.returns is not None and self.returns.tries:
             self.returns.forget(first, count)
+        if self.groups is not None:
+            self.groups.release(range(first, first + count))
         self.partition.settle(self.id, first, count)
 
     def settle_offsets(self, offsets: Sequence[int]) -> None:
@@ -272,11 +288,13 @@ class Queue:
                 self.settle(first, count)
         else:
             self.outstanding -= len(offsets)
+            if self.groups is not None:
+                self.groups.release(offsets)
             self.partition.settle_offsets(self.id, sorted(offsets))
 
     def settle_waiting(self, offsets: Sequence[int], *, rejected: bool) -> None:
         """Settle messages that are not delivered, at a start; those that are not there are settled already."""
-        for line in (self.line,) if self.levels is None else self.levels.lines():
+        for line in self.lines():
             found = sorted(line.discard(sorted(offsets)))
             if not found:
                 continue
@@ -291,6 +309,8 @@ class Queue:
         if catches(self.settings) and not self.deleted:
             self.give_back_offsets(offsets, Cause.REJECTED)
         else:
+            if self.groups is not None:
+                self.groups.release(offsets)
             self.bury(offsets, REJECTED)
 
     def bury(self, offsets: Sequence[int], reason: str) -> None:
@@ -344,14 +364,19 @@ class Queue:
 
     def passes(self) -> bool:
         """Whether a message could go straight to the only consumer, who settles nothing: none waits before it."""
-        if len(self.turns.consumers) != 1 or self.fresh or self.message_count:
+        if len(self.turns.consumers) != 1 or self.fresh or self.message_count or self.groups is not None:
             return False
         consumer = self.turns.consumers[0]
         return consumer.no_ack and consumer.credit() > 0
 
     def pump(self) -> None:
         """Deliver what can be delivered: messages to consumers with credit; then look after those that stay."""
-        if self.turns.consumers:
+        if self.groups is not None:
+            if self.fresh:
+                self.rules.sort_in()
+            if self.turns.consumers:
+                self.groups.deliver()
+        elif self.turns.consumers:
             self._deliver()
         if self.fresh:
             self.rules.sort_in()
@@ -383,7 +408,7 @@ class Queue:
                     continue
             entry = self.partition.find(first)
             if entry is None:
-                self._load(first, count)
+                self.load(first, count)
                 return
             start = first - entry.first
             count = min(count, credit, entry.end - first)
@@ -397,7 +422,7 @@ class Queue:
                 continue
             consumer.session.hand_over(consumer, entry.slab, start, start + count, first, redelivered)
 
-    def _load(self, first: int, count: int) -> None:
+    def load(self, first: int, count: int) -> None:
         """Have the first of what waits read: with its neighbours, or with those next in line if they lie far apart."""
         line = self.next_line()
         if count < _SCATTERED_BELOW and (self.message_count > count or not line.simple):
@@ -410,7 +435,9 @@ class Queue:
     def skip_unreadable(self, offset: int) -> None:
         """Give up on a message that the log does not hold any more."""
         first, count, _ = self.head()
-        if count and first == offset:
+        if self.groups is not None and self.groups.give_up(offset):
+            pass
+        elif count and first == offset:
             self.take(1)
             self.settle(first, 1)
         self.wake()
@@ -419,7 +446,7 @@ class Queue:
 
     def waiting_ranges(self) -> tuple[list[Range], list[Range]]:
         """What was never given out, delayed messages with it, and what was given back; each in offset order."""
-        lines = [self.line] if self.levels is None else self.levels.lines()
+        lines = self.lines()
         ready = [part for line in lines for part in line.fresh_ranges()]
         ready += [(offset, 1) for _, offset in self.rules.delayed()]
         returned = [part for line in lines for part in line.placed.ranges_of(redelivered=True)]
@@ -433,6 +460,8 @@ class Queue:
     def shed(self, count: int) -> int:
         """Give up the oldest messages that are not delivered, at most `count`; how many there were."""
         left = count
+        if self.groups is not None:
+            self.groups.disband()
         while left:
             first, number, _ = self.head()
             number = min(number, left)
@@ -452,5 +481,8 @@ class Queue:
         self.line.clear()
         if self.levels is not None:
             self.levels = Levels(self.levels.highest)
+        if self.groups is not None:
+            self.groups.disband()
+            self.line.clear()
         self.fresh.clear()
         self.rules.stop()

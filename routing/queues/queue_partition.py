@@ -102,6 +102,7 @@ class QueuePartition:
         """Up to this offset the saved checkpoint speaks."""
         self.checkpoint_wanted = False
         self.deduplication_ids_max = config.deduplication_ids_max
+        self.grouped_messages_max = config.grouped_messages_max
         self.journal = Journal(self.next_offset)
         self.replayed: bytes | None = None
         """The checkpoint that a start has worked out, to be saved when the log is durable."""

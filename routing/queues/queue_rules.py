@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from routing.facts import DELAYED_FROM, TTL_MASK, delay_ms_of, priority_of, ttl_ms_of
 from routing.message import Slab
-from routing.queues.line import Line
 from routing.queues.message_sizes import MessageSizes
 from routing.queues.offset_set import Range
 from routing.queues.timing import Timing
@@ -79,7 +78,7 @@ class QueueRules:
             self._host.impatient.add(self._queue)
 
     def _estimated(self) -> MessageSizes:
-        waiting = (part for line in self._lines() for part in line.ranges())
+        waiting = (part for line in self._queue.lines() for part in line.ranges())
         return MessageSizes(waiting, self._queue.partition.mean_bytes)
 
     def restored(self) -> None:
@@ -150,16 +149,12 @@ class QueueRules:
         expired = timing.expired(now_ms)
         if expired:
             self._again.difference_update(expired)
-            self._expire(sorted(offset for line in self._lines() for offset in line.discard(expired)))
+            self._expire(sorted(offset for line in self._queue.lines() for offset in line.discard(expired)))
         timing.sweep(queue.message_count, self._present)
-
-    def _lines(self) -> Iterable[Line]:
-        levels = self._queue.levels
-        return (self._queue.line,) if levels is None else levels.lines()
 
     def _present(self, offsets: list[int]) -> set[int]:
         self._again.clear()
-        return {offset for line in self._lines() for offset in line.present(offsets)}
+        return {offset for line in self._queue.lines() for offset in line.present(offsets)}
 
     def _expire(self, offsets: list[int]) -> None:
         if offsets:
@@ -223,7 +218,7 @@ class QueueRules:
     def restore_returns(self, returns: Returns, state: dict[int, Any]) -> None:
         """What came back before a stop stands where it stood, or waits on."""
         offsets, queue = sorted(state), self._queue
-        present = [offset for line in self._lines() for offset in line.discard(offsets)]
+        present = [offset for line in self._queue.lines() for offset in line.discard(offsets)]
         for _, offset in list(self.delayed()):
             if offset in state:
                 self._need_timing().withdraw(offset)
@@ -287,7 +282,8 @@ class QueueRules:
                 return
             if ttl_ms_of(facts) is None:
                 if queue_ttl_ms is not None:
-                    waiting_from = self._queue.line.ready.head()[0] if self._queue.levels is None else 0
+                    alone = self._queue.levels is None and self._queue.groups is None
+                    waiting_from = self._queue.line.ready.head()[0] if alone else 0
                     deadline_ms = arrival.time_ms + queue_ttl_ms
                     self._need_timing().expire_in_order(deadline_ms, first, end, waiting_from=waiting_from)
                 return
@@ -445,7 +441,10 @@ class QueueRules:
             queue.bury(dropped, "maxlen")
 
     def _drop_oldest(self, most: int, dropped: list[int]) -> bool:
-        line = self._queue.line if self._queue.levels is None else self._queue.levels.lowest()
+        queue = self._queue
+        line = queue.line if queue.levels is None else queue.levels.lowest()
+        if queue.groups is not None and queue.groups.aside.count:
+            line = queue.groups.aside
         first, count, _ = line.head()
         count = min(count, most)
         if count:
@@ -457,12 +456,12 @@ class QueueRules:
     def _drop_newest(self, count: int) -> list[int]:
         """The last that came: all of them lie at the end of the partition's log."""
         newest: list[int] = []
-        for line in self._lines():
+        for line in self._queue.lines():
             for first, number in reversed(list(line.ready.ranges())):
                 take = min(number, count - len(newest))
                 newest += range(first + number - take, first + number)
         newest = sorted(newest)[-count:]
-        for line in self._lines():
+        for line in self._queue.lines():
             line.ready.discard(newest)
         self._forget_sizes(newest)
         return newest

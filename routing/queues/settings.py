@@ -51,6 +51,8 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
     delayed_retry_min_ms: int = 0
     delayed_retry_max_ms: int = 0
     deduplication_window_ms: int = 0
+    group_by: str | None = None
+    """Messages that agree in this go to one consumer at a time: `routing-key`, or the name of a header."""
     delayed: bool = False
     """Honours the delay of messages that come by any exchange."""
 
@@ -75,6 +77,9 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
             unlimited = -1 in (arguments.get("x-delivery-limit"), policy.get("delivery-limit"))
             if not unlimited:
                 values.setdefault("delivery_limit", QUORUM_DELIVERY_LIMIT)
+        if "group_by" in values:
+            # An order by key and one by priority are not to be had at once.
+            values["priority_max"] = values["priority_window"] = 0
         return msgspec.convert(values, cls)
 
     @property
@@ -118,6 +123,7 @@ _ARGUMENT_FIRST = {
     "delayed-retry-min": "delayed_retry_min_ms",
     "delayed-retry-max": "delayed_retry_max_ms",
     "deduplication-window-ms": "deduplication_window_ms",
+    "group-by": "group_by",
     "delayed": "delayed",
 }
 
@@ -158,6 +164,10 @@ def _priority(value: Any) -> str | None:
 
 def _text(value: Any) -> str | None:
     return None if isinstance(value, str) else f"{{unacceptable_type,{type_name(value)}}}"
+
+
+def _group_by(value: Any) -> str | None:
+    return _text(value) or (None if 0 < len(value) <= 255 else "{not_the_name_of_a_header}")
 
 
 def _boolean(value: Any) -> str | None:
@@ -205,6 +215,7 @@ CHECKS: dict[str, Check] = {
     "delayed-retry-min": _milliseconds,
     "delayed-retry-max": _milliseconds,
     "deduplication-window-ms": _milliseconds,
+    "group-by": _group_by,
     "delayed": _boolean,
     "queue-type": _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\""),
     "queue-mode": _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),
@@ -249,5 +260,7 @@ def check_arguments(name: str, virtual_host: str, arguments: Mapping[str, Any]) 
         wrong = check(value)
         if wrong:
             raise refuse(argument, wrong)
+    if "x-group-by" in arguments and arguments.get("x-max-priority"):
+        raise refuse("x-group-by", "x-max-priority_is_another_order")
     if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
         raise refuse("x-dead-letter-routing-key", "routing_key_but_no_dlx_defined")
