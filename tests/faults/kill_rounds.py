@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from core_log.record_batch import BatchBuilder, decode_runs, validate
@@ -95,7 +95,19 @@ class World:
 
     def round(self) -> None:
         """Load, kill, start, check. Raises AssertionError with the seed in it."""
-        broker, dice = self.broker, self.dice
+        threads = self.load()
+        self.wait_for(self.confirmations() + self.dice.randrange(3000))
+        time.sleep(self.dice.uniform(0, 0.01))  # the kill falls between confirmations as well as on them
+        self.broker.kill9()
+        join(threads)
+        if self.dice.random() < 0.3:
+            self.killed_start()
+        self.broker.start()
+        self.check()
+
+    def load(self) -> list[threading.Thread]:
+        """Begin to publish and consume on all doors; the threads end with the broker."""
+        broker = self.broker
         consumers = [AmqpConsumer(broker.amqp_port, stream.queue, prefetch=300) for stream in self.queues]
         amqp_publisher = AmqpPublisher(broker.amqp_port, self.queues[0])
         mqtt_publisher = MqttPublisher(broker.mqtt_port, self.queues[1], MQTT_TOPIC)
@@ -110,16 +122,7 @@ class World:
         ]
         for thread in threads:
             thread.start()
-        self.wait_for(self.confirmations() + dice.randrange(3000))
-        time.sleep(dice.uniform(0, 0.01))  # the kill falls between confirmations as well as on them
-        broker.kill9()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive(), "a client did not notice that the broker is gone"
-        if dice.random() < 0.3:
-            self.killed_start()
-        broker.start()
-        self.check()
+        return threads
 
     def wait_for(self, confirmations: int, timeout_s: float = 60) -> None:
         """Until so many are confirmed in all; a look now and then is enough."""
@@ -185,6 +188,13 @@ class World:
         assert not wrong, f"{where}: {len(wrong)} confirmed records are not as confirmed, offsets {wrong[:5]}"
         numbers = [self.records.number(value) for value in found.values()]
         assert numbers == sorted(set(numbers)), f"{where}: records twice or out of order"
+
+
+def join(threads: Iterable[threading.Thread]) -> None:
+    """Wait for clients of a broker that is gone."""
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a client did not notice that the broker is gone"
 
 
 def check_logs(data_dir: Path) -> int:
