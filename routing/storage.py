@@ -116,7 +116,7 @@ class Storage:
         """Open the store of transactions, and apply again what is still in it. Raises as `recover`, LogUnavailable."""
         bytes_max = self._config.transaction_bytes_max
         store = self._open_store("transactions/0", batch_bytes_max=bytes_max + _BATCH_ROOM_BYTES)
-        transactions = Transactions(store, topology, commits, bytes_max)
+        transactions = Transactions(store, topology, commits, bytes_max, self._now_ms)
         transactions.recover()
         return transactions
 

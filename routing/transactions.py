@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -25,6 +25,7 @@ from core_log.errors import BatchTooLarge, LogUnavailable
 from core_log.keyed_store import KeyedStore
 from core_log.partition_log import PartitionLog
 from routing.commits import CommitWaiter, storage_error
+from routing.deduplication import deliver_new
 from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
 from routing.message import Slab
 from routing.queues.queue import Queue
@@ -146,11 +147,14 @@ def _routed(session: Session, slab: Slab, copies: Sequence[str]) -> list[tuple[R
 class Transactions:
     """The transactions of a broker; see the module."""
 
-    def __init__(self, store: KeyedStore, topology: Topology, commits: CommitWaiter, bytes_max: int) -> None:
+    def __init__(
+        self, store: KeyedStore, topology: Topology, commits: CommitWaiter, bytes_max: int, now_ms: Callable[[], int]
+    ) -> None:
         self._store = store
         self._topology = topology
         self._commits = commits
         self._bytes_max = bytes_max
+        self._now_ms = now_ms
         self._next_id = 1 + max((int.from_bytes(key, "big") for key, _ in store.items()), default=0)
         self._applied: set[bytes] = set()
         """Records that are only waiting to be removed."""
@@ -273,7 +277,9 @@ class Transactions:
             for slab, queue_ids, topics, delayed in publishes:
                 there = [queues[queue_id] for queue_id in queue_ids if queue_id in queues]
                 found = [self._topology.topics[name] for name in topics if name in self._topology.topics]
-                logs |= dict.fromkeys(log for log, _ in Route(there, found, delayed=delayed).deliver(slab))
+                route = Route(there, found, delayed=delayed)
+                targets = deliver_new(route, slab, self._now_ms()) if route.remembering else route.deliver(slab)
+                logs |= dict.fromkeys(log for log, _ in targets)
                 for queue in there:
                     queue.redelivered_before = queue.partition.next_offset
                 for partition in (partition for topic in found for partition in topic.partitions):

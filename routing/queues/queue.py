@@ -294,10 +294,8 @@ class Queue:
 
     def settle_waiting(self, offsets: Sequence[int], *, rejected: bool) -> None:
         """Settle messages that are not delivered, at a start; those that are not there are settled already."""
-        for line in self.lines():
-            found = sorted(line.discard(sorted(offsets)))
-            if not found:
-                continue
+        found = self.rules.take_out(sorted(offsets))
+        if found:
             self.outstanding += len(found)
             if rejected:
                 self.reject(found)

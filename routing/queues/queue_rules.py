@@ -217,12 +217,7 @@ class QueueRules:
 
     def restore_returns(self, returns: Returns, state: dict[int, Any]) -> None:
         """What came back before a stop stands where it stood, or waits on."""
-        offsets, queue = sorted(state), self._queue
-        present = [offset for line in self._queue.lines() for offset in line.discard(offsets)]
-        for _, offset in list(self.delayed()):
-            if offset in state:
-                self._need_timing().withdraw(offset)
-                present.append(offset)
+        queue, present = self._queue, self._take_out(sorted(state))
         returns.restore(state, present)
         now_ms = self._host.now_ms()
         waiting = [offset for offset in present if returns.tries[offset].due_ms > now_ms]
@@ -231,6 +226,27 @@ class QueueRules:
         again = sorted(set(present).difference(waiting))
         queue.outstanding += len(again)
         queue.stand_again(again)
+
+    def take_out(self, offsets: Sequence[int]) -> list[int]:
+        """Remove those of the rising `offsets` that wait, in line or for their time, and are not to be tried again
+        later; rising.
+        """
+        returns, now_ms = self._queue.returns, self._host.now_ms()
+        if returns is not None:
+            offsets = [one for one in offsets if one not in returns.tries or returns.tries[one].due_ms <= now_ms]
+        return sorted(self._take_out(offsets))
+
+    def _take_out(self, offsets: Sequence[int]) -> list[int]:
+        """Remove those of the rising `offsets` that wait, in line or for their time."""
+        present = [offset for line in self._queue.lines() for offset in line.discard(offsets)]
+        self._forget_sizes(present)
+        if self._timing is not None and self._timing.pending and len(present) < len(offsets):
+            sought = set(offsets).difference(present)
+            held = [offset for _, offset in self._timing.delayed() if offset in sought]
+            for offset in held:
+                self._timing.withdraw(offset)
+            present += held
+        return present
 
     def sort_in(self) -> None:
         """Look at what came in this turn and still waits; see rule 1."""

@@ -6,7 +6,7 @@ Messages are numbered, a number goes to one queue or to two:
     everything.work       priorities, times to live, delays, a retry ladder, deduplication; dead letters to ...dead
     everything.copy       a queue's time to live, at most 300 waiting (oldest dropped), a delivery limit; the same
     everything.dead       nobody consumes it: it is looked through after each kill
-    everything.left/right what a worker made of a message of `work`, in one transaction; `right` delayed, with priorities
+    everything.left/right what a worker made of a message of `work`, in one transaction; `right` is delayed
 
 A `Ledger` is what clients know. After a kill and a start, when nothing is delayed any more, all queues are read and
 
@@ -69,6 +69,9 @@ class Ledger:
     published: Counter[int] = field(default_factory=Counter)
     """How often a number was sent."""
     confirmed: set[int] = field(default_factory=set)
+    """Must not be lost."""
+    told: list[int] = field(default_factory=list)
+    """Those of them whose publisher was told so: from then on the queue knows them again."""
     transactions: list[range] = field(default_factory=list)
     """Nobody knows what became of these."""
     undone: set[int] = field(default_factory=set)
@@ -114,7 +117,7 @@ class Ledger:
         """A message was found in `dead`."""
         headers = properties.headers or {}
         deaths = headers.get("x-death") or []
-        queue, reason = headers.get("x-first-death-queue"), headers.get("x-first-death-reason")
+        queue, reason = str(headers.get("x-first-death-queue")), headers.get("x-first-death-reason")
         entry = deaths[0] if deaths else {}
         if reason not in REASONS.get(queue, ()) or entry.get("queue") != queue or entry.get("reason") != reason:
             self.faults.append(f"{number} died with the history {headers}")
@@ -126,7 +129,7 @@ class Ledger:
                 ttl_ms, delay_ms = min(ttl_ms or COPY_TTL_MS, COPY_TTL_MS), 0
             if ttl_ms is None or entry["time"].timestamp() * 1000 + 999 < message.sent_ms + delay_ms + ttl_ms:
                 self.faults.append(f"{queue}: {number}, {message}, expired at {entry['time']}")
-        self.dead[str(queue)][number] += 1
+        self.dead[queue][number] += 1
 
 
 def now_ms() -> int:
@@ -210,7 +213,7 @@ class Publisher:
         for number in self.ledger.take(self.dice, count=count):
             self.publish(number)
             if self.open and self.dice.random() < 0.1:
-                self.publish(self.dice.choice(tuple(self.ledger.confirmed) or (number,)))
+                self.publish(self.dice.choice(self.ledger.told or (number,)))
 
     def publish(self, number: int) -> None:
         """One message."""
@@ -229,6 +232,7 @@ class Publisher:
         if isinstance(frame.method, pika.spec.Basic.Ack):
             with self.ledger.lock:
                 self.ledger.confirmed.update(numbers)
+                self.ledger.told += numbers
         if len(self.open) < 20:
             self.burst()
 
@@ -255,6 +259,7 @@ def publish_in_transactions(broker: BrokerProcess, ledger: Ledger, dice: random.
                 channel.tx_commit()
                 with ledger.lock:
                     ledger.confirmed.update(numbers)
+                    ledger.told += numbers
                 ledger.transactions.remove(numbers)
 
 

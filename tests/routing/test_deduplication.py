@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from core_log.files import MemoryFiles
+from core_log.files import FaultyFiles, MemoryFiles
 from protocols.amqp.adapter_properties import PROTOCOL
 from protocols.amqp.properties import BasicProperties, encode_properties
 from routing.message import Properties, Slab
@@ -167,3 +167,37 @@ async def test_a_policy_makes_a_queue_remember_at_once() -> None:
         publish(client, "q", "b", "b")
         await confirmed(running, client)
         assert await bodies(running, "q") == ["a", "a", "b"]
+
+
+async def test_what_a_transaction_published_is_known_however_it_came_about() -> None:
+    """Two homes: the commit is a record first, and a start may have to apply it, for the first or the second time."""
+    memory = MemoryFiles()
+    files = FaultyFiles(memory)
+    found: list[MemoryFiles] = []
+    async with engine(files) as running:
+        for name in ("q", "r"):
+            await running.queue(name, arguments=WINDOW)
+            await running.bind("amq.fanout", name)
+        assert running.home("q") is not running.home("r")
+        client = running.client()
+        client.session.begin()
+        raw = encode_properties(BasicProperties(message_id="a"))
+        client.session.publish(Slab("amq.fanout", "", Properties(PROTOCOL, raw, persistent=True), [b"a"]))
+        files.hook = lambda operation, path: found.append(killed(memory))
+        await client.session.commit()
+        await running.synced()
+        files.hook = None
+    applied = 0
+    for left in found:
+        async with engine(left) as running:
+            decided = bool(running.count("q"))
+            assert decided == bool(running.count("r"))
+            client = running.client()
+            if decided:
+                publish(client, "", "a", exchange="amq.fanout")
+                await confirmed(running, client)
+                for name in ("q", "r"):
+                    assert set(await bodies(running, name)) == {"a"}
+                    assert running.broker.topology.queues[name].duplicates > 0
+                applied += 1
+    assert 0 < applied < len(found)

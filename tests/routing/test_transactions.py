@@ -6,11 +6,14 @@ import errno
 from collections.abc import Callable
 
 import pytest
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.errors import LimitExceeded, StorageUnavailable
+from routing.facts import pack
+from routing.message import Slab
 from routing.session import Outcome
-from tests.routing.harness import TRANSIENT, Client, Engine, engine, killed
+from tests.routing.harness import PERSISTENT, TRANSIENT, Client, Engine, engine, killed
 
 QUEUES = ("a", "b", "c", "d")
 
@@ -161,6 +164,52 @@ async def test_a_kill_at_any_write_leaves_all_or_nothing(what: str) -> None:
         assert all(redelivered for messages in drained for _, redelivered in messages)
         seen.add(distinct == nothing)
     assert seen == {True, False}
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock()
+
+
+async def passing(clock: MockClock, seconds: float) -> None:
+    """Let time go by."""
+    clock.jump(seconds)
+    await wait_all_tasks_blocked()
+
+
+DELAYED = {"x-delayed": True, "x-max-priority": 3, "x-retry": [60_000]}
+
+
+async def test_what_is_settled_may_have_been_delayed_once(clock: MockClock) -> None:
+    """A start holds back what was delayed until it has seen it all: what is settled by then is gone as well."""
+    memory = MemoryFiles()
+    files = FaultyFiles(memory)
+    found: list[MemoryFiles] = []
+    async with engine(files) as running:
+        client = await world(running)
+        await running.queue("d1", arguments=DELAYED)
+        facts = [pack(True, 1, None, 100), pack(True, 2, None, 60_000), pack(True, 3)]
+        client.session.publish(Slab("", "d1", PERSISTENT, [b"due", b"later", b"now"], facts=facts))
+        await running.synced()
+        await passing(clock, 0.2)
+        for _ in range(2):
+            assert await client.session.get("d1", no_ack=False) is not None
+        client.session.begin()
+        client.ack(1, 2)
+        publish_to_two(client)
+        files.hook = lambda operation, path: found.append(killed(memory))
+        await client.session.commit()
+        await running.synced()
+        files.hook = None
+    seen = set()
+    for left in found:
+        async with engine(left) as again:
+            await passing(clock, 1)
+            state = (len(dict(await again.drain("b"))), sorted(dict(await again.drain("d1"))))
+            assert state in ((0, ["due", "now"]), (2, []))
+            assert again.broker.topology.queues["d1"].rules.delayed_count == 1
+            seen.add(state[0])
+    assert seen == {0, 2}
 
 
 async def test_a_refusing_disk_leaves_everything_as_it_was() -> None:
