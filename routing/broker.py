@@ -140,7 +140,9 @@ class Broker:
             self.transactions.close()
         for partition in self.topology.stripes:
             log = partition.log
-            if log.error is None and log.committed_offset >= partition.next_offset:
+            if any(queue.outstanding for queue in partition.queues.values()):
+                logger.error("%s: deliveries are left over, the next start goes by the log", log.directory)
+            elif log.error is None and log.committed_offset >= partition.next_offset:
                 try:
                     save_checkpoint(self.files, partition, clean_checkpoint(partition))
                 except OSError as error:

@@ -210,7 +210,9 @@ class Session:
         self.sink.cancelled(consumer)
 
     async def get(self, queue_name: str, *, no_ack: bool) -> Got | None:
-        """Take one message, waiting for the disk if need be; None when the queue is empty."""
+        """Take one message, waiting for the disk if need be; None when the queue is empty, or the session was closed
+        meanwhile.
+        """
         queue = self.vhost.queue(queue_name, self.owner, "basic.get")
         queue.rules.used()
         while True:
@@ -221,6 +223,8 @@ class Session:
             if entry is not None:
                 break
             await queue.partition.load_now(first, queue)
+            if self.closed:
+                return None
         if queue.groups is None:
             queue.take(1)
         else:

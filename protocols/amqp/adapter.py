@@ -146,6 +146,8 @@ class AmqpAdapter:
         connection = self._connection
         channels = self._channels
         for event in connection.receive_data(data):
+            if self.closed:
+                return  # while an earlier one was waited for
             try:
                 if isinstance(event, MethodReceived):
                     await self._take_method(event)

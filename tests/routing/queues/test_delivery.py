@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from core_log.files import MemoryFiles
 from routing.errors import AccessRefused, NotFound, PreconditionFailed
@@ -402,3 +403,24 @@ async def test_a_queue_bound_twice_gets_a_message_once() -> None:
             await broker.bind("amq.topic", "q", pattern)
         client.publish("a.b", 1, exchange="amq.topic")
         assert await broker.drain("q") == [("1", False)]
+
+
+async def test_a_get_that_waits_for_the_disk_takes_nothing_for_a_session_that_is_closed() -> None:
+    files = MemoryFiles()
+    async with engine(files, stripe_cache_bytes=1) as running:
+        await running.queue("q")
+        client = running.client()
+        await client.publish_safely("q", "a", "b")
+        answers: list[object] = []
+
+        async def get() -> None:
+            answers.append(await client.session.get("q", no_ack=False))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(get)
+            await trio.lowlevel.checkpoint()
+            assert not answers  # it is read in a thread
+            client.session.close()
+        assert answers == [None]
+        assert running.broker.topology.queues["q"].outstanding == 0
+        assert [body for body, _ in await running.drain("q")] == ["a", "b"]
