@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from protocols.mqtt.adapter import MqttAdapter
+from routing.grants import EVERYTHING, Grants
 from routing.message import Slab
 from routing.session import Outcome
 
@@ -43,7 +44,7 @@ class Session:
     def __init__(self, sink: MqttAdapter) -> None:
         self.sink, self.next_id, self.published = sink, 1, 0
 
-    def consume(self, queue: str, *, tag: str, no_ack: bool) -> Any:
+    async def consume(self, queue: str, *, tag: str, no_ack: bool) -> Any:
         consumer = SimpleNamespace(no_ack=no_ack)
         self.consuming.append((self, consumer))
         return consumer
@@ -67,7 +68,12 @@ class Session:
 class Engine:
     """The part of a broker that a door needs."""
 
-    def session(self, sink: MqttAdapter, *, protocol: str, owner: object) -> Session:
+    def connect(self, owner: object, client: object, *, client_id: str) -> Grants:
+        grants = Grants("guest", "/", lambda vhost, exchange: "topic", {})
+        grants.set_rules(EVERYTHING, {})
+        return grants
+
+    def session(self, sink: MqttAdapter, *, protocol: str, owner: object, vhost: str) -> Session:
         return Session(sink)
 
     async def declare_queue(self, name: str, **options: Any) -> Any:
