@@ -64,14 +64,15 @@ class Control:
         await topology.change(lambda: topology.plan_vhost(name, description=description, limits=limits))
 
     async def delete_vhost(self, name: str) -> None:
-        """Everything in it goes with it, and connections to it are closed. Raises NotAllowed (there is none),
-        AccessRefused ("/" stays), StorageUnavailable.
+        """Everything in it goes with it, what users might do there as well, and connections to it are closed. Raises
+        NotAllowed (there is none), AccessRefused ("/" stays), StorageUnavailable.
         """
         topology = self.topology
         topology.plan_vhost_removal(name)
         for stream in list(topology.vhost(name).streams.values()):
             await self.delete_topic(stream.topic.name)
-        await topology.change(lambda: topology.plan_vhost_removal(name))
+        async with self._broker.rights.without(name) as entries:
+            await topology.change(lambda: topology.plan_vhost_removal(name, also=entries))
 
     def connect(self, owner: object, client: Client, *, client_id: str | None = None) -> Grants:
         """A client connection is about to work in its virtual host; what it may do there. `Broker.release` is the

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -284,17 +285,18 @@ class Rights:
             gone = [one for one in there if exchange is None or one == exchange]
             await self._write([Entry(("topic-permission", vhost, name, one), None, True) for one in gone])
 
-    async def forget_vhost(self, vhost: str) -> None:
-        """A virtual host is gone, and with it what anybody might do there. Raises StorageUnavailable."""
+    @asynccontextmanager
+    async def without(self, vhost: str) -> AsyncIterator[list[Entry]]:
+        """What is to be written when a virtual host goes, and with it what anybody might do there; nobody else changes
+        permissions within the block.
+        """
         async with self._changing:
-            places = [place for place in {*self._permissions, *self._topics} if place[0] == vhost]
-            entries = [Entry(("permission", *place), None, True) for place in places]
-            entries += [
+            places = sorted(place for place in {*self._permissions, *self._topics} if place[0] == vhost)
+            yield [Entry(("permission", *place), None, True) for place in places] + [
                 Entry(("topic-permission", *place, exchange), None, True)
                 for place in places
                 for exchange in self._topics.get(place, ())
             ]
-            await self._write(entries)
 
     def _known_place(self, vhost: str, name: str) -> None:
         self._known(name)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from routing.errors import AccessRefused
 from routing.facts import priority_of
 from routing.message import Slab
+from routing.queues import limits
 from routing.queues.consumer_turns import ConsumerTurns
 from routing.queues.death_history import REJECTED
 from routing.queues.gathering import gather
@@ -379,7 +380,7 @@ class Queue:
         if self.fresh:
             self.rules.sort_in()
         if self.settings.limited:
-            self.rules.enforce_limits()
+            limits.enforce(self)
 
     def _deliver(self) -> None:
         window = self.settings.priority_window

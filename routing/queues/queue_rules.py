@@ -1,17 +1,16 @@
-"""What a queue does beyond holding messages: priorities, times to live, delays, limits, and its own end.
+"""What a queue does beyond holding messages: priorities, times to live, delays, and its own end.
 
 `Queue` asks here only where settings or messages call for it.
 
 1. `sort_in` looks at what came in this turn and still waits: it goes to the line of its priority, and its time to live
    begins to be watched.
 2. One alarm a queue, at the earliest of its times; it works in bites and sets itself again.
-3. Limits are enforced after deliveries: what went straight through never counted. Who is dropped dies ("maxlen").
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +157,7 @@ class QueueRules:
 
     def _expire(self, offsets: list[int]) -> None:
         if offsets:
-            self._forget_sizes(offsets)
+            self.forget_sizes(offsets)
             self._queue.outstanding += len(offsets)
             self._queue.bury(offsets, "expired")
 
@@ -239,14 +238,17 @@ class QueueRules:
     def _take_out(self, offsets: Sequence[int]) -> list[int]:
         """Remove those of the rising `offsets` that wait, in line or for their time."""
         present = [offset for line in self._queue.lines() for offset in line.discard(offsets)]
-        self._forget_sizes(present)
-        if self._timing is not None and self._timing.pending and len(present) < len(offsets):
-            sought = set(offsets).difference(present)
-            held = [offset for _, offset in self._timing.delayed() if offset in sought]
-            for offset in held:
-                self._timing.withdraw(offset)
-            present += held
+        self.forget_sizes(present)
+        if len(present) < len(offsets):
+            present += self._take_held(set(offsets).difference(present))
         return present
+
+    def _take_held(self, sought: Collection[int]) -> list[int]:
+        """Remove those of them that wait for their time."""
+        held = [offset for _, offset in self.delayed() if offset in sought]
+        for offset in held:
+            self._need_timing().withdraw(offset)
+        return held
 
     def sort_in(self) -> None:
         """Look at what came in this turn and still waits; see rule 1."""
@@ -397,15 +399,13 @@ class QueueRules:
 
     def cancel_delayed(self, offset: int) -> bool:
         """Give up a delayed message; False if it is not there."""
-        if all(offset != other for _, other in self.delayed()):
+        if not self._take_held([offset]):
             return False
-        assert self._timing is not None
-        self._timing.withdraw(offset)
         self._queue.outstanding += 1
         self._queue.settle(offset, 1)
         return True
 
-    # --- limits ------------------------------------------------------------------------
+    # --- sizes -------------------------------------------------------------------------
 
     def came(self, first: int, slab: Slab) -> None:
         """Note the sizes of new messages, where they count."""
@@ -423,64 +423,11 @@ class QueueRules:
             for offset in offsets:
                 self.sizes.come_back(offset)
 
-    def _forget_sizes(self, offsets: Sequence[int]) -> None:
+    def forget_sizes(self, offsets: Sequence[int]) -> None:
+        """Messages left the line, one here and one there."""
         if self.sizes is not None:
             for offset in offsets:
                 self.sizes.leave(offset, 1)
-
-    def room(self) -> int:
-        """How many more messages the queue takes now before it refuses publishers: its consumers' credit counts."""
-        queue, settings = self._queue, self._queue.settings
-        room: int = 1 << 30
-        if settings.max_length is not None:
-            room = settings.max_length - queue.message_count
-        if self.sizes is not None and settings.max_length_bytes is not None:
-            room = room if self.sizes.waiting_bytes < settings.max_length_bytes else 0
-        return max(0, room) + sum(max(0, min(consumer.credit(), 1 << 20)) for consumer in queue.consumers)
-
-    def enforce_limits(self) -> None:
-        """Drop what is too much: the oldest of the lowest priority, or the newest where publishers are refused."""
-        queue, settings = self._queue, self._queue.settings
-        if settings.overflow == "reject-publish":
-            return
-        dropped: list[int] = []
-        over = 0 if settings.max_length is None else queue.message_count - settings.max_length
-        if over > 0 and settings.overflow == "reject-publish-dlx":
-            dropped = self._drop_newest(over)
-        while over > len(dropped) and self._drop_oldest(over - len(dropped), dropped):
-            pass
-        if self.sizes is not None and settings.max_length_bytes is not None:
-            while self.sizes.waiting_bytes > settings.max_length_bytes and self._drop_oldest(1, dropped):
-                pass
-        if dropped:
-            queue.outstanding += len(dropped)
-            queue.bury(dropped, "maxlen")
-
-    def _drop_oldest(self, most: int, dropped: list[int]) -> bool:
-        queue = self._queue
-        line = queue.line if queue.levels is None else queue.levels.lowest()
-        if queue.groups is not None and queue.groups.aside.count:
-            line = queue.groups.aside
-        first, count, _ = line.head()
-        count = min(count, most)
-        if count:
-            self.gone(first, count)
-            line.take(count)
-            dropped += range(first, first + count)
-        return bool(count)
-
-    def _drop_newest(self, count: int) -> list[int]:
-        """The last that came: all of them lie at the end of the partition's log."""
-        newest: list[int] = []
-        for line in self._queue.lines():
-            for first, number in reversed(list(line.ready.ranges())):
-                take = min(number, count - len(newest))
-                newest += range(first + number - take, first + number)
-        newest = sorted(newest)[-count:]
-        for line in self._queue.lines():
-            line.ready.discard(newest)
-        self._forget_sizes(newest)
-        return newest
 
 
 def _is_mortal(arrival: Arrival) -> bool:

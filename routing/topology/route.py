@@ -14,6 +14,7 @@ from routing.commits import storage_error
 from routing.errors import StorageUnavailable
 from routing.facts import without_delay
 from routing.message import Properties, Slab
+from routing.queues.limits import room
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -86,7 +87,7 @@ class Route:
 
     def room(self) -> int:
         """How many messages the fullest of the guarded queues takes now."""
-        return min(queue.rules.room() for queue in self.guarded)
+        return min(room(queue) for queue in self.guarded)
 
     def avoiding(self, queues: frozenset[Queue]) -> Route:
         """Where messages go that some queues must not get."""

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -348,8 +348,10 @@ class Topology:
             return Plan(guards=[vhost_key(name)])
         return Plan([Entry(vhost_key(name), value, True)])
 
-    def plan_vhost_removal(self, name: str) -> Plan:
-        """A virtual host goes with all that is in it. Raises NotAllowed, AccessRefused."""
+    def plan_vhost_removal(self, name: str, *, also: Sequence[Entry] = ()) -> Plan:
+        """A virtual host goes with all that is in it, and with what others say `also` goes. Raises NotAllowed,
+        AccessRefused.
+        """
         vhost = self.vhost(name)
         if name == DEFAULT_VHOST:
             raise AccessRefused(f"vhost '{name}' cannot be deleted")
@@ -361,7 +363,7 @@ class Topology:
         plan = removal.plan()
         for operator, there in ((False, vhost.policies.own), (True, vhost.policies.operator)):
             plan.entries += [Entry(policy_key(name, policy, operator=operator), None, True) for policy in there]
-        plan.entries.append(Entry(vhost_key(name), None, True))
+        plan.entries += [*also, Entry(vhost_key(name), None, True)]
         return plan
 
     def plan_queue(

@@ -135,7 +135,7 @@ def test_ranges_build_an_equal_set(pieces: list[tuple[int, int]]) -> None:
 
 
 @given(st.permutations(range(40)), st.lists(st.integers(1, 6), min_size=40, max_size=40), st.data())
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_returned_offsets_come_out_in_offset_order(order: list[int], sizes: list[int], data: st.DataObject) -> None:
     returned = Placed()
     held: list[int] = []

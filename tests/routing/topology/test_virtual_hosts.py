@@ -18,8 +18,9 @@ from routing.errors import (
     PreconditionFailed,
     StorageUnavailable,
 )
+from routing.grants import EVERYTHING, TopicPermission
 from routing.message import Slab
-from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine
+from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed
 
 
 def client_in(running: Engine, vhost: str) -> Client:
@@ -140,6 +141,38 @@ async def test_deleting_takes_everything_along() -> None:
         assert await drain(running, "v", "q") == []
     async with engine(files) as running:
         assert list(running.broker.topology.vhosts) == ["/", "v"]
+
+
+async def test_permissions_go_with_it_in_one_change_however_it_ends() -> None:
+    memory = MemoryFiles()
+    files = FaultyFiles(memory)
+    found: list[MemoryFiles] = []
+    async with engine(files) as running:
+        broker = running.broker
+        await broker.set_vhost("v")
+        await broker.declare_queue("q", durable=True, vhost="v")
+        await broker.rights.add_user("ada", b"secret")
+        await broker.rights.set_permission("v", "ada", EVERYTHING)
+        await broker.rights.set_topic_permission("v", "ada", "amq.topic", TopicPermission("a", "b"))
+        await broker.rights.set_permission("/", "ada", EVERYTHING)
+        grants = broker.rights.grants("ada", "v")
+        files.hook = lambda operation, path: found.append(killed(memory))
+        await broker.delete_vhost("v")
+        files.hook = None
+        found.append(killed(memory))
+        assert not grants.allows("read", "q")
+        await broker.set_vhost("v")
+        with pytest.raises(NotAllowed):
+            broker.rights.grants("ada", "v")
+    seen = set()
+    for left in found:
+        async with engine(left) as running:
+            rights, there = running.broker.rights, "v" in running.broker.topology.vhosts
+            assert ("v", "ada", EVERYTHING) in rights.permissions() or not there
+            assert [entry[0] for entry in rights.topic_permissions()] == ["v"] * there
+            assert [place for place, user, _ in rights.permissions() if user == "ada"] == ["/"] + ["v"] * there
+            seen.add(there)
+    assert seen == {True, False}
 
 
 async def test_limits_of_a_virtual_host() -> None:
