@@ -166,7 +166,15 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
         )
 
     def mqtt(outbox: Outbox, peer: str, certificate_name: str | None) -> Adapter:
-        return MqttAdapter(broker, outbox, peer=peer, clock=clock, config=config.mqtt, authenticate=authenticate)
+        return MqttAdapter(
+            broker,
+            outbox,
+            peer=peer,
+            clock=clock,
+            config=config.mqtt,
+            authenticate=authenticate,
+            peer_certificate_name=certificate_name,
+        )
 
     def native(outbox: Outbox, peer: str, certificate_name: str | None) -> Adapter:
         return NativeAdapter(broker, outbox, peer=peer, clock=clock, config=config.native, authenticate=authenticate)

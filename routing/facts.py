@@ -12,7 +12,7 @@ A time to live and a delay count from when the message was published. A delay is
 from __future__ import annotations
 
 PRIORITY_MAX = 255
-TTL_MS_MAX = (1 << 32) - 1
+TTL_MS_MAX = 1 << 32
 DELAY_MS_MAX = (1 << 41) - 1
 """Some 69 years."""
 

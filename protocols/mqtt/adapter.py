@@ -27,14 +27,13 @@ from protocols.mqtt.adapter_deliveries import (
     stretches,
     whole_at_qos_0,
 )
+from protocols.mqtt.adapter_login import Login
 from protocols.mqtt.adapter_subscriptions import Subscriptions
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
 from protocols.mqtt.inflight import PacketIds
 from protocols.mqtt.packets import (
     ACCEPTED,
-    BAD_CREDENTIALS,
-    IDENTIFIER_REJECTED,
     NOT_AUTHORIZED,
     PINGRESP,
     SERVER_UNAVAILABLE,
@@ -58,7 +57,7 @@ from protocols.mqtt.packets import (
     encode_unsuback,
     varied_heads,
 )
-from protocols.peers import Authenticate, is_loopback, is_welcome
+from protocols.peers import Authenticate
 from protocols.sansio import Outbox
 from routing.clients import Client
 from routing.errors import BrokerError, NoPermission
@@ -96,15 +95,16 @@ class MqttAdapter:
         clock: Callable[[], float],
         config: MqttConfig | None = None,
         authenticate: Authenticate | None = None,
+        peer_certificate_name: str | None = None,
     ) -> None:
-        """`peer` is the address for logs and for the loopback rule; without `authenticate` no user name is accepted."""
+        """`peer` is the address for logs and for the loopback rule; for the rest see `Login`."""
         self.closed = self.published = self.held = False
         self._broker = broker
         self._outbox = outbox
         self._peer = peer
         self._clock = clock
         self._config = config or MqttConfig()
-        self._authenticate = authenticate
+        self._login = Login(self._config, authenticate, peer, peer_certificate_name)
         self._connection = ServerConnection(self._config)
         self._deadline_s = clock() + self._config.connect_timeout_s
         self._keep_alive_s = 0.0
@@ -191,7 +191,7 @@ class MqttAdapter:
 
     async def _open(self, connect: Connect) -> None:
         """Answer a CONNECT: refuse it, or make a session and take the client identifier over."""
-        code = await self._refusal(connect)
+        code = await self._login.refusal(connect)
         if self.closed:
             return
         connect.client_id = connect.client_id or f"auto-{secrets.token_hex(12)}"
@@ -222,28 +222,13 @@ class MqttAdapter:
 
     def _join(self, connect: Connect) -> int:
         """Become a client of the broker, with the rights of its user; the return code."""
-        user = self._config.anonymous_user if connect.user_name is None else connect.user_name
+        user = self._login.user_of(connect)
         client = Client("mqtt", user, self._config.virtual_host, self._peer, self._end, connect.client_id)
         try:
             self._grants = self._broker.connect(self, client, client_id=connect.client_id)
         except BrokerError as error:
             log.warning("MQTT %s: %s", self._peer, error)
             return NOT_AUTHORIZED if isinstance(error, NoPermission) else SERVER_UNAVAILABLE
-        return ACCEPTED
-
-    async def _refusal(self, connect: Connect) -> int:
-        """The return code for a CONNECT (section 3.2.2.3)."""
-        if not connect.client_id and (not connect.clean_session or connect.protocol_level == 3):
-            return IDENTIFIER_REJECTED  # MQTT-3.1.3-8
-        if len(connect.client_id.encode()) > self._config.client_id_bytes_max:
-            return IDENTIFIER_REJECTED
-        if connect.user_name is None:
-            allowed = self._config.anonymous
-            if allowed == "never" or (allowed == "loopback" and not is_loopback(self._peer)):
-                return NOT_AUTHORIZED
-            return ACCEPTED
-        if not await is_welcome(self._authenticate, connect.user_name, connect.password or b"", self._peer):
-            return BAD_CREDENTIALS
         return ACCEPTED
 
     async def _subscribe(self, event: Subscribe) -> None:

@@ -38,6 +38,9 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     anonymous: Literal["loopback", "always", "never"] = "loopback"
     """Who may connect without a user name: peers on a loopback address, all, or nobody."""
 
+    certificate_login: bool = True
+    """A client with a verified certificate and without a user name is the user whose name the certificate has."""
+
     anonymous_user: str = "guest"
     """Who they are: the user whose rights count for clients without a user name. One that is not there: nobody."""
 

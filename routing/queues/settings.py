@@ -17,7 +17,7 @@ import msgspec
 from routing.errors import InvalidArgument
 from routing.facts import PRIORITY_MAX
 
-EXPIRY_MS_MAX = (1 << 32) - 1
+EXPIRY_MS_MAX = 1 << 32
 """RabbitMQ's largest timer, some 49 days."""
 QUEUE_TYPES = ("classic", "quorum", "stream")
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")

@@ -164,6 +164,44 @@ def test_paho(secured: BrokerProcess, files: Files) -> None:
     assert payloads == [b"%d" % number for number in range(200)]
 
 
+def connect_code(port: int, context: ssl.SSLContext, user: str | None = None) -> str:
+    """What CONNACK says."""
+    answered = threading.Event()
+    codes: list[str] = []
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client.tls_set_context(context)
+    if user is not None:
+        client.username_pw_set(user, user)
+
+    def on_connect(*arguments: object) -> None:
+        codes.append(str(arguments[3]))
+        answered.set()
+
+    client.on_connect = on_connect
+    client.connect(HOST, port)
+    client.loop_start()
+    try:
+        assert answered.wait(10)
+    finally:
+        client.disconnect()
+        client.loop_stop()
+    return codes[0]
+
+
+def test_paho_with_a_certificate_is_the_user_named_there(secured: BrokerProcess, files: Files, tmp_path: Path) -> None:
+    port, authority = secured.ports["mqtts"], files.authority
+    named, bundle = files.context(), str(tmp_path / "bob.pem")
+    authority.issue_cert("b@example.org", common_name="bob").private_key_and_cert_chain_pem.write_to_path(bundle)
+    named.load_cert_chain(bundle)
+    assert connect_code(port, named) == "Bad user name or password"
+    with BlockingClient(f"{HOST}:{secured.ports['natives']}", tls=files.context()) as client:
+        client.administer("users.add", name="bob", password="not needed")
+        assert connect_code(port, named) == "Not authorized"
+        client.administer("permissions.set", vhost="/", name="bob", configure="", write="", read="")
+        assert connect_code(port, named) == "Success"
+        assert connect_code(port, named, user="guest") == "Success"
+
+
 def test_the_native_clients(secured: BrokerProcess, files: Files) -> None:
     server, context = f"{HOST}:{secured.ports['natives']}", files.context()
     with BlockingProducer(server, tls=context) as producer:

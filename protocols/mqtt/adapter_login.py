@@ -1,0 +1,44 @@
+"""Who an MQTT client is: what its user name and password say, or else its certificate, or else nobody in particular."""
+
+from __future__ import annotations
+
+from protocols.mqtt.config import MqttConfig
+from protocols.mqtt.packets import ACCEPTED, BAD_CREDENTIALS, IDENTIFIER_REJECTED, NOT_AUTHORIZED, Connect
+from protocols.peers import Authenticate, is_loopback, is_welcome
+
+
+class Login:
+    """The peer of one connection. `certificate_name` is what a verified certificate calls it."""
+
+    def __init__(
+        self, config: MqttConfig, authenticate: Authenticate | None, peer: str, certificate_name: str | None
+    ) -> None:
+        """Without `authenticate` no user name is accepted."""
+        self._config = config
+        self._authenticate = authenticate
+        self._peer = peer
+        self._certificate_name = certificate_name if config.certificate_login else None
+
+    def user_of(self, connect: Connect) -> str:
+        """Who the client is, once it is welcome."""
+        if connect.user_name is not None:
+            return connect.user_name
+        return self._config.anonymous_user if self._certificate_name is None else self._certificate_name
+
+    async def refusal(self, connect: Connect) -> int:
+        """The return code for a CONNECT (section 3.2.2.3)."""
+        config = self._config
+        if not connect.client_id and (not connect.clean_session or connect.protocol_level == 3):
+            return IDENTIFIER_REJECTED  # MQTT-3.1.3-8
+        if len(connect.client_id.encode()) > config.client_id_bytes_max:
+            return IDENTIFIER_REJECTED
+        if connect.user_name is not None:
+            password = connect.password or b""
+            welcome = await is_welcome(self._authenticate, connect.user_name, password, self._peer)
+            return ACCEPTED if welcome else BAD_CREDENTIALS
+        if self._certificate_name is not None:
+            welcome = await is_welcome(self._authenticate, self._certificate_name, None, self._peer)
+            return ACCEPTED if welcome else BAD_CREDENTIALS
+        if config.anonymous == "never" or (config.anonymous == "loopback" and not is_loopback(self._peer)):
+            return NOT_AUTHORIZED
+        return ACCEPTED
