@@ -1,4 +1,4 @@
-"""Setting and clearing policies, and telling the queues and exchanges that are there."""
+"""Setting and clearing policies, and telling the queues, streams and exchanges that are there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import trio
 
 from routing.errors import LimitExceeded, NotFound
 from routing.queues.queue import Queue
+from routing.topics.stream import Stream
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.topology.entries import Entry, Plan, vhost_key
 from routing.topology.exchange import Exchange
@@ -71,7 +72,11 @@ class PolicyControl:
         vhost = self._topology.vhosts.get(name)
         if vhost is None:
             return
-        entities: list[Queue | Exchange] = [*vhost.exchanges.values(), *vhost.queues.values()]
+        entities: list[Queue | Stream | Exchange] = [
+            *vhost.exchanges.values(),
+            *vhost.queues.values(),
+            *vhost.streams.values(),
+        ]
         with trio.CancelScope(shield=True):
             for number, entity in enumerate(entities, 1):
                 vhost.follow_policies(entity)

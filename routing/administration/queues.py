@@ -16,6 +16,8 @@ from routing.topology.policies import kinds_of_queue
 if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.queues.queue import Queue
+    from routing.topics.stream import Stream
+    from routing.topology.virtual_host import VirtualHost
 
 MOVED_MAX = 10_000
 """Most messages one request moves."""
@@ -35,20 +37,25 @@ async def list_queues(broker: Broker, user: str, vhost: str | None = None, start
     def rows() -> Iterator[tuple[Any, ...]]:
         for found in vhosts_of(broker, vhost):
             for queue in found.queues.values():
-                applied = found.policies.of(kinds_of_queue(queue.arguments), queue.name)
                 yield (
                     found.name, queue.name, queue.arguments.get("x-queue-type", "classic"), queue.durable,
                     queue.auto_delete, queue.exclusive, queue.message_count, queue.outstanding,
                     queue.rules.delayed_count, len(queue.consumers),
-                    *(policy.name if policy else "" for policy in applied), queue.arguments,
+                    *_policies(found, queue), queue.arguments,
                 )  # fmt: skip
             for stream in found.streams.values():
                 yield (
                     found.name, stream.name, "stream", True, False, False, stream.message_count, 0, 0,
-                    len(stream.consumers), "", "", stream.arguments,
+                    len(stream.consumers), *_policies(found, stream), stream.arguments,
                 )  # fmt: skip
 
     return table(_COLUMNS, rows(), start)
+
+
+def _policies(vhost: VirtualHost, queue: Queue | Stream) -> Iterator[str]:
+    """The names of those that apply."""
+    for policy in vhost.policies.of(kinds_of_queue(queue.arguments), queue.name):
+        yield policy.name if policy else ""
 
 
 @operation("queues.add")

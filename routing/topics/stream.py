@@ -27,7 +27,7 @@ from routing.errors import LimitExceeded, NotImplementedYet, PreconditionFailed
 from routing.topics.offset_store import OffsetStore
 from routing.topics.stream_cache import Chunk, LogChunks, StreamCache
 from routing.topics.stream_records import StreamReader
-from routing.topics.stream_settings import Origin, Start, consumer_settings
+from routing.topics.stream_settings import Origin, Start, consumer_settings, told_config
 
 if TYPE_CHECKING:
     from routing.session import Consumer
@@ -114,6 +114,14 @@ class Stream:
         self._tracking_due = False
         topic.say_source(True)
         self._log.listeners.append(self._log_advanced)
+
+    def apply_policy(self, definition: Mapping[str, Any]) -> None:
+        """Live by what policies say from now on: segments that need not be kept any more go at once."""
+        log = self._log
+        told = told_config(self.topic.config, self.arguments, definition, self._host.config)
+        if told != log.config:
+            log.config = told
+            self._partition.apply_retention()
 
     @property
     def message_count(self) -> int:

@@ -13,8 +13,12 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, NamedTuple
 
+import msgspec
+
+from core_log.partition_log import LogConfig
 from routing.config import BrokerConfig
 from routing.errors import InvalidArgument, PreconditionFailed
+from routing.topics.topic_config import log_config
 
 STREAM = "stream"
 """The type of a queue that is one."""
@@ -37,7 +41,7 @@ _UNIT_MS = {
 }  # fmt: skip
 _INTERVAL = re.compile(r"([0-9]{1,9})([YMDhms])")
 
-_SEGMENT_BYTES_ALLOWED = 3_000_000_000
+SEGMENT_BYTES_ALLOWED = 3_000_000_000
 _SEGMENT_BYTES_MIN = 1 << 10
 _SEGMENT_BYTES_MAX = 1 << 31
 _SEGMENTS_KEPT = 8
@@ -111,7 +115,7 @@ def check_declaration(
             raise PreconditionFailed(f"invalid property '{said}' for {what}")
     if not name:
         raise PreconditionFailed("Cannot declare a server-named queue for type rabbit_stream_queue")
-    if arguments.get("x-stream-max-segment-size-bytes", 0) > _SEGMENT_BYTES_ALLOWED:
+    if arguments.get("x-stream-max-segment-size-bytes", 0) > SEGMENT_BYTES_ALLOWED:
         raise PreconditionFailed("Exceeded max value for x-stream-max-segment-size-bytes")
 
 
@@ -164,6 +168,34 @@ def topic_config(arguments: Mapping[str, Any], broker: BrokerConfig) -> dict[str
     if segment_bytes is not None:
         config["segment.bytes"] = str(min(max(segment_bytes, _SEGMENT_BYTES_MIN), _SEGMENT_BYTES_MAX))
     return config
+
+
+def told_config(
+    config: Mapping[str, str], arguments: Mapping[str, Any], definition: Mapping[str, Any], broker: BrokerConfig
+) -> LogConfig:
+    """The settings of a stream's log: of its topic's configuration and of what policies say the lower limit counts."""
+    have = log_config(config, broker)
+    age_ms = interval_ms(definition["max-age"]) if "max-age" in definition else None
+    length_bytes, segment_bytes = definition.get("max-length-bytes"), definition.get("stream-max-segment-size-bytes")
+    if segment_bytes is not None and "x-stream-max-segment-size-bytes" not in arguments:
+        segment_bytes = min(max(segment_bytes, _SEGMENT_BYTES_MIN), _SEGMENT_BYTES_MAX)
+    elif segment_bytes is not None:
+        segment_bytes = min(max(segment_bytes, _SEGMENT_BYTES_MIN), have.segment_bytes)
+    elif length_bytes is not None:
+        segment_bytes = min(max(length_bytes // _SEGMENTS_KEPT, _SEGMENT_BYTES_SENSIBLE), have.segment_bytes)
+    return msgspec.structs.replace(
+        have,
+        retention_ms=_lower(have.retention_ms, age_ms),
+        retention_bytes=_lower(have.retention_bytes, length_bytes),
+        segment_bytes=have.segment_bytes if segment_bytes is None else segment_bytes,
+    )
+
+
+def _lower(one: int, other: int | None) -> int:
+    """The lower of two limits, of which -1 and None are none."""
+    if other is None or one < 0:
+        return one if other is None else other
+    return min(one, other)
 
 
 def check_adoption(

@@ -90,11 +90,15 @@ class TopicPartition:
     def _segments_changed(self, log: PartitionLog) -> None:
         """A segment is full: what is beyond the log's limit in bytes goes now, however fast it grows."""
         if 0 <= log.config.retention_bytes < log.size_bytes:
-            try:
-                log.apply_retention(time.time_ns() // 1_000_000)
-            except OSError as error:
-                logger.warning("cannot apply the retention of %s now: %s", log.directory, error)
+            self.apply_retention()
         self._segments = len(log.segments)
+
+    def apply_retention(self) -> None:
+        """Drop what the log need not keep; the next look comes with the housekeeping."""
+        try:
+            self.log.apply_retention(time.time_ns() // 1_000_000)
+        except OSError as error:
+            logger.warning("cannot apply the retention of %s now: %s", self.log.directory, error)
 
 
 class Topic:

@@ -17,6 +17,7 @@ from typing import Any
 
 from routing.errors import InvalidArgument
 from routing.queues.settings import CHECKS
+from routing.topics.stream_settings import SEGMENT_BYTES_ALLOWED, interval_ms
 from routing.topology.entries import Key
 
 APPLY_TO = ("all", "queues", "exchanges", "classic_queues", "quorum_queues", "streams")
@@ -24,12 +25,12 @@ PATTERN_LENGTH_MAX = 1000
 
 _NOT_BY_POLICY = frozenset(
     {
-        "queue-type", "quorum-initial-group-size", "initial-cluster-size", "max-age", "stream-max-segment-size-bytes",
+        "queue-type", "quorum-initial-group-size",
     }
 )  # fmt: skip
 _LIMITS = (
     "expires", "message-ttl", "max-length", "max-length-bytes", "delivery-limit", "max-in-memory-length",
-    "max-in-memory-bytes",
+    "max-in-memory-bytes", "max-age",
 )  # fmt: skip
 """What an operator policy may set."""
 _WITHOUT_EFFECT = frozenset(
@@ -77,10 +78,23 @@ def _is_text(value: Any) -> str | None:
     return None if isinstance(value, str) else "not a name"
 
 
+def _age(value: Any) -> str | None:
+    fits = isinstance(value, str) and interval_ms(value) is not None
+    return None if fits else "not a number and one of Y, M, D, h, m, s"
+
+
+def _segment_bytes(value: Any) -> str | None:
+    return CHECKS["max-length-bytes"](value) or (
+        f"more than {SEGMENT_BYTES_ALLOWED}" if value > SEGMENT_BYTES_ALLOWED else None
+    )
+
+
 _CHECKS: dict[str, Callable[[Any], str | None]] = {
     **{name: check for name, check in CHECKS.items() if name not in _NOT_BY_POLICY},
     **dict.fromkeys(_WITHOUT_EFFECT, lambda value: None),
     "alternate-exchange": _is_text,
+    "max-age": _age,
+    "stream-max-segment-size-bytes": _segment_bytes,
 }
 
 
@@ -124,6 +138,13 @@ def kinds_of_queue(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     return ("all", "queues", "streams" if kind == "stream" else f"{kind}_queues")
 
 
+def _is_lower(key: str, limit: Any, there: Any) -> bool:
+    """Whether one limit is below another; one that is negative is none."""
+    if key == "max-age":
+        return (interval_ms(limit) or 0) < (interval_ms(there) or 0)
+    return bool(limit < there and not (key == "delivery-limit" and limit < 0))
+
+
 KINDS_OF_EXCHANGE = ("all", "exchanges")
 
 
@@ -159,6 +180,6 @@ class Policies:
         for key, limit in operator.definition.items() if operator else ():
             there = definition.get(key)
             unlimited = there is None or (key == "delivery-limit" and there < 0)
-            if unlimited or (limit < there and not (key == "delivery-limit" and limit < 0)):
+            if unlimited or _is_lower(key, limit, there):
                 definition[key] = limit
         return definition

@@ -145,8 +145,12 @@ class VirtualHost:
         """What a queue of this name and with these arguments is told, policies included."""
         return QueueSettings.effective(arguments, self.policies.definition_of(kinds_of_queue(arguments), name))
 
-    def follow_policies(self, entity: Queue | Exchange) -> None:
-        """Have a queue or an exchange live by the policies as they are now."""
+    def follow_policies(self, entity: Queue | Stream | Exchange) -> None:
+        """Have a queue, a stream or an exchange live by the policies as they are now."""
+        if isinstance(entity, Stream):
+            if not entity.deleted:
+                entity.apply_policy(self.policies.definition_of(kinds_of_queue(entity.arguments), entity.name))
+            return
         if isinstance(entity, Queue):
             settings = self.settings_of(entity.name, entity.arguments)
             if settings != entity.settings and not entity.deleted:
@@ -174,6 +178,7 @@ class VirtualHost:
     def add_stream(self, stream: Stream) -> None:
         """Make a stream known by its name."""
         self.streams[stream.name] = stream
+        self.follow_policies(stream)
         self.router.forget_all()
 
     def remove_stream(self, stream: Stream) -> None:
