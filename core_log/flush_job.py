@@ -61,6 +61,22 @@ class RecoveryPoint(NamedTuple):
         return cls(segment_base, 0, segment_base, -1, 0, 0, 0)
 
     @classmethod
+    def at_end_of(cls, active: Segment, end_offset: int) -> RecoveryPoint:
+        """All that is in the active segment now."""
+        index = active.index
+        assert index is not None
+        counts = len(index.offsets), len(index.times)
+        return cls(
+            active.base_offset,
+            active.size,
+            end_offset,
+            active.max_timestamp_ms,
+            active.created_ms,
+            counts[0],
+            counts[1],
+        )
+
+    @classmethod
     def load(cls, files: Files, directory: str) -> RecoveryPoint | None:
         """The last one saved."""
         data = checkpoint.load(files, f"{directory}/recovery-point")

@@ -9,7 +9,8 @@
    rise. Readers see what is below `high_watermark`, which is what `fsync` promises will stay: nobody's committed offset
    may lie beyond the end of the log after a loss of power. A single node moves it with `committed_offset`. What was
    appended without anybody waiting for its sync is synced once a reader waits for it (`reader_waits`).
-4. A stop that was not clean begins a new leader epoch (`replication/epochs.py`).
+4. A stop that was not clean begins a new leader epoch (`replication/epochs.py`). A log of which other brokers have
+   replicas differs in what it promises and in who gives out epochs: `replica_log.py`.
 5. The event loop changes the state, other threads only read it: lists are replaced or appended to, never reordered.
 
 Offsets may have gaps. Where it says `before` or `end`, the offset itself is excluded.
@@ -31,20 +32,20 @@ from core_log.files import BytesLike, Files
 from core_log.flush_job import FlushJob, RecoveryPoint, SegmentWrite, execute
 from core_log.log_config import LogConfig as LogConfig
 from core_log.recovery import RecoveredLog, recover
-from core_log.segment import RELATIVE_OFFSET_MAX, Segment
-from core_log.segment_index import OFFSET_ENTRY, SegmentIndex
+from core_log.segment import Segment
+from core_log.segment_index import SegmentIndex
 from core_log.tail_cache import TailCache
 
 if TYPE_CHECKING:
-    from core_log.log_flusher import LogFlusher
+    from core_log.flusher import Flusher
 
 logger = logging.getLogger(__name__)
 
-_APPEND_FIELDS = Struct(">qiib6xi8xq")
+APPEND_FIELDS = Struct(">qiib6xi8xq")
 """base_offset, length, leader_epoch, magic, last_offset_delta, max_timestamp_ms of a batch header."""
 _PATCHED = Struct(">qii")
 """base_offset, length, leader_epoch: what an append may change, all outside the CRC."""
-_COPY_BYTES_MAX = 64 << 10
+COPY_BYTES_MAX = 64 << 10
 """Batches up to this size are copied when patched or when a view: a view would pin the buffer it looks into."""
 
 _base_offset = attrgetter("base_offset")
@@ -58,7 +59,7 @@ class PartitionLog:
         files: Files,
         directory: str,
         config: LogConfig,
-        flusher: LogFlusher,
+        flusher: Flusher,
         wall_clock_ms: Callable[[], int],
         found: RecoveredLog,
     ) -> None:
@@ -68,14 +69,12 @@ class PartitionLog:
         self.wall_clock_ms = wall_clock_ms
         self.log_start_offset = found.log_start_offset
         end = found.next_offset
-        self.epochs = found.epochs
-        if not found.clean:
-            self.epochs.begin(self.epochs.latest + 1 if self.epochs.entries else 0, end)
-        elif not self.epochs.entries:
-            self.epochs.begin(0, end)
-        self.leader_epoch = self.epochs.latest
         self.log_end_offset = self.written_offset = self.flushed_offset = self.high_watermark = end
         self.committed_offset = end
+        self.epochs = found.epochs
+        self.leader_epoch = self._first_epoch(found.clean)
+        self.damaged = found.damaged
+        """Bytes that had been synced were missing when it was opened."""
         self.error: OSError | None = None
         self.closed = False
         self.truncating = self.cutting = False
@@ -106,7 +105,7 @@ class PartitionLog:
         files: Files,
         directory: str,
         config: LogConfig,
-        flusher: LogFlusher,
+        flusher: Flusher,
         *,
         wall_clock_ms: Callable[[], int],
     ) -> PartitionLog:
@@ -115,6 +114,14 @@ class PartitionLog:
         Raises OSError.
         """
         return cls(files, directory, config, flusher, wall_clock_ms, recover(files, directory, config, wall_clock_ms()))
+
+    def _first_epoch(self, clean: bool) -> int:
+        """In which epoch a log that was just opened is."""
+        if not clean:
+            self.epochs.begin(self.epochs.latest + 1 if self.epochs.entries else 0, self.log_end_offset)
+        elif not self.epochs.entries:
+            self.epochs.begin(0, self.log_end_offset)
+        return self.epochs.latest
 
     # ---- appending
 
@@ -128,13 +135,13 @@ class PartitionLog:
         when the length is wrong.
         """
         if self.error is not None or self.closed or self.truncating:
-            raise LogUnavailable(f"{self.directory}: {self.error or ('closed' if self.closed else 'being truncated')}")
+            self._refuse()
         size = len(batch)
         if size > self.config.message_bytes_max:
             raise BatchTooLarge(f"a batch of {size} bytes, the limit is {self.config.message_bytes_max}")
         if size <= HEADER_BYTES:
             raise CorruptBatch(f"{size} bytes are no batch")
-        found_offset, length, epoch, magic, last_delta, max_timestamp_ms = _APPEND_FIELDS.unpack_from(batch)
+        found_offset, length, epoch, magic, last_delta, max_timestamp_ms = APPEND_FIELDS.unpack_from(batch)
         if length + LENGTH_START != size or magic != MAGIC or last_delta < 0:
             raise CorruptBatch(f"batch length {length}, magic {magic}, last offset delta {last_delta} in {size} bytes")
         if base_offset is None:
@@ -142,19 +149,11 @@ class PartitionLog:
         elif base_offset < self.log_end_offset:
             raise ValueError(f"base offset {base_offset} is below the log end offset {self.log_end_offset}")
         next_offset = base_offset + last_delta + 1
-        segment = self._active
-        if self._is_full(segment, size, next_offset):
-            segment = self.roll(base_offset)
-        pending = self._pending
-        if pending and pending[-1].segment is segment:
-            write = pending[-1]
-        else:
-            write = SegmentWrite(segment, segment.size)
-            pending.append(write)
+        write = self._room_for(size, base_offset, next_offset)
         if found_offset != base_offset or epoch != self.leader_epoch:
             head = _PATCHED.pack(base_offset, length, self.leader_epoch)
             rest = memoryview(batch)[_PATCHED.size :]
-            if size > _COPY_BYTES_MAX:
+            if size > COPY_BYTES_MAX:
                 write.buffers += (head, rest)
                 self._tail.add((head, rest), size, next_offset)
             else:
@@ -162,31 +161,38 @@ class PartitionLog:
                 write.buffers.append(batch)
                 self._tail.add(batch, size, next_offset)
         else:
-            if size <= _COPY_BYTES_MAX and type(batch) is not bytes:
+            if size <= COPY_BYTES_MAX and type(batch) is not bytes:
                 batch = bytes(batch)
             write.buffers.append(batch)
             self._tail.add(batch, size, next_offset)
+        self._appended(write, base_offset, size, next_offset, max_timestamp_ms)
+        return base_offset
+
+    def _refuse(self) -> None:
+        raise LogUnavailable(f"{self.directory}: {self.error or ('closed' if self.closed else 'being truncated')}")
+
+    def _room_for(self, size: int, base_offset: int, next_offset: int) -> SegmentWrite:
+        """Where a batch goes."""
+        segment = self._active
+        if segment.is_full(size, next_offset, self.config, self.wall_clock_ms):
+            segment = self.roll(base_offset)
+        pending = self._pending
+        if pending and pending[-1].segment is segment:
+            return pending[-1]
+        write = SegmentWrite(segment, segment.size)
+        pending.append(write)
+        return write
+
+    def _appended(
+        self, write: SegmentWrite, base_offset: int, size: int, next_offset: int, max_timestamp_ms: int
+    ) -> None:
         write.size += size
-        segment.note(base_offset, size, max_timestamp_ms)
+        write.segment.note(base_offset, size, max_timestamp_ms)
         self.log_end_offset = next_offset
         self.size_bytes += size
         self._pending_bytes += size
         self._flusher.unflushed_bytes += size
         self._flusher.enlist(self)
-        return base_offset
-
-    def _is_full(self, segment: Segment, size: int, next_offset: int) -> bool:
-        if not segment.size:
-            segment.created_ms = self.wall_clock_ms()
-            return next_offset - segment.base_offset > RELATIVE_OFFSET_MAX
-        config = self.config
-        index = segment.index
-        return (
-            segment.size + size > config.segment_bytes
-            or next_offset - segment.base_offset > RELATIVE_OFFSET_MAX
-            or (index is not None and len(index.offsets) * OFFSET_ENTRY.size >= config.index_bytes_max)
-            or self.wall_clock_ms() - segment.created_ms >= config.segment_ms
-        )
 
     def roll(self, base_offset: int | None = None) -> Segment:
         """Begin a new segment at `base_offset` (default: the log end offset); an empty active one is kept.
@@ -264,7 +270,7 @@ class PartitionLog:
             size=self._pending_bytes,
             sync=sync,
             sync_names=sync and self._names_unsynced,
-            recovery_point=self._recovery_point() if advance or closing else None,
+            recovery_point=RecoveryPoint.at_end_of(active, self.log_end_offset) if advance or closing else None,
             log_start=self.log_start_offset if self._log_start_unsaved else None,
             removals=self._removals,
             epochs=self.epochs.encode() if self._epochs_unsaved and writes else None,
@@ -282,20 +288,6 @@ class PartitionLog:
     def _clean_epochs(self) -> bytes:
         self.epochs.trim(self.log_start_offset)
         return self.epochs.encode(self.log_end_offset)
-
-    def _recovery_point(self) -> RecoveryPoint:
-        active = self._active
-        index = active.index
-        assert index is not None
-        return RecoveryPoint(
-            active.base_offset,
-            active.size,
-            self.log_end_offset,
-            active.max_timestamp_ms,
-            active.created_ms,
-            len(index.offsets),
-            len(index.times),
-        )
 
     def complete(self, job: FlushJob) -> None:
         """Take the result of a job that is finished; on the event loop. Calls the listeners."""
@@ -344,11 +336,18 @@ class PartitionLog:
             self._unsynced_bytes += job.size
             if self._unsynced_bytes > self.config.unsynced_bytes_max:
                 self._sync_wanted = True
-        self.committed_offset = self.flushed_offset if self.config.fsync == "commit" else self.written_offset
-        self.high_watermark = self.committed_offset
+        self._promise()
         if self.error is not None:
             logger.warning("%s: the disk takes writes again", self.directory)
             self.error = None
+
+    @property
+    def local_committed(self) -> int:
+        """What `fsync` promises that this disk will keep."""
+        return self.flushed_offset if self.config.fsync == "commit" else self.written_offset
+
+    def _promise(self) -> None:
+        self.high_watermark = self.committed_offset = self.local_committed
 
     async def wait_committed(self, offset: int) -> None:
         """Wait until `committed_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""
@@ -446,24 +445,29 @@ class PartitionLog:
 
     def shorten(self, cut: truncation.Cut) -> None:
         """Take over what a truncation left. Nothing is under way, and nothing is pending."""
-        self.segments = segments = self.segments[: self.segments.index(cut.segment) + 1]
-        self._active = active = segments[-1]
+        self.segments = [segment for segment in self.segments if segment.base_offset < cut.segment.base_offset]
+        self.segments.append(cut.segment)
+        self._active = active = cut.segment
         active.index = cut.index
         active.size = active.written_bytes = cut.position
         active.max_timestamp_ms = cut.max_timestamp_ms
-        self.size_bytes = sum(segment.size for segment in segments)
-        self.log_end_offset = self.written_offset = self.flushed_offset = cut.next_offset
-        self.committed_offset = cut.next_offset
+        self.size_bytes = sum(segment.size for segment in self.segments)
+        end = max(cut.next_offset, self.high_watermark)  # in a gap
+        self.log_end_offset = self.written_offset = self.flushed_offset = end
         self._recovery_position = cut.position
         self._unsynced = []
         self._unsynced_bytes = 0
         self._names_unsynced = True
-        self._tail = TailCache(self.config.tail_cache_bytes, cut.next_offset)
-        self.epochs.cut(cut.next_offset)
-        if self.epochs.latest < self.leader_epoch or not self.epochs.entries:
-            self.epochs.begin(self.leader_epoch, cut.next_offset)
+        self._tail = TailCache(self.config.tail_cache_bytes, end)
+        self.epochs.cut(end)
+        self._after_cut()
         self._epochs_unsaved = True
         self._marked_clean = False
+
+    def _after_cut(self) -> None:
+        self.committed_offset = self.log_end_offset
+        if self.epochs.latest < self.leader_epoch or not self.epochs.entries:
+            self.epochs.begin(self.leader_epoch, self.log_end_offset)
 
     def flush_blocking(self, *, closing: bool = False) -> None:
         """Write and sync everything now, in this thread; for start-up, tools and `close`. Then look at `error`."""

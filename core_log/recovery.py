@@ -9,7 +9,9 @@
 4. Index files that are missing or cannot be right are rebuilt by scanning the segment.
 5. The leader epochs are what their file says. Where it is missing (logs of before there were any), the last batch says
    in which epoch it was written. A stop was clean if the file says so and the log ends where it says.
-6. Segments below the saved log start are left-overs of an interrupted deletion and go.
+6. Bytes that had been synced and are missing are `damage`: of a clean stop, below the recovery point, at the log start.
+   What is found is used all the same; a replica knows then that it may lack what it had promised to keep.
+7. Segments below the saved log start are left-overs of an interrupted deletion and go.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class RecoveredLog:
     """The log was closed, and ends where it ended then; or it is new."""
     marked: bool
     """There is a file that says where the last stop was."""
+    damaged: bool
+    """See rule 6."""
 
 
 def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> RecoveredLog:
@@ -59,6 +63,7 @@ def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> Rec
     segments: list[Segment] = []
     next_offset = log_start
     scanned = cut = False
+    damaged = bool(bases and bases[0] > log_start) or bool(point and point.position and trusted_below not in bases)
     for base, following in zip(bases, [*bases[1:], trusted_below]):
         segment = Segment(directory, base, config.index_interval_bytes, None)
         if cut:
@@ -68,9 +73,11 @@ def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> Rec
         if base < trusted_below:
             segment.size = segment.written_bytes = files.size(segment.log_path)
             if not is_plausible(files, segment.stem, segment.size):
-                _rebuild_index(files, segment, following)
+                damaged = _rebuild_index(files, segment, following) or damaged
             continue
-        trusted_bytes, end, cut = _recover_segment(files, segment, point if base == trusted_below else None, now_ms)
+        synced = point if base == trusted_below else None
+        trusted_bytes, end, cut = _recover_segment(files, segment, synced, now_ms)
+        damaged = damaged or bool(synced and segment.size < synced.position)
         next_offset = max(next_offset, end)
         scanned = scanned or cut or segment.size > trusted_bytes
     if not segments or segments[-1].index is None:
@@ -95,7 +102,8 @@ def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> Rec
         epochs, clean = _epochs_of_last_batch(files, segments), not bases
     else:
         epochs, clean = found[0], found[1] == next_offset
-    return RecoveredLog(segments, log_start, next_offset, trusted_bytes, epochs, clean, found is not None)
+        damaged = damaged or found[1] > next_offset
+    return RecoveredLog(segments, log_start, next_offset, trusted_bytes, epochs, clean, found is not None, damaged)
 
 
 def _epochs_of_last_batch(files: Files, segments: list[Segment]) -> LeaderEpochs:
@@ -115,6 +123,25 @@ def _epochs_of_last_batch(files: Files, segments: list[Segment]) -> LeaderEpochs
         finally:
             file.close()
     return LeaderEpochs()
+
+
+def epochs_of_batches(files: Files, segments: list[Segment]) -> LeaderEpochs:
+    """The epochs that the headers of all batches name, as far as they can be read. Raises OSError."""
+    epochs = LeaderEpochs()
+    for segment in segments:
+        if not segment.size:
+            continue
+        file = files.open(segment.log_path, create=False)
+        try:
+            for place in scan(file, segment.log_path, 0, segment.size, check_crc=False):
+                epoch = parse_header(file.pread(HEADER_BYTES, place.position)).leader_epoch
+                if not epochs.entries or epoch > epochs.latest:
+                    epochs.begin(epoch, place.base_offset)
+        except CorruptBatch as error:
+            logger.error("the leader epochs end early: %s", error)
+        finally:
+            file.close()
+    return epochs
 
 
 def _segment_bases(files: Files, directory: str) -> list[int]:
@@ -165,21 +192,26 @@ def _recover_segment(files: Files, segment: Segment, point: RecoveryPoint | None
     return trusted_bytes, next_offset, cut
 
 
-def _rebuild_index(files: Files, segment: Segment, following: int) -> None:
-    """Index a closed segment again. Its batches are not judged here: a damaged one is reported by who reads it."""
+def _rebuild_index(files: Files, segment: Segment, following: int) -> bool:
+    """Index a closed segment again; whether it ends in bytes that are no batch. Its batches are not judged here: a
+    damaged one is reported by who reads it.
+    """
     logger.warning("%s: index files are missing or damaged, rebuilding", segment.stem)
     file = files.open(segment.log_path, create=False)
     segment.index = index = SegmentIndex()
     size, segment.size = segment.size, 0
+    damaged = False
     try:
         for place in scan(file, segment.log_path, 0, size, expected=segment.base_offset, check_crc=False):
             segment.note(place.base_offset, place.size, place.max_timestamp_ms)
     except CorruptBatch as error:
         logger.error("the index ends early: %s", error)
+        damaged = True
     finally:
         file.close()
     segment.size = size
     _save_closed(files, segment, index, following)
+    return damaged
 
 
 def _save_closed(files: Files, segment: Segment, index: SegmentIndex, following: int) -> None:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -18,7 +18,15 @@ from crc32c import crc32c
 from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC, RECORD_BYTES_MIN
 from core_log.errors import CorruptBatch
 from core_log.files import BytesLike, File, Files
-from core_log.segment_index import NO_TIMESTAMP_MS, SegmentIndex, find_offset_before, find_position, largest_timestamp
+from core_log.log_config import LogConfig
+from core_log.segment_index import (
+    NO_TIMESTAMP_MS,
+    OFFSET_ENTRY,
+    SegmentIndex,
+    find_offset_before,
+    find_position,
+    largest_timestamp,
+)
 
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 
@@ -65,6 +73,19 @@ class Segment:
     def log_path(self) -> str:
         """Path of the file of batches."""
         return self.stem + ".log"
+
+    def is_full(self, size: int, next_offset: int, config: LogConfig, wall_clock_ms: Callable[[], int]) -> bool:
+        """Whether a batch of `size` bytes that ends before `next_offset` begins the next segment."""
+        if not self.size:
+            self.created_ms = wall_clock_ms()
+            return next_offset - self.base_offset > RELATIVE_OFFSET_MAX
+        index = self.index
+        return (
+            self.size + size > config.segment_bytes
+            or next_offset - self.base_offset > RELATIVE_OFFSET_MAX
+            or (index is not None and len(index.offsets) * OFFSET_ENTRY.size >= config.index_bytes_max)
+            or wall_clock_ms() - self.created_ms >= config.segment_ms
+        )
 
     def note(self, base_offset: int, size: int, max_timestamp_ms: int) -> None:
         """A batch was put at the end of an open segment: index it if it is time."""

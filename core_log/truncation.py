@@ -6,7 +6,10 @@
 3. What stays is synced and the recovery point set to the cut before anything goes: one beyond it would point into the
    middle of what is appended later. Then later segments go, the last first, and the rest of the one that is cut. A
    crash in between leaves a log that is longer than asked for, but whole.
-4. The high watermark stays: readers have seen what is below it, so nothing of that is cut.
+4. The high watermark does not fall: readers have seen what is below it, so nothing of that is cut.
+5. The note of a clean stop goes first: it would say that bytes are missing.
+
+`restart` drops everything, as a follower does whose leader's log begins behind its own end.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from core_log.errors import BelowHighWatermark, LogUnavailable
-from core_log.flush_job import RecoveryPoint
+from core_log.flush_job import RecoveryPoint, save_epochs, save_log_start
 from core_log.segment import Segment, scan
 from core_log.segment_index import OFFSET_ENTRY, TIME_ENTRY, SegmentIndex
 
 if TYPE_CHECKING:
-    from core_log.log_flusher import LogFlusher
+    from core_log.flusher import Flusher
     from core_log.partition_log import PartitionLog
+    from core_log.replica_log import ReplicaLog
 
 
 @dataclass(slots=True)
@@ -35,15 +39,11 @@ class Cut:
     max_timestamp_ms: int
 
 
-async def truncate(log: PartitionLog, flusher: LogFlusher, end_offset: int) -> None:
+async def truncate(log: PartitionLog, flusher: Flusher, end_offset: int) -> None:
     """See `PartitionLog.truncate`."""
-    if log.truncating:
-        raise LogUnavailable(f"{log.directory}: being truncated")
-    log.truncating = True
+    _close_to_appends(log)
     try:
-        await flusher.drain(log)
-        if log.error is not None or log.closed:
-            raise LogUnavailable(f"{log.directory}: {log.error or 'closed'}")
+        await _drain(log, flusher)
         if end_offset >= log.log_end_offset:
             return
         if end_offset < log.high_watermark:
@@ -55,6 +55,51 @@ async def truncate(log: PartitionLog, flusher: LogFlusher, end_offset: int) -> N
         flusher.enlist(log)
 
 
+async def restart(log: ReplicaLog, flusher: Flusher, offset: int) -> None:
+    """See `ReplicaLog.restart_at`."""
+    _close_to_appends(log)
+    try:
+        await _drain(log, flusher)
+        log.cutting = True
+        log.started_anew(await flusher.in_thread(lambda: restart_files(log, offset)))
+    finally:
+        log.truncating = log.cutting = False
+        flusher.enlist(log)
+
+
+def _close_to_appends(log: PartitionLog) -> None:
+    if log.truncating:
+        raise LogUnavailable(f"{log.directory}: being truncated")
+    log.truncating = True
+
+
+async def _drain(log: PartitionLog, flusher: Flusher) -> None:
+    await flusher.drain(log)
+    if log.error is not None or log.closed:
+        raise LogUnavailable(f"{log.directory}: {log.error or 'closed'}")
+
+
+def restart_files(log: PartitionLog, offset: int) -> Cut:
+    """Drop the files of a log that has nothing under way, to go on at `offset`. Blocks. Raises OSError.
+
+    A crash in between leaves a log as it was, or one that begins at `offset`: empty, or with what it had behind it.
+    """
+    files, directory = log.files, log.directory
+    log.segments[-1].writable(files).sync()
+    save_epochs(files, directory, log.epochs.encode())
+    save_log_start(files, directory, offset)
+    RecoveryPoint.at_start_of(offset).save(files, directory, sync_name=True)
+    for segment in log.segments:
+        segment.close_file()
+    for name in reversed(files.list(directory)):
+        if name.endswith((".log", ".index", ".timeindex")):
+            files.remove(f"{directory}/{name}")
+    files.sync_directory(directory)
+    index = SegmentIndex()
+    segment = Segment(log.directory, offset, log.config.index_interval_bytes, index)
+    return Cut(segment, index, 0, offset, -1)
+
+
 def cut_files(log: PartitionLog, end_offset: int) -> Cut:
     """Cut the files of a log that has nothing under way. Blocks. Raises OSError."""
     files = log.files
@@ -62,6 +107,7 @@ def cut_files(log: PartitionLog, end_offset: int) -> Cut:
     cut = _find(log, keep, end_offset)
     file = keep.writable(files)
     file.sync()
+    save_epochs(files, log.directory, log.epochs.encode())
     index = cut.index
     index.save(files, keep.stem, len(index.offsets), len(index.times))
     point = RecoveryPoint(

@@ -10,12 +10,15 @@ but a clean stop. So (epoch, offset) never means two records.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
+from operator import itemgetter
 from struct import Struct
 
 _HEAD = Struct(">q")
 _ENTRY = Struct(">Iq")
 NOT_CLEAN = -1
+_epoch = itemgetter(0)
 
 
 class LeaderEpochs:
@@ -37,6 +40,16 @@ class LeaderEpochs:
             raise ValueError(f"epoch {epoch} after {self.latest}")
         self.cut(first_offset)  # an epoch of which nothing is left has no place
         self.entries.append((epoch, first_offset))
+
+    def end_of(self, epoch: int, log_end_offset: int) -> tuple[int, int] | None:
+        """The largest epoch up to `epoch`, and where it ends; None when all are above it.
+
+        KIP-101, KIP-279: two logs that have the same batch at one offset and epoch are equal up to there.
+        """
+        at = bisect_right(self.entries, epoch, key=_epoch)
+        if not at:
+            return None
+        return self.entries[at - 1][0], self.entries[at][1] if at < len(self.entries) else log_end_offset
 
     def cut(self, end_offset: int) -> None:
         """The log ends at `end_offset` now: no epoch begins there or behind it."""

@@ -192,6 +192,7 @@ class World:
         self.watermark = log.high_watermark
         assert log.log_start_offset <= start
         assert log.log_end_offset >= promised_offset
+        assert not log.damaged
         assert log.verify() == []
         found = read_all(log)
         known = [row for row in self.rows if row[0] >= log.log_start_offset]

@@ -1,0 +1,172 @@
+"""A partition log of which other brokers have replicas: what changes when a disk is not the only one that must keep it.
+
+1. `local_committed` is what this disk keeps by the log's `fsync` rule, and what the replica reports to its leader. What
+   is *committed*, to confirms, readers and deliveries alike, is the high watermark, and that is the role's to move
+   (`replication/`): it never falls, and never passes `local_committed`.
+2. Epochs are given out by the metadata: `begin_epoch`. A stop of any kind begins none.
+3. A follower's bytes are its leader's: `append_replica` changes nothing in a batch and takes the gaps as they are.
+4. Followers read what is appended, written or not (`read_replica`): all disks work at the same time.
+5. `sync_before` is up to where somebody waits. The leader tells its followers, so that what nobody waits for costs no
+   fsync anywhere.
+6. The watermark is saved now and then for readers after a start (`high_watermarks.py`). No truncation goes by it
+   (KIP-101), but a log that ends below it has lost what `fsync="commit"` had promised: it is damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core_log import cold_reader, truncation
+from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC
+from core_log.errors import CorruptBatch
+from core_log.files import BytesLike, Files
+from core_log.flusher import Flusher
+from core_log.log_config import LogConfig
+from core_log.partition_log import APPEND_FIELDS, COPY_BYTES_MAX, PartitionLog
+from core_log.recovery import epochs_of_batches, recover
+
+
+class ReplicaLog(PartitionLog):
+    """See the module. Made by `open_replica`."""
+
+    _sync_before = 0
+
+    @classmethod
+    def open_replica(
+        cls,
+        files: Files,
+        directory: str,
+        config: LogConfig,
+        flusher: Flusher,
+        *,
+        wall_clock_ms: Callable[[], int],
+        high_watermark: int = 0,
+    ) -> ReplicaLog:
+        """`open`, with the high watermark that was saved last. Raises OSError."""
+        found = recover(files, directory, config, wall_clock_ms())
+        if not found.marked:
+            found.epochs = epochs_of_batches(files, found.segments)
+        log = cls(files, directory, config, flusher, wall_clock_ms, found)
+        if high_watermark > log.log_end_offset and config.fsync == "commit":
+            log.damaged = True
+        log.high_watermark = max(min(high_watermark, log.log_end_offset), log.log_start_offset)
+        log.committed_offset = log.high_watermark
+        return log
+
+    def _first_epoch(self, clean: bool) -> int:
+        self.epochs.cut(self.log_end_offset)
+        self.epochs.trim(self.log_start_offset)
+        if self.log_start_offset == self.log_end_offset:
+            self.epochs.entries.clear()  # a crash in `restart_at` leaves what is true of other records
+        return self.epochs.latest
+
+    def _after_cut(self) -> None:
+        self.leader_epoch = self.epochs.latest
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Lead from here on: appends carry `epoch`. Raises ValueError unless it is above all in the log."""
+        self.epochs.begin(epoch, self.log_end_offset)
+        self.leader_epoch = epoch
+        self._epochs_unsaved = True
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the last batch; -1 when there is none. All before the log start was committed everywhere."""
+        end = self.log_end_offset
+        if self.log_start_offset == end:
+            return -1
+        return next((epoch for epoch, first in reversed(self.epochs.entries) if first < end), -1)
+
+    def append_replica(self, batch: BytesLike) -> int:
+        """Append a leader's whole batch as it is, at its own offset; returns the log end offset.
+
+        The CRC is not checked, and there is no limit but the leader's. The batch must not be changed afterwards. Raises
+        LogUnavailable as `append` does, CorruptBatch when the length is wrong or offset or epoch is below the log's.
+        """
+        if self.error is not None or self.closed or self.truncating:
+            self._refuse()
+        size = len(batch)
+        if size <= HEADER_BYTES:
+            raise CorruptBatch(f"{size} bytes are no batch")
+        base_offset, length, epoch, magic, last_delta, max_timestamp_ms = APPEND_FIELDS.unpack_from(batch)
+        if length + LENGTH_START != size or magic != MAGIC or last_delta < 0:
+            raise CorruptBatch(f"batch length {length}, magic {magic}, last offset delta {last_delta} in {size} bytes")
+        entries = self.epochs.entries
+        if base_offset < self.log_end_offset or (entries and epoch < self.epochs.latest):
+            end = f"a log that ends at {self.log_end_offset} in epoch {self.epochs.latest}"
+            raise CorruptBatch(f"offset {base_offset}, epoch {epoch} for {end}")
+        if not entries or epoch > self.epochs.latest:
+            self.epochs.cut(self.log_end_offset)  # it led, and wrote nothing
+            self.epochs.begin(epoch, base_offset)
+            self.leader_epoch = epoch
+            self._epochs_unsaved = True
+        if size <= COPY_BYTES_MAX and type(batch) is not bytes:
+            batch = bytes(batch)
+        next_offset: int = base_offset + last_delta + 1
+        write = self._room_for(size, base_offset, next_offset)
+        write.buffers.append(batch)
+        self._tail.add(batch, size, next_offset)
+        self._appended(write, base_offset, size, next_offset, max_timestamp_ms)
+        return next_offset
+
+    # ---- what is committed
+
+    def _promise(self) -> None:
+        """The role does."""
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """All that count have what is below `offset`: it is committed as far as it is here. Calls the listeners."""
+        offset = min(offset, self.local_committed)
+        if offset > self.high_watermark:
+            self.high_watermark = self.committed_offset = offset
+            for listener in tuple(self.listeners):
+                listener(self)
+
+    def request_sync(self) -> None:
+        """See `PartitionLog.request_sync`; the followers are to sync as well."""
+        self._sync_before = self.log_end_offset
+        self.sync_to(self.log_end_offset)
+
+    def sync_to(self, offset: int) -> None:
+        """Somebody, maybe at the leader, waits for what is below `offset`."""
+        if self.local_committed < min(offset, self.log_end_offset):
+            super().request_sync()
+
+    @property
+    def sync_before(self) -> int:
+        """Up to where somebody here waits."""
+        return self.log_end_offset if self._waiting_readers else self._sync_before
+
+    # ---- for followers
+
+    def read_replica(self, offset: int, max_bytes: int) -> list[BytesLike] | None:
+        """`read` up to the log end offset, unwritten batches included; None: not in memory, use `read_replica_cold`,
+        which answers with nothing when it is not written either.
+
+        Raises OffsetOutOfRange.
+        """
+        self._check_offset(offset)
+        return [] if offset >= self.log_end_offset else self._tail.read(offset, max_bytes, self.log_end_offset)
+
+    async def read_replica_cold(self, offset: int, max_bytes: int) -> list[BytesLike]:
+        """`read_replica` from the disk, in a thread. Raises OffsetOutOfRange, CorruptBatch, OSError."""
+        return await cold_reader.in_thread(lambda: self.read_blocking(offset, max_bytes, unsynced=True))
+
+    async def restart_at(self, offset: int) -> None:
+        """Drop everything and go on, empty, at `offset`: the leader has nothing before it any more.
+
+        Waits for what is under way and works in a thread; appends are refused meanwhile. Raises OSError, LogUnavailable
+        while `error` is set.
+        """
+        await truncation.restart(self, self._flusher, offset)
+
+    def started_anew(self, cut: truncation.Cut) -> None:
+        """Take over what `restart_at` left."""
+        self.segments = []
+        self.log_start_offset = cut.next_offset
+        self._log_start_unsaved = False
+        self._removals = []
+        self.epochs.entries.clear()
+        self.high_watermark = self.committed_offset = cut.next_offset
+        self.shorten(cut)
+        self.damaged = False
