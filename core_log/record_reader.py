@@ -1,13 +1,13 @@
 """Single records from anywhere in a log: what a queue wants that gives out messages in another order than they came.
 
-Reading a batch as a whole costs microseconds a record; here the records before the wanted one are stepped over by their
-lengths (0.4 us each), and only the wanted one is taken out. Uncompressed batches only, which those of home partitions
-are. Blocks: for threads.
+Reading a batch as a whole costs microseconds a record; here the records before the wanted ones are stepped over by
+their lengths (0.2 us each), once for all that are wanted of a batch, and only these are taken out. Uncompressed batches
+only, which those of home partitions are. Blocks: for threads.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -91,14 +91,15 @@ def _position_in(log: PartitionLog, segment: Segment, positions: Positions) -> C
 def _of_segment(
     position_of: Callable[[int], int], segment: Segment, file: File, offsets: Sequence[int]
 ) -> Iterator[RecordRun]:
-    data, header = b"", None
-    for offset in offsets:
-        if header is None or not header.base_offset <= offset < header.next_offset:
-            data, header = _batch_of(position_of(offset), segment, file, offset)
-        if header is not None and not header.is_control and header.base_offset <= offset:
-            run = find_record(data, header, offset)
-            if run is not None:
-                yield run
+    at = 0
+    while at < len(offsets):
+        data, header = _batch_of(position_of(offsets[at]), segment, file, offsets[at])
+        if header is None:
+            return
+        stop = bisect_left(offsets, header.next_offset, at)
+        if not header.is_control:
+            yield from find_records(data, header, offsets[at:stop])
+        at = stop
 
 
 def _batch_of(position: int, segment: Segment, file: File, offset: int) -> tuple[bytes, BatchHeader | None]:
@@ -121,12 +122,19 @@ def _batch_of(position: int, segment: Segment, file: File, offset: int) -> tuple
     return b"", None
 
 
-def find_record(data: bytes, header: BatchHeader, offset: int) -> RecordRun | None:
-    """A record of an uncompressed batch. Raises CorruptBatch."""
-    wanted = offset - header.base_offset
+def find_records(data: bytes, header: BatchHeader, offsets: Sequence[int]) -> list[RecordRun]:
+    """The records at the rising `offsets`, none behind the batch, that are in an uncompressed batch.
+
+    Raises CorruptBatch.
+    """
+    found: list[RecordRun] = []
+    base, count = header.base_offset, header.record_count
+    is_dense = header.next_offset - base == count
     at, end = HEADER_BYTES, len(data)
+    remaining = iter(offsets)
+    wanted = next(remaining) - base
     try:
-        for _ in range(header.record_count):
+        for index in range(count):
             byte = data[at]
             if byte < 128:
                 length = byte >> 1
@@ -136,26 +144,22 @@ def find_record(data: bytes, header: BatchHeader, offset: int) -> RecordRun | No
                 at += 2
             else:
                 length, at = read_varint(data, at, end)
-            position = at + 2  # attributes, and a first byte of the time
-            while data[position - 1] >= 128:
-                position += 1
-            byte = data[position]
-            if byte < 128:
-                delta = byte >> 1
-                position += 1
-            elif data[position + 1] < 128:
-                delta = (byte & 127 | data[position + 1] << 7) >> 1
-                position += 2
-            else:
+            if index >= wanted or not is_dense:
+                position = at + 2  # attributes, and a first byte of the time
+                while data[position - 1] >= 128:
+                    position += 1
                 delta, position = read_varint(data, position, end)
-            if delta == wanted:
-                return _take(data, position, at + length, offset)
-            if delta > wanted:
-                return None
+                while delta > wanted:
+                    wanted = next(remaining) - base
+                if delta == wanted:
+                    found.append(_take(data, position, at + length, base + delta))
+                    wanted = next(remaining) - base
             at += length
+    except StopIteration:
+        pass
     except IndexError:
         raise CorruptBatch("a record is cut short") from None
-    return None
+    return found
 
 
 def _take(data: bytes, position: int, end: int, offset: int) -> RecordRun:

@@ -22,7 +22,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     fsync_interval_ms: int = 1000
     queue_segment_bytes: int = 64 << 20
     topic_segment_bytes: int = 1 << 30
-    stripe_cache_bytes: int = 4 << 20
+    stripe_cache_bytes: int = 16 << 20
     """Message memory of each stripe, not counting what is not yet written."""
     transient_memory_bytes: int = 16 << 20
     """Message memory of non-durable queues; beyond it the oldest are spilled to scratch files."""

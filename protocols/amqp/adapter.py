@@ -17,7 +17,7 @@ from protocols.amqp.adapter_blocking import BlockedNotice
 from protocols.amqp.adapter_channel import Channel
 from protocols.amqp.adapter_errors import to_amqp_error
 from protocols.amqp.adapter_login import Login, server_properties
-from protocols.amqp.adapter_properties import facts_of, intern
+from protocols.amqp.adapter_properties import facts_of, intern, ruled_facts
 from protocols.amqp.adapter_rights import require_rights
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import HEARTBEAT_FRAME, AmqpConnection, Event, MethodReceived, State
@@ -106,6 +106,7 @@ class AmqpAdapter:
             server_properties=server_properties(self.config),
             mechanisms=self._login.mechanisms,
             facts_of=lambda raw: facts_of(raw, self._login.user),
+            ruled_facts=ruled_facts,
         )
         self._notice = BlockedNotice(broker.alarms, lambda method: self._connection.send(0, method))
         outbox.on_writable = self._resume

@@ -15,7 +15,7 @@ from protocols.amqp import property_edits, wire
 from protocols.amqp.errors import AmqpError, SyntaxFault
 from protocols.amqp.properties import BasicProperties, Step, decode_properties, encode_properties, layout_of
 from protocols.sansio import LocalProtocolError
-from routing.facts import DELAY_MS_MAX, TTL_MS_MAX, pack
+from routing.facts import DELAY_MS_MAX, PRIORITY_MAX, TTL_MASK, TTL_MS_MAX, pack
 from routing.message import (
     NAME_ENCODING_ERRORS,
     RESERVED_HEADER_PREFIX,
@@ -253,6 +253,21 @@ def facts_of(raw: bytes, user: str) -> int | None:
     except (IndexError, SyntaxFault):
         return None
     return facts if pos == len(raw) else None
+
+
+def ruled_facts(facts: int, priorities: list[bytes], expirations: list[bytes]) -> list[int]:
+    """See `mixed_runs.RuledFacts`. An expiration has so few digits that it is no greater than `TTL_MS_MAX`."""
+    if not expirations[0]:
+        facts &= ~(PRIORITY_MAX << 1)
+        return [facts | priority[0] << 1 for priority in priorities]
+    facts &= ~(TTL_MASK << 9)
+    if not priorities[0]:
+        return [facts | int(digits) + 1 << 9 for digits in expirations]
+    facts &= ~(PRIORITY_MAX << 1)
+    return [
+        facts | int(digits) + 1 << 9 | priority[0] << 1
+        for priority, digits in zip(priorities, expirations, strict=True)
+    ]
 
 
 def _delay_ms(headers: dict[str, Any]) -> int:

@@ -26,7 +26,7 @@ from protocols.amqp.contents import BODY_FRAME, HEADER_FRAME, PUBLISH, Contents
 from protocols.amqp.deliveries import method_frame
 from protocols.amqp.errors import AmqpError, SyntaxFault, erlang_binary, payload_snippet
 from protocols.amqp.methods import Method, decode_method
-from protocols.amqp.mixed_runs import MixedRuns
+from protocols.amqp.mixed_runs import Facts, MixedRuns, RuledFacts
 from protocols.amqp.publish_run import (
     AckRange,
     AckUpTo,
@@ -90,7 +90,8 @@ class _Channel:
 class AmqpConnection:
     """See the module. `intern` turns property bytes into what publishes carry as `properties`.
 
-    `facts_of` says what decides which publishes go together, see `mixed_runs`; without it only equal ones do.
+    `facts_of` and `ruled_facts` say what decides which publishes go together, see `mixed_runs`; without them only equal
+    ones do.
     """
 
     def __init__(
@@ -101,7 +102,8 @@ class AmqpConnection:
         *,
         server_properties: dict[str, Any],
         mechanisms: bytes,
-        facts_of: Callable[[bytes], int | None] = lambda raw: None,
+        facts_of: Facts = lambda raw: None,
+        ruled_facts: RuledFacts = lambda facts, priorities, expirations: [],
     ) -> None:
         self.state = State.HEADER
         self.frame_bytes_max = config.frame_bytes_max
@@ -115,7 +117,7 @@ class AmqpConnection:
         self._body_bytes_max = 0
         self._properties = PropertiesMemo(intern, config.parsed_memo_entries_max)
         self._routes: dict[bytes, Route] = {}
-        self._mixed = MixedRuns(self._routes, facts_of)
+        self._mixed = MixedRuns(self._routes, facts_of, ruled_facts)
         self._channels: dict[int, _Channel] = {}
         self._contents = Contents(config, self._properties)
         self._in_step = True

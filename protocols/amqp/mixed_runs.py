@@ -4,8 +4,9 @@
    for property bytes what the engine decides by, as an integer: those of a run agree in bit 0, and where they differ in
    others they are one more column. None: a message that has to be looked at alone. A long uniform stretch ends a run.
 2. Most publishes look like one before them: same lengths of method and header frame, and property lists that differ in
-   texts and times alone (`properties.fixed_parts`). Such a `_Shape` is remembered by those two lengths: the next
-   publish like it is one `struct` call and a few comparisons, and its facts are known.
+   texts, times, priority and expiration alone (`properties.fixed_parts`). Such a `_Shape` is remembered by those two
+   lengths: the next publish like it is one `struct` call and a few comparisons, and its facts are known, or follow from
+   priority and expiration, which are read in columns (`RuledFacts`).
 3. A publish that fits no shape is walked frame by frame and makes a shape, unless shapes of these lengths hardly ever
    fit. What is no whole publish in single frames with a known method frame ends the run.
 """
@@ -19,6 +20,9 @@ from protocols.amqp.properties import fixed_parts
 from protocols.amqp.publish_run import UNIFORM_MIN, Family, PublishRun, Route
 
 Facts = Callable[[bytes], int | None]
+RuledFacts = Callable[[int, list[bytes], list[bytes]], list[int]]
+"""Given the facts of one property list, and the priorities and expirations of others that differ from it in these two
+alone (both empty where they have none): the facts of those."""
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _CONTENT_HEAD = struct.Struct(">BHIIQ")
@@ -34,12 +38,15 @@ _REMADE_EVERY = 16
 class _Columns:
     """What is found: an entry for each message."""
 
-    __slots__ = ("bodies", "keys", "raws", "uniform")
+    __slots__ = ("bodies", "expirations", "keys", "priorities", "raws", "uniform")
 
     def __init__(self) -> None:
         self.keys: list[str] = []
         self.raws: list[bytes] = []
         self.bodies: list[bytes] = []
+        self.priorities: list[bytes] = []
+        """Of those that the shape took last, if they have one or an expiration."""
+        self.expirations: list[bytes] = []
         self.uniform = False
         """The last ones were all alike: what follows is better off as a run of its own."""
 
@@ -51,7 +58,19 @@ class _Columns:
 class _Shape:
     """What publishes of a family with method frames of one length and header frames of one length look like."""
 
-    __slots__ = ("between", "facts", "family", "fixed", "head", "head_bytes", "missed", "read_fixed", "taken", "unpack")
+    __slots__ = (
+        "between",
+        "facts",
+        "family",
+        "fixed",
+        "head",
+        "head_bytes",
+        "missed",
+        "read_fixed",
+        "read_ruling",
+        "taken",
+        "unpack",
+    )
 
     def __init__(self, family: Family, method_bytes: int, raw: bytes, facts: int) -> None:
         channel = family[0]
@@ -59,7 +78,7 @@ class _Shape:
         self.facts = facts
         self.head = _FRAME_HEAD.pack(2, channel, 12 + len(raw)) + b"\x00\x3c\x00\x00"
         self.between = b"\xce\x03" + channel.to_bytes(2, "big")
-        self.read_fixed = fixed_parts(raw)
+        self.read_fixed, self.read_ruling = fixed_parts(raw)
         self.fixed = self.read_fixed(raw)
         layout = struct.Struct(f">{method_bytes}s11sQ{len(raw)}s4sI")
         self.head_bytes = layout.size
@@ -70,9 +89,12 @@ class _Shape:
         self, data: bytes, pos: int, end: int, routes: Mapping[bytes, Route], body_bytes_max: int, columns: _Columns
     ) -> int:
         """Take the publishes of this shape that are at `pos`; returns where they end."""
-        unpack, head_bytes, read_fixed = self.unpack, self.head_bytes, self.read_fixed
+        unpack, head_bytes, read_fixed, read_ruling = self.unpack, self.head_bytes, self.read_fixed, self.read_ruling
         head, between, fixed, family = self.head, self.between, self.fixed, self.family
         keys, raws, bodies = columns.keys, columns.raws, columns.bodies
+        priorities, expirations = columns.priorities, columns.expirations
+        priorities.clear()
+        expirations.clear()
         known, last, key, equal = b"", b"", "", 0
         start = pos + head_bytes
         while start < end:
@@ -94,6 +116,12 @@ class _Shape:
             stop = start + size
             if stop >= end or data[stop] != _END or not 0 < size <= body_bytes_max:
                 break
+            if read_ruling is not None:
+                priority, expiration = read_ruling(raw)
+                if expiration and not expiration.isdigit():
+                    break
+                priorities.append(priority)
+                expirations.append(expiration)
             keys.append(key)
             raws.append(raw)
             bodies.append(data[start:stop])
@@ -111,11 +139,12 @@ class _Shape:
 class MixedRuns:
     """Makes the runs of a connection longer; `routes` are its known method frames."""
 
-    __slots__ = ("_facts_of", "_routes", "_shapes")
+    __slots__ = ("_facts_of", "_routes", "_ruled_facts", "_shapes")
 
-    def __init__(self, routes: Mapping[bytes, Route], facts_of: Facts) -> None:
+    def __init__(self, routes: Mapping[bytes, Route], facts_of: Facts, ruled_facts: RuledFacts) -> None:
         self._routes = routes
         self._facts_of = facts_of
+        self._ruled_facts = ruled_facts
         self._shapes: dict[tuple[Family, int, int], _Shape] = {}
 
     def join(self, run: PublishRun, more: PublishRun) -> bool:
@@ -161,9 +190,10 @@ class MixedRuns:
             kind = family, header_at - pos, _FRAME_HEAD.unpack_from(data, header_at)[2]
             shape = self._shapes.get(kind)
             facts = first_facts
+            ruled = False
             if shape is not None and not (shape.facts ^ first_facts) & 1:
                 pos = shape.take(data, pos, end, self._routes, body_bytes_max, columns)
-                facts = shape.facts
+                facts, ruled = shape.facts, bool(columns.priorities)
                 shape.taken += len(bodies) - count
             if len(bodies) == count and not columns.uniform:
                 reached = self._take_one(data, pos, header_at, end, family, body_bytes_max, columns)
@@ -177,9 +207,11 @@ class MixedRuns:
                 pos, facts = reached, found
                 if shape is None or shape.is_misleading:
                     self._remember(kind, raw, facts)
-            if each is None and facts != first_facts:
+            if each is None and (ruled or facts != first_facts):
                 each = [first_facts] * count
-            if each is not None:
+            if each is not None and ruled:
+                each += self._ruled_facts(facts, columns.priorities, columns.expirations)
+            elif each is not None:
                 each += [facts] * (len(bodies) - count)
         if bodies:
             if each is not None and run.facts is None:

@@ -87,32 +87,48 @@ def names_of(flags: int) -> list[tuple[Step, str]]:
     return [(_STEPS.get(name, Step.SHORT_STRING), name) for flag, name in _FIELDS if flags & flag]
 
 
-def fixed_parts(raw: bytes) -> Callable[[bytes], tuple[bytes, ...]]:
-    """Reads from property lists as long as `raw`, which is well-formed, all of them but plain texts and times.
+_PLAIN_DIGITS_MAX = 9
+"""An expiration as short as that is within every limit."""
 
-    Two lists in which that is the same are walked in the same steps, and ask for the same.
+
+def fixed_parts(
+    raw: bytes,
+) -> tuple[Callable[[bytes], tuple[bytes, ...]], Callable[[bytes], tuple[bytes, bytes]] | None]:
+    """Two readers of property lists as long as `raw`, which is well-formed.
+
+    The first reads all but plain texts, times, and the values of priority and expiration: two lists in which that is
+    the same are walked in the same steps, and ask for the same but for those two values. The second reads these, each
+    empty where the list has none; it is None where there is neither.
     """
-    layout = [2]  # lengths of what counts and of what does not, in turn
+    fixed = [2]  # lengths of what counts and of what does not, in turn
+    values = {Step.PRIORITY: (0, 0), Step.EXPIRATION: (0, 0)}
     pos = 2
     for step in layout_of(int.from_bytes(raw[:2], "big")):
+        head, size = 0, 1  # of them `head` bytes count
         if step is Step.TIMESTAMP:
-            layout += (8, 0)
-            pos += 8
-            continue
-        if step in (Step.DELIVERY_MODE, Step.PRIORITY):
-            size = 1
+            size = 8
+        elif step is Step.DELIVERY_MODE:
+            head = 1
         elif step is Step.HEADERS:
-            size = 4 + int.from_bytes(raw[pos : pos + 4], "big")
-        else:
+            head = size = 4 + int.from_bytes(raw[pos : pos + 4], "big")
+        elif step is not Step.PRIORITY:
             size = 1 + raw[pos]
-        if step is Step.SHORT_STRING:
-            layout[-1] += 1
-            layout += (size - 1, 0)
-        else:
-            layout[-1] += size
+            is_free = step is Step.SHORT_STRING or (step is Step.EXPIRATION and 1 < size <= 1 + _PLAIN_DIGITS_MAX)
+            head = 1 if is_free else size
+        if step in values and head < size:
+            values[step] = (pos + head, size - head)
+        fixed[-1] += head
+        fixed += (size - head, 0)
         pos += size
-    form = "".join(f"{size}{'x' if place & 1 else 's'}" for place, size in enumerate(layout))
-    return struct.Struct(form).unpack
+    form = "".join(f"{size}{'x' if place & 1 else 's'}" for place, size in enumerate(fixed))
+    (priority_at, priority_bytes), (expiration_at, expiration_bytes) = values.values()
+    if not priority_bytes + expiration_bytes:
+        return struct.Struct(form).unpack, None
+    gap = (expiration_at or pos) - priority_at - priority_bytes
+    if not expiration_bytes:
+        gap = 0
+    ruling = f"{priority_at}x{priority_bytes}s{gap}x{expiration_bytes}s"
+    return struct.Struct(form).unpack, struct.Struct(ruling).unpack_from
 
 
 def decode_properties(raw: bytes) -> BasicProperties:

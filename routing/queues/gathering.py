@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -59,26 +60,23 @@ class Gathered:
         self._bodies: list[bytes] = []
 
     def add(self, offsets: Sequence[int]) -> int:
-        """Add those before the first that does not fit, or is not in memory; how many."""
+        """Of rising offsets, add those before the first that does not fit, or is not in memory; how many."""
         find = self._queue.partition.find
-        keys, raws, bodies = self._keys, self._raws, self._bodies
-        start = end = 0
-        for at, offset in enumerate(offsets):
-            if not start <= offset < end:
-                entry = find(offset)
-                if entry is None or not self._fits(entry.slab):
-                    offsets = offsets[:at]
-                    break
-                start, end = entry.first, entry.end
-                slab = entry.slab
-                slab_bodies, slab_keys, slab_raws = slab.bodies, slab.keys, slab.raws
-                key, raw = slab.routing_key, slab.properties.raw
-            index = offset - start
-            bodies.append(slab_bodies[index])
-            keys.append(key if slab_keys is None else slab_keys[index])
-            raws.append(raw if slab_raws is None else slab_raws[index])
-        self.offsets += offsets
-        return len(offsets)
+        at, count = 0, len(offsets)
+        while at < count:
+            entry = find(offsets[at])
+            if entry is None or not self._fits(entry.slab):
+                break
+            slab, start = entry.slab, entry.first
+            stop = bisect_left(offsets, entry.end, at)
+            places = [offset - start for offset in offsets[at:stop]]
+            bodies, keys, raws = slab.bodies, slab.keys, slab.raws
+            self._bodies += [bodies[place] for place in places]
+            self._keys += [slab.routing_key] * len(places) if keys is None else [keys[place] for place in places]
+            self._raws += [slab.properties.raw] * len(places) if raws is None else [raws[place] for place in places]
+            at = stop
+        self.offsets += offsets[:at]
+        return at
 
     def _fits(self, slab: Slab) -> bool:
         common, other = self._common, slab.properties

@@ -6,6 +6,7 @@ before the first of them can go. With the last message of a block goes what else
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from routing.queues.fact_columns import BLOCK_BITS, FactColumns
@@ -79,11 +80,11 @@ class LiveCounts:
             for first, count in runs_of(offsets):
                 self.release(first, count)
             return
-        if offsets[0] >> BLOCK_BITS == offsets[-1] >> BLOCK_BITS:
-            self.add(offsets[0], len(offsets), -1)
-        else:
-            for offset in offsets:
-                self.add(offset, 1, -1)
+        at = 0
+        while at < len(offsets):
+            stop = bisect_left(offsets, (offsets[at] >> BLOCK_BITS) + 1 << BLOCK_BITS, at)
+            self.add(offsets[at], stop - at, -1)
+            at = stop
         self._cache.release_offsets(offsets)
 
     def moved_away(self, pieces: list[MovedRun], copies: int) -> None:

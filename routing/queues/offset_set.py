@@ -59,6 +59,25 @@ class OffsetSet:
         self._tail_first = first
         self._tail_count = count
 
+    def extend(self, offsets: Sequence[int]) -> None:
+        """Add rising offsets that lie beyond all that are in the set, and mostly apart: each is a range of its own."""
+        if not offsets:
+            return
+        self.count += len(offsets)
+        if self._tail_count:
+            self._push(self._tail_first, self._tail_count)
+        self._tail_first, self._tail_count = offsets[-1], 1
+        packed = array("Q", [offset << 16 for offset in offsets])
+        packed.pop()
+        chunks = self._chunks
+        at = 0
+        while at < len(packed):
+            if not chunks or len(chunks[-1]) >= _CHUNK_RANGES:
+                chunks.append(array("Q"))
+            stop = at + _CHUNK_RANGES - len(chunks[-1])
+            chunks[-1] += packed[at:stop]
+            at = stop
+
     def _push(self, first: int, count: int) -> None:
         chunks = self._chunks
         while count:
@@ -140,7 +159,14 @@ class OffsetSet:
         if not self._chunks:
             return left
         chunk, position = self._chunks[0], self._position
-        for packed in chunk[position : position + left]:
+        piece = chunk[position : position + left]
+        singles = [packed >> 16 for packed in piece if not packed & 0xFFFF]
+        if len(singles) == len(piece):
+            taken += singles
+            left -= len(singles)
+            position += len(singles)
+            piece = piece[:0]
+        for packed in piece:
             number = (packed & 0xFFFF) + 1
             if number > left:
                 break

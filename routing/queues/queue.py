@@ -21,13 +21,14 @@ from routing.errors import AccessRefused
 from routing.facts import priority_of
 from routing.message import Slab
 from routing.queues import limits
+from routing.queues.arrivals import Arrival
 from routing.queues.consumer_turns import ConsumerTurns
 from routing.queues.death_history import REJECTED
 from routing.queues.gathering import gather
 from routing.queues.groups import Groups
 from routing.queues.line import Levels, Line
 from routing.queues.offset_set import OffsetSet, Range
-from routing.queues.queue_rules import Arrival, QueueRules
+from routing.queues.queue_rules import QueueRules
 from routing.queues.retries import Cause, catches, counts
 from routing.queues.returns import Returns
 from routing.queues.runs_of import runs_of
@@ -423,6 +424,8 @@ class Queue:
 
     def load(self, first: int, count: int) -> None:
         """Have the first of what waits read: with its neighbours, or with those next in line if they lie far apart."""
+        if self.partition.is_reading_for(self):
+            return
         line = self.next_line()
         if count < _SCATTERED_BELOW and (self.message_count > count or not line.simple):
             ahead = line.peek(_AHEAD_MAX)

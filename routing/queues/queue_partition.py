@@ -131,7 +131,7 @@ class QueuePartition:
         stored = StoredMessages(log, config, self._cache, self.moves, self.facts, spawn=spawn, loaded=loaded)
         self.find, self.load = stored.find, stored.load
         self.load_now, self.load_scattered = stored.load_now, stored.load_scattered
-        self.read_scattered = stored.read_scattered
+        self.read_scattered, self.is_reading_for = stored.read_scattered, stored.is_reading_for
         self._pinned_warning_bytes = config.pinned_warning_bytes
         log.listeners.append(self._log_advanced)
 

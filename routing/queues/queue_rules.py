@@ -10,14 +10,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routing.facts import DELAYED_FROM, TTL_MASK, delay_ms_of, priority_of, ttl_ms_of
 from routing.message import Slab
+from routing.queues.arrivals import Arrival, deadline_ms_of, is_mortal, overlaps
 from routing.queues.message_sizes import MessageSizes
 from routing.queues.offset_set import Range
+from routing.queues.runs_of import runs_of
 from routing.queues.timing import Timing
 
 if TYPE_CHECKING:
@@ -30,20 +32,8 @@ _NEVER = 1 << 62
 _SPACING_MS = 2
 """Alarms of a queue that has done all that was due are so far apart: what becomes due in between comes together."""
 
-
-@dataclass(slots=True)
-class Arrival:
-    """Messages [first, first + count) came at `time_ms`; `facts` is that of all, or a list of those of each."""
-
-    first: int
-    count: int
-    time_ms: int
-    facts: int | list[int]
-
-    def at(self, offset: int) -> int:
-        """The facts of one message."""
-        facts = self.facts
-        return facts if isinstance(facts, int) else facts[offset - self.first]
+_SLAB_MIN = 8
+"""Fewer messages than that are not worth an entry of their own."""
 
 
 class QueueRules:
@@ -145,6 +135,8 @@ class QueueRules:
         due = timing.due(now_ms)
         if due:
             self._become_due(timing, due)
+        for first, end in timing.opened(now_ms):
+            self._open_slab(first, end)
         expired = timing.expired(now_ms)
         if expired:
             self._again.difference_update(expired)
@@ -201,7 +193,7 @@ class QueueRules:
             facts, came_ms = queue.partition.facts.of(offset) or (0, 0)
             line = queue.line if queue.levels is None else queue.levels.at(priority_of(facts))
             line.due.append((position, offset))
-            deadline_ms = _deadline_ms(facts, came_ms, ttl_ms) if came_ms else None
+            deadline_ms = deadline_ms_of(facts, came_ms, ttl_ms) if came_ms else None
             if deadline_ms is not None:
                 deadlines.append(deadline_ms)
                 mortal.append(offset)
@@ -263,12 +255,12 @@ class QueueRules:
                 if waiting and arrival.first + arrival.count > waiting_from
             ]
         else:
-            parts = list(_overlaps(fresh, list(levels.fresh.ready.ranges())))
+            parts = list(overlaps(fresh, list(levels.fresh.ready.ranges())))
             levels.fresh.ready.clear()
             for arrival, first, end in parts:
                 self._sort(arrival, first, end)
         if self._timing is None:
-            if queue.settings.message_ttl_ms is None and not any(map(_is_mortal, fresh)):
+            if queue.settings.message_ttl_ms is None and not any(map(is_mortal, fresh)):
                 return
             self._need_timing()
         for arrival, first, end in parts:
@@ -283,14 +275,19 @@ class QueueRules:
         if isinstance(facts, int):
             levels.at(priority_of(facts)).ready.append(first, end - first)
             return
-        highest, at = levels.highest, first
-        column = [min(fact >> 1 & 255, highest) for fact in facts[first - arrival.first : end - arrival.first]]
-        level = column[0]
-        for offset, other in enumerate(column, first):
-            if other != level:
-                levels.at(level).ready.append(at, offset - at)
-                at, level = offset, other
-        levels.at(level).ready.append(at, end - at)
+        highest = levels.highest
+        column = [fact >> 1 & 255 for fact in facts[first - arrival.first : end - arrival.first]]
+        if max(column) > highest:
+            column = [min(level, highest) for level in column]
+        sorted_in: dict[int, list[int]] = defaultdict(list)
+        for offset, level in enumerate(column, first):
+            sorted_in[level].append(offset)
+        for level, offsets in sorted_in.items():
+            if offsets[-1] - offsets[0] < 2 * len(offsets):
+                for start, count in runs_of(offsets):
+                    levels.at(level).ready.append(start, count)
+            else:
+                levels.at(level).ready.extend(offsets)
 
     def _watch(self, arrival: Arrival, first: int, end: int) -> None:
         """Messages [first, end) of an arrival may expire."""
@@ -305,21 +302,36 @@ class QueueRules:
                     deadline_ms = arrival.time_ms + queue_ttl_ms
                     self._need_timing().expire_in_order(deadline_ms, first, end, waiting_from=waiting_from)
                 return
-        facts = (
-            [facts] * (end - first) if isinstance(facts, int) else facts[first - arrival.first : end - arrival.first]
-        )
-        deadlines, offsets = [], []
-        came_ms = arrival.time_ms
-        for offset, fact in enumerate(facts, first):
-            # A time to live as `facts.py` packs it, or none.
-            ttl_ms = (fact >> 9 & TTL_MASK) - 1
-            if queue_ttl_ms is not None and (ttl_ms < 0 or ttl_ms > queue_ttl_ms):
-                ttl_ms = queue_ttl_ms
-            if ttl_ms >= 0 and fact < DELAYED_FROM:
-                deadlines.append(came_ms + ttl_ms)
-                offsets.append(offset)
-        if offsets:
-            self._need_timing().expire_at(deadlines, offsets)
+            lives = [facts >> 9 & TTL_MASK]
+        else:
+            lives = [fact >> 9 & TTL_MASK for fact in facts[first - arrival.first : end - arrival.first]]
+        # As `facts.py` packs it: one more than the milliseconds, 0 is for ever.
+        shortest = min(lives) or min(filter(None, lives), default=0)
+        if queue_ttl_ms is not None:
+            shortest = min(shortest or queue_ttl_ms + 1, queue_ttl_ms + 1)
+        if shortest and end - first >= _SLAB_MIN:
+            self._need_timing().expire_slab(arrival.time_ms + shortest - 1, first, end)
+        elif shortest:
+            self._watch_each(range(first, end), arrival.at, arrival.time_ms)
+
+    def _watch_each(self, offsets: Iterable[int], facts_of: Callable[[int], int], came_ms: int) -> None:
+        ttl_ms = self._queue.settings.message_ttl_ms
+        deadlines, mortal = [], []
+        for offset in offsets:
+            facts = facts_of(offset)
+            deadline_ms = None if facts >= DELAYED_FROM else deadline_ms_of(facts, came_ms, ttl_ms)
+            if deadline_ms is not None:
+                deadlines.append(deadline_ms)
+                mortal.append(offset)
+        self._need_timing().expire_at(deadlines, mortal)
+
+    def _open_slab(self, first: int, end: int) -> None:
+        """The first of messages [first, end) expire about now: watch each that still waits."""
+        for run_first, column, came_ms in self._queue.partition.facts.between(first, end - first):
+            arrival = Arrival(run_first, len(column), came_ms, column)
+            offsets = list(range(run_first, run_first + len(column)))
+            for line in self._queue.lines():
+                self._watch_each(line.present(offsets), arrival.at, came_ms)
 
     def still_alive(self, offsets: Sequence[int]) -> Iterator[int]:
         """Those of the messages given back whose time is not over; the others die."""
@@ -330,7 +342,7 @@ class QueueRules:
         dead, deadlines, mortal = [], [], []
         for offset in offsets:
             known = facts.of(offset)
-            deadline_ms = None if known is None else _deadline_ms(*known, ttl_ms)
+            deadline_ms = None if known is None else deadline_ms_of(*known, ttl_ms)
             if deadline_ms is not None and deadline_ms <= now_ms:
                 dead.append(offset)
                 continue
@@ -428,30 +440,3 @@ class QueueRules:
         if self.sizes is not None:
             for offset in offsets:
                 self.sizes.leave(offset, 1)
-
-
-def _is_mortal(arrival: Arrival) -> bool:
-    facts = arrival.facts
-    return ttl_ms_of(facts) is not None if isinstance(facts, int) else max(facts) >= 1 << 9
-
-
-def _deadline_ms(facts: int, came_ms: int, queue_ttl_ms: int | None) -> int | None:
-    """When a message expires; None: never."""
-    ttl_ms = ttl_ms_of(facts)
-    if ttl_ms is None or (queue_ttl_ms is not None and queue_ttl_ms < ttl_ms):
-        ttl_ms = queue_ttl_ms
-    return None if ttl_ms is None else came_ms + delay_ms_of(facts) + ttl_ms
-
-
-def _overlaps(arrivals: list[Arrival], ranges: list[Range]) -> Iterator[tuple[Arrival, int, int]]:
-    """The parts of the arrivals that lie in the ranges; both rise."""
-    at = 0
-    for arrival in arrivals:
-        arrival_end = arrival.first + arrival.count
-        while at < len(ranges) and ranges[at][0] + ranges[at][1] <= arrival.first:
-            at += 1
-        index = at
-        while index < len(ranges) and ranges[index][0] < arrival_end:
-            first, count = ranges[index]
-            yield arrival, max(first, arrival.first), min(first + count, arrival_end)
-            index += 1

@@ -48,14 +48,20 @@ class Scattered:
         """The message at `offset`, if it was read and is still here."""
         return self._kept.get(offset)
 
+    def is_reading_for(self, queue: Queue) -> bool:
+        """It will be pumped again."""
+        return queue in self._reading
+
     def load(self, offsets: list[int], queue: Queue) -> bool:
-        """Read these, of which the first is wanted now; the queue is pumped again. False: the first cannot be read."""
+        """Read these, of which the first is wanted now, for a queue that has no read under way; it is pumped again.
+
+        False: the first cannot be read.
+        """
         if offsets[0] in self._not_there:
             return False
-        if queue not in self._reading:
-            self._reading.add(queue)
-            missing = [offset for offset in offsets if offset not in self._kept]
-            self._spawn(self._load, (missing, queue))
+        self._reading.add(queue)
+        missing = [offset for offset in offsets if offset not in self._kept]
+        self._spawn(self._load, (missing, queue))
         return True
 
     async def _load(self, wanted: tuple[list[int], Queue]) -> None:

@@ -68,6 +68,10 @@ class StoredMessages:
         """As `load`, for one who can wait; afterwards `find` knows the offset, or the message is given up."""
         await self._cold.load_now(self._moves.location(offset), queue, offset)
 
+    def is_reading_for(self, queue: Queue) -> bool:
+        """`load_scattered` was called for it, and what it asked for is not here yet."""
+        return self._scattered.is_reading_for(queue)
+
     def load_scattered(self, offsets: list[int], queue: Queue) -> bool:
         """As `load`, for messages far apart; False if the first has to be asked for with `load`."""
         if self._moves:

@@ -1,7 +1,8 @@
 """When messages of a queue expire, and when delayed ones may be given out.
 
 1. An expiry acts on time wherever the message stands. Messages with a time to live of their own wait in a wheel; those
-   that only have the queue's expire in the order they came, so a list of ranges does.
+   that only have the queue's expire in the order they came, so a list of ranges does. Of a whole slab only the first
+   deadline is watched: most of it is gone by then, and only what still waits goes to the wheel (`opened`).
 2. What is given out within the turn it came in never gets here: `Queue` registers what is left afterwards.
 3. An entry is not removed when its message goes: when it is due, the lines say whether the message still waits. When
    most entries are of messages that are gone, the wheel is swept.
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -25,7 +27,7 @@ _BITE = 2048
 class Timing:
     """See the module."""
 
-    __slots__ = ("_expiry", "_in_order", "_now_ms", "_pending", "_sweep_at")
+    __slots__ = ("_expiry", "_in_order", "_now_ms", "_pending", "_slabs", "_sweep_at")
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -33,6 +35,8 @@ class Timing:
         self._pending: TimingWheel | None = None
         self._in_order: deque[tuple[int, int, int]] = deque()
         """(deadline, first, end) of messages that live as long as the queue says."""
+        self._slabs: list[tuple[int, int, int]] = []
+        """A heap of (first deadline, first, end)."""
         self._sweep_at = _STALE_MIN
 
     @property
@@ -43,13 +47,27 @@ class Timing:
     @property
     def idle(self) -> bool:
         """Nothing waits for its time."""
-        return not self.pending and not self._in_order and not (self._expiry is not None and len(self._expiry))
+        expiring = self._in_order or self._slabs or (self._expiry is not None and len(self._expiry))
+        return not self.pending and not expiring
 
     def expire_at(self, deadlines_ms: Sequence[int], offsets: Sequence[int]) -> None:
         """Messages with a time to live of their own."""
         if self._expiry is None:
             self._expiry = TimingWheel(1, now_ms=self._now_ms)
         self._expiry.add_many(deadlines_ms, offsets)
+
+    def expire_slab(self, deadline_ms: int, first: int, end: int) -> None:
+        """Messages [first, end), none of which expires before that: `opened` tells when they have to be looked at."""
+        heapq.heappush(self._slabs, (deadline_ms, first, end))
+
+    def opened(self, now_ms: int) -> list[tuple[int, int]]:
+        """[first, end) of slabs in which the first messages expire now: a bite of them."""
+        slabs, found, count = self._slabs, [], 0
+        while slabs and slabs[0][0] <= now_ms and count < _BITE:
+            _, first, end = heapq.heappop(slabs)
+            found.append((first, end))
+            count += end - first
+        return found
 
     def expire_in_order(self, deadline_ms: int, first: int, end: int, *, waiting_from: int) -> None:
         """Messages [first, end), none of which expires before those that came before them.
@@ -102,7 +120,7 @@ class Timing:
 
     def next_ms(self) -> int | None:
         """When there is something to do next."""
-        times = [] if not self._in_order else [self._in_order[0][0]]
+        times = [entries[0][0] for entries in (self._in_order, self._slabs) if entries]
         for wheel in (self._expiry, self._pending):
             next_due_ms = None if wheel is None else wheel.next_due_ms()
             if next_due_ms is not None:
@@ -118,3 +136,6 @@ class Timing:
         in_order = self._in_order
         if len(in_order) > max(_STALE_MIN, 2 * waiting):
             self._in_order = deque(entry for entry in in_order if any(present(list(range(entry[1], entry[2])))))
+        if len(self._slabs) > max(_STALE_MIN, 2 * waiting):
+            self._slabs = [entry for entry in self._slabs if any(present(list(range(entry[1], entry[2]))))]
+            heapq.heapify(self._slabs)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from core_log.batch_header import parse_header
 from core_log.errors import CorruptBatch
 from core_log.record_batch import BatchBuilder, decode_runs
-from core_log.record_reader import find_record
+from core_log.record_reader import find_records
 
 values = st.lists(
     st.tuples(st.integers(0, 3), st.binary(max_size=300), st.binary(max_size=200)), min_size=1, max_size=40
@@ -27,14 +27,14 @@ def test_each_record_is_found_where_it_is(records: list[tuple[int, bytes, bytes]
     header = parse_header(batch)
     known = {run.first_offset + i: (run.key, run.header_block, value) for run in decode_runs(batch)
              for i, value in enumerate(run.values)}  # fmt: skip
-    for wanted in range(base, offset + 2):
-        found = find_record(batch, header, wanted)
-        if wanted in known:
-            assert found is not None
-            assert (found.key, found.header_block, found.values[0]) == known[wanted]
-            assert (found.first_offset, found.count) == (wanted, 1)
-        else:
-            assert found is None
+    everywhere = range(base, offset + 2)
+    asked = [[wanted] for wanted in everywhere] + [[*everywhere], [*everywhere][::3], [*known]]
+    for offsets in asked:
+        found = find_records(batch, header, offsets)
+        assert [run.first_offset for run in found] == [wanted for wanted in offsets if wanted in known]
+        for run in found:
+            assert run.count == 1
+            assert (run.key, run.header_block, run.values[0]) == known[run.first_offset]
 
 
 def test_records_of_every_size_of_varint() -> None:
@@ -45,8 +45,7 @@ def test_records_of_every_size_of_varint() -> None:
     batch = builder.build()
     header = parse_header(batch)
     for at, size in enumerate(sizes * 20):
-        found = find_record(batch, header, at * 60)
-        assert found is not None
+        (found,) = find_records(batch, header, [at * 60])
         assert found.values == [bytes(size)]
         assert found.key is None
 
@@ -63,6 +62,6 @@ def test_a_batch_that_is_cut_is_damaged() -> None:
 
 def reads(batch: bytes) -> bool:
     try:
-        return find_record(batch, parse_header(batch), 1) is not None
+        return len(find_records(batch, parse_header(batch), [1])) == 1
     except CorruptBatch:
         return False

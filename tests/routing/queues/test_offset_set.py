@@ -291,3 +291,19 @@ def test_subtract_is_set_difference(have: list[Range], gone: list[Range]) -> Non
 )
 def test_subtract(have: list[Range], gone: list[Range], left: list[Range]) -> None:
     assert subtract(have, gone) == left
+
+
+@given(st.lists(st.integers(1, 20), max_size=60), st.lists(st.integers(1, 3), max_size=40))
+def test_extending_is_appending_one_by_one(counts: list[int], steps: list[int]) -> None:
+    extended, appended, at = OffsetSet(), OffsetSet(), 0
+    for count in counts:
+        offsets = []
+        for step in range(count):
+            at += steps[(at + step) % len(steps)] if steps else 1
+            offsets.append(at)
+            appended.append(at, 1)
+        extended.extend(offsets)
+        assert list(extended.ranges()) == list(appended.ranges())
+    assert extended.take(len(counts)) == appended.take(len(counts))
+    assert list(extended.ranges()) == list(appended.ranges())
+    assert extended.count == appended.count

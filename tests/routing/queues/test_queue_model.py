@@ -6,7 +6,9 @@ Deadlines end in 5 ms and time goes by in steps of 10, so that nothing is due at
 from __future__ import annotations
 
 from dataclasses import dataclass
+from unittest import mock
 
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from core_log.files import MemoryFiles
 from routing.facts import pack
 from routing.message import Slab
+from routing.queues import queue_rules
 from routing.unsettled import Outcome
 from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed
 
@@ -172,12 +175,15 @@ async def finish(running: Engine, model: Model) -> None:
     assert left == [one.number for one in model.ready()]
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("slab_min", [1, 8])
+@settings(max_examples=40, deadline=None)
 @given(operations)
-def test_a_queue_does_what_its_model_does(steps: list[tuple[str, object]]) -> None:
+def test_a_queue_does_what_its_model_does(slab_min: int, steps: list[tuple[str, object]]) -> None:
+    """`slab_min`: from how many messages on slabs are watched as a whole."""
     clock = MockClock()
 
     async def main() -> None:
         await live(clock, steps)
 
-    trio.run(main, clock=clock)
+    with mock.patch.object(queue_rules, "_SLAB_MIN", slab_min):
+        trio.run(main, clock=clock)
