@@ -232,8 +232,10 @@ class Replica(RuleBasedStateMachine):
 
     def reopen(self, disk: MemoryFiles, promised: int | None) -> None:
         self.files = FaultyFiles(disk)
+        if promised is None:
+            high_watermarks.save(disk, "", {})  # a replica that restarts is out of its watermark's service
         saved = high_watermarks.load(disk, "").get(DIRECTORY, 0)
-        log = self.log = open_replica(self.files, self.config, high_watermark=saved if promised is not None else 0)
+        log = self.log = open_replica(self.files, self.config, high_watermark=saved)
         self.leads = False
         assert log.flushed_offset == log.log_end_offset
         assert not log.damaged or (self.config.fsync != "commit" and saved > log.log_end_offset)
