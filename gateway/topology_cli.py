@@ -95,6 +95,18 @@ def add_queue(client: BlockingClient, **given: Any) -> None:
     client.administer("queues.add", **given)
 
 
+@queues.command("alter")
+@click.argument("name")
+@click.argument("arguments", type=JsonObject())
+@vhost_option
+@with_client
+def alter_queue(client: BlockingClient, **given: Any) -> None:
+    """Change the arguments of queue NAME to those in the JSON object ARGUMENTS; one that is null goes. Messages and
+    consumers stay, and who declares it as it was before still means this queue.
+    """
+    client.administer("queues.alter", **given)
+
+
 @queues.command("delete")
 @click.argument("name")
 @vhost_option

@@ -113,6 +113,7 @@ class Broker:
         self.check_exchange = control.check_exchange
         self.delete_exchange = control.delete_exchange
         self.declare_queue = control.declare_queue
+        self.alter_queue = control.alter_queue
         self.check_queue = control.check_queue
         self.delete_queue = control.delete_queue
         self.purge_queue = control.purge_queue

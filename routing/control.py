@@ -161,6 +161,18 @@ class Control:
             return QueueInfo(plan.entries[0].key[2], 0, 0)
         return await self.check_queue(name, owner, vhost=vhost)
 
+    async def alter_queue(
+        self, name: str, changes: Mapping[str, Any], *, owner: object = None, vhost: str = DEFAULT_VHOST
+    ) -> None:
+        """Give a queue other arguments while it is used; None takes one away. Declarations with the arguments it had
+        before still mean this queue. Messages stay, and live by the new rules.
+
+        Raises NotFound, ResourceLocked, InvalidArgument, NotImplementedYet (a stream, or to become one),
+        StorageUnavailable.
+        """
+        topology = self.topology
+        await topology.change(lambda: plans.alter_queue(topology.vhost(vhost), name, changes, owner))
+
     async def check_queue(self, name: str, owner: object = None, *, vhost: str = DEFAULT_VHOST) -> QueueInfo:
         """Raises NotFound, ResourceLocked."""
         queue = self.topology.vhost(vhost).source(name, owner)

@@ -96,7 +96,7 @@ class AmqpAdapter:
         self._peer = peer
         self._clock = clock
         self._login = Login(self.config, authenticate, peer, peer_certificate_name)
-        self._timers = ConnectionTimers(clock(), self.config.handshake_timeout_s)
+        self._timers = ConnectionTimers(clock(), self.config.handshake_timeout_s, self.config.busy_grace_s)
         self._channels: dict[int, Channel] = {}
         self._released = False
         self._connection = AmqpConnection(
@@ -175,7 +175,7 @@ class AmqpAdapter:
         """Send a heartbeat, or give the connection up."""
         if self.held:
             self._timers.received(now)
-        due = self._timers.due(now)
+        due = self._timers.due(now, self._holds_deliveries)
         if due is Due.SEND_HEARTBEAT:
             self._outbox.write(HEARTBEAT_FRAME)
         elif due is Due.GIVE_UP:
@@ -183,6 +183,9 @@ class AmqpAdapter:
                 log.warning("AMQP %s: nothing heard in time (state %s)", self._peer, self._connection.state.value)
             self._leave()
             self.closed = True
+
+    def _holds_deliveries(self) -> bool:
+        return any(channel.session.unsettled for channel in self._channels.values())
 
     def connection_lost(self) -> None:
         """The transport is gone."""

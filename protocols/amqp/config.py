@@ -20,6 +20,10 @@ class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
     heartbeat_s: int = 60
     """The heartbeat interval offered; the client's answer counts, 0 turns heartbeats off."""
 
+    busy_grace_s: float = 0.0
+    """A client that holds unsettled deliveries may be silent so long in all, however short its heartbeats: one that
+    works in the thread that should send them. 0: two heartbeat intervals, as for all others."""
+
     handshake_timeout_s: float = 10.0
     """From the first byte to `connection.open`."""
 

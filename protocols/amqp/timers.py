@@ -1,13 +1,14 @@
 """The deadlines of a connection: handshake, heartbeats both ways, close. Pure: `now` is a parameter, in seconds.
 
 A heartbeat is sent every half interval in which nothing else was; a peer from which nothing came for two intervals is
-gone (AMQP 0-9-1 section 4.2.7).
+gone (AMQP 0-9-1 section 4.2.7), unless it is busy and has a grace.
 """
 
 from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 
 
 class Due(enum.Enum):
@@ -21,8 +22,11 @@ class Due(enum.Enum):
 class ConnectionTimers:
     """See the module. `wrote` is set by whoever writes to the peer."""
 
-    def __init__(self, now: float, handshake_timeout_s: float) -> None:
+    def __init__(self, now: float, handshake_timeout_s: float, busy_grace_s: float = 0.0) -> None:
+        """`busy_grace_s`: how long a peer that is busy may be silent."""
         self.wrote = False
+        self._busy_grace_s = busy_grace_s
+        self._excused_until = 0.0
         self._deadline = now + handshake_timeout_s
         self._interval_s = 0.0
         self._received_at = now
@@ -49,12 +53,18 @@ class ConnectionTimers:
     def next_at(self) -> float:
         """When `due` wants to be asked, `math.inf` for never."""
         silent_at = self._received_at + 2 * self._interval_s if self._interval_s else math.inf
+        silent_at = max(silent_at, self._excused_until)
         return min(self._deadline, self._send_at, silent_at)
 
-    def due(self, now: float) -> Due:
-        """What is due at `now`."""
-        if now >= self._deadline or (self._interval_s and now >= self._received_at + 2 * self._interval_s):
+    def due(self, now: float, busy: Callable[[], bool] = bool) -> Due:
+        """What is due at `now`; `busy` is asked only of a peer that is silent."""
+        if now >= self._deadline:
             return Due.GIVE_UP
+        if self._interval_s and now >= max(self._received_at + 2 * self._interval_s, self._excused_until):
+            grace_until = self._received_at + self._busy_grace_s
+            if now >= grace_until or not busy():
+                return Due.GIVE_UP
+            self._excused_until = min(now + self._interval_s, grace_until)
         if now < self._send_at:
             return Due.NOTHING
         self._send_at = now + self._interval_s / 2

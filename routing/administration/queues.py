@@ -74,6 +74,13 @@ async def add_queue(
     await broker.declare_queue(name, durable=durable, auto_delete=auto_delete, arguments=arguments, vhost=vhost)
 
 
+@operation("queues.alter")
+async def alter_queue(broker: Broker, user: str, name: str, arguments: Arguments, vhost: str = "/") -> None:
+    """Change arguments of a queue that is there; one that is null goes."""
+    queue = _queue(broker, vhost, name)
+    await broker.alter_queue(name, arguments, owner=queue.owner, vhost=vhost)
+
+
 @operation("queues.delete")
 async def delete_queue(
     broker: Broker, user: str, name: str, vhost: str = "/", if_unused: bool = False, if_empty: bool = False

@@ -29,6 +29,7 @@ from routing.queues.groups import Groups
 from routing.queues.line import Levels, Line
 from routing.queues.offset_set import OffsetSet, Range
 from routing.queues.queue_rules import QueueRules
+from routing.queues.regrouping import tell_apart
 from routing.queues.retries import Cause, catches, counts
 from routing.queues.returns import Returns
 from routing.queues.runs_of import runs_of
@@ -54,7 +55,7 @@ class Queue:
 
     __slots__ = (
         "__weakref__", "_host", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
-        "fresh", "groups", "id", "levels", "line", "name", "outstanding", "owner", "partition",
+        "formerly", "fresh", "groups", "id", "levels", "line", "name", "outstanding", "owner", "partition",
         "redelivered_before", "returns", "rules", "seen", "settings", "turns", "vhost",
     )  # fmt: skip
 
@@ -80,6 +81,8 @@ class Queue:
         self.exclusive = exclusive
         self.auto_delete = auto_delete
         self.arguments = arguments
+        self.formerly: list[dict[str, Any]] = []
+        """Arguments it had before it was altered: who declares it with those means this queue."""
         self.owner = owner
         self.line = Line()
         self.levels: Levels | None = None
@@ -120,16 +123,18 @@ class Queue:
         return lines if self.groups is None else (*lines, self.groups.aside)
 
     def apply_settings(self, settings: QueueSettings) -> None:
-        """Live by other rules from now on. Whether a queue tells priorities apart is decided when it is empty."""
+        """Live by other rules from now on."""
         self.settings = settings
         self.turns.single_active = settings.single_active_consumer
-        if settings.priority_max and self.levels is None and not self.line.count:
-            self.levels = Levels(settings.priority_max)
         if settings.group_by != (None if self.groups is None else self.groups.by):
             if self.groups is not None:
                 self.groups.disband()
+            self.groups = None
+        if settings.priority_max != (0 if self.levels is None else self.levels.highest):
+            tell_apart(self, settings.priority_max)
+        if self.groups is None and settings.group_by is not None:
             by, aside_max = settings.group_by, self.partition.grouped_messages_max
-            self.groups = None if by is None else Groups(self, by, aside_max)
+            self.groups = Groups(self, by, aside_max)
         self.rules.changed()
         if not counts(settings):
             self.returns = None
@@ -145,6 +150,7 @@ class Queue:
         if settings.limited and not self.awake:
             self.awake = True
             self._host.runnable(self)
+        self.wake()
 
     # --- messages in -------------------------------------------------------------------
 
@@ -214,16 +220,16 @@ class Queue:
             self.line.ready = OffsetSet(ready)
             ready = ()
         for first, count in self.rules.restore(ready):
-            self._line_of_run(first).ready.append(first, count)
+            self.line_of(first).ready.append(first, count)
         for first, count in self.rules.restore(returned):
-            self._line_of_run(first).placed.add(first, count)
+            self.line_of(first).placed.add(first, count)
         self.rules.restored()
         if state and self.returns is not None and "returns" in state:
             self.rules.restore_returns(self.returns, state["returns"])
         if state and self.seen is not None:
             self.seen.restore(state.get("seen", ()), self._host.now_ms())
 
-    def _line_of_run(self, offset: int) -> Line:
+    def line_of(self, offset: int) -> Line:
         """Where messages stand that agree in priority with the one at `offset`."""
         return self.line if self.levels is None else self.levels.at(self.priority(offset))
 
@@ -260,7 +266,7 @@ class Queue:
                 self.line.placed.add(first, count)
         else:
             for offset in self.rules.still_alive(offsets):
-                self._line_of_run(offset).placed.add(offset, 1)
+                self.line_of(offset).placed.add(offset, 1)
         self.rules.came_back(offsets)
         self.wake()
 
@@ -269,7 +275,7 @@ class Queue:
         for offset in offsets:
             self.outstanding -= 1
             if not self.deleted:
-                self._line_of_run(offset).placed.add(offset, 1)
+                self.line_of(offset).placed.add(offset, 1)
 
     def settle(self, first: int, count: int) -> None:
         """Delivered messages are done with."""
@@ -359,7 +365,7 @@ class Queue:
         """Messages that were taken off the front could not be given out: they are next again."""
         self.outstanding -= len(offsets)
         for first, count in runs_of(offsets):
-            self._line_of_run(first).placed.add(first, count, redelivered=redelivered)
+            self.line_of(first).placed.add(first, count, redelivered=redelivered)
         self.rules.came_back(offsets)
 
     def passes(self) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -92,6 +92,7 @@ class Stream:
     auto_delete = False
     durable = True
     owner = None
+    formerly: Sequence[dict[str, Any]] = ()
 
     def __init__(self, name: str, vhost: str, topic: Topic, arguments: dict[str, Any], host: StreamHost) -> None:
         self.name = name

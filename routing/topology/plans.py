@@ -29,6 +29,8 @@ GENERATED_PREFIX = "amq.gen-"
 
 _COMPARED = [f"x-{name}" for name in CHECKS]
 """Arguments of queues that must be the same when one is declared again; those that nobody knows need not."""
+_FORMERLY_MAX = 10
+"""Arguments of before, of a queue that was altered, that still count as its own."""
 _ON_THE_DEFAULT_EXCHANGE = "operation not permitted on the default exchange"
 
 
@@ -153,7 +155,36 @@ def check_queue_equals(
     asked = {"durable": durable and not exclusive, "auto_delete": auto_delete}
     have = {"durable": found.durable and not found.exclusive, "auto_delete": found.auto_delete}
     _require_equal(what, vhost.name, asked, have, asked)
-    _require_equal(what, vhost.name, arguments, found.arguments, _COMPARED)
+    if not any(_agree(arguments, known) for known in found.formerly):
+        _require_equal(what, vhost.name, arguments, found.arguments, _COMPARED)
+
+
+def _agree(asked: Mapping[str, Any], have: Mapping[str, Any]) -> bool:
+    return all(asked.get(argument, _ABSENT) == have.get(argument, _ABSENT) for argument in _COMPARED)
+
+
+def alter_queue(vhost: VirtualHost, name: str, changes: Mapping[str, Any], owner: object) -> Plan:
+    """Give a queue other arguments; None takes one away. Raises NotFound, ResourceLocked, InvalidArgument,
+    NotImplementedYet.
+    """
+    queue = vhost.queue(name, owner, "altering")
+    wanted = {key: value for key, value in {**queue.arguments, **changes}.items() if value is not None}
+    check_queue_arguments(vhost, name, wanted)
+    guards = [vhost_key(vhost.name)]
+    if wanted == queue.arguments:
+        return Plan(guards=[*guards, queue_key(vhost.name, name)])
+    formerly = [one for one in (*queue.formerly, queue.arguments) if not _agree(one, wanted)]
+    written = queue.partition.durable
+    value = {
+        "id": queue.id,
+        "stripe": queue.partition.index,
+        "auto_delete": queue.auto_delete,
+        "arguments": wanted,
+        "formerly": formerly[-_FORMERLY_MAX:],
+    }
+    if not written:
+        value |= {"durable": queue.durable, "exclusive": queue.exclusive}
+    return Plan([Entry(queue_key(vhost.name, name), value, written, queue.owner)], guards)
 
 
 def new_queue_name(name: str, prefix: str) -> str:

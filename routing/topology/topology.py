@@ -250,6 +250,11 @@ class Topology:
             if queue is not None and queue.partition.durable is entry.durable:
                 self._drop(self.vhosts[vhost], queue)
             return
+        there = self.vhosts[vhost].queues.get(name)
+        if there is not None and there.id == value["id"]:
+            there.arguments, there.formerly = value["arguments"], value.get("formerly", [])
+            self.vhosts[vhost].follow_policies(there)
+            return
         partition = self.stripes[value["stripe"]] if entry.durable else self.transient
         queue = Queue(
             value["id"],
@@ -264,6 +269,7 @@ class Topology:
             settings=self.vhosts[vhost].settings_of(name, value["arguments"]),
         )
         queue.vhost = vhost
+        queue.formerly = value.get("formerly", [])
         partition.queues[queue.id] = queue
         if queue.exclusive:
             self.owned.setdefault(queue.owner, {})[queue] = None

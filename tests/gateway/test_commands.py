@@ -283,3 +283,23 @@ def test_policies(broker: BrokerProcess, millrace: Commands) -> None:
     assert millrace.refused("policies", "delete", "cap", "--operator") == "no operator policy 'cap' in vhost '/'"
     assert millrace.rows("policies", "list") == []
     millrace("queues", "delete", "policed")
+
+
+def test_a_queue_is_altered_in_place(millrace: Commands, broker: BrokerProcess) -> None:
+    with connect(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("altered", durable=True)
+        for priority in (1, 9):
+            channel.basic_publish("", "altered", b"before", pika.BasicProperties(delivery_mode=2, priority=priority))
+        millrace("queues", "alter", "altered", '{"x-max-priority": 9, "x-queue-type": "quorum"}')
+        for priority in (1, 9):
+            body = b"%d" % priority
+            channel.basic_publish("", "altered", body, pika.BasicProperties(delivery_mode=2, priority=priority))
+        arguments = {"x-max-priority": 9, "x-queue-type": "quorum"}
+        assert channel.queue_declare("altered", durable=True).method.message_count == 4
+        assert channel.queue_declare("altered", durable=True, arguments=arguments).method.message_count == 4
+        got = [channel.basic_get("altered", auto_ack=True)[2] for _ in range(4)]
+        assert got == [b"9", b"1", b"before", b"before"]
+        channel.queue_delete("altered")
+    assert millrace.refused("queues", "alter", "altered", "{}") == "no queue 'altered' in vhost '/'"

@@ -411,3 +411,22 @@ def test_without_heartbeats_nothing_is_due() -> None:
     timers.closing(2e9, 5.0)
     assert timers.next_at() == 2e9 + 5
     assert timers.due(2e9 + 5) is Due.GIVE_UP
+
+
+def test_a_peer_that_is_busy_may_be_silent_for_longer() -> None:
+    timers = ConnectionTimers(0.0, 10.0, 600.0)
+    timers.opened(0.0, 60)
+    timers.received(10.0)
+    now, due = 10.0, Due.NOTHING
+    while due is not Due.GIVE_UP:
+        now = timers.next_at()
+        due = timers.due(now, lambda: True)
+    assert now == 610.0
+    timers.received(700.0)
+    while timers.due(now, lambda now=now: now < 850.0) is not Due.GIVE_UP:
+        now = timers.next_at()
+    assert 850.0 <= now < 1000.0
+    timers.received(1000.0)
+    while timers.due(now) is not Due.GIVE_UP:
+        now = timers.next_at()
+    assert now == 1120.0
