@@ -72,6 +72,15 @@ def limit_vhost(client: BlockingClient, name: str, max_connections: int | None, 
     client.administer("vhosts.limits", name=name, limits=limits)
 
 
+@vhosts.command("trace")
+@click.argument("name")
+@click.argument("switch", type=click.Choice(["on", "off"]))
+@with_client
+def trace_vhost(client: BlockingClient, name: str, switch: str) -> None:
+    """Send copies of all messages of virtual host NAME to its exchange amq.rabbitmq.trace, or stop that."""
+    client.administer("vhosts.trace", name=name, on=switch == "on")
+
+
 @vhosts.command("delete")
 @click.argument("name")
 @with_client

@@ -41,6 +41,7 @@ from routing.storage import Storage, fitted, wall_clock_ms
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic, TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
+from routing.tracing import Trace, flush
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class Broker:
             now_ms=self.clock.now_ms,
         )
         self.spawn = nursery.start_soon
+        self.traces: dict[str, Trace] = {}
+        """Of virtual hosts in which tracing is on."""
         self.dead_letters = DeadLetters(self)
         self._host = host = Host(
             timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
@@ -199,6 +202,8 @@ class Broker:
         if dead_letters.due:
             dead_letters.run()
             self._pump()
+        if self.traces and flush(self.traces.values()):
+            self._pump()
         if self._dirty:
             if self.after_turn is not None:
                 # Deliveries do not wait for the disk: send them before the flusher's threads ask for the interpreter.
@@ -278,6 +283,15 @@ class Broker:
     def topics(self) -> Mapping[str, Topic]:
         """All topics by name."""
         return self.topology.topics
+
+    def trace(self, vhost: str, on: bool) -> None:
+        """Begin or end to send copies of all messages of a virtual host to its firehose. Raises NotAllowed."""
+        found = self.topology.vhost(vhost)
+        if not on:
+            found.trace = None
+            self.traces.pop(vhost, None)
+        elif found.trace is None:
+            found.trace = self.traces[vhost] = Trace(found)
 
     # --- housekeeping ------------------------------------------------------------------
 

@@ -97,6 +97,19 @@ class Consumer:
         return credit
 
 
+class Got:
+    """The answer to a get: one message, `slab.bodies[index]`."""
+
+    __slots__ = ("delivery_id", "index", "message_count", "redelivered", "slab")
+
+    def __init__(self, delivery_id: int, slab: Slab, index: int, redelivered: bool, message_count: int) -> None:
+        self.delivery_id = delivery_id
+        self.slab = slab
+        self.index = index
+        self.redelivered = redelivered
+        self.message_count = message_count
+
+
 def consumer_priority(arguments: dict[str, Any] | None, queue: Queue | Stream) -> int:
     """The argument `x-priority`. Raises PreconditionFailed when it is no integer."""
     priority = (arguments or {}).get("x-priority", 0)

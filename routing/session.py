@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from routing.confirms import Confirms
 from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
+from routing.consumer import Got as Got
 from routing.consumer import consumer_priority
 from routing.deduplication import deliver_new
 from routing.errors import BrokerError, LimitExceeded, PreconditionFailed
@@ -37,19 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Got:
-    """The answer to a get: one message, `slab.bodies[index]`."""
-
-    __slots__ = ("delivery_id", "index", "message_count", "redelivered", "slab")
-
-    def __init__(self, delivery_id: int, slab: Slab, index: int, redelivered: bool, message_count: int) -> None:
-        self.delivery_id = delivery_id
-        self.slab = slab
-        self.index = index
-        self.redelivered = redelivered
-        self.message_count = message_count
-
-
 class Session:
     """See the module. Made by `Broker.session`."""
 
@@ -67,6 +55,8 @@ class Session:
         """Deliveries to consumers that are not settled; the answers to `get` do not count."""
         self.paused = False
         self.closed = False
+        self.number = 0
+        """What the protocol calls it: the number of a channel."""
         self.on_overdue: Callable[[BrokerError], None] | None = None
         """Ends the session when it holds a delivery for too long; without it, it may."""
         self.consumers: list[Consumer] = []
@@ -110,6 +100,8 @@ class Session:
 
     def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> None:
         """Publish what was routed before, without a confirm and whatever the logs say."""
+        if self.vhost.trace is not None:
+            self.vhost.trace.published(self, slab, route)
         for history in route.histories:
             history.remember(slab)
         if not route.homes and not route.topics:
@@ -124,6 +116,8 @@ class Session:
 
     def _publish(self, route: Route, slab: Slab, mandatory: bool, confirm: bool) -> None:
         broker = self.broker
+        if self.vhost.trace is not None:
+            self.vhost.trace.published(self, slab, route)
         if confirm:
             self.confirms.published += len(slab.bodies)
             broker.confirming[self] = None
@@ -232,6 +226,8 @@ class Session:
         slab, index = entry.slab, first - entry.first
         if redelivered and queue.returns is not None:
             slab, index = queue.returns.marked(slab.part(index, index + 1), [first]), 0
+        if self.vhost.trace is not None:
+            self.vhost.trace.delivered(self, queue_name, slab, index, index + 1, redelivered)
         delivery_id = self._next_id
         self._next_id += 1
         if no_ack:
@@ -283,6 +279,8 @@ class Session:
 
     def _deliver(self, consumer: Consumer, first: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """A sink that raises is a bug: it gets no more, and the turn, which is everybody's, goes on."""
+        if self.vhost.trace is not None:
+            self.vhost.trace.delivered(self, consumer.queue_name, slab, start, stop, redelivered)
         try:
             self.sink.deliver(consumer, first, slab, start, stop, redelivered)
         except Exception:

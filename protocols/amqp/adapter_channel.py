@@ -93,6 +93,7 @@ class Channel:
         """The queue behind `REPLY_TO`, while it has its one consumer."""
         self._joined_bytes_max = min(SEPARATE_BYTES_MIN - 1, link.frame_bytes_max - 8)
         self.session = link.broker.session(self, protocol="amqp", owner=link, vhost=link.vhost)
+        self.session.number = number
         self.session.on_overdue = partial(link.end_channel, number)
 
     def close(self) -> None:

@@ -32,9 +32,12 @@ async def list_vhosts(broker: Broker, user: str, start: int = 0) -> dict[str, An
         for vhost in broker.topology.vhosts.values():
             messages = sum(queue.message_count + queue.outstanding for queue in vhost.queues.values())
             queues = len(vhost.queues) + len(vhost.streams)
-            yield vhost.name, vhost.description, queues, messages, len(vhost.connections), dict(vhost.limits)
+            yield (
+                vhost.name, vhost.description, queues, messages, len(vhost.connections), dict(vhost.limits),
+                vhost.trace is not None,
+            )  # fmt: skip
 
-    return table(("name", "description", "queues", "messages", "connections", "limits"), rows(), start)
+    return table(("name", "description", "queues", "messages", "connections", "limits", "tracing"), rows(), start)
 
 
 @operation("vhosts.add")
@@ -51,6 +54,12 @@ async def limit_vhost(broker: Broker, user: str, name: str, limits: dict[str, in
     """Limits of a virtual host: "max-connections" and "max-queues", -1 for none."""
     found = broker.topology.vhost(name)
     await broker.set_vhost(name, limits={**found.limits, **limits})
+
+
+@operation("vhosts.trace")
+async def trace_vhost(broker: Broker, user: str, name: str, on: bool) -> None:
+    """Switch the firehose of a virtual host on or off; it is off after a start."""
+    broker.trace(name, on)
 
 
 @operation("vhosts.delete")

@@ -22,6 +22,7 @@ from routing.topology.router import Router
 
 if TYPE_CHECKING:
     from routing.clients import Client
+    from routing.tracing import Trace
 
 
 def locked(queue: str, vhost: str) -> ResourceLocked:
@@ -45,6 +46,8 @@ class VirtualHost:
         self.exchanges: dict[str, Exchange] = {
             name: Exchange(name, kind, internal=internal) for name, kind, internal in DEFAULT_EXCHANGES
         }
+        self.trace: Trace | None = None
+        """Watches what is published and delivered, while it is switched on."""
         self.policies = Policies()
         self.queues: dict[str, Queue] = {}
         self.streams: dict[str, Stream] = {}
