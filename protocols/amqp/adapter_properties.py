@@ -255,19 +255,17 @@ def facts_of(raw: bytes, user: str) -> int | None:
     return facts if pos == len(raw) else None
 
 
-def ruled_facts(facts: int, priorities: list[bytes], expirations: list[bytes]) -> list[int]:
+def ruled_facts(facts: int, priorities: list[int], expirations: list[bytes]) -> list[int]:
     """See `mixed_runs.RuledFacts`. An expiration has so few digits that it is no greater than `TTL_MS_MAX`."""
-    if not expirations[0]:
+    if priorities:
         facts &= ~(PRIORITY_MAX << 1)
-        return [facts | priority[0] << 1 for priority in priorities]
-    facts &= ~(TTL_MASK << 9)
-    if not priorities[0]:
+    if expirations:
+        facts &= ~(TTL_MASK << 9)
+    if not expirations:
+        return [facts | priority << 1 for priority in priorities]
+    if not priorities:
         return [facts | int(digits) + 1 << 9 for digits in expirations]
-    facts &= ~(PRIORITY_MAX << 1)
-    return [
-        facts | int(digits) + 1 << 9 | priority[0] << 1
-        for priority, digits in zip(priorities, expirations, strict=True)
-    ]
+    return [facts | int(digits) + 1 << 9 | level << 1 for level, digits in zip(priorities, expirations, strict=True)]
 
 
 def _delay_ms(headers: dict[str, Any]) -> int:

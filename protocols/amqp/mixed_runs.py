@@ -20,9 +20,9 @@ from protocols.amqp.properties import fixed_parts
 from protocols.amqp.publish_run import UNIFORM_MIN, Family, PublishRun, Route
 
 Facts = Callable[[bytes], int | None]
-RuledFacts = Callable[[int, list[bytes], list[bytes]], list[int]]
-"""Given the facts of one property list, and the priorities and expirations of others that differ from it in these two
-alone (both empty where they have none): the facts of those."""
+RuledFacts = Callable[[int, list[int], list[bytes]], list[int]]
+"""Given the facts of one property list, and the priorities and expirations (digits) of others that differ from it in
+these two alone (an empty list where they have none): the facts of those."""
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _CONTENT_HEAD = struct.Struct(">BHIIQ")
@@ -38,21 +38,21 @@ _REMADE_EVERY = 16
 class _Columns:
     """What is found: an entry for each message."""
 
-    __slots__ = ("bodies", "expirations", "keys", "priorities", "raws", "uniform")
+    __slots__ = ("bodies", "keys", "raws", "uniform")
 
     def __init__(self) -> None:
         self.keys: list[str] = []
         self.raws: list[bytes] = []
         self.bodies: list[bytes] = []
-        self.priorities: list[bytes] = []
-        """Of those that the shape took last, if they have one or an expiration."""
-        self.expirations: list[bytes] = []
         self.uniform = False
         """The last ones were all alike: what follows is better off as a run of its own."""
 
-    def drop_last(self) -> None:
-        """It does not belong here."""
-        del self.keys[-1], self.raws[-1], self.bodies[-1]
+    def drop_from(self, index: int, head_bytes: int) -> int:
+        """These do not belong here; how many bytes they took, with so many for what is around a body."""
+        bodies = self.bodies[index:]
+        if bodies:
+            del self.keys[index:], self.raws[index:], self.bodies[index:]
+        return sum(map(len, bodies)) + head_bytes * len(bodies)
 
 
 class _Shape:
@@ -67,7 +67,7 @@ class _Shape:
         "head_bytes",
         "missed",
         "read_fixed",
-        "read_ruling",
+        "ruling",
         "taken",
         "unpack",
     )
@@ -78,7 +78,7 @@ class _Shape:
         self.facts = facts
         self.head = _FRAME_HEAD.pack(2, channel, 12 + len(raw)) + b"\x00\x3c\x00\x00"
         self.between = b"\xce\x03" + channel.to_bytes(2, "big")
-        self.read_fixed, self.read_ruling = fixed_parts(raw)
+        self.read_fixed, self.ruling = fixed_parts(raw)
         self.fixed = self.read_fixed(raw)
         layout = struct.Struct(f">{method_bytes}s11sQ{len(raw)}s4sI")
         self.head_bytes = layout.size
@@ -89,12 +89,9 @@ class _Shape:
         self, data: bytes, pos: int, end: int, routes: Mapping[bytes, Route], body_bytes_max: int, columns: _Columns
     ) -> int:
         """Take the publishes of this shape that are at `pos`; returns where they end."""
-        unpack, head_bytes, read_fixed, read_ruling = self.unpack, self.head_bytes, self.read_fixed, self.read_ruling
+        unpack, head_bytes, read_fixed = self.unpack, self.head_bytes, self.read_fixed
         head, between, fixed, family = self.head, self.between, self.fixed, self.family
         keys, raws, bodies = columns.keys, columns.raws, columns.bodies
-        priorities, expirations = columns.priorities, columns.expirations
-        priorities.clear()
-        expirations.clear()
         known, last, key, equal = b"", b"", "", 0
         start = pos + head_bytes
         while start < end:
@@ -116,18 +113,25 @@ class _Shape:
             stop = start + size
             if stop >= end or data[stop] != _END or not 0 < size <= body_bytes_max:
                 break
-            if read_ruling is not None:
-                priority, expiration = read_ruling(raw)
-                if expiration and not expiration.isdigit():
-                    break
-                priorities.append(priority)
-                expirations.append(expiration)
             keys.append(key)
             raws.append(raw)
             bodies.append(data[start:stop])
             pos = stop + 1
             start = pos + head_bytes
         return pos
+
+    def facts_from(self, start: int, columns: _Columns, ruled_facts: RuledFacts) -> list[int]:
+        """The facts of what was taken into the columns from `start` on; stops before an expiration that is none."""
+        ruling = self.ruling
+        if ruling is None:
+            return [self.facts] * (len(columns.raws) - start)
+        at, digits = ruling.priority_at, ruling.expiration
+        raws = columns.raws[start:]
+        expirations = [] if digits is None else [raw[digits] for raw in raws]
+        if expirations and not b"".join(expirations).isdigit():
+            good = next(index for index, one in enumerate(expirations) if not one.isdigit())
+            del raws[good:], expirations[good:]
+        return ruled_facts(self.facts, [] if at is None else [raw[at] for raw in raws], expirations)
 
     @property
     def is_misleading(self) -> bool:
@@ -189,30 +193,28 @@ class MixedRuns:
                 break
             kind = family, header_at - pos, _FRAME_HEAD.unpack_from(data, header_at)[2]
             shape = self._shapes.get(kind)
-            facts = first_facts
-            ruled = False
+            found = [first_facts]
             if shape is not None and not (shape.facts ^ first_facts) & 1:
                 pos = shape.take(data, pos, end, self._routes, body_bytes_max, columns)
-                facts, ruled = shape.facts, bool(columns.priorities)
-                shape.taken += len(bodies) - count
+                found = shape.facts_from(count, columns, self._ruled_facts)
+                pos -= columns.drop_from(count + len(found), shape.head_bytes + 1)
+                shape.taken += len(found)
             if len(bodies) == count and not columns.uniform:
                 reached = self._take_one(data, pos, header_at, end, family, body_bytes_max, columns)
                 if reached == pos:
                     break
                 raw = columns.raws[-1]
-                found = first_facts if raw == run.raw else self._facts_of(raw)
-                if found is None or (found ^ first_facts) & 1:
-                    columns.drop_last()
+                facts = first_facts if raw == run.raw else self._facts_of(raw)
+                if facts is None or (facts ^ first_facts) & 1:
+                    columns.drop_from(count, 0)
                     break
-                pos, facts = reached, found
+                pos, found = reached, [facts]
                 if shape is None or shape.is_misleading:
                     self._remember(kind, raw, facts)
-            if each is None and (ruled or facts != first_facts):
+            if each is None and found.count(first_facts) < len(found):
                 each = [first_facts] * count
-            if each is not None and ruled:
-                each += self._ruled_facts(facts, columns.priorities, columns.expirations)
-            elif each is not None:
-                each += [facts] * (len(bodies) - count)
+            if each is not None:
+                each += found
         if bodies:
             if each is not None and run.facts is None:
                 run.facts = [first_facts] * len(run.bodies)

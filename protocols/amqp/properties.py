@@ -91,17 +91,24 @@ _PLAIN_DIGITS_MAX = 9
 """An expiration as short as that is within every limit."""
 
 
-def fixed_parts(
-    raw: bytes,
-) -> tuple[Callable[[bytes], tuple[bytes, ...]], Callable[[bytes], tuple[bytes, bytes]] | None]:
-    """Two readers of property lists as long as `raw`, which is well-formed.
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """Where priority and expiration are in a property list; None where it has none."""
 
-    The first reads all but plain texts, times, and the values of priority and expiration: two lists in which that is
-    the same are walked in the same steps, and ask for the same but for those two values. The second reads these, each
-    empty where the list has none; it is None where there is neither.
+    priority_at: int | None
+    expiration: slice | None
+    """Its digits."""
+
+
+def fixed_parts(raw: bytes) -> tuple[Callable[[bytes], tuple[bytes, ...]], Ruling | None]:
+    """Reads from property lists as long as `raw`, which is well-formed, all but plain texts, times, and the values of
+    priority and expiration.
+
+    Two lists in which that is the same are walked in the same steps, and ask for the same but for those two values,
+    which are where the second result says, if they have any.
     """
     fixed = [2]  # lengths of what counts and of what does not, in turn
-    values = {Step.PRIORITY: (0, 0), Step.EXPIRATION: (0, 0)}
+    priority_at = expiration = None
     pos = 2
     for step in layout_of(int.from_bytes(raw[:2], "big")):
         head, size = 0, 1  # of them `head` bytes count
@@ -111,24 +118,20 @@ def fixed_parts(
             head = 1
         elif step is Step.HEADERS:
             head = size = 4 + int.from_bytes(raw[pos : pos + 4], "big")
-        elif step is not Step.PRIORITY:
+        elif step is Step.PRIORITY:
+            priority_at = pos
+        else:
             size = 1 + raw[pos]
-            is_free = step is Step.SHORT_STRING or (step is Step.EXPIRATION and 1 < size <= 1 + _PLAIN_DIGITS_MAX)
-            head = 1 if is_free else size
-        if step in values and head < size:
-            values[step] = (pos + head, size - head)
+            is_plain = step is Step.EXPIRATION and 1 < size <= 1 + _PLAIN_DIGITS_MAX
+            head = 1 if is_plain or step is Step.SHORT_STRING else size
+            if is_plain:
+                expiration = slice(pos + 1, pos + size)
         fixed[-1] += head
         fixed += (size - head, 0)
         pos += size
     form = "".join(f"{size}{'x' if place & 1 else 's'}" for place, size in enumerate(fixed))
-    (priority_at, priority_bytes), (expiration_at, expiration_bytes) = values.values()
-    if not priority_bytes + expiration_bytes:
-        return struct.Struct(form).unpack, None
-    gap = (expiration_at or pos) - priority_at - priority_bytes
-    if not expiration_bytes:
-        gap = 0
-    ruling = f"{priority_at}x{priority_bytes}s{gap}x{expiration_bytes}s"
-    return struct.Struct(form).unpack, struct.Struct(ruling).unpack_from
+    ruling = None if priority_at is None and expiration is None else Ruling(priority_at, expiration)
+    return struct.Struct(form).unpack, ruling
 
 
 def decode_properties(raw: bytes) -> BasicProperties:

@@ -104,6 +104,18 @@ def test_messages_that_differ_in_all_but_the_exchange_are_one_event() -> None:
     assert flattened([event]) == sent
 
 
+def test_an_expiration_that_is_none_ends_a_run_of_others() -> None:
+    lives = [str(100 + at) for at in range(40)]
+    lives[25] = "1_0"
+    sent = [("x", "q", False, encode_properties(BasicProperties(priority=at, expiration=life)), b"m" * at)
+            for at, life in enumerate(lives)]  # fmt: skip
+    events = connection().receive_data(bytes_of(sent))
+    assert flattened(events[:1]) == sent[:25]
+    assert isinstance(events[1], PublishRun)
+    assert isinstance(events[1].properties, AmqpError)
+    assert flattened(events[2:]) == sent[26:]
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -158,13 +170,14 @@ def test_facts_are_what_decoding_says(raw: bytes) -> None:
 def test_lists_that_agree_in_what_counts_ask_for_the_same(raw: bytes, noise: bytes, at: int) -> None:
     at %= len(raw)
     other = (raw[:at] + noise + raw[at + len(noise) :])[: len(raw)]
-    read_fixed, read_ruling = fixed_parts(raw)
+    read_fixed, ruling = fixed_parts(raw)
     if read_fixed(other) == read_fixed(raw):
         facts = facts_of(raw, USER)
-        if facts is not None and read_ruling is not None:
-            priority, expiration = read_ruling(other)
-            is_ruled = not expiration or expiration.isdigit()
-            (facts,) = ruled_facts(facts, [priority], [expiration]) if is_ruled else [None]
+        if facts is not None and ruling is not None:
+            priorities = [] if ruling.priority_at is None else [other[ruling.priority_at]]
+            expirations = [] if ruling.expiration is None else [other[ruling.expiration]]
+            is_ruled = not expirations or expirations[0].isdigit()
+            (facts,) = ruled_facts(facts, priorities, expirations) if is_ruled else [None]
         assert facts_of(other, USER) == facts
 
 
