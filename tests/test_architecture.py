@@ -183,6 +183,13 @@ def test_only_the_gateway_touches_sockets() -> None:
     assert offences(wrong) == []
 
 
+def test_only_the_gateway_speaks_http() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        return imported.partition(".")[0] in ("httpx", "httpcore") and not path.startswith("gateway/")
+
+    assert offences(wrong) == []
+
+
 def test_trio_only_where_somebody_waits() -> None:
     def wrong(path: str, imported: str) -> bool:
         return imported.partition(".")[0] == "trio" and not allowed(path, TRIO)

@@ -62,6 +62,7 @@ class EmbeddedStore:
         """See `MetadataStore`; there are no leases here."""
         if lease:
             raise MetadataUnavailable("the metadata of a single broker knows no leases")
+        await trio.lowlevel.checkpoint_if_cancelled()
         touched = {key for key, _ in puts} | {guard.key for guard in guards}
         while self._writing and not self._writing.keys().isdisjoint(touched):
             await self._settled.wait()

@@ -1,0 +1,124 @@
+"""Asks the members of an etcd one after the other until one answers; sockets are behind `Transport`.
+
+1. A request goes to the member that answered last. One that does not answer in time, has no leader or cannot be reached
+   makes the next one the member in use.
+2. A request whose answer was lost may have been carried out: `Unreachable.sent` says so, and whoever asked decides.
+3. With a user there is a token, asked for when there is none and when etcd wants another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+import trio
+
+from core_log.metadata import etcd_wire as wire
+from core_log.metadata.etcd_wire import EtcdError
+
+
+class Unreachable(Exception):
+    """A member does not answer. `sent`: it may have got the request."""
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class Transport(Protocol):
+    """JSON there and back, to members that are named by their place in `members`."""
+
+    members: Sequence[str]
+
+    async def call(
+        self, member: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        """One request. Raises Unreachable, EtcdError."""
+
+    def stream(
+        self, member: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
+        """A request that is answered line by line. Entering and iterating raise Unreachable, EtcdError."""
+
+
+class EtcdClient:
+    """See the module."""
+
+    def __init__(
+        self, transport: Transport, *, user: str = "", password: str = "", attempt_timeout_s: float = 2.0
+    ) -> None:
+        self.transport = transport
+        self.member = 0
+        self._user = user
+        self._password = password
+        self._attempt_timeout_s = attempt_timeout_s
+        self._token: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Of the member in use."""
+        return self.transport.members[self.member]
+
+    def next_member(self, failed: int) -> None:
+        """Use another one than that which failed."""
+        if self.member == failed:
+            self.member = (failed + 1) % len(self.transport.members)
+
+    async def attempt(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> Mapping[str, Any]:
+        """Ask one member, once; if it fails the next attempt goes to another. Raises Unreachable, EtcdError."""
+        member, timeout_s = self.member, timeout_s or self._attempt_timeout_s
+        try:
+            with trio.fail_after(timeout_s):
+                headers = await self.headers()
+                try:
+                    return await self.transport.call(member, path, body, headers)
+                except EtcdError as error:
+                    if not (self._user and error.wants_token):
+                        raise
+                    self._token = None
+                    return await self.transport.call(member, path, body, await self.headers())
+        except trio.TooSlowError:
+            self.next_member(member)
+            raise Unreachable(
+                f"etcd at {self.transport.members[member]} does not answer within {timeout_s:g} s",
+                sent=True,
+            ) from None
+        except Unreachable:
+            self.next_member(member)
+            raise
+        except EtcdError as error:
+            if error.may_have_happened:
+                self.next_member(member)
+            raise
+
+    async def headers(self) -> dict[str, str]:
+        """Those of a request, with a token if there is a user. Raises Unreachable, EtcdError."""
+        if not self._user:
+            return {}
+        if self._token is None:
+            asked = wire.authenticate(self._user, self._password)
+            self._token = wire.parse_token(await self.transport.call(self.member, wire.AUTHENTICATE, asked, {}))
+        return {"Authorization": self._token}
+
+    def forget_token(self) -> None:
+        """The next request asks for another."""
+        self._token = None
+
+    async def read(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+        """Ask until somebody answers. For what may be carried out twice. Raises Unreachable, EtcdError."""
+        until = trio.current_time() + timeout_s
+        while True:
+            try:
+                return await self.attempt(path, body)
+            except Unreachable:
+                if trio.current_time() >= until:
+                    raise
+            except EtcdError as error:
+                if not error.may_have_happened or trio.current_time() >= until:
+                    raise
+            await trio.sleep(PAUSE_S)
+
+
+PAUSE_S = 0.1
+"""Between one attempt that failed and the next."""

@@ -1,0 +1,392 @@
+"""The metadata of a cluster: etcd's keys below a prefix, mirrored in memory, changed by transactions.
+
+1. The mirror follows one watch. It is begun at the revision behind the last one that was applied, with `hasleader`, and
+   begun anew wherever it ends. When etcd has compacted what it would need, everything is read and the difference is
+   applied as one revision: what is gone first, the latest first, then what is there, the oldest first.
+2. Each second the key `clock`, which every change puts, is read from the member that is watched, by a read that a
+   quorum answers. A watch that is behind it for longer than that, or a member that does not answer, is left for
+   another. If etcd itself is behind (a backup was restored), everything is read anew.
+3. A transaction whose answer was lost is sent again, if it guards all that it puts: then it cannot be made twice. When
+   the second finds the keys as the first would have left them, it was the first that did it.
+4. The lease is renewed each quarter of its time, and a member has as long to answer before another is asked.
+   `lease_deadline` is reckoned from when the renewal was *sent*, with a tenth to spare, so here it ends before it does
+   there. A lease that etcd does not know any more is lost for good.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+import trio
+
+from core_log.errors import BatchTooLarge, Conflict, MetadataUnavailable
+from core_log.metadata import etcd_wire as wire
+from core_log.metadata.etcd_client import PAUSE_S, EtcdClient, Unreachable
+from core_log.metadata.etcd_wire import EtcdError
+from core_log.metadata.store import Guard, Listener, MetadataEntry, Put
+
+logger = logging.getLogger(__name__)
+
+CLOCK = b"clock"
+PAGE_KEYS = 5_000
+LEASE_TTL_S = 3
+KEYS_MAX = 300_000
+"""How many keys a cluster may have."""
+_CHECK_S = 1.0
+_TIMEOUT_S = 5.0
+
+
+class LeaseLost(MetadataUnavailable):
+    """The lease that a change asked for is gone."""
+
+
+class EtcdStore:
+    """See the module; a `MetadataStore`. Run `run` as long as it is used. Keys are without `prefix`."""
+
+    puts_max = wire.OPERATIONS_MAX - 1
+
+    def __init__(self, client: EtcdClient, prefix: bytes, *, lease_ttl_s: int = LEASE_TTL_S) -> None:
+        self.listeners: list[Listener] = []
+        self.revision = 0
+        self.lease_id = 0
+        """0 while there is none."""
+        self.lease_deadline = -1.0
+        """Until when (trio's time) the lease is certainly there."""
+        self.lease_lost: list[Callable[[], None]] = []
+        """Called when etcd does not know the lease any more."""
+        self._client = client
+        self._prefix = prefix
+        self._lease_ttl_s = lease_ttl_s
+        self._entries: dict[bytes, MetadataEntry] = {}
+        self._advanced = trio.Event()
+        self._awaited = trio.Event()
+        """Set when somebody waits for news; then the watch is tried again at once."""
+        self._granting = trio.Lock()
+        self._watching = trio.CancelScope()
+        self._watched_member = 0
+        self._must_read = False
+
+    # --- reading -----------------------------------------------------------------------
+
+    def get(self, key: bytes) -> MetadataEntry | None:
+        """The entry of a key; None when it is not there."""
+        return self._entries.get(key)
+
+    def items(self, prefix: bytes = b"") -> Iterable[tuple[bytes, MetadataEntry]]:
+        """All keys that begin with `prefix`, with their entries."""
+        return [(key, entry) for key, entry in self._entries.items() if key.startswith(prefix)]
+
+    async def caught_up(self, revision: int) -> None:
+        """See `MetadataStore`."""
+        await self._until(lambda: self.revision >= revision)
+
+    async def barrier(self) -> None:
+        """See `MetadataStore`: a read that a quorum answers, and then the watch."""
+        try:
+            await self.caught_up(await self._read_clock())
+        except (Unreachable, EtcdError) as error:
+            raise MetadataUnavailable(f"etcd does not answer: {error}") from error
+
+    async def _read_clock(self) -> int:
+        page = wire.parse_page(await self._client.read(wire.RANGE, wire.read_key(self._prefix + CLOCK), _TIMEOUT_S))
+        return page.entries[0].mod_revision if page.entries else 0
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        self._awaited.set()
+        with trio.move_on_after(_TIMEOUT_S) as waiting:
+            while not condition():
+                await self._advanced.wait()
+        if waiting.cancelled_caught:
+            raise MetadataUnavailable(
+                f"nothing has been heard from etcd at {self._client.address} for {_TIMEOUT_S:g} s"
+            )
+
+    # --- changing ----------------------------------------------------------------------
+
+    async def change(
+        self,
+        guards: Sequence[Guard],
+        puts: Sequence[Put],
+        *,
+        lease: bool = False,
+        check: Callable[[], None] | None = None,
+    ) -> int:
+        """See `MetadataStore`; `check` is called right before it is sent. Raises LeaseLost, too."""
+        if lease and not self.lease_id:
+            await self.begin_lease()
+        if check is not None:
+            check()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        lease_id = self.lease_id if lease else 0
+        try:
+            with trio.CancelScope(shield=True):
+                revision = await self._change(
+                    [guard._replace(key=self._prefix + guard.key) for guard in guards],
+                    [(self._prefix + key, value) for key, value in puts],
+                    lease_id,
+                )
+        except LeaseLost:
+            self._lost(lease_id)
+            raise
+        return revision
+
+    def change_now(self, puts: Sequence[Put]) -> bool:
+        """See `MetadataStore`: never."""
+        return False
+
+    async def _change(self, guards: list[Guard], puts: list[Put], lease_id: int) -> int:
+        body = wire.txn(guards, puts, lease_id)
+        # Not on the lease: the clock stays.
+        body["success"].append(wire.txn([], [(self._prefix + CLOCK, b"")], 0)["success"][0])
+        guarded = {guard.key for guard in guards if guard.mod_revision is not None}
+        repeatable = guarded.issuperset(key for key, _ in puts)
+        until = trio.current_time() + _TIMEOUT_S
+        unsure = False
+        while True:
+            try:
+                answer = wire.parse_txn(await self._client.attempt(wire.TXN, body), guards)
+                break
+            except Unreachable as error:
+                problem: Exception = error
+                unsure = unsure or error.sent
+            except EtcdError as error:
+                if not error.may_have_happened:
+                    raise _refusal(error) from error
+                problem, unsure = error, True
+            if trio.current_time() >= until or (unsure and not repeatable):
+                perhaps = "; the change may have been made" if unsure else ""
+                raise MetadataUnavailable(f"etcd does not answer: {problem}{perhaps}") from problem
+            await trio.sleep(PAUSE_S)
+        if answer.succeeded:
+            await self.caught_up(answer.revision)
+            return answer.revision
+        await self._until(lambda: all(self._has(key, entry, answer.revision) for key, entry in answer.found.items()))
+        if unsure and _is_made(puts, answer.found):
+            return max((entry.mod_revision for entry in answer.found.values() if entry is not None), default=0)
+        raise Conflict("etcd has it otherwise than it was here")
+
+    def _has(self, key: bytes, found: MetadataEntry | None, revision: int) -> bool:
+        """Whether the mirror knows what was found under a key at a revision."""
+        here = self._entries.get(key.removeprefix(self._prefix))
+        if found is None:
+            return here is None or here.mod_revision > revision
+        return here.mod_revision >= found.mod_revision if here is not None else self.revision >= found.mod_revision
+
+    # --- the lease ---------------------------------------------------------------------
+
+    async def begin_lease(self) -> None:
+        """Get a lease, unless there is one. Raises MetadataUnavailable."""
+        async with self._granting:
+            if self.lease_id:
+                return
+            sent = trio.current_time()
+            try:
+                answer = await self._client.read(wire.LEASE_GRANT, wire.lease_grant(self._lease_ttl_s), _TIMEOUT_S)
+                granted = wire.parse_lease(answer)
+            except (Unreachable, EtcdError) as error:
+                raise MetadataUnavailable(f"etcd does not answer: {error}") from error
+            self.lease_id = granted.id
+            self.lease_deadline = sent + 0.9 * granted.ttl_s
+
+    async def revoke(self, lease_id: int) -> None:
+        """End a lease, and with it what is under it; one that is not there is no error. Raises MetadataUnavailable."""
+        if lease_id == self.lease_id:
+            self.lease_id, self.lease_deadline = 0, -1.0
+        try:
+            await self._client.read(wire.LEASE_REVOKE, wire.lease(lease_id), _TIMEOUT_S)
+        except EtcdError as error:
+            if error.code != wire.NOT_FOUND:
+                raise MetadataUnavailable(f"etcd refuses: {error}") from error
+        except Unreachable as error:
+            raise MetadataUnavailable(f"etcd does not answer: {error}") from error
+
+    async def _keep_lease(self) -> None:
+        failing = False
+        while True:
+            hurry = failing and trio.current_time() < self.lease_deadline
+            await trio.sleep(PAUSE_S if hurry else self._lease_ttl_s / 4)
+            lease_id = self.lease_id
+            if not lease_id:
+                continue
+            sent = trio.current_time()
+            try:
+                renewed = await self._client.attempt(
+                    wire.LEASE_KEEPALIVE, wire.lease(lease_id), timeout_s=self._lease_ttl_s / 4
+                )
+                answer = wire.parse_lease(renewed)
+            except (Unreachable, EtcdError) as error:
+                if not failing:
+                    logger.warning("the lease could not be renewed: %s", error)
+                failing = True
+                continue
+            failing = False
+            if not answer.ttl_s:
+                self._lost(lease_id)
+            elif lease_id == self.lease_id:
+                self.lease_deadline = sent + 0.9 * answer.ttl_s
+
+    def _lost(self, lease_id: int) -> None:
+        if lease_id != self.lease_id:
+            return
+        logger.warning("etcd does not know this broker's lease any more")
+        self.lease_id, self.lease_deadline = 0, -1.0
+        for listener in self.lease_lost:
+            listener()
+
+    # --- following ---------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Read everything, and follow until cancelled. Raises MetadataUnavailable if etcd cannot be read at first."""
+        try:
+            await self._warn_of_version()
+            await self._read_all()
+        except (Unreachable, EtcdError) as error:
+            raise MetadataUnavailable(f"etcd cannot be read: {error}") from error
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow)
+            nursery.start_soon(self._check)
+            nursery.start_soon(self._keep_lease)
+
+    async def _warn_of_version(self) -> None:
+        version = wire.parse_version(await self._client.read(wire.STATUS, {}, _TIMEOUT_S))
+        warning = wire.version_warning(version)
+        if warning is not None:
+            logger.warning("%s", warning)
+
+    async def _follow(self) -> None:
+        said, pause_s = "", PAUSE_S
+        while True:
+            began = trio.current_time()
+            with trio.CancelScope() as self._watching:
+                try:
+                    if self._must_read:
+                        await self._read_all()
+                        self._must_read = False
+                    await self._watch()
+                    continue
+                except (Unreachable, EtcdError) as error:
+                    if str(error) != said:
+                        said = str(error)
+                        logger.warning("the watch on etcd at %s has ended: %s", self._client.address, said)
+                    self._client.next_member(self._watched_member)
+                    if isinstance(error, EtcdError) and error.wants_token:
+                        self._client.forget_token()
+            pause_s = PAUSE_S if trio.current_time() > began + _CHECK_S else min(2 * pause_s, _CHECK_S)
+            await trio.sleep(PAUSE_S)
+            self._awaited = trio.Event()
+            with trio.move_on_after(pause_s - PAUSE_S):
+                await self._awaited.wait()
+
+    async def _watch(self) -> None:
+        """Follow one watch to its end; a return is for etcd having compacted what it would have to begin with."""
+        member = self._watched_member = self._client.member
+        headers = await self._client.headers() | wire.HAS_LEADER
+        body = wire.watch(self._prefix, self.revision + 1)
+        async with self._client.transport.stream(member, wire.WATCH, body, headers) as lines:
+            async for line in lines:
+                answer = wire.parse_watch(line)
+                for revision, events in groupby(answer.events, lambda event: event.mod_revision):
+                    if revision > self.revision:
+                        self._apply(revision, [event._replace(key=self._relative(event.key)) for event in events])
+                if answer.ended:
+                    if not answer.compacted:
+                        raise EtcdError(wire.UNAVAILABLE, answer.reason or "etcd has ended it")
+                    self._must_read = True
+                    return
+        raise Unreachable("the connection was closed", sent=True)
+
+    async def _check(self) -> None:
+        behind = False
+        while True:
+            await trio.sleep(_CHECK_S)
+            member, here = self._watched_member, self.revision
+            try:
+                with trio.fail_after(_CHECK_S):
+                    answer = await self._client.transport.call(
+                        member, wire.RANGE, wire.read_key(self._prefix + CLOCK), await self._client.headers()
+                    )
+                page = wire.parse_page(answer)
+            except (Unreachable, EtcdError, trio.TooSlowError):
+                self._leave(member)
+                continue
+            if page.revision < here:
+                logger.error("etcd is at revision %d and was at %d: it has lost something", page.revision, here)
+                self._must_read = True
+                self._leave(member)
+                continue
+            clock = page.entries[0].mod_revision if page.entries else 0
+            was_behind, behind = behind, clock > self.revision
+            if was_behind and behind:
+                logger.warning("the watch on etcd at %s is behind", self._client.transport.members[member])
+                self._leave(member)
+
+    def _leave(self, member: int) -> None:
+        self._client.next_member(member)
+        self._watching.cancel()
+
+    def _relative(self, key: bytes) -> bytes:
+        return key[len(self._prefix) :]
+
+    def _apply(self, revision: int, changed: Sequence[MetadataEntry]) -> None:
+        for entry in changed:
+            if entry.value is None:
+                self._entries.pop(entry.key, None)
+            else:
+                self._entries[entry.key] = entry
+        self.revision = revision
+        for listener in self.listeners:
+            listener(revision, changed)
+        advanced, self._advanced = self._advanced, trio.Event()
+        advanced.set()
+
+    async def _read_all(self) -> None:
+        """Read everything as it is at one revision, and apply what has changed."""
+        end = wire.prefix_end(self._prefix)
+        found: dict[bytes, MetadataEntry] = {}
+        first, revision, more = self._prefix, 0, True
+        while more:
+            asked = wire.read_page(first, end, PAGE_KEYS, revision)
+            page = wire.parse_page(await self._client.read(wire.RANGE, asked, _TIMEOUT_S))
+            revision = revision or page.revision
+            for entry in page.entries:
+                key = self._relative(entry.key)
+                found[key] = entry._replace(key=key)
+            more = page.more and bool(page.entries)
+            if more:
+                first = page.entries[-1].key + b"\0"
+        if len(found) > KEYS_MAX:
+            logger.warning("etcd holds %d keys of this cluster, it is made for %d", len(found), KEYS_MAX)
+        self._apply(revision, _difference(self._entries, found, revision))
+
+
+def _difference(
+    here: dict[bytes, MetadataEntry], there: dict[bytes, MetadataEntry], revision: int
+) -> list[MetadataEntry]:
+    """What makes `there` of `here`: see rule 1."""
+    gone = [
+        entry for key, entry in here.items() if key not in there or there[key].create_revision != entry.create_revision
+    ]
+    gone.sort(key=lambda entry: -entry.create_revision)
+    come = [entry for key, entry in there.items() if key not in here or here[key].mod_revision != entry.mod_revision]
+    come.sort(key=lambda entry: entry.create_revision)
+    return [MetadataEntry(entry.key, None, revision, 0) for entry in gone] + come
+
+
+def _is_made(puts: Sequence[Put], found: dict[bytes, MetadataEntry | None]) -> bool:
+    """Whether all keys are as one transaction would have left them."""
+    entries = [found[key] for key, _ in puts]
+    revisions = {entry.mod_revision for entry in entries if entry is not None}
+    return len(revisions) <= 1 and all(
+        (entry.value if entry is not None else None) == value for entry, (_, value) in zip(entries, puts)
+    )
+
+
+def _refusal(error: EtcdError) -> Exception:
+    if error.code == wire.NOT_FOUND and "lease" in str(error):
+        return LeaseLost("the lease has ended")
+    if "request is too large" in str(error):
+        return BatchTooLarge("the change is larger than etcd takes (--max-request-bytes)")
+    return MetadataUnavailable(f"etcd refuses: {error}")

@@ -1,0 +1,191 @@
+"""What the store does when members of etcd fail, each in its way; on the model, in virtual time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from core_log.errors import Conflict, MetadataUnavailable
+from core_log.metadata.etcd_client import EtcdClient
+from core_log.metadata.etcd_store import EtcdStore
+from core_log.metadata.store import Guard
+from tests.core_log.metadata.worlds import Seen
+from tests.simulation.etcd_model import EtcdModel, ModelTransport
+
+PREFIX = b"/millrace/test/"
+
+
+@asynccontextmanager
+async def running(model: EtcdModel, *stores: EtcdStore) -> AsyncIterator[None]:
+    with trio.fail_after(600):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(model.run)
+            for store in stores:
+                await nursery.start(store.run)
+            yield
+            nursery.cancel_scope.cancel()
+
+
+def store_of(model: EtcdModel, **options: str) -> EtcdStore:
+    return EtcdStore(EtcdClient(ModelTransport(model), **options), PREFIX)
+
+
+async def until(store: EtcdStore, key: bytes, value: bytes, seconds: float) -> None:
+    with trio.fail_after(seconds):
+        while (entry := store.get(key)) is None or entry.value != value:
+            await trio.sleep(0.05)
+
+
+@pytest.mark.parametrize("fault", ["down", "mute", "cut"])
+async def test_a_member_that_fails_is_left_for_another(fault: str, autojump_clock: MockClock) -> None:
+    model = EtcdModel(3)
+    one, other = store_of(model), store_of(model)
+    async with running(model, one, other):
+        await one.change([], [(b"k", b"0")], lease=True)
+        for member in (0, 1, 2, 0):
+            model.fault(member, **{fault: True})
+            before = trio.current_time()
+            await one.change([], [(b"new", b"")], lease=True) if fault == "down" else None
+            await one.change([Guard(b"k", one.get(b"k").mod_revision)], [(b"k", b"%d" % (member + 1))])  # type: ignore[union-attr]
+            await until(other, b"k", b"%d" % (member + 1), 5)
+            assert trio.current_time() - before < 5
+            model.fault(member, **{fault: False})
+        assert one.get(b"new") is not None or fault != "down"
+        assert one.lease_id
+        assert one.lease_deadline > trio.current_time()
+
+
+async def test_a_watch_that_is_behind_is_left_for_another_member(autojump_clock: MockClock) -> None:
+    model = EtcdModel(2)
+    one, other = store_of(model), store_of(model)
+    async with running(model, one, other):
+        seen = Seen(other)
+        model.fault(0, lag_s=60)
+        one._client.member = 1
+        one._watching.cancel()
+        await trio.sleep(1)
+        for number in range(5):
+            await one.change([], [(b"k", b"%d" % number)])
+        await until(other, b"k", b"4", 5)
+        assert seen.of(b"k") == [(b"k", b"%d" % number) for number in range(5)]
+
+
+async def test_without_a_quorum_changes_are_refused_and_nothing_is_lost(autojump_clock: MockClock) -> None:
+    model = EtcdModel(3)
+    one = store_of(model)
+    async with running(model, one):
+        await one.change([], [(b"k", b"0")], lease=True)
+        for member in range(3):
+            model.fault(member, cut=True)
+        with pytest.raises(MetadataUnavailable, match="etcd does not answer"):
+            await one.change([Guard(b"k", one.get(b"k").mod_revision)], [(b"k", b"1")])  # type: ignore[union-attr]
+        with pytest.raises(MetadataUnavailable):
+            await one.barrier()
+        assert one.get(b"k").value == b"0"  # type: ignore[union-attr]
+        assert one.lease_deadline < trio.current_time()
+        for member in range(3):
+            model.fault(member, cut=False)
+        await trio.sleep(2)
+        await one.change([], [(b"k", b"2")])
+        await until(one, b"k", b"2", 3)
+
+
+async def test_a_new_leader_of_etcd_grants_every_lease_anew(autojump_clock: MockClock) -> None:
+    model = EtcdModel(1)
+    one, other = store_of(model), store_of(model)
+    async with running(model, other):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(one.run)
+            await one.change([], [(b"here", b"")], lease=True)
+            await trio.sleep(2)
+            deadline = one.lease_deadline
+            nursery.cancel_scope.cancel()
+        await trio.sleep(2)
+        model.change_leader()
+        await trio.sleep(2.5)
+        assert other.get(b"here") is not None
+        assert deadline < trio.current_time(), "its owner had given up before"
+        await trio.sleep(1.5)
+        assert other.get(b"here") is None
+
+
+async def test_a_user_and_tokens_that_end(autojump_clock: MockClock) -> None:
+    model = EtcdModel(users={"u": "p"})
+    one = store_of(model, user="u", password="p")
+    async with running(model, one):
+        await one.change([], [(b"k", b"0")], lease=True)
+        for number in range(3):
+            model.tokens.clear()
+            await one.change([], [(b"k", b"%d" % number)])
+        model.tokens.clear()
+        one._watching.cancel()
+        await one.change([], [(b"k", b"9")])
+        await until(one, b"k", b"9", 3)
+        await trio.sleep(5)
+        assert one.lease_deadline > trio.current_time()
+        asked = model.calls.count("/v3/auth/authenticate")
+        await trio.sleep(60)
+        assert model.calls.count("/v3/auth/authenticate") == asked, "one token serves as long as it lives"
+    for wrong in ({"user": "u", "password": "no"}, {}):
+        with pytest.raises(MetadataUnavailable, match=r"authentication failed|user name is empty"):
+            await store_of(model, **wrong).run()
+
+
+async def test_an_etcd_that_was_put_back_to_a_backup_is_believed(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = EtcdModel()
+    one = store_of(model)
+    async with running(model, one):
+        revision = await one.change([], [(b"k", b"0"), (b"l", b"0")])
+        await one.change([], [(b"k", b"1"), (b"new", b"")])
+        await one.change([], [(b"l", None)])
+        seen = Seen(one)
+        model.restore(revision)
+        await until(one, b"k", b"0", 5)
+        assert seen.of(b"new") == [(b"new", None)]
+        assert one.get(b"l").value == b"0"  # type: ignore[union-attr]
+        assert any(record.levelno == logging.ERROR for record in caplog.records)
+        await one.change([], [(b"k", b"2")])
+        await until(one, b"k", b"2", 5)
+
+
+async def test_whose_answer_was_lost_and_who_was_overtaken_then_has_lost(autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    one, other = store_of(model), store_of(model)
+    async with running(model, one, other):
+        await one.change([], [(b"k", b"0")])
+        await other.barrier()
+        guards = [Guard(b"k", one.get(b"k").mod_revision)]  # type: ignore[union-attr]
+        model.lose_answers = 1
+
+        async def overtake() -> None:
+            while other.get(b"k").value == b"0":  # type: ignore[union-attr]
+                await trio.sleep(0.01)
+            await other.change([], [(b"k", b"2")])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(overtake)
+            with pytest.raises(Conflict):
+                await one.change(guards, [(b"k", b"1")])
+        assert one.get(b"k").value == b"2"  # type: ignore[union-attr]
+
+
+async def test_nobody_is_told_of_a_watch_that_fails_all_the_time_more_than_once(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = EtcdModel()
+    one = store_of(model)
+    async with running(model, one):
+        await one.change([], [(b"k", b"0")], lease=True)
+        caplog.clear()
+        model.fault(0, down=True)
+        before = len(model.calls)
+        await trio.sleep(600 - 20)
+        assert 1 <= len(caplog.records) <= 4
+        assert len(model.calls) - before < 580 * 5
