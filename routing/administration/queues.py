@@ -11,6 +11,7 @@ from routing.administration.move import move
 from routing.administration.operations import LOOKS, operation, table
 from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
+from routing.queues.retries import FIRST
 from routing.topology.policies import kinds_of_queue
 
 if TYPE_CHECKING:
@@ -134,19 +135,22 @@ async def count_delayed(broker: Broker, user: str, vhost: str | None = None, sta
 async def list_delayed(
     broker: Broker, user: str, queue: str, vhost: str = "/", limit: int = 100, start: int = 0
 ) -> dict[str, Any]:
-    """The delayed messages of a queue that are due first: id, and due time in ms since 1970.
+    """The delayed messages of a queue that are due first: id, due time in ms since 1970, and how often a consumer
+    refused it: a message waits for its next try as others wait for their first.
 
     Where more than `DELAYED_LOOKED_AT_MAX` wait, the first among so many.
     """
-    rules = _queue(broker, vhost, queue).rules
-    found = islice(rules.delayed(), DELAYED_LOOKED_AT_MAX)
+    there = _queue(broker, vhost, queue)
+    found = islice(there.rules.delayed(), DELAYED_LOOKED_AT_MAX)
     earliest = nsmallest(max(min(limit, 1000), 0), found) if not start else []
-    return table(("id", "due_at_ms"), ((offset, due_ms) for due_ms, offset in earliest), 0)
+    tries = {} if there.returns is None else there.returns.tries
+    rows = ((offset, due_ms, tries.get(offset, FIRST).failures) for due_ms, offset in earliest)
+    return table(("id", "due_at_ms", "failures"), rows, 0)
 
 
 @operation("delayed.cancel")
 async def cancel_delayed(broker: Broker, user: str, queue: str, id: int, vhost: str = "/") -> None:
-    """Drop a delayed message of a queue."""
+    """Drop a delayed message of a queue, or one that waits for its next try."""
     if not _queue(broker, vhost, queue).rules.cancel_delayed(id):
         raise NotFound(f"no delayed message {id} in queue '{queue}' in vhost '{vhost}'")
 

@@ -116,7 +116,15 @@ class ColdChunks:
             self.load(offset, queue, known_by)
         else:
             self._loading.setdefault(offset, set())
-            await self._load(offset)
+            try:
+                await self._load(offset)
+            except trio.Cancelled:
+                # Whoever asked is gone; queues that wait for the same are not.
+                if self._loading.get(offset):
+                    self._spawn(self._load, offset)
+                else:
+                    self._loading.pop(offset, None)
+                raise
 
     async def _load(self, offset: int) -> None:
         chunk = await self.read(offset)

@@ -176,7 +176,7 @@ def test_delayed_messages(broker: BrokerProcess, millrace: Commands) -> None:
     rows = millrace.rows("delayed", "list", "later")
     assert [row["due_at_ms"] for row in rows] == sorted(row["due_at_ms"] for row in rows)
     assert len(rows) == 3
-    assert millrace("delayed", "list", "later", "--limit", "1").splitlines()[0].split() == ["id", "due"]
+    assert millrace("delayed", "list", "later", "--limit", "1").splitlines()[0].split() == ["id", "due", "failures"]
     millrace("delayed", "cancel", "later", str(rows[1]["id"]))
     assert [row["id"] for row in millrace.rows("delayed", "list", "later")] == [rows[0]["id"], rows[2]["id"]]
     assert millrace.refused("delayed", "cancel", "later", str(rows[1]["id"])).startswith("no delayed message")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+from functools import partial
+
 import pytest
 import trio
 
-from core_log.files import MemoryFiles
+from core_log.files import FaultyFiles, MemoryFiles
 from routing.errors import AccessRefused, NotFound, PreconditionFailed
 from routing.session import Outcome
 from tests.routing.harness import Client, Engine, body_of, engine
@@ -424,3 +427,20 @@ async def test_a_get_that_waits_for_the_disk_takes_nothing_for_a_session_that_is
         assert answers == [None]
         assert running.broker.topology.queues["q"].outstanding == 0
         assert [body for body, _ in await running.drain("q")] == ["a", "b"]
+
+
+async def test_a_consumer_gets_what_a_get_was_reading_that_was_cancelled() -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files, stripe_cache_bytes=1) as running:
+        await running.queue("q")
+        client = running.client()
+        await client.publish_safely("q", "a", "b")
+        files.failing["read"] = errno.EIO
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(client.session.get, "q", no_ack=False))
+            await trio.sleep(0.02)  # it tries again and again
+            await client.consume("q")
+            running.turn()
+            nursery.cancel_scope.cancel()
+        del files.failing["read"]
+        await running.until(lambda: len(client.deliveries) == 2)

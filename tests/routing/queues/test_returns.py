@@ -8,6 +8,8 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import MemoryFiles
+from routing.administration import operations
+from routing.errors import NotFound
 from routing.queues.returns import COUNT_HEADER
 from routing.queues.settings import QueueSettings
 from routing.session import Outcome
@@ -266,3 +268,34 @@ async def test_a_policy_is_a_ladder(clock: MockClock) -> None:
         await passing(clock, 0.11)
         assert client.nack_all() == ["m"]
         await running.until(lambda: running.count("dlq") == 1)
+
+
+async def test_what_waits_for_its_next_try_is_listed_and_cancelled_like_what_is_delayed(clock: MockClock) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await running.queue("q", arguments=LADDER)
+        client = Taker(running)
+        await client.consume("q")
+        client.publish("q", "a", "b")
+        assert client.nack_all() == ["a", "b"]
+        await passing(clock, 2)
+        assert client.nack_all(Outcome.DISCARD) == ["a", "b"]
+
+        async def administer(name: str, **arguments: Any) -> Any:
+            return await operations.administer(running.broker, "guest", name, {"queue": "q"} | arguments)
+
+        listed = await administer("delayed.list")
+        assert listed["columns"] == ["id", "due_at_ms", "failures"]
+        (cancelled, due_ms, failures), (_, _, others) = listed["rows"]
+        assert (failures, others) == (2, 2)
+        assert due_ms == running.broker.clock.now_ms() + 5000
+        await administer("delayed.cancel", id=cancelled)
+        with pytest.raises(NotFound):
+            await administer("delayed.cancel", id=cancelled)
+        assert len((await administer("delayed.list"))["rows"]) == 1
+        await running.synced()
+        files = killed(files)
+    async with engine(files) as running:
+        await passing(clock, 10)
+        assert await running.drain("q") == [("b", True)]
+        assert running.home("q").first_live_offset == running.home("q").next_offset
