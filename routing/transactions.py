@@ -10,7 +10,8 @@
    redelivered; settlements of messages that are gone change nothing.
 5. A rejected message that goes to a dead letter exchange leaves its queue when its copy is committed, as always: a
    crash before brings it back.
-6. If the disk refuses before the commit is decided, nothing has happened, and the session has its settlements back.
+6. If the disk refuses before the commit is decided, nothing has happened, and the session has its settlements back. If
+   it refuses what is decided, the commit is answered when it has taken it.
 """
 
 from __future__ import annotations
@@ -179,8 +180,6 @@ class Transactions:
                     await self._commit_by_record(plan)
             else:
                 plan.apply()
-        except CommitUnknown:
-            raise
         except (LogUnavailable, BatchTooLarge, StorageUnavailable) as error:
             session.take_back(transaction)
             raise StorageUnavailable(str(error)) from error
@@ -197,11 +196,16 @@ class Transactions:
         home.seal()
         with home.together():
             plan.apply()
-        home.settlements_due()
-        home.seal()
-        await self._durable(home.log)
+        # It has happened, to all who look: if the disk refuses now, the answer comes when it does no more.
+        while True:
+            home.settlements_due()
+            home.seal()
+            if home.log.error is None and await self._committed(home.log):
+                return
+            await trio.sleep(_RETRY_S)
 
-    async def _durable(self, log: PartitionLog) -> None:
+    async def _committed(self, log: PartitionLog) -> bool:
+        """Wait for all of a log; False: the disk refuses."""
         event = trio.Event()
         failed: list[StorageUnavailable | None] = []
 
@@ -209,14 +213,9 @@ class Transactions:
             failed.append(error)
             event.set()
 
-        if log.error is None:
-            self._commits.when_committed([(log, log.log_end_offset)], done)
-            await event.wait()
-        else:
-            failed.append(storage_error(log))
-        if failed[0] is not None:
-            # What was applied stays: the log keeps it and writes it when it can, as it does with refused publishes.
-            raise CommitUnknown(str(failed[0])) from failed[0]
+        self._commits.when_committed([(log, log.log_end_offset)], done)
+        await event.wait()
+        return failed == [None]
 
     # --- by record ---------------------------------------------------------------------------
 
@@ -290,7 +289,3 @@ class Transactions:
             logger.warning("a transaction that was committed before the stop is applied again")
             self._applied.add(key)
             self._remove_when_durable(key, list(logs))
-
-
-class CommitUnknown(StorageUnavailable):
-    """Everything was applied, but the disk refused before it was durable."""

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable
 
 import pytest
+import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import FaultyFiles, MemoryFiles
@@ -235,6 +236,35 @@ async def test_a_refusing_disk_leaves_everything_as_it_was() -> None:
         assert counts(running) == [3, 0, 0, 0, 0]
     async with engine(files) as running:
         assert durable_counts(running) == [3, 0, 0, 0]
+
+
+@pytest.mark.parametrize("what", ["publishes to one stripe", "settlements of one stripe"])
+@pytest.mark.parametrize("refused", ["write", "sync"])
+async def test_a_commit_of_one_batch_is_answered_when_the_disk_has_taken_it(what: str, refused: str) -> None:
+    files = FaultyFiles(MemoryFiles())
+    async with engine(files) as running:
+        client = await world(running)
+        await take(client)
+        client.session.begin()
+        WHOLE[what](client)
+        answered = trio.Event()
+
+        async def commit() -> None:
+            await client.session.commit()
+            answered.set()
+
+        files.failing[refused] = errno.ENOSPC
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(commit)
+            await running.until(lambda: running.home("a").log.error is not None)
+            with trio.move_on_after(0.15):
+                await answered.wait()
+            assert not answered.is_set()
+            del files.failing[refused]
+        assert answered.is_set()
+        files = FaultyFiles(killed(files.inner))  # type: ignore[arg-type]
+    async with engine(files) as running:
+        assert running.count("a") == (43 if "publishes" in what else 1)
 
 
 async def test_a_transaction_has_a_limit() -> None:
