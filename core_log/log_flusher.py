@@ -235,17 +235,20 @@ class LogFlusher:
             log.listeners.remove(listener)
 
     def withdraw(self, log: PartitionLog) -> None:
-        """Take a log back from the threads: waits for its job and applies the result. Blocks."""
-        self._enlisted.pop(log, None)
-        self._failed.pop(log, None)
-        self._refusing.discard(log)
-        self._sync_due.pop(log, None)
-        job = log.job
-        if job is None:
-            return
-        self._blocking += 1
-        with self._job_done:
-            while not job.finished:
-                self._job_done.wait()
-        self._blocking -= 1
-        log.complete(job)
+        """Take a log back from the threads: waits for its job, and those that listeners start, and applies the results.
+        Blocks.
+        """
+        while True:
+            self._enlisted.pop(log, None)
+            self._failed.pop(log, None)
+            self._refusing.discard(log)
+            self._sync_due.pop(log, None)
+            job = log.job
+            if job is None:
+                return
+            self._blocking += 1
+            with self._job_done:
+                while not job.finished:
+                    self._job_done.wait()
+            self._blocking -= 1
+            log.complete(job)

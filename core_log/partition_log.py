@@ -471,13 +471,17 @@ class PartitionLog:
 
     def flush_blocking(self, *, closing: bool = False) -> None:
         """Write and sync everything now, in this thread; for start-up, tools and `close`. Then look at `error`."""
-        self._flusher.withdraw(self)
-        self._sync_wanted = True
-        while (job := self.take_job(closing=closing)) is not None:
+        self._sync_wanted, ending = True, closing
+        while True:
+            self._flusher.withdraw(self)  # each time: listeners append, and hand the log over again
+            job = self.take_job(closing=ending)
+            if job is None:
+                break
             execute(job)
             self.complete(job)
-            closing = False
+            ending = closing and bool(self._pending)
             if self.error is not None:
+                self._flusher.withdraw(self)
                 self._flusher.retry_later(self)
                 break
 

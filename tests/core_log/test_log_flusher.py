@@ -222,6 +222,30 @@ async def test_closing_takes_the_job_back_from_its_thread(flusher: LogFlusher) -
     assert flusher.unflushed_bytes == 0
 
 
+@pytest.mark.parametrize("under_way", [False, True])
+async def test_closing_waits_for_what_listeners_begin(under_way: bool, flusher: LogFlusher) -> None:
+    files, gate = gated("write")
+    gate.open.set()
+    log = open_log(files, flusher=flusher)
+    values = [b"%d" % number for number in range(4)]
+
+    def listener(_: PartitionLog) -> None:
+        if log.log_end_offset < len(values):
+            log.append(make_batch([values[log.log_end_offset]]))
+            log.request_sync()
+
+    log.listeners.append(listener)
+    log.append(make_batch([values[0]]))
+    if under_way:
+        log.request_sync()
+    log.close()
+    assert log.job is None
+    assert log.committed_offset == len(values)
+    assert flusher.unflushed_bytes == 0
+    await trio.testing.wait_all_tasks_blocked()
+    assert [value for _, value in read_all(open_log(files.crash()))] == values
+
+
 async def test_a_flusher_can_run_again() -> None:
     files = MemoryFiles()
     flusher = LogFlusher()
