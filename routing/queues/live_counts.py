@@ -2,13 +2,17 @@
 
 Counted by blocks of the log's offsets (where messages lie, not what they are known by, see `moves.py`): what lies
 before the first of them can go. With the last message of a block goes what else is known of it.
+
+The log goes by segments, and where messages are large a block is many of them. So a block is *cut* about where a
+segment begins, and its parts are counted as well.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 
+from core_log.segment import Segment
 from routing.queues.fact_columns import BLOCK_BITS, FactColumns
 from routing.queues.moves import MovedRun, Moves
 from routing.queues.packed_ranges import Range
@@ -19,13 +23,18 @@ from routing.queues.slab_cache import SlabCache
 class LiveCounts:
     """See the module; `blocks` are the counts that are not 0."""
 
-    __slots__ = ("_cache", "_facts", "_moves", "blocks")
+    __slots__ = ("_cache", "_facts", "_moves", "_parts", "_segment", "blocks")
 
-    def __init__(self, cache: SlabCache, moves: Moves, facts: FactColumns) -> None:
+    def __init__(self, cache: SlabCache, moves: Moves, facts: FactColumns, segments: Sequence[Segment]) -> None:
         self.blocks: dict[int, int] = {}
+        self._parts: dict[int, tuple[list[int], list[int]]] = {}
+        """Of blocks that were cut: where each part begins, and its count."""
         self._cache = cache
         self._moves = moves
         self._facts = facts
+        self._segment: object = segments[-1]
+        for segment in segments:
+            self._cut(segment.base_offset)
 
     def add(self, first: int, count: int, sign: int) -> None:
         """Add `sign` for each message that lies here to its block's count."""
@@ -34,6 +43,8 @@ class LiveCounts:
         while first < end:
             block = first >> BLOCK_BITS
             stop = min(end, (block + 1) << BLOCK_BITS)
+            if block in self._parts:
+                self._add_to_parts(block, first, stop, sign)
             left = live.get(block, 0) + (stop - first) * sign
             if left:
                 live[block] = left
@@ -43,13 +54,57 @@ class LiveCounts:
                     self._facts.drop(block)
             first = stop
 
+    def _add_to_parts(self, block: int, first: int, end: int, sign: int) -> None:
+        starts, counts = self._parts[block]
+        at = bisect_right(starts, first) - 1
+        while first < end:
+            stop = min(end, starts[at + 1]) if at + 1 < len(starts) else end
+            counts[at] += (stop - first) * sign
+            first, at = stop, at + 1
+
+    def follow(self, segment: object, offset: int) -> None:
+        """The log has come to `offset`, and this is its segment: if that is a new one, what follows is another part."""
+        if segment is not self._segment:
+            self._segment = segment
+            for old in [number for number in self._parts if number not in self.blocks]:
+                del self._parts[old]
+            self._cut(offset)
+
+    def _cut(self, offset: int) -> None:
+        """From `offset` on, behind all that was counted, messages are another part of their block."""
+        block = offset >> BLOCK_BITS
+        starts, counts = self._parts.setdefault(block, ([block << BLOCK_BITS], [self.blocks.get(block, 0)]))
+        if starts[-1] < offset:
+            starts.append(offset)
+            counts.append(0)
+
+    def first(self, otherwise: int) -> int:
+        """Nothing below this offset is live, as far as is counted; `otherwise` if nothing is."""
+        if not self.blocks:
+            return otherwise
+        block = min(self.blocks)
+        if block in self._parts:
+            for start, count in zip(*self._parts[block], strict=True):
+                if count:
+                    return start
+        return block << BLOCK_BITS
+
+    def between(self, first: int, end: int) -> int:
+        """How many are live in [first, end), or some more: in all blocks and parts that have a share in it."""
+        found = 0
+        for block in range(first >> BLOCK_BITS, (end - 1 >> BLOCK_BITS) + 1):
+            starts, counts = self._parts.get(block, ((0,), (self.blocks.get(block, 0),)))
+            at = max(bisect_right(starts, first) - 1, 0)
+            found += sum(counts[at : max(bisect_right(starts, end - 1), at + 1)])
+        return found
+
     def restore(self, ranges: Iterable[Range]) -> None:
         """Count messages that replay found to be live in one queue."""
         moves, blocks = self._moves, self.blocks
         for first, count in ranges:
             if first >= moves.before:
                 block = first >> BLOCK_BITS
-                if first + count - 1 >> BLOCK_BITS == block:
+                if first + count - 1 >> BLOCK_BITS == block and block not in self._parts:
                     blocks[block] = blocks.get(block, 0) + count
                 else:
                     self.add(first, count, 1)
@@ -82,8 +137,13 @@ class LiveCounts:
             return
         at = 0
         while at < len(offsets):
-            stop = bisect_left(offsets, (offsets[at] >> BLOCK_BITS) + 1 << BLOCK_BITS, at)
-            self.add(offsets[at], stop - at, -1)
+            block = offsets[at] >> BLOCK_BITS
+            stop = bisect_left(offsets, block + 1 << BLOCK_BITS, at)
+            if block in self._parts:
+                for offset in offsets[at:stop]:
+                    self.add(offset, 1, -1)
+            else:
+                self.add(offsets[at], stop - at, -1)
             at = stop
         self._cache.release_offsets(offsets)
 

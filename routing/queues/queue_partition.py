@@ -31,7 +31,7 @@ from routing.queues.batches import build_batches, keep_together
 from routing.queues.cold_chunks import Spawn
 from routing.queues.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
 from routing.queues.directory import Move, each_of, encode_directory
-from routing.queues.fact_columns import BLOCK_BITS, FactColumns
+from routing.queues.fact_columns import FactColumns
 from routing.queues.journal import Journal
 from routing.queues.live_counts import LiveCounts
 from routing.queues.moves import Moves
@@ -125,7 +125,7 @@ class QueuePartition:
         self._deleted: list[Queue] = []
         self.facts = FactColumns()
         """Of messages that ask for something, and of all in queues that give them a time to live."""
-        self.live = LiveCounts(self._cache, self.moves, self.facts)
+        self.live = LiveCounts(self._cache, self.moves, self.facts, log.segments)
         self._open_facts = False
         self._open_bytes_max = _BATCH_BYTES
         stored = StoredMessages(log, config, self._cache, self.moves, self.facts, spawn=spawn, loaded=loaded)
@@ -346,6 +346,7 @@ class QueuePartition:
     def _append(self, batch: bytes, base_offset: int) -> None:
         self.log.append(batch, base_offset=base_offset)
         self.unchecked_bytes += len(batch)
+        self.live.follow(self.log.segments[-1], self.next_offset)
 
     def _append_control(self, key: bytes, value: bytes) -> int:
         offset = self.next_offset
@@ -408,8 +409,8 @@ class QueuePartition:
 
     @property
     def first_live_offset(self) -> int:
-        """No queue needs anything below this offset (block by block)."""
-        return min(self.live.blocks) << BLOCK_BITS if self.live.blocks else self.next_offset
+        """No queue needs anything below this offset (see `LiveCounts`)."""
+        return self.live.first(self.next_offset)
 
     @property
     def mean_bytes(self) -> int:

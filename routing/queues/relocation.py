@@ -27,7 +27,7 @@ from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import parse_header
 from routing.message import Slab
-from routing.queues.fact_columns import BLOCK_BITS, Columns, to_columns
+from routing.queues.fact_columns import Columns, to_columns
 from routing.queues.home_records import SlabReader
 from routing.queues.packed_ranges import Range, merged, pack, unpack, without
 from routing.queues.settlement import SETTLED_KEY, decode_settled
@@ -72,16 +72,18 @@ def end_of_stragglers(partition: QueuePartition) -> int:
     pinned = partition.status.pinned_bytes
     if len(log.segments) < 2 or log.error is not None or pinned < log.config.segment_bytes or partition.holds_deleted:
         return 0
-    counts = partition.live.blocks
-    end = live = span = 0
+    first_live = partition.first_live_offset
+    end = live = span = size_bytes = dead_bytes = 0
     for segment, following in pairwise(log.segments):
-        size = following.base_offset - segment.base_offset
-        blocks = range(segment.base_offset >> BLOCK_BITS, (following.base_offset - 1 >> BLOCK_BITS) + 1)
-        live += min(size, sum(counts.get(block, 0) for block in blocks))
-        span += size
+        if following.base_offset <= first_live:
+            continue  # goes as it is
+        count = following.base_offset - segment.base_offset
+        live += min(count, partition.live.between(segment.base_offset, following.base_offset))
+        span += count
+        size_bytes += segment.size
         if live * _LIVE_SHARE <= span:
-            end = following.base_offset
-    return end if partition.first_live_offset < end and partition.searched_before < end else 0
+            end, dead_bytes = following.base_offset, size_bytes * (span - live) // span
+    return end if dead_bytes >= log.config.segment_bytes and partition.searched_before < end else 0
 
 
 # --- in a thread ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import trio
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.message import Slab
-from routing.queues import fact_columns, live_counts, moves, queue_partition, relocation, standby
+from routing.queues import fact_columns, live_counts, moves, relocation, standby
 from routing.session import Consumer
 from tests.routing.harness import PERSISTENT, TRANSIENT, Client, Engine, engine, killed
 
@@ -355,7 +355,7 @@ Life.acts = {
 def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old segments go, and what is live in them is written again, within a short life."""
     if request.param:
-        for module in (fact_columns, live_counts, moves, queue_partition, relocation, standby):
+        for module in (fact_columns, live_counts, moves, standby):
             monkeypatch.setattr(module, "BLOCK_BITS", 3)
         monkeypatch.setattr(relocation, "_LIVE_SHARE", 1)
         monkeypatch.setitem(CONFIG, "queue_segment_bytes", 1200)
