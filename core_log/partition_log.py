@@ -472,23 +472,19 @@ class PartitionLog:
     def flush_blocking(self, *, closing: bool = False) -> None:
         """Write and sync everything now, in this thread; for start-up, tools and `close`. Then look at `error`."""
         self._sync_wanted, ending = True, closing
-        while True:
-            self._flusher.withdraw(self)  # each time: listeners append, and hand the log over again
-            job = self.take_job(closing=ending)
-            if job is None:
-                break
+        self._flusher.withdraw(self)
+        while (job := self.take_job(closing=ending)) is not None:
             execute(job)
             self.complete(job)
+            self._flusher.withdraw(self)  # again: listeners append, and hand it over
             ending = closing and bool(self._pending)
             if self.error is not None:
-                self._flusher.withdraw(self)
                 self._flusher.retry_later(self)
                 break
 
     def close(self) -> None:
-        """Write, sync and close; blocks. The next start finds the recovery point at the end and scans nothing.
-
-        While the disk refuses, what could not be written is lost, and logged.
+        """Write, sync and close; blocks. The next start finds the recovery point at the end and scans nothing. While the
+        disk refuses, what could not be written is lost, and logged.
         """
         if self.closed:
             return
