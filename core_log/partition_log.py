@@ -483,8 +483,8 @@ class PartitionLog:
                 break
 
     def close(self) -> None:
-        """Write, sync and close; blocks. The next start finds the recovery point at the end and scans nothing. While the
-        disk refuses, what could not be written is lost, and logged.
+        """Write, sync and close; blocks. The next start finds the recovery point at the end and scans nothing. What a
+        disk refuses is lost, and logged.
         """
         if self.closed:
             return

@@ -32,8 +32,9 @@ from routing.message import Slab
 from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host
 from routing.queues.checkpoints import Checkpoints, clean_checkpoint, save_checkpoint
+from routing.queues.home_status import HomeStatus, warn_of_pinned_bytes
 from routing.queues.queue import Queue
-from routing.queues.queue_partition import HomeStatus, QueuePartition
+from routing.queues.queue_partition import QueuePartition
 from routing.queues.reclaim import give_back
 from routing.rights import Rights
 from routing.session import DeliverySink, Session
@@ -306,7 +307,7 @@ class Broker:
             for partition in self.topology.stripes:
                 self.checkpoints.take(partition)
                 partition.delete_dead_prefix()
-                partition.warn_of_pinned_bytes()
+                warn_of_pinned_bytes(partition)
             transient = self.topology.transient
             self.refused_messages += transient.shed(self.config.scratch_bytes_max)
             transient.delete_dead_prefix()

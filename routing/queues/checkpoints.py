@@ -26,6 +26,7 @@ from routing.errors import StorageUnavailable
 from routing.queues.journal import Journal
 from routing.queues.packed_ranges import Range, from_bytes, pack, to_bytes, unpack
 from routing.queues.relocation import Straggler, end_of_stragglers, read_stragglers, relocate
+from routing.queues.settlement import pack_sizes
 from routing.queues.standby import Standby, packed_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _encode(standby: Standby, queues: dict[int, tuple[bytes, bytes, int]], *, cl
         "facts": [[_optional(column) for column in block] for block in standby.facts.columns()],
         "moves": [[to_bytes(column) for column in block] for block in standby.moves.columns()],
     }
-    return msgpack.packb(state)  # type: ignore[no-any-return]
+    return msgpack.packb(state, default=pack_sizes)  # type: ignore[no-any-return]
 
 
 def _optional(column: array[int] | None) -> bytes | None:

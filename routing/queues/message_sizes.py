@@ -1,7 +1,7 @@
 """How many bytes wait in a queue, for those whose length is limited in bytes.
 
-Sizes are known from when the limit came. What stood there before, and what a start found, counts with the average size
-of its log: bodies are not looked at for this.
+Sizes are known from when the limit came: they are noted in the home's log and in checkpoints. What stood there before
+counts with the average size of its log, as does what a crash left without its note: bodies are not looked at for this.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from routing.queues.offset_set import Range
+from routing.queues.settlement import unpack_sizes
 
 _TIDY_MIN = 1024
 
@@ -20,33 +21,45 @@ class MessageSizes:
 
     __slots__ = ("_columns", "_estimate", "_firsts", "_tidy_at", "waiting_bytes")
 
-    def __init__(self, waiting: Iterable[Range], estimate: int) -> None:
-        """Messages that are there already have `estimate` bytes each."""
+    def __init__(self, waiting: Iterable[Range], estimate: int, known: Iterable[tuple[int, bytes]] = ()) -> None:
+        """Messages that are there already; those whose size is not `known` have `estimate` bytes each."""
         self._firsts: list[int] = []
         self._columns: list[array[int]] = []
+        for first, packed in sorted(known):
+            self.note(first, unpack_sizes(packed))
         self._estimate = estimate
-        self._tidy_at = _TIDY_MIN
-        self.waiting_bytes = estimate * sum(count for _, count in waiting)
+        self._tidy_at = max(_TIDY_MIN, 2 * len(self._firsts))
+        self.waiting_bytes = sum(self._sum(first, count) for first, count in waiting)
 
     def note(self, first: int, sizes: array[int]) -> None:
         """New messages, beyond all others."""
         self._firsts.append(first)
         self._columns.append(sizes)
-        self.waiting_bytes += sum(sizes)
 
-    def _of(self, offset: int) -> int:
-        index = bisect_right(self._firsts, offset) - 1
-        if index >= 0 and offset - self._firsts[index] < len(self._columns[index]):
-            return self._columns[index][offset - self._firsts[index]]
-        return self._estimate
+    def dump(self) -> list[tuple[int, array[int]]]:
+        """What is known, for a checkpoint; the columns do not change any more."""
+        return list(zip(self._firsts, self._columns, strict=True))
+
+    def _sum(self, first: int, count: int) -> int:
+        firsts, columns = self._firsts, self._columns
+        end = first + count
+        known = total = 0
+        for index in range(max(bisect_right(firsts, first) - 1, 0), len(firsts)):
+            start = firsts[index]
+            if start >= end:
+                break
+            part = columns[index][max(first - start, 0) : end - start]
+            known += len(part)
+            total += sum(part)
+        return total + self._estimate * (count - known)
+
+    def come(self, first: int, count: int) -> None:
+        """Messages stand in line."""
+        self.waiting_bytes += self._sum(first, count)
 
     def leave(self, first: int, count: int) -> None:
         """Messages left the line."""
-        self.waiting_bytes -= sum(map(self._of, range(first, first + count)))
-
-    def come_back(self, offset: int) -> None:
-        """A message stands in line again."""
-        self.waiting_bytes += self._of(offset)
+        self.waiting_bytes -= self._sum(first, count)
 
     def tidy(self, oldest_live: int) -> None:
         """Forget, now and then, what lies before the oldest message that may still be there."""

@@ -182,7 +182,7 @@ class Queue:
         line = self.line if self.levels is None else self.levels.fresh
         for range_first, number in ranges:
             line.ready.append(range_first, number)
-        self.rules.came(first, slab)
+        self.rules.came(first, slab, ranges)
         self.fresh.append(arrival)
         if not self.awake:
             self.awake = True
@@ -201,6 +201,8 @@ class Queue:
             state["returns"] = self.returns.dump()
         if self.seen is not None:
             state["seen"] = list(self.seen.dump(self._host.now_ms()))
+        if self.rules.sizes is not None:
+            state["sizes"] = self.rules.sizes.dump()
         return state or None
 
     def restore(
@@ -223,7 +225,7 @@ class Queue:
             self.line_of(first).ready.append(first, count)
         for first, count in self.rules.restore(returned):
             self.line_of(first).placed.add(first, count)
-        self.rules.restored()
+        self.rules.restored(state.get("sizes", ()) if state else ())
         if state and self.returns is not None and "returns" in state:
             self.rules.restore_returns(self.returns, state["returns"])
         if state and self.seen is not None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
@@ -32,6 +32,7 @@ from routing.queues.cold_chunks import Spawn
 from routing.queues.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
 from routing.queues.directory import Move, each_of, encode_directory
 from routing.queues.fact_columns import FactColumns
+from routing.queues.home_status import HomeStatus
 from routing.queues.journal import Journal
 from routing.queues.live_counts import LiveCounts
 from routing.queues.moves import Moves
@@ -41,10 +42,12 @@ from routing.queues.settlement import (
     RETURNED_KEY,
     SEEN_KEY,
     SETTLED_KEY,
+    SIZES_KEY,
     encode_destinations,
     encode_returned,
     encode_seen,
     encode_settled,
+    encode_sizes,
 )
 from routing.queues.slab_cache import SlabCache
 from routing.queues.stored_messages import StoredMessages
@@ -63,16 +66,6 @@ _SCATTERED_BATCH_BYTES = 8 << 10
 _ONE_BATCH = 1 << 40
 _SETTLED_MAX = 4096
 """Ranges of settled messages that are written without waiting for more."""
-
-
-class HomeStatus(NamedTuple):
-    """A home partition in figures. `pinned_bytes` is estimated from the share of offsets that are settled."""
-
-    stripe: int
-    queues: int
-    live_messages: int
-    log_bytes: int
-    pinned_bytes: int
 
 
 class QueuePartition:
@@ -120,6 +113,7 @@ class QueuePartition:
         self._settled: list[tuple[int, int, int]] = []
         self._returned: list[tuple[int, int, int, int]] = []
         self._seen: list[tuple[int, int, bytes]] = []
+        self._sizes: list[tuple[int, int, Sequence[int]]] = []
         self._cache = SlabCache()
         self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
         self._deleted: list[Queue] = []
@@ -132,7 +126,7 @@ class QueuePartition:
         self.find, self.load = stored.find, stored.load
         self.load_now, self.load_scattered = stored.load_now, stored.load_scattered
         self.read_scattered, self.is_reading_for = stored.read_scattered, stored.is_reading_for
-        self._pinned_warning_bytes = config.pinned_warning_bytes
+        self.pinned_warning_bytes = config.pinned_warning_bytes
         log.listeners.append(self._log_advanced)
 
     # --- messages in -------------------------------------------------------------------
@@ -244,6 +238,11 @@ class QueuePartition:
             self._seen.append((queue_id, now_ms, hashes))
             self._mark_dirty(self)
 
+    def note_sizes(self, queue_id: int, first: int, sizes: Sequence[int]) -> None:
+        """Sizes of new messages of one queue; the record of them is written behind those."""
+        if self.durable:
+            self._sizes.append((queue_id, first, sizes))
+
     def relocate(self, stragglers: Sequence[Straggler]) -> None:
         """Write messages again that lie far behind most others. To queues and sessions they stay what they are.
 
@@ -291,9 +290,8 @@ class QueuePartition:
                 try:
                     due = self._settlements_due or bool(self._open) or len(self._settled) >= _SETTLED_MAX
                     self._seal_data()
-                    if self._seen:
-                        self._append_control(SEEN_KEY, encode_seen(self._seen))
-                        self._seen.clear()
+                    if self._seen or self._sizes:
+                        self._seal_notes()
                     if not self._settled and not self._returned:
                         pass
                     elif due:
@@ -306,6 +304,14 @@ class QueuePartition:
             self._spill()
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
+
+    def _seal_notes(self) -> None:
+        if self._seen:
+            self._append_control(SEEN_KEY, encode_seen(self._seen))
+            self._seen.clear()
+        if self._sizes:
+            self._append_control(SIZES_KEY, encode_sizes(self._sizes))
+            self._sizes.clear()
 
     def _seal_settlements(self) -> None:
         if self._settled:
@@ -438,15 +444,6 @@ class QueuePartition:
                     dropped += count
         return dropped
 
-    def warn_of_pinned_bytes(self) -> None:
-        """Say it when few live messages keep much log on disk, and again when it has doubled."""
-        pinned_bytes = self.status.pinned_bytes
-        if pinned_bytes >= self._pinned_warning_bytes:
-            self._pinned_warning_bytes = 2 * pinned_bytes
-            logger.warning(
-                "%s: %d bytes stay on disk behind messages that nobody has settled", self.log.directory, pinned_bytes
-            )
-
     def tidy(self) -> None:
         """Let go of what is only known about messages that are gone."""
         oldest = min(self.first_live_offset, self.moves.first)
@@ -468,9 +465,9 @@ class QueuePartition:
             log.request_sync()  # the only copies of what was moved
             return
         before = min(self.first_live_offset, log.committed_offset if self.durable else log.written_offset)
-        kept = self.durable and (self.moves or any(queue.seen for queue in self.queues.values()))
+        kept = self.durable and (self.moves or any(one.seen or one.rules.sizes for one in self.queues.values()))
         if kept and before > self.checkpointed:
-            # Ids, or returns of what was moved, stand in the part that would go: a checkpoint has to keep them first.
+            # Ids and sizes stand in what would go, and returns of what was moved: a checkpoint keeps them first.
             before = self.checkpointed
             self.checkpoint_wanted = log.segments[1].base_offset > before
         if log.segments[1].base_offset > before:

@@ -58,7 +58,7 @@ class QueueRules:
         """The queue's settings are new."""
         settings = self._queue.settings
         if settings.max_length_bytes is not None:
-            self.sizes = self.sizes or self._estimated()
+            self.sizes = self.sizes or self._sizes()
         else:
             self.sizes = None
         if settings.expires_ms:
@@ -66,11 +66,11 @@ class QueueRules:
         if settings.consumer_timeout_ms:
             self._host.impatient.add(self._queue)
 
-    def _estimated(self) -> MessageSizes:
+    def _sizes(self, known: Iterable[tuple[int, bytes]] = ()) -> MessageSizes:
         waiting = (part for line in self._queue.lines() for part in line.ranges())
-        return MessageSizes(waiting, self._queue.partition.mean_bytes)
+        return MessageSizes(waiting, self._queue.partition.mean_bytes, known)
 
-    def restored(self) -> None:
+    def restored(self, sizes: Iterable[tuple[int, bytes]]) -> None:
         """The queue has taken over what a start found: what became due meanwhile comes in the order of its times."""
         late, self._late = self._late, []
         if late:
@@ -78,7 +78,7 @@ class QueueRules:
             self._need_timing().delay([due_ms for due_ms, _ in late], [offset for _, offset in late])
             self._arm()
         if self.sizes is not None:
-            self.sizes = self._estimated()
+            self.sizes = self._sizes(sizes)
 
     def stop(self) -> None:
         """The queue is deleted."""
@@ -199,6 +199,7 @@ class QueueRules:
                 mortal.append(offset)
         if mortal:
             timing.expire_at(deadlines, mortal)
+        self.came_back(offsets)
         queue.wake()
 
     def hold(self, due_ms: Sequence[int], offsets: Sequence[int]) -> None:
@@ -419,10 +420,15 @@ class QueueRules:
 
     # --- sizes -------------------------------------------------------------------------
 
-    def came(self, first: int, slab: Slab) -> None:
-        """Note the sizes of new messages, where they count."""
-        if self.sizes is not None:
-            self.sizes.note(first, array("L", map(len, slab.bodies)))
+    def came(self, first: int, slab: Slab, ranges: Iterable[Range]) -> None:
+        """Note the sizes of new messages, where they count, and that those of these ranges stand in line."""
+        sizes, queue = self.sizes, self._queue
+        if sizes is not None:
+            column = array("I", map(len, slab.bodies))
+            sizes.note(first, column)
+            queue.partition.note_sizes(queue.id, first, column)
+            for range_first, count in ranges:
+                sizes.come(range_first, count)
 
     def gone(self, first: int, count: int) -> None:
         """Messages left the line."""
@@ -433,7 +439,7 @@ class QueueRules:
         """Messages stand in line again."""
         if self.sizes is not None:
             for offset in offsets:
-                self.sizes.come_back(offset)
+                self.sizes.come(offset, 1)
 
     def forget_sizes(self, offsets: Sequence[int]) -> None:
         """Messages left the line, one here and one there."""

@@ -4,15 +4,18 @@ A state is a mapping as MessagePack takes it, without what is empty:
 
     "returns"   offset -> (counts, due time in ms), of messages that came back (`returns.py`)
     "seen"      [(time in ms, whether it is a whole table, hashes)] of ids, in order (`seen_ids.py`)
+    "sizes"     [(first offset, bytes of each message)], where their sum is limited (`message_sizes.py`)
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
-from routing.queues.settlement import RETURNED_KEY, SEEN_KEY, decode_returned, decode_seen
+from routing.queues.packed_ranges import COUNT_BITS
+from routing.queues.settlement import RETURNED_KEY, SEEN_KEY, SIZES_KEY, decode_returned, decode_seen, decode_sizes
 
 State = dict[str, Any]
 
@@ -23,6 +26,7 @@ class StateChanges:
     def __init__(self) -> None:
         self._returns: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
         self._seen: dict[int, list[tuple[int, bool, bytes]]] = defaultdict(list)
+        self._sizes: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
 
     def control(self, key: bytes | None, value: bytes) -> None:
         """Take a control record into account, if it is one of these."""
@@ -32,18 +36,26 @@ class StateChanges:
         elif key == SEEN_KEY:
             for queue_id, seen_ms, hashes in decode_seen(value):
                 self._seen[queue_id].append((seen_ms, False, hashes))
+        elif key == SIZES_KEY:
+            for queue_id, first, sizes in decode_sizes(value):
+                self._sizes[queue_id].append((first, sizes))
 
-    def fold(self, states: dict[int, State], queue_ids: Iterable[int]) -> dict[int, State]:
-        """The states of these queues with all that was said."""
+    def fold(self, states: dict[int, State], live: Mapping[int, array[int]]) -> dict[int, State]:
+        """The states of queues with all that was said; `live` are packed ranges of what is there, by queue id."""
         folded = {}
-        for queue_id in queue_ids:
+        for queue_id, packed in live.items():
             state = dict(states.get(queue_id) or {})
             if queue_id in self._returns:
                 state["returns"] = state.get("returns", {}) | self._returns[queue_id]
             if queue_id in self._seen:
                 state["seen"] = [*state.get("seen", ()), *self._seen[queue_id]]
+            sizes = [*state.pop("sizes", ()), *self._sizes.get(queue_id, ())]
+            if sizes and packed:
+                oldest = packed[0] >> COUNT_BITS
+                state["sizes"] = [(first, column) for first, column in sizes if first + len(column) // 4 > oldest]
             if state:
                 folded[queue_id] = state
         self._returns.clear()
         self._seen.clear()
+        self._sizes.clear()
         return folded

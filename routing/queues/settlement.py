@@ -7,6 +7,7 @@ int16.
     SETTLED        value: (queue id uint32, first offset uint64, count uint32) repeated
     SEEN           value: (queue id uint32, count uint32, time in ms uint64, hashes uint64 each) repeated
     RETURNED       value: (queue id uint32, offset uint64, counts uint32, due time in ms uint64) repeated
+    SIZES          value: (queue id uint32, count uint32, first offset uint64, bytes uint32 each) repeated
 
 A destination set is defined once per log before its first use and then named by id, so a body that goes to a thousand
 queues carries four bytes. Settlements follow their messages in the log: deleting a prefix never takes away the
@@ -16,18 +17,21 @@ settlement of a message that stays. Of several RETURNED of a message the last co
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 
 _KEY = struct.Struct(">hh")
 _SETTLED = struct.Struct(">IQI")
 _RETURNED = struct.Struct(">IQIQ")
 _SEEN = struct.Struct(">IIQ")
+_SIZES = struct.Struct(">IIQ")
 _COUNT_MAX = (1 << 32) - 1
 
 DESTINATIONS_KEY = _KEY.pack(0, 0x4D01)
 SETTLED_KEY = _KEY.pack(0, 0x4D02)
 RETURNED_KEY = _KEY.pack(0, 0x4D03)
 SEEN_KEY = _KEY.pack(0, 0x4D04)
+SIZES_KEY = _KEY.pack(0, 0x4D05)
 
 
 def encode_destinations(set_id: int, queue_ids: Iterable[int]) -> bytes:
@@ -82,3 +86,28 @@ def decode_seen(value: bytes) -> Iterator[tuple[int, int, bytes]]:
         start = at + _SEEN.size
         at = start + 8 * count
         yield queue_id, seen_ms, value[start:at]
+
+
+def encode_sizes(noted: Iterable[tuple[int, int, Sequence[int]]]) -> bytes:
+    """The value of a SIZES record from (queue id, first offset, bytes of each message)."""
+    return b"".join([_SIZES.pack(queue_id, len(sizes), first) + pack_sizes(sizes) for queue_id, first, sizes in noted])
+
+
+def decode_sizes(value: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(queue id, first offset, packed bytes of each message) of a SIZES record."""
+    at = 0
+    while at + _SIZES.size <= len(value):
+        queue_id, count, first = _SIZES.unpack_from(value, at)
+        start = at + _SIZES.size
+        at = start + 4 * count
+        yield queue_id, first, value[start:at]
+
+
+def pack_sizes(sizes: Sequence[int]) -> bytes:
+    """Bytes of messages, as records and checkpoints keep them."""
+    return struct.pack(f">{len(sizes)}I", *sizes)
+
+
+def unpack_sizes(packed: bytes) -> array[int]:
+    """The inverse of `pack_sizes`."""
+    return array("I", struct.unpack(f">{len(packed) // 4}I", packed[: len(packed) // 4 * 4]))

@@ -11,8 +11,11 @@ from routing.queues.settlement import (
     SETTLED_KEY,
     decode_destinations,
     decode_settled,
+    decode_sizes,
     encode_destinations,
     encode_settled,
+    encode_sizes,
+    unpack_sizes,
 )
 
 _UINT32 = st.integers(0, (1 << 32) - 1)
@@ -72,3 +75,10 @@ def test_more_than_32_bits_of_messages_are_settled_in_pieces() -> None:
 def test_trailing_bytes_are_ignored() -> None:
     assert list(decode_settled(encode_settled([(1, 2, 3)]) + b"\0" * 15)) == [(1, 2, 3)]
     assert decode_destinations(encode_destinations(1, (2,)) + b"\0\0\0") == (1, (2,))
+
+
+@given(st.lists(st.tuples(_UINT32, st.integers(0, (1 << 63) - 1), st.lists(_UINT32, max_size=9)), max_size=20))
+def test_sizes_round_trip(noted: list[tuple[int, int, list[int]]]) -> None:
+    encoded = encode_sizes(noted)
+    assert [(queue_id, first, list(unpack_sizes(one))) for queue_id, first, one in decode_sizes(encoded)] == noted
+    assert len(list(decode_sizes(encoded + b"\0" * 15))) == len(noted)
