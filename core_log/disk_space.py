@@ -5,7 +5,8 @@
    write is taken off: a system call of its own would cost each of them another wait for the interpreter.
 2. The reserve is a preallocated file. When the disk refuses a job for lack of room, so much of the reserve is given
    back as the job needs, and the job is tried again at once: what was promised, settlements, retention and deletions
-   can be written while publishers wait. It is filled up again when there is room (`tend`).
+   can be written while publishers wait, and checkpoints as well (`save`). It is filled up again when there is room
+   (`tend`).
 3. A start on a full disk gives some of the reserve back first, because opening a log writes small files.
 
 Sizes that are not configured follow the disk, so that a small one is not all reserve.
@@ -17,6 +18,7 @@ import errno
 import logging
 import threading
 
+from core_log.checkpoint import save
 from core_log.files import Files
 from core_log.flush_job import FlushJob, execute
 
@@ -29,6 +31,7 @@ _RESERVE_SHARE = 16
 _SMALL_FILES_BYTES = 512 << 10
 """Room for what a job writes besides batches: indexes, recovery point, names; and for a start."""
 _MEASURE_BYTES = 4 << 20
+_NO_LIMIT = 1 << 62
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -86,6 +89,20 @@ class DiskSpace:
                 file.close()
             self.reserved_bytes = left
             return True
+
+    @property
+    def room_bytes(self) -> int:
+        """How much may be written for nobody's sake but to make room: half of what is free, and of the reserve."""
+        return (self.free_bytes + self.reserved_bytes) // 2 if self.total_bytes else _NO_LIMIT
+
+    def save(self, path: str, content: bytes) -> None:
+        """As `checkpoint.save`, once more with some of the reserve if the disk is full. Blocks. Raises OSError."""
+        try:
+            save(self._files, path, content)
+        except OSError as error:
+            if error.errno not in _NO_ROOM or not self.give_back(len(content) + _SMALL_FILES_BYTES):
+                raise
+            save(self._files, path, content)
 
     def execute(self, job: FlushJob) -> None:
         """Do a job, once more with some of the reserve if the disk is full, and measure. In any thread."""

@@ -31,7 +31,7 @@ from routing.errors import LimitExceeded
 from routing.message import Slab
 from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host
-from routing.queues.checkpoints import Checkpoints, clean_checkpoint, save_checkpoint
+from routing.queues.checkpoints import Checkpoints, clean_checkpoint
 from routing.queues.home_status import HomeStatus, warn_of_pinned_bytes
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
@@ -83,7 +83,7 @@ class Broker:
         flusher.execute = space.execute
         with suppress(OSError):  # tried again each second
             space.tend(self.alarms.disk_free_bytes_min)
-        self.checkpoints = Checkpoints(files, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
+        self.checkpoints = Checkpoints(files, space, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
         self.storage = Storage(
             files,
             fitted(config, space.total_bytes),
@@ -149,7 +149,7 @@ class Broker:
                 logger.error("%s: deliveries are left over, the next start goes by the log", log.directory)
             elif log.error is None and log.committed_offset >= partition.next_offset:
                 try:
-                    save_checkpoint(self.files, partition, clean_checkpoint(partition))
+                    self.checkpoints.save(partition, clean_checkpoint(partition))
                 except OSError as error:
                     logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
         for log in [*logs, *self.storage.stores]:

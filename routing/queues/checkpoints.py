@@ -19,6 +19,7 @@ import msgpack
 import trio
 
 from core_log.checkpoint import load, save
+from core_log.disk_space import DiskSpace
 from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.files import Files
 from routing.commits import CommitWaiter
@@ -141,11 +142,6 @@ def load_checkpoint(files: Files, partition: QueuePartition) -> Checkpoint | Non
     return found
 
 
-def save_checkpoint(files: Files, partition: QueuePartition, content: bytes) -> None:
-    """Write a checkpoint; what it speaks of must be durable in the log. Raises OSError."""
-    save(files, checkpoint_path(partition), content)
-
-
 def clean_checkpoint(partition: QueuePartition) -> bytes:
     """The checkpoint of a partition that is stopped: all is sealed, nothing is delivered."""
     standby = _standby_of(partition)
@@ -170,6 +166,11 @@ def _standby_of(partition: QueuePartition) -> Standby:
     return standby
 
 
+def save_checkpoint(files: Files, partition: QueuePartition, content: bytes) -> None:
+    """Write a checkpoint; what it speaks of must be durable in the log. Raises OSError."""
+    save(files, checkpoint_path(partition), content)
+
+
 # --- while the broker runs ------------------------------------------------------------------------------------------
 
 
@@ -179,11 +180,13 @@ class Checkpoints:
     def __init__(
         self,
         files: Files,
+        space: DiskSpace,
         commits: CommitWaiter,
         interval_bytes: int,
         spawn: Callable[[Callable[[], Awaitable[None]]], Any],
     ) -> None:
         self._files = files
+        self._space = space
         self._commits = commits
         self._interval_bytes = interval_bytes
         self._spawn = spawn
@@ -215,8 +218,9 @@ class Checkpoints:
 
         def make() -> tuple[bytes, list[Straggler]]:
             standby = self._next(partition, journal, known, queue_ids)
-            stragglers = read_stragglers(log, standby, stragglers_end) if stragglers_end else []
-            if not stragglers:
+            room_bytes = self._space.room_bytes
+            stragglers = read_stragglers(log, standby, stragglers_end, room_bytes) if stragglers_end else []
+            if not stragglers and room_bytes:
                 partition.searched_before = max(partition.searched_before, stragglers_end)
             return encode_checkpoint(standby), stragglers
 
@@ -244,7 +248,7 @@ class Checkpoints:
 
         def work() -> list[Straggler]:
             content, stragglers = make()
-            save_checkpoint(self._files, partition, content)
+            self.save(partition, content)
             partition.checkpointed = end
             return stragglers
 
@@ -269,6 +273,10 @@ class Checkpoints:
                 self._under_way.discard(partition)
 
         self._commits.when_committed([(log, end)], durable)
+
+    def save(self, partition: QueuePartition, content: bytes) -> None:
+        """As `save_checkpoint`, with some of the disk's reserve if there is no other room: it is what makes room."""
+        self._space.save(checkpoint_path(partition), content)
 
     async def stop(self) -> None:
         """No more, and nothing is written again; one that is being written is waited for, it must not replace what is

@@ -40,7 +40,8 @@ _LIVE_SHARE = 4
 """One in so many messages may be live."""
 _PASS_BYTES = 16 << 20
 """Written again in one pass at most, but for the last message, and no more than a segment, which is small on a small
-disk: it has to find room while publishers are blocked. The next pass goes on."""
+disk: it has to find room while publishers are blocked, on a full one no more than half of the reserve has. The next
+pass goes on."""
 _TURN_BYTES = 256 << 10
 """One batch, and what a turn has time for."""
 _TURN_MESSAGES = 1024
@@ -89,8 +90,8 @@ def end_of_stragglers(partition: QueuePartition) -> int:
 # --- in a thread ---------------------------------------------------------------------------------------------------
 
 
-def read_stragglers(log: PartitionLog, standby: Standby, before: int) -> list[Straggler]:
-    """What is live and lies before an offset of the log, from its start on; blocks.
+def read_stragglers(log: PartitionLog, standby: Standby, before: int, room_bytes: int) -> list[Straggler]:
+    """What is live and lies before an offset of the log, from its start on, as much as there is room for; blocks.
 
     Raises CorruptBatch, OffsetOutOfRange, OSError.
     """
@@ -98,7 +99,7 @@ def read_stragglers(log: PartitionLog, standby: Standby, before: int) -> list[St
     reader = SlabReader()
     runs = _runs(standby, before)
     at = size = 0
-    bytes_max = min(_PASS_BYTES, log.config.segment_bytes)
+    bytes_max = min(_PASS_BYTES, log.config.segment_bytes, room_bytes)
     while at < len(runs) and size < bytes_max:
         read_from = runs[at].location
         batches = log.read_blocking(read_from, _READ_BYTES, before=before)
@@ -110,6 +111,8 @@ def read_stragglers(log: PartitionLog, standby: Standby, before: int) -> list[St
                 continue
             for entry in reader.read(batch):
                 while at < len(runs) and runs[at].location < entry.end:
+                    if size >= bytes_max:
+                        return found
                     run = runs[at]
                     start, stop = max(run.location, entry.first), min(run.location + run.count, entry.end)
                     if start < stop:
