@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from routing.errors import PreconditionFailed
 from routing.message import Slab
@@ -36,6 +36,14 @@ class DeliverySink(Protocol):
 
     def writable(self) -> bool:
         """False while the peer does not take what it was sent; call `Session.resume` when that changes."""
+
+
+@runtime_checkable
+class EachSink(DeliverySink, Protocol):
+    """A sink that takes deliveries to many consumers at once."""
+
+    def deliver_each(self, consumers: list[Consumer], first_id: int, slab: Slab) -> None:
+        """Send message `i` of the slab to `consumers[i]`, who settles nothing, under the delivery id first_id + i."""
 
 
 class Consumer:

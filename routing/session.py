@@ -12,23 +12,23 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from routing.confirms import Confirms
 from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
+from routing.consumer import EachSink, consumer_priority
 from routing.consumer import Got as Got
-from routing.consumer import consumer_priority
 from routing.deduplication import deliver_new
 from routing.errors import BrokerError, LimitExceeded, PreconditionFailed
 from routing.message import Slab
 from routing.queues.retries import Cause
 from routing.topics.stream import Stream
 from routing.unsettled import Outcome as Outcome
-from routing.unsettled import Unsettled, entry_first
+from routing.unsettled import Unsettled, entry_first, require_returnable
 
 if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
     from routing.broker import Broker
     from routing.queues.queue import Queue
     from routing.topology.route import Route
@@ -44,6 +44,7 @@ class Session:
     def __init__(self, broker: Broker, sink: DeliverySink, *, protocol: str, owner: object, vhost: VirtualHost) -> None:
         self.broker = broker
         self.sink = sink
+        self._each_sink = sink if isinstance(sink, EachSink) else None
         self.protocol = protocol
         self.owner = owner
         self.vhost = vhost
@@ -63,7 +64,8 @@ class Session:
         self.unsettled: list[Unsettled] = []
         self.transaction: Transaction | None = None
         """What publishes and settlements go into instead of taking effect."""
-        self._next_id = 1
+        self.next_id = 1
+        """The id of the next delivery."""
         self.confirms = Confirms(self)
 
     # --- publishing --------------------------------------------------------------------
@@ -81,7 +83,8 @@ class Session:
         tell. Refused messages of which nobody wants to hear are counted.
         """
         broker = self.broker
-        parts = self.routed(slab, copies)
+        together = self.transaction is None and self.vhost.trace is None
+        parts = self.routed(slab, copies, together=together)
         if slab.size > broker.message_bytes_max:
             broker.require_size(slab)
         for route, part in parts:
@@ -93,10 +96,10 @@ class Session:
         for route, part in parts:
             self._publish(route, part, mandatory, confirm)
 
-    def routed(self, slab: Slab, copies: Sequence[str] = ()) -> list[tuple[Route, Slab]]:
-        """The parts of a slab with their routes. Raises NotFound, AccessRefused."""
+    def routed(self, slab: Slab, copies: Sequence[str] = (), *, together: bool = False) -> list[tuple[Route, Slab]]:
+        """The parts of a slab with their routes, see `Router.routed`. Raises NotFound, AccessRefused."""
         router = self.vhost.router
-        return router.routed_to_all(slab, copies) if copies else router.routed(slab)
+        return router.routed_to_all(slab, copies) if copies else router.routed(slab, together=together)
 
     def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> None:
         """Publish what was routed before, without a confirm and whatever the logs say."""
@@ -109,10 +112,11 @@ class Session:
                 self.sink.returned(slab, "NO_ROUTE")
         elif route.guarded and (room := route.room()) < len(slab.bodies):
             self._publish_what_fits(route, slab, room, False)
-        elif route.remembering:
-            deliver_new(route, slab, self.broker.clock.now_ms())
         else:
-            route.deliver(slab)
+            self._put(route, slab)
+
+    def _put(self, route: Route, slab: Slab) -> list[tuple[PartitionLog, int]]:
+        return deliver_new(route, slab, self.broker.clock.now_ms()) if route.remembering else route.deliver(slab)
 
     def _publish(self, route: Route, slab: Slab, mandatory: bool, confirm: bool) -> None:
         broker = self.broker
@@ -141,7 +145,7 @@ class Session:
             if room < len(slab.bodies):
                 self._publish_what_fits(route, slab, room, confirm)
                 return
-        targets = deliver_new(route, slab, broker.clock.now_ms()) if route.remembering else route.deliver(slab)
+        targets = self._put(route, slab)
         if confirm and targets:
             self.confirms.require(slab, targets)
 
@@ -150,8 +154,7 @@ class Session:
         count = len(slab.bodies)
         if room:
             fitting = slab.part(0, room)
-            now_ms = self.broker.clock.now_ms()
-            targets = deliver_new(route, fitting, now_ms) if route.remembering else route.deliver(fitting)
+            targets = self._put(route, fitting)
             if confirm:
                 self.confirms.require(fitting, targets)
         route.overflowing().deliver(slab.part(room, count))
@@ -228,8 +231,8 @@ class Session:
             slab, index = queue.returns.marked(slab.part(index, index + 1), [first]), 0
         if self.vhost.trace is not None:
             self.vhost.trace.delivered(self, queue_name, slab, index, index + 1, redelivered)
-        delivery_id = self._next_id
-        self._next_id += 1
+        delivery_id = self.next_id
+        self.next_id += 1
         if no_ack:
             queue.settle(first, 1)
         else:
@@ -239,8 +242,8 @@ class Session:
     def hand_over(self, consumer: Consumer, slab: Slab, start: int, stop: int, offset: int, redelivered: bool) -> None:
         """Called by the queue: give messages to the sink, and remember them until they are settled."""
         count = stop - start
-        first = self._next_id
-        self._next_id = end = first + count
+        first = self.next_id
+        self.next_id = end = first + count
         if consumer.no_ack:
             self._deliver(consumer, first, slab, start, stop, redelivered)
             consumer.queue.settle(offset, count)
@@ -266,8 +269,8 @@ class Session:
     ) -> None:
         """As `hand_over`, for a whole slab of messages that do not lie together in the log."""
         count = len(offsets)
-        first = self._next_id
-        self._next_id = end = first + count
+        first = self.next_id
+        self.next_id = end = first + count
         if consumer.no_ack:
             self._deliver(consumer, first, slab, 0, count, redelivered)
             queue.settle_offsets(offsets)
@@ -278,32 +281,43 @@ class Session:
         self._deliver(consumer, first, slab, 0, count, redelivered)
 
     def _deliver(self, consumer: Consumer, first: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
-        """A sink that raises is a bug: it gets no more, and the turn, which is everybody's, goes on."""
         if self.vhost.trace is not None:
             self.vhost.trace.delivered(self, consumer.queue_name, slab, start, stop, redelivered)
         try:
             self.sink.deliver(consumer, first, slab, start, stop, redelivered)
         except Exception:
-            logger.exception("deliveries to a %s session stop", self.protocol)
-            self.paused = True
+            self._sink_failed()
+
+    def _sink_failed(self) -> None:
+        """A sink that raises is a bug: it gets no more, and the turn, which is everybody's, goes on."""
+        logger.exception("deliveries to a %s session stop", self.protocol)
+        self.paused = True
 
     def pass_on(self, consumer: Consumer, slab: Slab) -> None:
         """Called by a route: give a whole slab to a consumer who settles nothing, past its empty queue."""
-        first = self._next_id
-        self._next_id = first + len(slab.bodies)
+        first = self.next_id
+        self.next_id = first + len(slab.bodies)
         self._deliver(consumer, first, slab, 0, len(slab.bodies), False)
 
-    @property
-    def next_id(self) -> int:
-        """The id of the next delivery."""
-        return self._next_id
+    def pass_on_each(self, consumers: list[Consumer], slab: Slab) -> bool:
+        """As `pass_on`, of message `i` to `consumers[i]`; False if the sink wants them one by one."""
+        sink = self._each_sink
+        if sink is None:
+            return False
+        first = self.next_id
+        self.next_id = first + len(consumers)
+        try:
+            sink.deliver_each(consumers, first, slab)
+        except Exception:
+            self._sink_failed()
+        return True
 
     # --- settling ----------------------------------------------------------------------
 
     def settle(self, first_id: int, last_id: int, outcome: Outcome) -> None:
         """Settle a range of deliveries. Raises PreconditionFailed at the first id that is not outstanding."""
         if outcome is not Outcome.ACK:
-            self._require_returnable(first_id, last_id)
+            require_returnable(self.unsettled, first_id, last_id)
         while first_id <= last_id:
             index = bisect_right(self.unsettled, first_id, key=entry_first) - 1
             if index < 0 or first_id >= self.unsettled[index].end:
@@ -319,13 +333,13 @@ class Session:
         """
         unsettled = self.unsettled
         if last_id == 0:
-            last_id = self._next_id - 1
+            last_id = self.next_id - 1
         else:
             index = bisect_right(unsettled, last_id, key=entry_first) - 1
             if index < 0 or last_id >= unsettled[index].end:
                 raise PreconditionFailed(f"unknown delivery tag {last_id}")
         if outcome is not Outcome.ACK and not self.closed:
-            self._require_returnable(0, last_id)
+            require_returnable(self.unsettled, 0, last_id)
         whole = 0
         for entry in unsettled:
             if entry.end - 1 > last_id:
@@ -337,15 +351,6 @@ class Session:
             self._finish(entry, entry.first, entry.offsets_of(entry.first, entry.end), outcome)
         if unsettled and unsettled[0].first <= last_id:
             self._settle_part(0, unsettled[0].first, last_id + 1, outcome)
-
-    def _require_returnable(self, first_id: int, last_id: int) -> None:
-        """Raises NotImplementedYet if one of these deliveries is of a stream, which takes nothing back."""
-        start = max(0, bisect_right(self.unsettled, first_id, key=entry_first) - 1)
-        for entry in islice(self.unsettled, start, None):
-            if entry.first > last_id:
-                return
-            if entry.end > first_id and isinstance(entry.queue, Stream):
-                entry.queue.refuse("basic.nack and basic.reject")
 
     def first_unsettled(self, consumer: Consumer) -> int | None:
         """The lowest offset that was delivered to this consumer of a stream and is not settled."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING
+
+from routing.topics.stream import Stream
 
 if TYPE_CHECKING:
     from routing.consumer import Consumer
     from routing.queues.queue import Queue
-    from routing.topics.stream import Stream
 
 
 class Outcome(Enum):
@@ -87,3 +90,13 @@ class Unsettled:
 def entry_first(entry: Unsettled) -> int:
     """What entries are ordered by."""
     return entry.first
+
+
+def require_returnable(unsettled: list[Unsettled], first_id: int, last_id: int) -> None:
+    """Raises NotImplementedYet if one of these deliveries is of a stream, which takes nothing back."""
+    start = max(0, bisect_right(unsettled, first_id, key=entry_first) - 1)
+    for entry in islice(unsettled, start, None):
+        if entry.first > last_id:
+            return
+        if entry.end > first_id and isinstance(entry.queue, Stream):
+            entry.queue.refuse("basic.nack and basic.reject")

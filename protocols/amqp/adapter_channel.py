@@ -287,6 +287,25 @@ class Channel:
             for buffer in encode_large(prefix, self.number, first_id, bodies, self.link.frame_bytes_max):
                 self.write(buffer)
 
+    def deliver_each(self, consumers: list[Consumer], first_id: int, slab: Slab) -> None:
+        """Encode deliveries each of which goes to another consumer."""
+        if max(map(len, slab.bodies)) > self._joined_bytes_max:
+            for index, consumer in enumerate(consumers):
+                self.deliver(consumer, first_id + index, slab, index, index + 1, False)
+            return
+        heads = []
+        for consumer in consumers:
+            prefixes: dict[_PrefixKey, Any] = consumer.context
+            known = prefixes.get(None)
+            if known is None:
+                known = prefixes[None] = DeliveryHeads(self.number, consumer.tag)
+            heads.append(known)
+        ends = RouteEnds(slab.exchange, False)
+        run = MixedRun(
+            self.number, [ends[key] for key in slab.keys or ()], _raws_of(slab, 0, len(slab.bodies)), slab.bodies
+        )
+        self.write(run.encode_each(heads, first_id))
+
     def _deliver_mixed(
         self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool
     ) -> None:
@@ -310,12 +329,8 @@ class Channel:
             return
         if isinstance(slab, StreamSlab):
             raws = stream_raws(slab, self.link.frame_bytes_max)[start:stop]
-        elif slab.raws is None:
-            raws = [raw_of(slab.properties)] * len(bodies)
-        elif slab.properties.protocol == PROTOCOL:
-            raws = slab.raws[start:stop]
         else:
-            raws = [raw_of(slab.properties_of(index)) for index in range(start, stop)]
+            raws = _raws_of(slab, start, stop)
         ends = prefixes.get((slab.exchange, redelivered))
         if ends is None:
             if len(prefixes) >= _PREFIXES_MAX:
@@ -381,3 +396,11 @@ class Channel:
 
     def _error(self, name: str, explanation: str, method: Method) -> AmqpError:
         return AmqpError(name, explanation, channel=self.number, method_id=method.IDENT)
+
+
+def _raws_of(slab: Slab, start: int, stop: int) -> list[bytes]:
+    if slab.raws is None:
+        return [raw_of(slab.properties)] * (stop - start)
+    if slab.properties.protocol == PROTOCOL:
+        return slab.raws[start:stop]
+    return [raw_of(slab.properties_of(index)) for index in range(start, stop)]

@@ -26,7 +26,8 @@ _TAG = struct.Struct(">Q")
 _CONTENT_HEAD = struct.Struct(">BHIIQ")
 _BODY_HEAD = struct.Struct(">BBHI")
 """The end of the header frame and the head of the body frame."""
-_KEYS_MAX = 1024
+_KEYS_MAX = 4096
+_EXCHANGES_MAX = 16
 _PACKERS_MAX = 64
 _LOW_BYTES = [bytes((byte,)) for byte in range(256)]
 _END = b"\xce"
@@ -47,6 +48,12 @@ class RouteEnds(dict[str, bytes]):
             self.clear()
         end = self[key] = self._start + short_string(key) + _END
         return end
+
+
+@lru_cache(_EXCHANGES_MAX)
+def shared_ends(exchange: str) -> RouteEnds:
+    """For deliveries that are no redeliveries, to anybody."""
+    return RouteEnds(exchange, False)
 
 
 class DeliveryHeads(dict[int, bytes]):
@@ -122,6 +129,15 @@ class MixedRun:
             pieces += block
             done += step
             first_tag += step
+        return b"".join(pieces)
+
+    def encode_each(self, heads: Sequence[DeliveryHeads], first_tag: int) -> bytes:
+        """The deliveries with rising tags, each for a consumer of its own."""
+        count = len(heads)
+        pieces = [b""] * (3 * count)
+        pieces[0::3] = [of[len(end)] for of, end in zip(heads, self._ends, strict=True)]
+        pieces[1::3] = map(_TAG.pack, range(first_tag, first_tag + count))
+        pieces[2::3] = self._make_rests()
         return b"".join(pieces)
 
     def _make_rests(self) -> list[bytes]:

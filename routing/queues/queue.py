@@ -370,12 +370,18 @@ class Queue:
             self.line_of(first).placed.add(first, count, redelivered=redelivered)
         self.rules.came_back(offsets)
 
-    def passes(self) -> bool:
-        """Whether a message could go straight to the only consumer, who settles nothing: none waits before it."""
-        if len(self.turns.consumers) != 1 or self.fresh or self.message_count or self.groups is not None:
+    @property
+    def stands_open(self) -> bool:
+        """The only consumer settles nothing, and no message waits."""
+        consumers = self.turns.consumers
+        if len(consumers) != 1 or self.fresh or self.levels is not None or self.groups is not None:
             return False
-        consumer = self.turns.consumers[0]
-        return consumer.no_ack and consumer.credit() > 0
+        line = self.line
+        return consumers[0].no_ack and not (line.ready.count or line.due or line.placed.count)
+
+    def passes(self) -> bool:
+        """Whether a message could go straight to the only consumer."""
+        return self.stands_open and self.turns.consumers[0].credit() > 0
 
     def pump(self) -> None:
         """Deliver what can be delivered: messages to consumers with credit; then look after those that stay."""

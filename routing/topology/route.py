@@ -8,6 +8,7 @@ queues whose only consumers settle nothing and wait for it is handed to them at 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from routing.commits import storage_error
@@ -33,7 +34,7 @@ class Route:
 
     __slots__ = (
         "_avoiding", "_open", "_passing", "delayed", "durable_homes", "guarded", "histories", "homes", "queues",
-        "remembering", "topics",
+        "remembering", "sole", "topics",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,9 @@ class Route:
         self.durable_homes = [home for home in by_home if home.durable]
         self.topics = topics
         self._passing = [] if topics or self.durable_homes else queues
+        is_plain = len(self._passing) == 1 and not (histories or self.guarded or self.remembering)
+        self.sole = queues[0] if is_plain else None
+        """The queue, if the route leads to nothing but one that is transient and has no say in publishing."""
 
     @property
     def durable_queue_ids(self) -> list[int]:
@@ -137,6 +141,60 @@ class Route:
         for topic in self.topics:
             targets += topic.append_slab(slab)
         return targets
+
+
+class SoleRoutes(Route):
+    """The routes of messages each of which goes to another queue, and to nothing else (`Route.sole`).
+
+    If all of these stand open and their consumers belong to one session, that gets the slab as a whole.
+    """
+
+    __slots__ = ("_routes",)
+
+    def __init__(self, routes: list[Route], queues: list[Queue]) -> None:
+        super().__init__([], [])
+        self._routes = routes
+        self.queues = queues
+        self.homes = routes[0].homes  # so that it does lead somewhere
+
+    def deliver(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
+        """As `Route.deliver`; no log is written."""
+        if not self._pass_on_each(slab):
+            for route, part in in_parts(slab, self._routes):
+                route.deliver(part)
+        return []
+
+    def _pass_on_each(self, slab: Slab) -> bool:
+        session = None
+        consumers = []
+        if not slab.plain:
+            return False
+        for queue in self.queues:
+            if not queue.stands_open:
+                return False
+            consumer = queue.turns.consumers[0]
+            if consumer.session is not session:
+                if session is not None or consumer.credit() <= 0:
+                    return False
+                session = consumer.session
+            consumers.append(consumer)
+        return session is not None and session.pass_on_each(consumers, slab)
+
+
+def in_parts(slab: Slab, routes: Sequence[Route]) -> list[tuple[Route, Slab]]:
+    """A slab cut where the route of its messages changes."""
+    parts: list[tuple[Route, Slab]] = []
+    count, start = len(routes), 0
+    while start < count:
+        route = routes[start]
+        stop = start + 1
+        if not start and routes.count(route) == count:
+            stop = count
+        while stop < count and routes[stop] is route:
+            stop += 1
+        parts.append((route, slab.part(start, stop)))
+        start = stop
+    return parts
 
 
 def undelayed(slab: Slab) -> Slab:

@@ -8,20 +8,23 @@ that it can be reached from; all others keep theirs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from routing.errors import AccessRefused
 from routing.message import Properties, Slab
 from routing.queues.queue import Queue
 from routing.topics.topic import Topic
 from routing.topology.history import RecentHistoryMatcher
-from routing.topology.route import Route
+from routing.topology.route import Route, SoleRoutes, in_parts
 
 if TYPE_CHECKING:
     from routing.topology.binding import Destination
     from routing.topology.exchange import Exchange
     from routing.topology.matchers import Neutral
     from routing.topology.virtual_host import VirtualHost
+
+_FEW = 4
+"""Messages of which so many in a row go to one place are better off as parts of a slab."""
 
 
 class Reached(NamedTuple):
@@ -87,8 +90,11 @@ class Router:
 
     # --- finding -----------------------------------------------------------------------
 
-    def routed(self, slab: Slab) -> list[tuple[Route, Slab]]:
-        """The slab with its route, or the parts of it with theirs. Raises NotFound and AccessRefused."""
+    def routed(self, slab: Slab, *, together: bool = False) -> list[tuple[Route, Slab]]:
+        """The slab with its route, or the parts of it with theirs. Raises NotFound and AccessRefused.
+
+        With `together` one route may stand for those of many messages (`SoleRoutes`): it can only be delivered to.
+        """
         by_key = self._by_exchange.get(slab.exchange)
         if by_key is None:
             self._entrance(slab.exchange)
@@ -99,15 +105,20 @@ class Router:
                 return [(route, slab)]
             if slab.raws is None:
                 return [(self._find(slab.exchange, slab.routing_key, slab.properties), slab)]
-            routes: list[Route | None] = [None] * len(slab.bodies)
+            found: list[Route | None] = [None] * len(slab.bodies)
         else:
-            routes = list(map(by_key.get, slab.keys))
-        if None in routes:
-            for at, route in enumerate(routes):
-                if route is None:
+            found = list(map(by_key.get, slab.keys))
+        if None in found:
+            for at, known in enumerate(found):
+                if known is None:
                     key = slab.key_of(at)
-                    routes[at] = by_key.get(key) or self._find(slab.exchange, key, slab.properties_of(at))
-        return _in_parts(slab, routes)
+                    found[at] = by_key.get(key) or self._find(slab.exchange, key, slab.properties_of(at))
+        routes = cast("list[Route]", found)
+        if together and routes[0].sole is not None and routes.count(routes[0]) * _FEW < len(routes):
+            queues = [route.sole for route in routes]
+            if None not in queues:
+                return [(SoleRoutes(routes, cast("list[Queue]", queues)), slab)]
+        return in_parts(slab, routes)
 
     def routed_to_all(self, slab: Slab, keys: Sequence[str]) -> list[tuple[Route, Slab]]:
         """As `routed`, for messages of one key that go wherever `keys` lead as well; every place gets them once."""
@@ -117,7 +128,7 @@ class Router:
         if not varies:
             return [(route, slab)]
         others = [self._route(exchange, every, slab.properties_of(at))[0] for at in range(1, len(slab.bodies))]
-        return _in_parts(slab, [route, *others])
+        return in_parts(slab, [route, *others])
 
     def routed_inside(self, slab: Slab, further: Sequence[str] = ()) -> list[tuple[Route, Slab]]:
         """As `routed` or, with keys that messages go to as well, `routed_to_all`, for what the broker itself publishes:
@@ -127,7 +138,7 @@ class Router:
         if not exchange.internal and not further:
             return self.routed(slab)
         routes: dict[str, Route] = {}
-        found: list[Route | None] = []
+        found: list[Route] = []
         for at in range(len(slab.bodies)):
             key = slab.key_of(at)
             route = routes.get(key)
@@ -136,7 +147,7 @@ class Router:
                 if not varies:
                     routes[key] = route
             found.append(route)
-        return _in_parts(slab, found)
+        return in_parts(slab, found)
 
     def _entrance(self, name: str) -> Exchange:
         exchange = self._vhost.exchange(name)
@@ -224,20 +235,3 @@ class Router:
             for route, part in parts:
                 if route.error() is None:
                     route.deliver(part)
-
-
-def _in_parts(slab: Slab, routes: Sequence[Route | None]) -> list[tuple[Route, Slab]]:
-    """A slab cut where the route of its messages changes."""
-    parts: list[tuple[Route, Slab]] = []
-    count, start = len(routes), 0
-    while start < count:
-        route = routes[start]
-        assert route is not None
-        stop = start + 1
-        if not start and routes.count(route) == count:
-            stop = count
-        while stop < count and routes[stop] is route:
-            stop += 1
-        parts.append((route, slab.part(start, stop)))
-        start = stop
-    return parts
