@@ -18,6 +18,7 @@ import trio
 from core_log.disk_space import DiskSpace
 from core_log.files import Files
 from core_log.log_flusher import LogFlusher
+from core_log.metadata.store import MetadataStore
 from core_log.partition_log import PartitionLog
 from delay.timer_service import TimerService
 from routing.alarms import Alarms
@@ -59,6 +60,7 @@ class Broker:
         nursery: trio.Nursery,
         users: Mapping[str, str],
         wall_clock_ms: Callable[[], int] = wall_clock_ms,
+        metadata: MetadataStore | None = None,
     ) -> None:
         self.files = files
         self.config = config
@@ -101,7 +103,7 @@ class Broker:
         self._host = host = Host(
             timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
         )
-        self.topology, self.offsets = self.storage.recover(host)
+        self.topology, self.offsets = self.storage.recover(host, metadata)
         self.rights = Rights(self.topology.catalog, users, kind_of=self._kind_of, vhosts=self.topology.vhosts)
         self.rights.user_deleted = self._user_deleted
         self.transactions = self.storage.open_transactions(self.topology, self.commits)
@@ -344,10 +346,12 @@ async def open_broker(
     users: Mapping[str, str] | None = None,
     *,
     wall_clock_ms: Callable[[], int] = wall_clock_ms,
+    metadata: MetadataStore | None = None,
 ) -> AsyncIterator[Broker]:
     """Recover the engine from `files` and run it; on leaving, everything is written down.
 
-    `users` are those of the configuration, passwords by name; without it there is `guest`.
+    `users` are those of the configuration, passwords by name; without it there is `guest`. `metadata` is for a broker
+    that shares its topology with others.
     """
     config = config or BrokerConfig()
     flusher = LogFlusher(
@@ -358,7 +362,14 @@ async def open_broker(
         await nursery.start(flusher.run)
         nursery.start_soon(timers.run)
         broker = Broker(
-            files, config, flusher, timers, nursery, {"guest": "guest"} if users is None else users, wall_clock_ms
+            files,
+            config,
+            flusher,
+            timers,
+            nursery,
+            {"guest": "guest"} if users is None else users,
+            wall_clock_ms,
+            metadata,
         )
         nursery.start_soon(broker.housekeep)
         try:

@@ -15,6 +15,7 @@ from core_log.files import Files
 from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
 from core_log.metadata.embedded import EmbeddedStore
+from core_log.metadata.store import MetadataStore
 from core_log.partition_log import LogConfig, PartitionLog
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
@@ -83,12 +84,18 @@ class Storage:
         self._defer = defer
         self._now_ms = now_ms
 
-    def recover(self, host: Host) -> tuple[Topology, OffsetStore]:
-        """Read everything back; blocks. Raises LogDamaged, CorruptBatch, OSError."""
+    def recover(self, host: Host, metadata: MetadataStore | None = None) -> tuple[Topology, OffsetStore]:
+        """Read everything back; blocks. The topology is this broker's own, unless it is in a store of others as well.
+
+        Raises LogDamaged, CorruptBatch, OSError.
+        """
         files, config = self._files, self._config
         if files.exists(_SCRATCH):
             files.remove_directory(_SCRATCH)
-        catalog = Catalog(EmbeddedStore(self._open_store("catalog/0")))
+        if metadata is None:
+            catalog = Catalog(EmbeddedStore(self._open_store("catalog/0")))
+        else:
+            catalog = Catalog(metadata, shared=True)
         offsets = OffsetStore(self._open_store("offsets/0"))
         stripe_count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
         stripes = [self._open_home(f"queues/{index}", index, config.fsync) for index in range(stripe_count)]
@@ -105,7 +112,7 @@ class Storage:
         )
         topology.recover_queues()
         for partition in stripes:
-            catalog.skip_queue_ids(restore(files, partition))
+            catalog.ids.skip(restore(files, partition))
         for (_, name), entry in catalog.entries("topic"):
             topology.add_topic(self.open_topic(name, entry["partitions"], entry["config"]), entry)
         tidy_topics(files, {p.log.directory for topic in topology.topics.values() for p in topic.partitions})

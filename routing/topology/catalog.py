@@ -4,8 +4,8 @@ Whoever wants to know what was changed, by anybody, names itself for a kind of e
 
 Keys and values are msgpack. A key is an array whose first item is the kind of entity; a value is a map of what was
 declared. What an entry means is the business of `topology.py`; this file only knows how it is written down. The names
-of entities of the virtual host "/" come without it, as in catalogs of before there were others. Queue ids are never
-used twice, because the logs name queues by id: the next one is an entry of its own.
+of entities of the virtual host "/" come without it, as in catalogs of before there were others. In a store that is
+shared, which holds other things as well, all keys have a prefix.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import msgpack
 
 from core_log.metadata.store import Guard, MetadataEntry, MetadataStore, Put
 from routing.topology.entries import Entry, Key
+from routing.topology.queue_ids import OwnQueueIds, QueueIds, SharedQueueIds
 
 DEFAULT_VHOST = "/"
 
-_NEXT_QUEUE_ID = ["next-queue-id"]
+SHARED_PREFIX = b"t/"
+"""Of the keys in a shared store."""
+
 _KEY_LENGTHS = {"exchange": 2, "queue": 2, "binding": 7, "policy": 2, "operator-policy": 2}
 """How long the keys of entities of a virtual host are without it."""
 
@@ -61,40 +64,38 @@ def _unpack_key(data: bytes) -> Key:
 class Catalog:
     """See the module."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, *, shared: bool = False) -> None:
         self.appliers: dict[str, Callable[[Entry], None]] = {}
         """Called with every entry that was changed, by its kind, """
         self.applied: list[Callable[[], None]] = []
         """and these when all that was changed at once has been applied."""
+        self.ids: QueueIds = SharedQueueIds(store) if shared else OwnQueueIds(store)
+        self.shared = shared
         self._store = store
-        saved = store.get(_pack(_NEXT_QUEUE_ID))
-        self._next_queue_id: int = _unpack(saved.value) if saved is not None else 1
+        self._prefix = SHARED_PREFIX if shared else b""
         store.listeners.append(self._advanced)
 
-    def new_queue_id(self) -> int:
-        """An id that no queue ever had; `change` records that it was used."""
-        queue_id = self._next_queue_id
-        self._next_queue_id += 1
-        return queue_id
-
-    def skip_queue_ids(self, last_id: int) -> None:
-        """Give out no id up to this one: a log names it, though it was never recorded here."""
-        self._next_queue_id = max(self._next_queue_id, last_id + 1)
+    async def catch_up(self) -> None:
+        """Know all that anybody has changed before. Raises MetadataUnavailable."""
+        await self._store.barrier()
 
     def is_recorded(self, key: Key) -> bool:
         """Whether there is an entry of an entity; the exchanges of every virtual host have none."""
-        return self._store.get(_pack_key(key)) is not None
+        return self._store.get(self._key(key)) is not None
+
+    def _key(self, key: Key) -> bytes:
+        return self._prefix + _pack_key(key)
 
     def _puts(self, entries: Sequence[Entry]) -> list[Put]:
         """What is to be written; entities that go and are not recorded need nothing."""
         puts: list[Put] = []
         for key, value, _, _ in entries:
             if value is not None:
-                puts.append((_pack_key(key), _pack(value)))
+                puts.append((self._key(key), _pack(value)))
             elif self.is_recorded(key):
-                puts.append((_pack_key(key), None))
+                puts.append((self._key(key), None))
         if any(key[0] == "queue" and value is not None for key, value, _, _ in entries):
-            self._store.change_now([(_pack(_NEXT_QUEUE_ID), _pack(self._next_queue_id))])
+            self.ids.note()
         return puts
 
     async def change(
@@ -110,7 +111,7 @@ class Catalog:
         puts = self._puts(entries)
         if not puts:
             return
-        relied = [self._guard(_pack_key(key)) for key in guards]
+        relied = [self._guard(self._key(key)) for key in guards]
         while puts:
             piece, puts = puts[: store.puts_max], puts[store.puts_max :]
             own = [self._guard(key) for key, _ in piece]
@@ -130,7 +131,9 @@ class Catalog:
 
     def _advanced(self, revision: int, changed: Sequence[MetadataEntry]) -> None:
         for packed, value, _, _ in changed:
-            key = _unpack_key(packed)
+            if not packed.startswith(self._prefix):
+                continue
+            key = _unpack_key(packed[len(self._prefix) :])
             apply = self.appliers.get(key[0])
             if apply is not None:
                 apply(Entry(key, _unpack(value) if value is not None else None, True))
@@ -139,7 +142,7 @@ class Catalog:
 
     def entries(self, kind: str) -> Iterator[tuple[Key, dict[str, Any]]]:
         """All (key, value) of "vhost", "exchange", "queue", "binding", "policy", "operator-policy" or "topic"."""
-        for packed, entry in list(self._store.items()):
-            key = _unpack_key(packed)
+        for packed, entry in list(self._store.items(self._prefix)):
+            key = _unpack_key(packed[len(self._prefix) :])
             if key[0] == kind:
                 yield key, _unpack(entry.value)

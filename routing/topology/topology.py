@@ -34,6 +34,7 @@ from routing.topology.catalog import DEFAULT_VHOST, Catalog
 from routing.topology.entries import Entry, InFlight, Plan, queue_key, vhost_key
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
 from routing.topology.policies import policy_key
+from routing.topology.queue_ids import OutOfQueueIds
 from routing.topology.removal import Removal
 from routing.topology.virtual_host import VirtualHost
 
@@ -136,10 +137,10 @@ class Topology:
         has to be written and nothing that matters is being written.
         """
         while True:
-            plan = make_plan()
+            plan = await self._plan(make_plan)
             while self._in_flight.conflicts(plan):
                 await self._settled.wait()
-                plan = make_plan()
+                plan = await self._plan(make_plan)
             durable, rest = self._divide(plan)
             if not durable:
                 break
@@ -157,6 +158,24 @@ class Topology:
                 settled.set()
         self._apply(rest)
         return plan
+
+    async def _plan(self, make_plan: Callable[[], Plan]) -> Plan:
+        """Make a plan. Where others change things, what is not found may only not have come here yet."""
+        if not self.catalog.shared:
+            return make_plan()
+        caught_up = False
+        while True:
+            try:
+                return make_plan()
+            except NotFound:
+                if caught_up:
+                    raise
+                with storage_errors():
+                    await self.catalog.catch_up()
+                caught_up = True
+            except OutOfQueueIds:
+                with storage_errors():
+                    await self.catalog.ids.reserve()
 
     def _divide(self, plan: Plan) -> tuple[list[Entry], list[Entry]]:
         """What has to be written, and what need not: it is of this broker alone, or the catalog does not know it."""
@@ -400,7 +419,7 @@ class Topology:
         self._require_room("queues", sum(len(vhost.queues) for vhost in self.vhosts.values()), self.config.queues_max)
         # An exclusive queue ends with its connection, so nothing of it has to outlive the process.
         written = durable and not exclusive
-        queue_id = self.catalog.new_queue_id()
+        queue_id = self.catalog.ids.new(durable=written)
         value = {
             "id": queue_id,
             "stripe": queue_id % self.config.stripes if written else -1,

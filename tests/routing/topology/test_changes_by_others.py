@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgpack
@@ -10,13 +12,18 @@ import trio.testing
 
 from core_log.errors import Conflict
 from core_log.files import FaultyFiles, MemoryFiles
-from routing.broker import Broker
+from core_log.metadata.etcd_client import EtcdClient
+from core_log.metadata.etcd_store import EtcdStore
+from routing.broker import Broker, open_broker
 from routing.clients import Client
-from routing.errors import NoPermission, PreconditionFailed
+from routing.config import BrokerConfig
+from routing.errors import NoPermission, NotFound, PreconditionFailed, StorageUnavailable
+from routing.topology import queue_ids
 from routing.topology.binding import Binding
 from routing.topology.catalog import Catalog
 from routing.topology.entries import Entry, Key
 from tests.routing.harness import Engine, engine
+from tests.simulation.etcd_model import EtcdModel, ModelTransport
 
 
 def other(broker: Broker) -> Catalog:
@@ -187,6 +194,147 @@ async def test_a_declare_costs_one_flush_and_many_share_some() -> None:
         await many(running, 50)
         assert syncs.count <= 4
         assert len(broker.topology.queues) == 51
+
+
+@asynccontextmanager
+async def two_brokers(model: EtcdModel) -> AsyncIterator[list[tuple[Engine, EtcdStore]]]:
+    """Brokers that share their topology; the queues themselves are each one's own."""
+    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        found: list[tuple[Engine, EtcdStore]] = []
+        for _ in range(2):
+            store = EtcdStore(EtcdClient(ModelTransport(model)), b"/millrace/test/")
+            await nursery.start(store.run)
+            broker = await stack.enter_async_context(open_broker(MemoryFiles(), BrokerConfig(), metadata=store))
+            found.append((Engine(broker), store))
+        yield found
+        await stack.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_brokers_of_one_topology() -> None:
+    async with two_brokers(EtcdModel()) as [(one, first), (other, second)]:
+        b1, b2 = one.broker, other.broker
+        await b1.declare_exchange("x", "fanout", durable=True)
+        await b2.declare_queue("q", durable=True)
+        await b1.bind("queue", "q", "x", "")
+        await b2.bind("queue", "q", "amq.topic", "k")
+        await b1.create_topic("t")
+        await b2.bind("topic", "t", "x", "")
+        await b2.set_policy("p", "", {"max-length": 3})
+        await b1.rights.add_user("u", b"secret", ["administrator"])
+        with pytest.raises(PreconditionFailed):
+            await b2.declare_exchange("x", "direct", durable=True)
+        for store in (first, second):
+            await store.barrier()
+        await trio.testing.wait_all_tasks_blocked()
+        for broker in (b1, b2):
+            assert {binding.destination for binding in broker.topology.exchanges["x"].bindings} == {
+                ("queue", "q"), ("topic", "t"),
+            }  # fmt: skip
+            assert broker.topology.queues["q"].settings.max_length == 3
+            assert broker.rights.is_administrator("u")
+        await b1.delete_queue("q")
+        await b1.delete_exchange("x")
+        await second.barrier()
+        assert not b2.topology.queues
+        assert "x" not in b2.topology.exchanges
+        assert b2.topology.vhosts["/"].binding_count == 0
+
+
+async def test_two_brokers_that_declare_and_delete_the_same_at_once_agree() -> None:
+    async with two_brokers(EtcdModel()) as found:
+        refused: list[str] = []
+
+        async def work(number: int) -> None:
+            broker = found[number][0].broker
+            for turn in range(40):
+                name = f"q{turn % 5}"
+                try:
+                    if (turn + number) % 3:
+                        await broker.declare_queue(name, durable=True)
+                        await broker.bind("queue", name, "amq.fanout", "")
+                    else:
+                        await broker.delete_queue(name)
+                except NotFound as error:
+                    refused.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for number in (0, 1):
+                nursery.start_soon(work, number)
+        pictures = []
+        for running, store in found:
+            await store.barrier()
+            topology = running.broker.topology
+            pictures.append(
+                (
+                    sorted((queue.name, queue.id) for queue in topology.queues.values()),
+                    sorted(binding.destination for binding in topology.exchanges["amq.fanout"].bindings),
+                    topology.vhosts["/"].binding_count,
+                )
+            )
+        assert pictures[0] == pictures[1]
+        queues, bindings, _ = pictures[0]
+        assert len({number for _, number in queues}) == len(queues)
+        assert {name for _, name in bindings} <= {name for name, _ in queues}
+
+
+async def test_what_is_bound_to_one_connection_never_reaches_etcd() -> None:
+    model = EtcdModel()
+    async with two_brokers(model) as [(one, _), (other, _)]:
+        model.fault(0, down=True)
+        owner, revision = object(), model.revision
+        await one.broker.declare_queue("mine", exclusive=True, owner=owner)
+        await one.broker.declare_queue("", exclusive=True, durable=True, owner=owner)
+        await one.broker.bind("queue", "mine", "amq.topic", "k", owner=owner)
+        client = one.client(owner)
+        await client.consume("mine", tag="c")
+        client.publish("k", 1, exchange="amq.topic")
+        one.turn()
+        assert [delivery.body for delivery in client.deliveries] == ["1"]
+        client.session.close()
+        one.broker.release(owner)
+        assert not one.broker.topology.queues
+        assert model.revision == revision
+        with pytest.raises(StorageUnavailable, match="etcd does not answer"):
+            await other.broker.declare_queue("q", durable=True)
+        model.fault(0, down=False)
+        await other.broker.declare_queue("q", durable=True)
+
+
+async def test_ids_of_queues_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_ids, "BLOCK_IDS", 3)
+    async with two_brokers(EtcdModel()) as [(one, first), (other, second)]:
+        for number in range(5):
+            await one.broker.declare_queue(f"a{number}", durable=True)
+            await other.broker.declare_queue(f"b{number}", durable=True)
+        await first.barrier()
+        await second.barrier()
+        for running in (one, other):
+            assert sorted(queue.id for queue in running.broker.topology.queues.values()) == [
+                1,
+                2,
+                3,
+                4,
+                5,
+                6,
+                7,
+                8,
+                10,
+                11,
+            ]
+
+
+async def test_a_change_larger_than_a_transaction_is_made_in_pieces() -> None:
+    async with two_brokers(EtcdModel()) as [(one, _), (other, second)]:
+        await one.broker.declare_exchange("x", "topic", durable=True)
+        await one.broker.declare_queue("q", durable=True)
+        for number in range(300):
+            await one.broker.bind("queue", "q", "x", f"k.{number}")
+        await one.broker.delete_queue("q")
+        await second.barrier()
+        for running in (one, other):
+            assert not running.broker.topology.queues
+            assert running.broker.topology.vhosts["/"].binding_count == 0
 
 
 async def many(running: Engine, count: int) -> None:
