@@ -12,6 +12,7 @@ import trio.testing
 
 from core_log.errors import Conflict
 from core_log.files import FaultyFiles, MemoryFiles
+from core_log.metadata import etcd_store
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
 from routing.broker import Broker, open_broker
@@ -278,7 +279,8 @@ async def test_two_brokers_that_declare_and_delete_the_same_at_once_agree() -> N
         assert {name for _, name in bindings} <= {name for name, _ in queues}
 
 
-async def test_what_is_bound_to_one_connection_never_reaches_etcd() -> None:
+async def test_what_is_bound_to_one_connection_never_reaches_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_store, "_TIMEOUT_S", 0.3)
     model = EtcdModel()
     async with two_brokers(model) as [(one, _), (other, _)]:
         model.fault(0, down=True)
