@@ -87,3 +87,24 @@ class MetadataStore(Protocol):
 
     async def barrier(self) -> None:
         """Wait until all that was changed by anybody before this call is applied here. Raises MetadataUnavailable."""
+
+
+class LeasedStore(MetadataStore, Protocol):
+    """A store that several processes share; each of them has one lease."""
+
+    lease_lost: list[Callable[[], None]]
+    """Called when the lease is gone, and with it all that was put under it."""
+
+    @property
+    def lease_id(self) -> int:
+        """0 while there is none."""
+
+    @property
+    def lease_deadline(self) -> float:
+        """Until when, on trio's clock, the lease is certainly there."""
+
+    async def begin_lease(self) -> None:
+        """Get a lease, unless there is one. Raises MetadataUnavailable."""
+
+    async def revoke(self, lease_id: int) -> None:
+        """End a lease, one's own or another's; one that is not there is no error. Raises MetadataUnavailable."""

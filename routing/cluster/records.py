@@ -1,0 +1,89 @@
+"""The keys of a cluster's metadata apart from its topology, and their values.
+
+meta               what the cluster is; written once
+directories/<id>   which data directory a broker id belongs to; no lease
+brokers/<id>       a broker that runs, under its lease; its create revision is the *broker epoch*
+controller         the broker that elects leaders, under that one's lease; create revision: *controller epoch*
+p/<log>            a replicated log: `core_log/replication/state.py`
+t/...              the topology: `routing/topology/catalog.py`
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+META = b"meta"
+CONTROLLER = b"controller"
+BROKERS = b"brokers/"
+DIRECTORIES = b"directories/"
+FORMAT = 1
+
+READY = "ready"
+
+
+class ClusterMeta(msgspec.Struct, frozen=True):
+    """What the cluster is. `homes` and `offsets` are numbers of internal partitions."""
+
+    cluster_id: str
+    homes: int
+    offsets: int
+    state: str = READY
+    """`READY`, or what it is being made from."""
+    format: int = FORMAT
+
+
+class DirectoryRecord(msgspec.Struct, frozen=True):
+    """The data directory that a broker id belongs to."""
+
+    directory_id: str
+
+
+class BrokerRecord(msgspec.Struct, frozen=True):
+    """What a broker that runs says of itself."""
+
+    directory_id: str
+    boot: str
+    """Another one after each start of the machine: what was not synced may be gone."""
+    version: str
+    addresses: dict[str, str]
+    """Where it is reached, "host:port" by door; "peer" for other brokers."""
+    rack: str = ""
+    lost: tuple[str, ...] = ()
+    """Logs of which it may lack what it had reported."""
+    unreachable: tuple[int, ...] = ()
+    """Brokers to which it has had no link for a second."""
+    refusing: bool = False
+    """Its disk takes nothing."""
+    draining: bool = False
+    """It is about to go and shall lead nothing."""
+
+
+class ControllerRecord(msgspec.Struct, frozen=True):
+    """Who it is."""
+
+    broker: int
+
+
+_Record = TypeVar("_Record", ClusterMeta, DirectoryRecord, BrokerRecord, ControllerRecord)
+
+
+def broker_key(broker_id: int) -> bytes:
+    """The key of a broker that runs."""
+    return BROKERS + b"%d" % broker_id
+
+
+def directory_key(broker_id: int) -> bytes:
+    """The key of a broker id's data directory."""
+    return DIRECTORIES + b"%d" % broker_id
+
+
+def encode(record: Any) -> bytes:
+    """A record as a value: a map, so that later versions may add to it."""
+    return msgspec.msgpack.encode(record)
+
+
+def decode(value: bytes | None, kind: type[_Record]) -> _Record:
+    """Raises msgspec.MsgspecError."""
+    return msgspec.msgpack.decode(value or b"", type=kind)
