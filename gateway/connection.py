@@ -27,7 +27,7 @@ import trio
 
 from delay.timer_service import Timer, TimerService
 from gateway.config import Limits
-from gateway.fair_reads import FairReads
+from gateway.fair_reads import FairReads, Neighbours
 from gateway.outbox import Outboxes, SocketOutbox
 from gateway.sockets import see_off, send_all
 from gateway.tls import TlsLayer, TlsReader
@@ -55,8 +55,7 @@ class Shell:
         self.timers = timers
         self.end_turn = end_turn
         self.wait_for_room = wait_for_room
-        self.reads = 0
-        """How many there were, of all connections."""
+        self.neighbours = Neighbours()
         self.connections: set[Connection] = set()
         self.handshakes: set[trio.CancelScope] = set()
         """Clients that are no connections yet: TLS is being agreed on."""
@@ -161,9 +160,9 @@ class Connection:
     async def _read(self) -> bool:
         """Read until the protocol or the peer ends the connection; whether the peer closed its side."""
         adapter, outbox, sock, shell = self.adapter, self.outbox, self._socket, self._shell
-        reads, outbox_bytes_high = FairReads(shell.limits.read_bytes_max), shell.limits.outbox_bytes_high
+        reads = FairReads(shell.limits.read_bytes_max, shell.neighbours)
+        outbox_bytes_high = shell.limits.outbox_bytes_high
         receive = sock.recv if self._tls is None else TlsReader(sock, self._tls).recv
-        turn = -1  # the number of our last read
         wait = self._tls is None  # what came with the end of the handshake is there already
         while not adapter.closed and not self._failed:
             try:
@@ -188,8 +187,7 @@ class Connection:
             shell.end_turn()
             if not data:
                 return True
-            reads.took(len(data), perf_counter() - began, alone=shell.reads == turn)
-            turn = shell.reads = shell.reads + 1
+            reads.took(len(data), began, perf_counter())
             wait = not reads.full
             if adapter.next_timer_at() < self._armed_at:
                 self._arm()

@@ -3,7 +3,9 @@
 1. Reads grow while they are filled and shrink while they are nearly empty, so that a busy connection gets along with
    few turns and an idle one with little memory.
 2. No turn is to last longer than `TURN_S`: a read grows only as far as that allows, and after two that were too
-   dear comes half of it. What a byte costs differs a hundredfold, so only the clock can tell.
+   dear comes half of it. What a byte costs differs a hundredfold, so only the clock can tell. While there are
+   connections that read and need little of the broker's time, `SHARED_TURN_S` is the limit: a message of theirs waits
+   for half a turn on average, and shorter turns cost who saturates the broker a little.
 3. A connection whose last turn was a long one reads after those that are ready at the same time (`gives_way`): who
    sends little waits for at most the turn that is under way, not for that of everyone who saturates the broker. Where
    nobody else reads there is nobody to wait for.
@@ -15,16 +17,49 @@ import math
 
 READ_BYTES_MIN = 16 << 10
 TURN_S = 0.002
+SHARED_TURN_S = 0.001
 LONG_TURN_S = 0.00025
+_WINDOW_S = 0.1
+"""What a connection takes of the broker's time is measured over so long."""
+_LITTLE = 0.05
+"""Of all time."""
+
+
+class Neighbours:
+    """What the connections of a process know of one another."""
+
+    __slots__ = ("_little_until_s", "reads")
+
+    def __init__(self) -> None:
+        self.reads = 0
+        """How many there were, of all connections."""
+        self._little_until_s = 0.0
+
+    def little(self, now_s: float) -> None:
+        """Somebody who needs little has read."""
+        self._little_until_s = now_s + _WINDOW_S
+
+    def turn_s(self, now_s: float) -> float:
+        """How long a turn may last."""
+        return SHARED_TURN_S if now_s < self._little_until_s else TURN_S
 
 
 class FairReads:
     """The reads of a connection: the next has room for `size` bytes."""
 
-    __slots__ = ("_byte_s", "_bytes_max", "_odd", "full", "gives_way", "size")
+    __slots__ = (
+        "_busy_s", "_byte_s", "_bytes_max", "_last", "_neighbours", "_odd", "_since_s", "full", "gives_way", "size",
+    )  # fmt: skip
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, neighbours: Neighbours) -> None:
         self._bytes_max = bytes_max
+        self._neighbours = neighbours
+        self._last = -1
+        """The number of our last read."""
+        self._since_s = math.inf
+        """When the window began."""
+        self._busy_s = 0.0
+        """How long our turns in it lasted."""
         self._odd = False
         self._byte_s = math.inf
         """What a byte of the last read took."""
@@ -34,21 +69,31 @@ class FairReads:
         self.gives_way = False
         """Others that are ready come first."""
 
-    def took(self, count: int, seconds: float, *, alone: bool = False) -> None:
-        """The turn of a read of `count` bytes has lasted so long. `alone`: nobody else has read since our last."""
-        size = self.size
+    def took(self, count: int, began_s: float, ended_s: float) -> None:
+        """The turn of a read of `count` bytes has lasted from then till then."""
+        neighbours = self._neighbours
+        alone = neighbours.reads == self._last
+        self._last = neighbours.reads = neighbours.reads + 1
+        size, seconds = self.size, ended_s - began_s
         self.full = count >= size
         self.gives_way = seconds > LONG_TURN_S and (self.full or not alone)
+        self._since_s = min(self._since_s, began_s)
+        self._busy_s += seconds
+        if ended_s - self._since_s > _WINDOW_S:
+            if self._busy_s < _LITTLE * (ended_s - self._since_s):
+                neighbours.little(ended_s)
+            self._since_s, self._busy_s = ended_s, 0.0
         # What was slow once may have been interrupted.
         byte_s = seconds / max(count, 1)
         seconds = min(byte_s, self._byte_s) * count
         self._byte_s = byte_s
-        if seconds > TURN_S:
+        turn_s = neighbours.turn_s(ended_s)
+        if seconds > turn_s:
             size = min(size, count) >> 1
         elif self.full:
-            if seconds * 4 <= TURN_S:
+            if seconds * 4 <= turn_s:
                 size <<= 2
-            elif seconds * 2 <= TURN_S:
+            elif seconds * 2 <= turn_s:
                 size <<= 1
             # At least every second read is a checkpoint.
             self._odd = not self._odd

@@ -6,20 +6,35 @@ import time
 
 import trio
 
-from gateway.fair_reads import LONG_TURN_S, READ_BYTES_MIN, TURN_S, FairReads
+from gateway.fair_reads import LONG_TURN_S, READ_BYTES_MIN, SHARED_TURN_S, TURN_S, FairReads, Neighbours
 from tests.gateway.shell import EchoAdapter, open_door, receive_exactly
 
 MAX = 256 << 10
 
 
+class Clocked(FairReads):
+    """With a clock of its own: turns follow each other without a pause."""
+
+    def __init__(self, bytes_max: int, neighbours: Neighbours | None = None) -> None:
+        self.neighbours = neighbours or Neighbours()
+        self.now_s = 1000.0
+        super().__init__(bytes_max, self.neighbours)
+
+    def lasted(self, count: int, seconds: float, *, alone: bool = False) -> None:
+        if not alone:
+            self.neighbours.reads += 1
+        self.took(count, self.now_s, self.now_s + seconds)
+        self.now_s += seconds
+
+
 def sizes(byte_s: float, *, count: int = 12, available: int = MAX) -> list[int]:
     """The sizes of reads that are filled as far as they can be and cost `byte_s` a byte."""
-    reads = FairReads(MAX)
+    reads = Clocked(MAX)
     found = []
     for _ in range(count):
         size = min(reads.size, available)
         found.append(size)
-        reads.took(size, size * byte_s)
+        reads.lasted(size, size * byte_s)
     return found
 
 
@@ -35,50 +50,70 @@ def test_dear_reads_stay_within_a_turn() -> None:
 
 
 def test_a_read_that_became_dear_is_halved_until_it_fits() -> None:
-    reads = FairReads(MAX)
+    reads = Clocked(MAX)
     for _ in range(3):
-        reads.took(reads.size, 0)
+        reads.lasted(reads.size, 0)
     found = []
     for _ in range(5):
         found.append(reads.size)
-        reads.took(reads.size, reads.size * 2e-8)
+        reads.lasted(reads.size, reads.size * 2e-8)
     assert found == [MAX, MAX, 128 << 10, 64 << 10, 64 << 10]
 
 
 def test_one_slow_turn_means_nothing() -> None:
-    reads = FairReads(MAX)
+    reads = Clocked(MAX)
     for seconds in (0, 0, 0, 0.1, 0):
-        reads.took(reads.size, seconds)
+        reads.lasted(reads.size, seconds)
     assert reads.size == MAX
 
 
 def test_reads_shrink_when_little_comes() -> None:
-    reads = FairReads(MAX)
+    reads = Clocked(MAX)
     for _ in range(3):
-        reads.took(reads.size, 0)
+        reads.lasted(reads.size, 0)
     for _ in range(9):
-        reads.took(100, 0)
+        reads.lasted(100, 0)
     assert (reads.size, reads.full) == (READ_BYTES_MIN, False)
 
 
 def test_who_had_a_long_turn_gives_way() -> None:
-    reads = FairReads(MAX)
-    reads.took(100, LONG_TURN_S * 2)
+    reads = Clocked(MAX)
+    reads.lasted(100, LONG_TURN_S * 2)
     assert reads.gives_way
-    reads.took(100, LONG_TURN_S * 2, alone=True)
+    reads.lasted(100, LONG_TURN_S * 2, alone=True)
     assert not reads.gives_way
-    reads.took(100, LONG_TURN_S / 2)
+    reads.lasted(100, LONG_TURN_S / 2)
     assert not reads.gives_way
     ways = []
     for _ in range(4):
-        reads.took(reads.size, 0)
+        reads.lasted(reads.size, 0)
         ways.append(reads.gives_way)
     assert ways == [True, False, True, False]
 
 
+def test_turns_are_shorter_while_somebody_reads_who_needs_little() -> None:
+    neighbours = Neighbours()
+    busy, small = Clocked(MAX, neighbours), Clocked(MAX, neighbours)
+
+    def longest(count: int) -> float:
+        found = []
+        for _ in range(count):
+            found.append(busy.size * 2e-8)
+            busy.lasted(busy.size, busy.size * 2e-8)
+        return max(found[-10:])
+
+    assert SHARED_TURN_S < longest(100) <= TURN_S
+    for _ in range(150):
+        small.now_s = busy.now_s
+        small.lasted(100, 50e-6)
+        shared = longest(2)
+    assert shared <= SHARED_TURN_S
+    assert longest(200) > SHARED_TURN_S
+
+
 def test_a_limit_below_the_least_read_counts() -> None:
-    reads = FairReads(4096)
-    reads.took(4096, 0)
+    reads = Clocked(4096)
+    reads.lasted(4096, 0)
     assert (reads.size, reads.full) == (4096, True)
 
 
