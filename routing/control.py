@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import trio
 
@@ -21,7 +21,7 @@ from routing.topics.stream_settings import STREAM, check_adoption, check_declara
 from routing.topics.topic import Topic
 from routing.topics.topic_config import log_config
 from routing.topology import plans
-from routing.topology.binding import Binding
+from routing.topology.binding import Binding, Destination
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.topology.entries import Entry, Plan, queue_key, topic_key, vhost_key
 from routing.topology.plans import require_valid_topic_name
@@ -38,6 +38,14 @@ class QueueInfo:
     name: str
     message_count: int
     consumer_count: int
+
+
+class BindingOptions(TypedDict, total=False):
+    """What else is said of a binding: the syntax of its pattern ("amqp" or "mqtt"), who asks, and where."""
+
+    syntax: str
+    owner: object
+    vhost: str
 
 
 class Control:
@@ -210,40 +218,37 @@ class Control:
         return self.topology.vhost(vhost).queue(name, owner, "queue.purge").purge()
 
     async def bind(
-        self,
-        destination_kind: str,
-        destination: str,
-        exchange: str,
-        pattern: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        syntax: str = "amqp",
-        owner: object = None,
-        vhost: str = DEFAULT_VHOST,
-    ) -> None:
+        self, destination_kind: str, destination: str, exchange: str, pattern: str,
+        arguments: Mapping[str, Any] | None = None, **options: Unpack[BindingOptions],
+    ) -> None:  # fmt: skip
         """Bind a "queue", "exchange" or "topic". Raises NotFound, AccessRefused, ResourceLocked, InvalidArgument,
         LimitExceeded, StorageUnavailable.
         """
-        binding = Binding.make(exchange, (destination_kind, destination), pattern, arguments, syntax)
-        topology = self.topology
-        await topology.change(lambda: topology.plan_binding(topology.vhost(vhost), binding, owner))
+        ends = exchange, (destination_kind, destination)
+        await self._change_binding(self.topology.plan_binding, ends, pattern, arguments, **options)
 
     async def unbind(
+        self, destination_kind: str, destination: str, exchange: str, pattern: str,
+        arguments: Mapping[str, Any] | None = None, **options: Unpack[BindingOptions],
+    ) -> None:  # fmt: skip
+        """The inverse of `bind`; a binding that is not there is no error, nor is an end of it that is not there."""
+        ends = exchange, (destination_kind, destination)
+        await self._change_binding(plans.unbind, ends, pattern, arguments, **options)
+
+    async def _change_binding(
         self,
-        destination_kind: str,
-        destination: str,
-        exchange: str,
+        plan: Callable[[VirtualHost, Binding, object], Plan],
+        ends: tuple[str, Destination],
         pattern: str,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, Any] | None,
         *,
         syntax: str = "amqp",
         owner: object = None,
         vhost: str = DEFAULT_VHOST,
     ) -> None:
-        """The inverse of `bind`; a binding that is not there is no error, nor is an end of it that is not there."""
-        binding = Binding.make(exchange, (destination_kind, destination), pattern, arguments, syntax)
+        binding = Binding.make(*ends, pattern, arguments, syntax)
         topology = self.topology
-        await topology.change(lambda: plans.unbind(topology.vhost(vhost), binding, owner))
+        await topology.change(lambda: plan(topology.vhost(vhost), binding, owner))
 
     # --- topics ------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """A line: messages of a queue that wait, in the order in which they are given out.
 
 Every message has a *position*, and the lowest goes first. For most it is their own offset, which needs no memory but
-the range they lie in (`ready`). Others were given back, or written again further on (`placed`), or have become due
-after a delay (`due`): these stand behind all that was there when they did.
+the range they lie in (`ready`). Others were given back (`placed`), or have become due after a delay (`due`): these
+stand behind all that was there when they did.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class Line:
 
     def _mixed_head(self) -> tuple[int, int, int, bool]:
         """Which of placed (0), due (1) and ready (2) is next, then as `head`."""
-        placed_at, placed_first, placed_count, redelivered = self.placed.head()
-        if not placed_count:
-            placed_at = _FAR
+        placed_first, placed_count, redelivered = self.placed.head()
+        placed_at = placed_first if placed_count else _FAR
         due_at, due_offset = self.due[0] if self.due else (_FAR, 0)
         first, count = self.ready.head()
         ready_at = first if count else _FAR

@@ -368,24 +368,3 @@ def _cut_out(chunk: array[int], hits: list[tuple[int, int, int]], offsets: Seque
             chunk[index] = pieces[0]
         else:
             chunk[index : index + 1] = array("Q", pieces)
-
-
-def subtract(have: Iterable[Range], gone: Iterable[Range]) -> list[Range]:
-    """What is left of the sorted, disjoint ranges `have` without the ranges `gone` (any order, may overlap)."""
-    left: list[Range] = []
-    holes = sorted(gone)
-    at = 0
-    for first, count in have:
-        end = first + count
-        while at < len(holes) and holes[at][0] + holes[at][1] <= first:
-            at += 1
-        index = at
-        while first < end and index < len(holes) and holes[index][0] < end:
-            hole_first, hole_count = holes[index]
-            if hole_first > first:
-                left.append((first, hole_first - first))
-            first = max(first, hole_first + hole_count)
-            index += 1
-        if first < end:
-            left.append((first, end - first))
-    return left

@@ -17,7 +17,7 @@ from typing import Any
 from routing.errors import PreconditionFailed
 from routing.message import NeutralProperties
 from routing.topology.binding import Binding, Destination
-from routing.topology.matchers import Matcher, Neutral
+from routing.topology.matchers import KeylessMatcher, Matcher, Neutral
 
 _MASK = (1 << 64) - 1
 _MIX = 0xFF51AFD7ED558CCD
@@ -125,17 +125,8 @@ class ConsistentHashMatcher(Matcher):
         self._equal = len(set(self._weights)) <= 1
 
 
-class ModulusHashMatcher(Matcher):
+class ModulusHashMatcher(KeylessMatcher):
     """The hash of the routing key, modulo the number of destinations, which are taken in the order of their names."""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._bindings: dict[Binding, None] = {}
-
-    def add(self, binding: Binding) -> None:
-        self._bindings[binding] = None
-
-    def remove(self, binding: Binding) -> None:
-        self._bindings.pop(binding, None)
 
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
         there = sorted({binding.destination for binding in self._bindings})

@@ -72,8 +72,8 @@ class DirectMatcher(Matcher):
         return [binding.destination for binding in self._by_key.get(key, ())]
 
 
-class FanoutMatcher(Matcher):
-    """Everything to everyone."""
+class KeylessMatcher(Matcher):
+    """Whatever the keys of its bindings are: it only knows which there are."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._bindings: dict[Binding, None] = {}
@@ -83,6 +83,10 @@ class FanoutMatcher(Matcher):
 
     def remove(self, binding: Binding) -> None:
         self._bindings.pop(binding, None)
+
+
+class FanoutMatcher(KeylessMatcher):
+    """Everything to everyone."""
 
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
         return [binding.destination for binding in self._bindings]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from routing.queues.packed_ranges import from_bytes, merged, pack, to_bytes, unpack, without
+from routing.queues.packed_ranges import Range, from_bytes, merged, pack, to_bytes, unpack, without
 
 
 def numbers(ranges: object) -> list[int]:
@@ -36,3 +38,33 @@ def test_long_ranges_are_several() -> None:
     assert merged(unpack(left)) == [(5, 95), (199_100, 905), (300_000, 65_536)]
     assert not pack([])
     assert not without(pack([(1, 5)]), [(0, 10)])
+
+
+_SMALL = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
+
+
+@given(_SMALL, _SMALL)
+def test_without_is_set_difference(have: list[Range], gone: list[Range]) -> None:
+    present = sorted(set(numbers(have)))
+    left = list(unpack(without(pack(merged((offset, 1) for offset in present)), gone)))
+    removed = set(numbers(gone))
+    assert numbers(left) == [offset for offset in present if offset not in removed]
+    assert all(count > 0 for _, count in left)
+
+
+@pytest.mark.parametrize(
+    ("have", "gone", "left"),
+    [
+        ([], [], []),
+        ([(0, 10)], [], [(0, 10)]),
+        ([(0, 10)], [(0, 10)], []),
+        ([(0, 10)], [(3, 4)], [(0, 3), (7, 3)]),
+        ([(0, 10)], [(8, 10), (0, 1)], [(1, 7)]),
+        ([(0, 3), (5, 3)], [(2, 4)], [(0, 2), (6, 2)]),
+        ([(0, 3), (5, 3), (10, 3)], [(0, 100)], []),
+        ([(0, 10)], [(2, 1), (2, 5), (3, 1)], [(0, 2), (7, 3)]),
+        ([(0, 10), (20, 10)], [(0, 2), (1, 25)], [(26, 4)]),
+    ],
+)
+def test_without(have: list[Range], gone: list[Range], left: list[Range]) -> None:
+    assert list(unpack(without(pack(have), gone))) == left

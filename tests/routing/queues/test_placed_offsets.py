@@ -1,8 +1,7 @@
-"""Placed offsets against a plain dictionary of offset to position and flag."""
+"""Placed offsets against a plain dictionary of offset to flag."""
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
 
 import pytest
@@ -17,32 +16,24 @@ _SPACE = 200
 
 
 class PlacedMachine(RuleBasedStateMachine):
-    """Messages 0.._SPACE have their positions; what was relocated lies at offsets beyond, at the same positions."""
+    """Offsets below _SPACE."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(offset_set, "_CHUNK_RANGES", 4)
         self.real = Placed()
-        self.model: dict[int, tuple[int, bool]] = {}
-        self.next_offset = _SPACE
+        self.model: dict[int, bool] = {}
 
     def teardown(self) -> None:
         self.patch.undo()
 
-    @rule(position=st.integers(0, _SPACE - 1), count=st.integers(1, 5), redelivered=st.booleans(), moved=st.booleans())
-    def add(self, position: int, count: int, redelivered: bool, moved: bool) -> None:
-        taken = {held for held, _ in self.model.values()}
-        if taken.intersection(range(position, position + count)) or position + count > _SPACE:
+    @rule(first=st.integers(0, _SPACE - 1), count=st.integers(1, 5), redelivered=st.booleans())
+    def add(self, first: int, count: int, redelivered: bool) -> None:
+        if not self.model.keys().isdisjoint(range(first, first + count)):
             return
-        if moved:
-            first = self.next_offset
-            self.next_offset += count + position % 2  # contiguous offsets at other positions, and gaps
-            self.real.add(first, count, position=position, redelivered=redelivered)
-        else:
-            first = position
-            self.real.add(first, count, redelivered=redelivered)
-        self.model |= {first + index: (position + index, redelivered) for index in range(count)}
+        self.real.add(first, count, redelivered=redelivered)
+        self.model |= dict.fromkeys(range(first, first + count), redelivered)
 
     @precondition(lambda self: self.model)
     @rule(share=st.floats(0, 1), times=st.integers(1, 10))
@@ -50,13 +41,11 @@ class PlacedMachine(RuleBasedStateMachine):
         for _ in range(times):
             if not self.model:
                 return
-            position, first, count, redelivered = self.real.head()
+            first, count, redelivered = self.real.head()
             assert count > 0
-            in_order = sorted(self.model, key=self.model.__getitem__)[:count]
+            in_order = sorted(self.model)[:count]
             assert in_order == list(range(first, first + count))
-            assert [self.model[offset] for offset in in_order] == [
-                (position + index, redelivered) for index in range(count)
-            ]
+            assert {self.model[offset] for offset in in_order} == {redelivered}
             number = max(1, int(count * share))
             self.real.drop(number)
             for offset in in_order[:number]:
@@ -64,9 +53,9 @@ class PlacedMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def discard(self, data: st.DataObject) -> None:
-        low = data.draw(st.integers(0, self.next_offset))
+        low = data.draw(st.integers(0, _SPACE))
         run = st.integers(low, low + 50).map(lambda stop: set(range(low, stop)))
-        some = sorted(data.draw(st.one_of(st.sets(st.integers(0, self.next_offset), max_size=300), run)))
+        some = sorted(data.draw(st.one_of(st.sets(st.integers(0, _SPACE), max_size=300), run)))
         there = [offset for offset in some if offset in self.model]
         assert self.real.present(some) == there
         assert self.real.discard(some) == there
@@ -82,26 +71,30 @@ class PlacedMachine(RuleBasedStateMachine):
     def same(self) -> None:
         held = [offset for first, count in self.real.ranges() for offset in range(first, first + count)]
         assert sorted(held) == sorted(self.model)
+        again = [
+            offset for first, count in self.real.ranges_of(redelivered=True) for offset in range(first, first + count)
+        ]
+        assert sorted(again) == sorted(offset for offset, redelivered in self.model.items() if redelivered)
         assert len(self.real) == self.real.count == len(self.model)
         if not self.model:
             assert self.real.head() == NOTHING
-            assert not self.real.head()[2]
+            assert not self.real.head()[1]
 
 
 PlacedMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestPlaced = PlacedMachine.TestCase
 
 
-def test_a_relocated_message_keeps_its_place_between_others() -> None:
+def test_both_kinds_take_turns() -> None:
     placed = Placed()
     placed.add(10, 2)
     placed.add(20, 1)
-    placed.add(900, 1, position=15, redelivered=False)
+    placed.add(15, 1, redelivered=False)
     order = []
     while placed.count:
         order.append(placed.head())
-        placed.drop(order[-1][2])
-    assert order == [(10, 10, 2, True), (15, 900, 1, False), (20, 20, 1, True)]
+        placed.drop(order[-1][1])
+    assert order == [(10, 2, True), (15, 1, False), (20, 1, True)]
 
 
 def test_many_single_offsets_cost_bytes_not_objects() -> None:
@@ -113,12 +106,4 @@ def test_many_single_offsets_cost_bytes_not_objects() -> None:
         assert tracemalloc.get_traced_memory()[0] / 20_000 < 12
     finally:
         tracemalloc.stop()
-    assert placed.head() == (2, 2, 1, True)
-
-
-def test_nothing_relocated_costs_nothing() -> None:
-    placed = Placed()
-    placed.add(500, 1, position=3)
-    placed.drop(1)
-    assert placed._relocated is None
-    assert sys.getsizeof(placed) < 100
+    assert placed.head() == (2, 1, True)
