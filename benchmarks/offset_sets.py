@@ -67,11 +67,6 @@ def measure(ranges: int) -> None:
     timed("Placed.discard, 5000 scattered", 5000, lambda: placed.discard(some))
     timed("Placed.head and drop", placed.count, lambda: give_out(placed, RETURNED - 5000))
 
-    def relocate(offset: int, count: int) -> None:
-        placed.add(1 << 30 | offset, count, position=offset)
-
-    timed("Placed.add, relocated", 5000, lambda: each(relocate, some))
-
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.broker import Broker
     from routing.queues.queue import Queue
-    from routing.queues.slab_cache import CachedSlab
     from routing.topology.virtual_host import VirtualHost
 
 logger = logging.getLogger(__name__)
@@ -198,21 +197,19 @@ class DeadLetters:
 
     def _copy(self, queue: Queue, offsets: Sequence[int], maker: CopyMaker) -> int:
         """Make copies up to the first message that is not in memory; how many."""
-        find = queue.partition.find
-        entry: CachedSlab | None = None
-        indices: list[int] = []
-        for done, offset in enumerate(offsets):
-            if entry is None or not entry.first <= offset < entry.end:
-                if entry is not None:
-                    maker.add(entry.slab, indices)
-                    indices = []
-                entry = find(offset)
-                if entry is None:
-                    return done
-            indices.append(offset - entry.first)
-        if entry is not None:
-            maker.add(entry.slab, indices)
-        return len(offsets)
+        find, facts = queue.partition.find, queue.partition.facts
+        done = start = 0
+        while done < len(offsets):
+            entry = find(offsets[start])
+            if entry is None:
+                break
+            while done < len(offsets) and entry.first <= offsets[done] < entry.end:
+                done += 1
+            slab, run = entry.slab, offsets[start:done]
+            asked = facts.each(run, int(slab.properties.persistent)) if facts else None
+            maker.add(slab, [offset - entry.first for offset in run], asked)
+            start = done
+        return done
 
     def _load(self, waiting: _Waiting, offset: int) -> None:
         """Read the next message, with its neighbours in the log or, if they lie far apart, with those that are next."""

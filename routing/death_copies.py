@@ -95,16 +95,17 @@ class CopyMaker:
         self._removed_first = (*WRITTEN_FIRST, *moved)
         self._removed_again = (*WRITTEN_AGAIN, *moved)
 
-    def add(self, slab: Slab, indices: Sequence[int]) -> None:
-        """Messages of one slab."""
+    def add(self, slab: Slab, indices: Sequence[int], asked: Sequence[int] | None = None) -> None:
+        """Messages of one slab; `asked` are the facts of each, otherwise those that the slab has for all."""
         protocol, raws = editable(slab.properties, slab.raws, len(slab.bodies))
         editor = editor_of(protocol)
         assert editor is not None
-        common, persistent, facts = slab.properties.facts & _UNTIMED, slab.properties.persistent, slab.facts
+        persistent = slab.properties.persistent
+        facts = [slab.properties.facts] * len(indices) if asked is None else asked
         bodies, to_key = slab.bodies, self._target.routing_key
         made: dict[str, tuple[bytes, Like]] = {}
         run = self.runs[-1] if self.runs else None
-        for index in indices:
+        for index, fact in zip(indices, facts, strict=True):
             key = slab.key_of(index)
             if raws is not None:
                 copy, like = self._copy(editor, protocol, persistent, slab.exchange, key, raws[index])
@@ -120,7 +121,7 @@ class CopyMaker:
             run.bodies.append(bodies[index])
             run.keys.append(key if to_key is None else to_key)
             run.raws.append(copy)
-            run.facts.append(common if facts is None else facts[index] & _UNTIMED)
+            run.facts.append(fact & _UNTIMED)
 
     def _copy(
         self, editor: PropertyEditor, protocol: str, persistent: bool, exchange: str, key: str, raw: bytes

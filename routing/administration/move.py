@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from routing.errors import BrokerError, PreconditionFailed, StorageUnavailable
+from routing.facts import without_delay
 from routing.message import Slab
+from routing.queues.queue import Queue
 from routing.session import Outcome
 
 if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.consumer import Consumer
-    from routing.queues.queue import Queue
 
 _UNDER_WAY_MAX = 1000
 _TIMEOUT_S = 20
@@ -35,7 +36,13 @@ class _Mover:
         self.changed = trio.Event()
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
-        self.arrived.append(slab.part(start, stop))
+        part = slab.part(start, stop)
+        facts = consumer.queue.partition.facts if isinstance(consumer.queue, Queue) else None
+        if facts:
+            # Slabs of what waits need not know what their messages asked for.
+            offsets = consumer.session.unsettled[-1].offsets_of(first_id, first_id + stop - start)
+            part.facts = list(map(without_delay, facts.each(offsets, int(part.properties.persistent))))
+        self.arrived.append(part)
         self.delivered += stop - start
         self.changed.set()
 

@@ -18,7 +18,6 @@ from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import parse_header
 from routing.config import BrokerConfig
-from routing.queues.fact_columns import FactColumns
 from routing.queues.home_records import SlabReader
 from routing.queues.slab_cache import CachedSlab
 
@@ -59,7 +58,6 @@ class ColdChunks:
         self,
         log: PartitionLog,
         config: BrokerConfig,
-        facts: FactColumns,
         *,
         spawn: Spawn,
         cached: Callable[[int], object],
@@ -67,7 +65,6 @@ class ColdChunks:
     ) -> None:
         self._log = log
         self._config = config
-        self._facts = facts
         self._spawn = spawn
         self._cached = cached
         self._loaded = loaded
@@ -159,18 +156,4 @@ class ColdChunks:
             end = max(end, header.next_offset)
             if not header.is_control:
                 entries += self._reader.read(batch)
-        if self._facts:
-            for entry in entries:
-                add_facts(entry, self._facts)
         return ColdChunk(offset, end, entries)
-
-
-def add_facts(entry: CachedSlab, facts: FactColumns) -> None:
-    """A slab gets its facts back; those of dead messages are gone, and nobody asks for them."""
-    column: list[int] | None = None
-    for run in facts.between(entry.first, len(entry.slab.bodies)) if facts else ():
-        if column is None:
-            column = [entry.slab.properties.facts] * len(entry.slab.bodies)
-        at = run.first - entry.first
-        column[at : at + len(run.facts)] = run.facts
-    entry.slab.facts = column

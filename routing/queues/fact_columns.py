@@ -168,6 +168,11 @@ class FactColumns:
         block = self._blocks.get(offset >> BLOCK_BITS)
         return None if block is None else block.of(offset)
 
+    def each(self, offsets: Sequence[int], otherwise: int) -> list[int]:
+        """The facts of messages, `otherwise` of those that have none."""
+        found = map(self.of, offsets)
+        return [otherwise if known is None else known[0] for known in found]
+
     def take(self, other: FactColumns) -> None:
         """Have what the other has, and leave it with nothing."""
         self._blocks, other._blocks = other._blocks, {}

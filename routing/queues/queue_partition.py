@@ -122,7 +122,7 @@ class QueuePartition:
         self.live = LiveCounts(self._cache, self.moves, self.facts, log.segments)
         self._open_facts = False
         self._open_bytes_max = _BATCH_BYTES
-        stored = StoredMessages(log, config, self._cache, self.moves, self.facts, spawn=spawn, loaded=loaded)
+        stored = StoredMessages(log, config, self._cache, self.moves, spawn=spawn, loaded=loaded)
         self.find, self.load = stored.find, stored.load
         self.load_now, self.load_scattered = stored.load_now, stored.load_scattered
         self.read_scattered, self.is_reading_for = stored.read_scattered, stored.is_reading_for

@@ -1,6 +1,7 @@
 """Where a home partition finds a message again: in memory, or in its log.
 
-Queues name messages by the offset they had first of all; here is looked up where they lie now (`moves.py`).
+Queues name messages by the offset they had first of all; here is looked up where they lie now (`moves.py`). What is
+read from the log does not know any more what its messages asked for: who has to know asks the partition's `facts`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from core_log.partition_log import PartitionLog
 from routing.config import BrokerConfig
-from routing.queues.cold_chunks import ColdChunks, Spawn, add_facts
-from routing.queues.fact_columns import FactColumns
+from routing.queues.cold_chunks import ColdChunks, Spawn
 from routing.queues.moves import Moves
 from routing.queues.scattered import Scattered
 from routing.queues.slab_cache import CachedSlab, SlabCache
@@ -29,15 +29,13 @@ class StoredMessages:
         config: BrokerConfig,
         cache: SlabCache,
         moves: Moves,
-        facts: FactColumns,
         *,
         spawn: Spawn,
         loaded: Callable[[], None],
     ) -> None:
         self._cache = cache
         self._moves = moves
-        self._facts = facts
-        self._cold = ColdChunks(log, config, facts, spawn=spawn, cached=cache.find, loaded=loaded)
+        self._cold = ColdChunks(log, config, spawn=spawn, cached=cache.find, loaded=loaded)
         self._scattered = Scattered(log, spawn=spawn, loaded=loaded)
 
     def find(self, offset: int) -> CachedSlab | None:
@@ -56,9 +54,7 @@ class StoredMessages:
         if entry is None:
             return None
         start, stop = max(entry.first, location), min(entry.end, location + count)
-        found = CachedSlab(first + start - location, entry.slab.part(start - entry.first, stop - entry.first), 0)
-        add_facts(found, self._facts)
-        return found
+        return CachedSlab(first + start - location, entry.slab.part(start - entry.first, stop - entry.first), 0)
 
     def load(self, offset: int, queue: Queue) -> None:
         """Read what `offset` begins from the log; the queue is pumped again when it is here."""

@@ -42,7 +42,8 @@ def amqp_slab(each: list[BasicProperties], keys: list[str] | None = None) -> Sla
 def copied(slab: Slab, target: Target = TO_DLX, indices: list[int] | None = None) -> CopyMaker:
     """Copies of messages that expired in queue q."""
     maker = CopyMaker("q", "expired", target, 5)
-    maker.add(slab, list(range(len(slab))) if indices is None else indices)
+    indices = list(range(len(slab))) if indices is None else indices
+    maker.add(slab, indices, None if slab.facts is None else [slab.facts[index] for index in indices])
     return maker
 
 

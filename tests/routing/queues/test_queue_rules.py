@@ -9,8 +9,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import MemoryFiles
+from routing.administration.operations import administer
 from routing.facts import pack
 from routing.message import Slab
+from routing.session import Outcome
 from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed
 
 
@@ -314,6 +316,48 @@ async def test_delays_are_not_honoured_where_nobody_asks_for_it() -> None:
         running.client().session.publish(slab("q", ["a"], pack(True, 0, None, 100_000)))
         running.turn()
         assert await bodies_in(running, "q") == ["a"]
+
+
+# --- copies ----------------------------------------------------------------------------
+
+
+ASKING = [pack(True, 2, 60_000), pack(True, 0), pack(True, 3), pack(True, 1, 3_600_000), pack(True, 3, 60_000)]
+"""What five messages ask for; two of them live for a minute."""
+
+
+@pytest.mark.parametrize("how", ["move", "reject"])
+@pytest.mark.parametrize("cold", [False, True])
+async def test_copies_ask_for_what_their_originals_asked_for(how: str, cold: bool, clock: MockClock) -> None:
+    """Whether they lie together or far apart, in memory or not; dead letters do not expire again."""
+    files = MemoryFiles()
+    limits = {"stripes": 1} | ({"stripe_cache_bytes": 1, "cold_read_bytes": 2000} if cold else {})
+    async with engine(files, **limits) as running:
+        levels = {"x-max-priority": 3}
+        await running.queue("q", arguments=levels | {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "d"})
+        await running.queue("d", arguments=levels)
+        await running.queue("between")
+        client = running.client()
+        for number in range(10):
+            names = [f"{number}.{at}" for at in range(5)]
+            client.session.publish(slab("q", names, ASKING))
+            client.publish("between", *["x" * 900] * 5)
+            running.turn()
+        await running.synced()
+        if how == "move":
+            moved = await administer(running.broker, "guest", "queues.move", {"source": "q", "destination": "d"})
+            assert moved == {"moved": 50, "left": 0}
+        else:
+            await client.consume("q")
+            running.turn()
+            await running.until(lambda: len(client.deliveries) == 50)
+            client.session.settle_up_to(0, Outcome.DISCARD)
+            running.turn()
+            await running.until(lambda: running.count("d") == 50)
+        if how == "move":
+            await passing(clock, 100)
+        found = [int(body[-1]) for body in await bodies_in(running, "d")]
+        lasting = [2] * 10 + [3] * 10 + [1] * 10
+        assert found == (lasting if how == "move" else [2, 4] * 10 + [0] * 10 + [3] * 10 + [1] * 10)
 
 
 # --- limits ----------------------------------------------------------------------------
