@@ -304,13 +304,9 @@ class Queue:
 
     def settle_waiting(self, offsets: Sequence[int], *, rejected: bool) -> None:
         """Settle messages that are not delivered, at a start; those that are not there are settled already."""
-        found = self.rules.take_out(sorted(offsets))
-        if found:
+        if found := self.rules.take_out(sorted(offsets)):
             self.outstanding += len(found)
-            if rejected:
-                self.reject(found)
-            else:
-                self.settle_offsets(found)
+            (self.reject if rejected else self.settle_offsets)(found)
 
     def reject(self, offsets: Sequence[int]) -> None:
         """Delivered messages are refused by who got them: they die, unless the queue tries again."""
