@@ -220,14 +220,19 @@ class Slab:
         return Properties(common.protocol, self.raws[index], persistent=common.persistent, facts=facts)
 
     @property
+    def highest_facts(self) -> int:
+        """Below `TIMED_FROM` no message has a time to live or a delay, below `DELAYED_FROM` none has a delay."""
+        return self.properties.facts if self.facts is None else max(self.facts)
+
+    @property
     def plain(self) -> bool:
         """No message of it has a time to live or a delay: all that may set it apart is its priority."""
-        return (self.properties.facts if self.facts is None else max(self.facts)) < TIMED_FROM
+        return self.highest_facts < TIMED_FROM
 
     @property
     def delayed(self) -> bool:
         """A message of it is to wait."""
-        return (self.properties.facts if self.facts is None else max(self.facts)) >= DELAYED_FROM
+        return self.highest_facts >= DELAYED_FROM
 
     def part(self, start: int, stop: int) -> Slab:
         """The messages [start, stop) as a slab of their own."""

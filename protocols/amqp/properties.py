@@ -127,8 +127,11 @@ def fixed_parts(raw: bytes) -> tuple[Callable[[bytes], tuple[bytes, ...]], Rulin
             if is_plain:
                 expiration = slice(pos + 1, pos + size)
         fixed[-1] += head
-        fixed += (size - head, 0)
+        if size > head:
+            fixed += (size - head, 0)
         pos += size
+    if not fixed[-1]:
+        del fixed[-1]
     form = "".join(f"{size}{'x' if place & 1 else 's'}" for place, size in enumerate(fixed))
     ruling = None if priority_at is None and expiration is None else Ruling(priority_at, expiration)
     return struct.Struct(form).unpack, ruling

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from routing.commits import storage_error
 from routing.errors import StorageUnavailable
-from routing.facts import without_delay
+from routing.facts import DELAYED_FROM, without_delay
 from routing.message import Properties, Slab
 from routing.queues.limits import room
 
@@ -125,13 +125,10 @@ class Route:
 
     def deliver(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         """Put the slab into everything the route leads to; the durable logs it went to, with the offsets it ends at."""
-        if not slab.plain:
-            held = slab.delayed
-            if held and not self.delayed:
-                slab = undelayed(slab)
-            elif not held and self._passing and self._pass_on(slab):
-                return []
-        elif self._passing and self._pass_on(slab):
+        held = slab.highest_facts >= DELAYED_FROM
+        if held and not self.delayed:
+            slab = undelayed(slab)
+        elif not held and self._passing and self._pass_on(slab):
             return []
         targets = []
         for home, destinations in self.homes:
