@@ -4,7 +4,9 @@
    always new. Each queue decides for itself: where others on the route want a duplicate, they get it.
 2. Ids are written to the log of the queue's home together with the messages of the turn (SEEN), and are kept by its
    checkpoints. A crash that cuts the log off between the two may let a duplicate of an unconfirmed message in.
-3. A duplicate is confirmed when the original is safe.
+3. A policy may ask it of an exchange: then every queue on the way from there remembers, whatever its own settings say.
+   Topics and streams take everything.
+4. A duplicate is confirmed when the original is safe.
 """
 
 from __future__ import annotations

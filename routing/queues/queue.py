@@ -33,8 +33,8 @@ from routing.queues.regrouping import tell_apart
 from routing.queues.retries import Cause, catches, counts
 from routing.queues.returns import Returns
 from routing.queues.runs_of import runs_of
-from routing.queues.seen_ids import SeenIds
-from routing.queues.settings import QueueSettings
+from routing.queues.seen_ids import SETTINGS, SeenIds, asked
+from routing.queues.settings import EXPIRY_MS_MAX, QueueSettings
 
 if TYPE_CHECKING:
     from routing.queues.host import QueueHost
@@ -140,17 +140,15 @@ class Queue:
             self.returns = None
         elif self.returns is None:
             self.returns = Returns(self, self._host)
-        window_ms = settings.deduplication_window_ms
-        if not window_ms:
-            self.seen = None
-        elif self.seen is None:
-            self.seen = SeenIds(window_ms, self.partition.deduplication_ids_max)
-        else:
-            self.seen.window_ms = window_ms
+        self.remember(SETTINGS, settings.deduplication_window_ms)
         if settings.limited and not self.awake:
             self.awake = True
             self._host.runnable(self)
         self.wake()
+
+    def remember(self, who: str | None, window_ms: int) -> None:
+        """Know the ids of what comes for so long, because the settings or an exchange (by name) ask for it."""
+        self.seen = asked(self.seen, who, window_ms, self.partition.deduplication_ids_max)
 
     # --- messages in -------------------------------------------------------------------
 
@@ -228,8 +226,11 @@ class Queue:
         self.rules.restored(state.get("sizes", ()) if state else ())
         if state and self.returns is not None and "returns" in state:
             self.rules.restore_returns(self.returns, state["returns"])
-        if state and self.seen is not None:
-            self.seen.restore(state.get("seen", ()), self._host.now_ms())
+        if state and "seen" in state:
+            if self.seen is None:
+                self.remember(None, EXPIRY_MS_MAX)  # an exchange has asked, and will say again for how long
+            assert self.seen is not None
+            self.seen.restore(state["seen"], self._host.now_ms())
 
     def line_of(self, offset: int) -> Line:
         """Where messages stand that agree in priority with the one at `offset`."""

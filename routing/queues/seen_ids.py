@@ -56,10 +56,12 @@ class _Table:
 class SeenIds:
     """See the module."""
 
-    __slots__ = ("_ids_max", "_tables", "dropped_early", "window_ms")
+    __slots__ = ("_ids_max", "_tables", "dropped_early", "window_ms", "windows")
 
     def __init__(self, window_ms: int, ids_max: int) -> None:
         self.window_ms = window_ms
+        self.windows: dict[str | None, int] = {}
+        """Who asks for which window; the longest counts."""
         self.dropped_early = 0
         """Ids that were forgotten before their time, for want of room."""
         self._ids_max = ids_max
@@ -149,3 +151,24 @@ class SeenIds:
                 self._tables.append(table)
             else:
                 self._admit(hashes, seen_ms)
+
+
+SETTINGS = ""
+"""Those of a queue, where others are named that ask it to know ids; None: somebody before a start."""
+
+
+def asked(seen: SeenIds | None, who: str | None, window_ms: int, ids_max: int) -> SeenIds | None:
+    """What a queue remembers once `who` asks for this window; None when nobody asks for one."""
+    windows = {} if seen is None else seen.windows
+    if windows.get(who, 0) == window_ms:
+        return seen
+    if who != SETTINGS:
+        windows.pop(None, None)
+    windows[who] = window_ms
+    if not any(windows.values()):
+        return None
+    if seen is None:
+        seen = SeenIds(window_ms, ids_max)
+        seen.windows = windows
+    seen.window_ms = max(windows.values())
+    return seen

@@ -26,7 +26,7 @@ class Exchange:
 
     __slots__ = (
         "alternate", "arguments", "auto_delete", "bindings", "delayed", "durable", "internal", "kind", "matcher",
-        "name",
+        "name", "once_in_ms",
     )  # fmt: skip
 
     def __init__(
@@ -51,12 +51,15 @@ class Exchange:
         """The exchange that takes what leads nowhere from here."""
         self.delayed = False
         """Whether messages that pass here wait as long as they ask for."""
+        self.once_in_ms = 0
+        """Queues take a message that comes from here only once in this time; 0: always."""
         self.apply_policy({})
 
     def apply_policy(self, definition: Mapping[str, Any]) -> None:
         """Live by another policy's definition from now on; arguments go before it."""
         self.alternate = self.arguments.get(ALTERNATE, definition.get(ALTERNATE))
         self.delayed = self.kind == DELAYED or bool(definition.get("delayed"))
+        self.once_in_ms = int(definition.get("deduplication-window-ms", 0))
 
     def add(self, binding: Binding) -> None:
         """Add a binding, which was checked; the same one twice is once."""

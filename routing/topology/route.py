@@ -44,13 +44,17 @@ class Route:
         *,
         delayed: bool = False,
         histories: tuple[RecentHistoryMatcher, ...] = (),
+        once_in_ms: int = 0,
     ) -> None:
-        """With `delayed` messages wait as long as their facts say, without they do not; `histories` remember them."""
+        """With `delayed` messages wait as long as their facts say, without they do not; `histories` remember them.
+
+        With `once_in_ms` every queue takes a message only once in this time.
+        """
         self.histories = histories
         self.delayed = delayed or any(queue.settings.delayed for queue in queues)
         self.guarded = [queue for queue in queues if queue.settings.guards_publishing]
         """Queues that publishers have to ask."""
-        self.remembering = [queue for queue in queues if queue.settings.deduplication_window_ms]
+        self.remembering = [queue for queue in queues if once_in_ms or queue.settings.deduplication_window_ms]
         """Queues that take no message twice."""
         self._avoiding: dict[frozenset[Queue], Route] = {}
         self.queues = queues

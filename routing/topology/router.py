@@ -29,7 +29,7 @@ _FEW = 4
 
 class Reached(NamedTuple):
     """Where a message goes. `varies`: more than its keys had a say; `delayed`: it passed an exchange where messages may
-    ask to wait; `histories`: exchanges that remember it.
+    ask to wait; `histories`: exchanges that remember it; `once_in_ms`: in this time no queue gets it twice.
     """
 
     queues: tuple[Queue, ...]
@@ -37,6 +37,7 @@ class Reached(NamedTuple):
     varies: bool
     delayed: bool
     histories: tuple[RecentHistoryMatcher, ...]
+    once_in_ms: int
 
 
 class Router:
@@ -167,12 +168,16 @@ class Router:
         reached = self.resolve(exchange, keys, lambda: properties.neutral)
         if max(self._cached, len(self._equal)) >= self._routes_cached_max:
             self.forget_all()
-        key = (reached.queues, reached.topics, reached.delayed, reached.histories)
+        key = reached._replace(varies=False)
         route = self._equal.get(key)
         if route is None:
+            for queue in reached.queues if exchange.name else ():
+                if reached.once_in_ms or queue.seen is not None:
+                    queue.remember(exchange.name, reached.once_in_ms)
             route = Route(
-                list(reached.queues), list(reached.topics), delayed=reached.delayed, histories=reached.histories
-            )
+                list(reached.queues), list(reached.topics),
+                delayed=reached.delayed, histories=reached.histories, once_in_ms=reached.once_in_ms,
+            )  # fmt: skip
             self._equal[key] = route
         return route, reached.varies
 
@@ -185,6 +190,7 @@ class Router:
         topics: dict[Topic, None] = {}
         histories: list[RecentHistoryMatcher] = []
         varies = delayed = False
+        once_in_ms = 0
         seen = {exchange.name}
         pending = [exchange]
         while pending:
@@ -192,6 +198,7 @@ class Router:
             matcher = current.matcher
             varies = varies or matcher.varies
             delayed = delayed or current.delayed
+            once_in_ms = max(once_in_ms, current.once_in_ms)
             if isinstance(matcher, RecentHistoryMatcher):
                 histories.append(matcher)
             if current.name == "":
@@ -213,7 +220,7 @@ class Router:
                     queues[vhost.queues[name]] = None
                 else:
                     topics[vhost.streams[name].topic] = None
-        return Reached(tuple(queues), tuple(topics), varies, delayed, tuple(histories))
+        return Reached(tuple(queues), tuple(topics), varies, delayed, tuple(histories), once_in_ms)
 
     def send_recent(self, slabs: Sequence[Slab], destination: Destination) -> None:
         """Give a destination that was just bound what its exchange remembers, as far as logs take it."""

@@ -122,6 +122,9 @@ class Topology:
         for kind in ("vhost", "policy", "operator-policy", "exchange", "queue"):
             for key, value in self.catalog.entries(kind):
                 self._appliers[kind](Entry(key, value, True))
+        for vhost in self.vhosts.values():
+            for exchange in vhost.exchanges.values():
+                vhost.follow_policies(exchange)  # those that no entry has made as well
 
     def recover_bindings(self) -> None:
         """Make the bindings of the catalog, once queues and topics are there."""

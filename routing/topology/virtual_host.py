@@ -161,11 +161,11 @@ class VirtualHost:
                 self.router.forget_all()
             return
         definition = self.policies.definition_of(KINDS_OF_EXCHANGE, entity.name) if entity.name else {}
-        before = (entity.alternate, entity.delayed)
+        before = (entity.alternate, entity.delayed, entity.once_in_ms)
         self._forget_alternate(entity)
         entity.apply_policy(definition)
         self._note_alternate(entity)
-        if before != (entity.alternate, entity.delayed):
+        if before != (entity.alternate, entity.delayed, entity.once_in_ms):
             self.router.forget(entity.name)
 
     def add_queue(self, queue: Queue) -> None:

@@ -201,3 +201,60 @@ async def test_what_a_transaction_published_is_known_however_it_came_about() -> 
                     assert running.broker.topology.queues[name].duplicates > 0
                 applied += 1
     assert 0 < applied < len(found)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "power"])
+async def test_a_policy_of_an_exchange_concerns_all_queues_it_leads_to(clock: MockClock, how: str) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        for name in ("one", "two"):
+            await running.queue(name)
+            await running.bind("amq.fanout", name)
+        await running.broker.set_policy("once", "^amq.fanout$", {"deduplication-window-ms": 10_000})
+        client = running.client()
+        publish(client, "", "a", "b", "a", exchange="amq.fanout")
+        publish(client, "one", "a")
+        publish(client, "one", "a")
+        await confirmed(running, client)
+        assert await bodies(running, "one") == ["a", "b", "a", "a"]
+        await running.queue("three")
+        await running.bind("amq.fanout", "three")
+        publish(client, "", "b", "c", exchange="amq.fanout")
+        await confirmed(running, client)
+        assert [await bodies(running, name) for name in ("one", "two", "three")] == [["c"], ["a", "b", "c"], ["b", "c"]]
+        await running.synced()
+        files = {"stop": lambda: files, "kill": lambda: killed(files), "power": files.crash}[how]()
+    async with engine(files) as running:
+        client = running.client()
+        publish(client, "", "a", "c", "d", exchange="amq.fanout")
+        await confirmed(running, client)
+        assert [await bodies(running, name) for name in ("one", "two", "three")] == [["d"], ["d"], ["a", "d"]]
+        clock.jump(13)
+        publish(client, "", "a", "a", exchange="amq.fanout")
+        await confirmed(running, client)
+        assert await bodies(running, "two") == ["a"]
+        await running.broker.delete_policy("once")
+        publish(client, "", "a", "a", exchange="amq.fanout")
+        await confirmed(running, client)
+        assert await bodies(running, "two") == ["a", "a"]
+
+
+@pytest.mark.parametrize("by", ["queue", "exchange"])
+async def test_transactions_hold_no_duplicates(by: str) -> None:
+    async with engine(MemoryFiles(), stripes=2) as running:
+        for name in ("one", "two"):
+            await running.queue(name, arguments=WINDOW if by == "queue" else {})
+            await running.bind("amq.fanout", name)
+        if by == "exchange":
+            await running.broker.set_policy("once", "^amq.fanout$", {"deduplication-window-ms": 10_000})
+        client = running.client()
+        session = client.session
+        session.begin()
+        publish(client, "", "undone", exchange="amq.fanout")
+        session.roll_back()
+        publish(client, "", "undone", "a", "a", exchange="amq.fanout")
+        publish(client, "", "a", exchange="amq.fanout")
+        await session.commit()
+        publish(client, "", "a", "b", exchange="amq.fanout")
+        await session.commit()
+        assert [await bodies(running, name) for name in ("one", "two")] == [["undone", "a", "b"]] * 2
