@@ -82,18 +82,20 @@ class Groups:
     def deliver(self) -> None:
         """Give out what consumers with credit may have."""
         while any(consumer.credit() > 0 for consumer in self._queue.consumers):
-            found = self._look_ahead()
-            if found is None:
-                first, count, _ = self._queue.head()
+            looked, unread = self._look_ahead()
+            first, count, _ = self._queue.head()
+            if unread:
                 self._queue.load(first, count)
-                if first < self._looked_before:
+            if count and first < self._looked_before:
+                if unread:
                     return
+                continue
             shared = self._share_out()
-            if shared is None or not (shared or found):
+            if shared is None or not (shared or looked):
                 return
 
-    def _look_ahead(self) -> int | None:
-        """Set aside what comes next in line, as much as is needed; how many. None: it has to be read first."""
+    def _look_ahead(self) -> tuple[int, bool]:
+        """Set aside what comes next in line, as much as is needed; how many, and whether the next has to be read."""
         queue, looked = self._queue, 0
         while looked < _BITE:
             first, count, again = queue.head()
@@ -103,12 +105,12 @@ class Groups:
                 break
             entry = queue.partition.find(first)
             if entry is None:
-                return looked or None
+                return looked, True
             start = first - entry.first
             count = min(count, entry.end - first, _BITE)
             self._set_aside(first, self._keys(entry.slab, start, start + count), again)
             looked += count
-        return looked
+        return looked, False
 
     def _set_aside(self, first: int, keys: list[Key], again: bool) -> None:
         count, waiting = len(keys), self._waiting
@@ -272,7 +274,7 @@ class Groups:
 
     def first(self) -> tuple[int, int, bool]:
         """As `Queue.head`, for one who takes a single message: of a key that is free, or what has to be read first."""
-        while self._look_ahead():
+        while self._look_ahead()[0]:
             pass
         first, count, again = self._queue.head()
         if count and (first < self._looked_before or not self._free) and self._queue.partition.find(first) is None:

@@ -258,6 +258,9 @@ async def test_workers_come_and_go_and_every_key_keeps_its_order(seed: int) -> N
                 workers.remove(one)
                 pending.pop(one)
                 one.session.close()
+        wrong = {key: found for key, found in settled.items() if found != sorted(set(found))}
+        missing = total - sum(map(len, settled.values()))
+        assert (wrong, missing) == ({}, 0), (running.count("q"), running.broker.topology.queues["q"].outstanding)
         assert settled == {key: list(range(1, count + 1)) for key, count in numbers.items()}
         groups = running.broker.topology.queues["q"].groups
         assert groups is not None
