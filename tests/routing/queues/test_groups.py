@@ -249,6 +249,9 @@ async def test_workers_come_and_go_and_every_key_keeps_its_order(seed: int) -> N
             assert all(len(holders) == 1 for holders in held.values())
             if not workers:
                 continue
+            if not any(pending.values()):
+                await running.until(lambda: any(one.deliveries for one in workers))
+                continue
             one = chance.choice(workers)
             if pending[one] and chance.random() < 0.8:
                 first = pending[one].pop(0)
