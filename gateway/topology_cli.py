@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -152,6 +154,31 @@ def move_messages(client: BlockingClient, source: str, destination: str, vhost: 
         if not done["moved"] or not done["left"]:
             break
     click.echo(f"{total:,} messages moved")
+
+
+@queues.command("rewind")
+@click.argument("name")
+@click.option("--to", "moment", type=click.DateTime(), help="Since this time of day here.")
+@click.option("--ago", "ago_s", type=click.IntRange(min=1), metavar="SECONDS", help="Since so many seconds ago.")
+@click.option("--dry-run", is_flag=True, help="Only say how many messages would come again.")
+@vhost_option
+@with_client
+def rewind_queue(
+    client: BlockingClient, name: str, moment: datetime | None, ago_s: int | None, dry_run: bool, vhost: str
+) -> None:
+    """Have queue NAME, which retains messages, give out again what was published since a time and is done with."""
+    if (moment is None) == (ago_s is None):
+        raise click.UsageError("since when? Give --to or --ago")
+    since_s = moment.timestamp() if moment is not None else time.time() - (ago_s or 0)
+    given = {"name": name, "vhost": vhost, "since_ms": int(since_s * 1000), "dry_run": dry_run}
+    total = 0
+    while True:
+        done = client.administer("queues.rewind", **given)
+        total += done["left"] if dry_run else done["replayed"]
+        if dry_run or not done["left"] or not done["replayed"]:
+            break
+        given |= {"after": done["last"], "before": done["before"]}
+    click.echo(f"{total:,} messages {'would come' if dry_run else 'come'} again")
 
 
 # --- exchanges and bindings --------------------------------------------------------------

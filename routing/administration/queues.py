@@ -12,6 +12,7 @@ from routing.administration.operations import LOOKS, operation, table
 from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
 from routing.queues.retries import FIRST
+from routing.rewind import rewind
 from routing.topology.policies import kinds_of_queue
 
 if TYPE_CHECKING:
@@ -114,6 +115,27 @@ async def move_messages(
         raise InvalidArgument("source and destination are the same queue")
     moved = await move(broker, vhost, queue, destination, min(limit, MOVED_MAX))
     return {"moved": moved, "left": queue.message_count}
+
+
+@operation("queues.rewind")
+async def rewind_queue(
+    broker: Broker,
+    user: str,
+    name: str,
+    since_ms: int,
+    vhost: str = "/",
+    dry_run: bool = False,
+    after: int = -1,
+    before: int | None = None,
+) -> dict[str, int]:
+    """Have a queue give out again what was published since a time (ms since 1970) and is done with.
+
+    At most `MOVED_MAX` messages in one request; ask again with `after` as `last`, and the same `before`.
+    """
+    queue = _queue(broker, vhost, name)
+    end = queue.partition.next_offset if before is None else before
+    done = await rewind(broker, queue, since_ms, after=after, before=end, limit=MOVED_MAX, dry_run=dry_run)
+    return {**done._asdict(), "before": end}
 
 
 # --- delayed messages --------------------------------------------------------------------

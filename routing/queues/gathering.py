@@ -11,6 +11,24 @@ from routing.message import Properties, Slab
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
 
+SCATTERED_BELOW = 16
+"""Runs shorter than this are collected with what comes after them."""
+_AHEAD_MAX = 2048
+"""So many messages that lie far apart are read at once."""
+_DENSE = 8
+"""Where every so many-th message is wanted, the log is read as a whole."""
+
+
+def load(queue: Queue, first: int, count: int) -> None:
+    """Have the first of what waits read: with its neighbours, or with those next in line if they lie far apart."""
+    line = queue.next_line()
+    if count < SCATTERED_BELOW and (queue.message_count > count or not line.simple):
+        ahead = line.peek(_AHEAD_MAX)
+        far = not line.simple or max(ahead) - min(ahead) > _DENSE * len(ahead)
+        if far and queue.partition.load_scattered(ahead, queue):
+            return
+    queue.partition.load(first, queue)
+
 
 def gather(queue: Queue, limit: int) -> tuple[Slab, list[int], bool] | None:
     """Take up to `limit` messages that are in memory off the queue's front: a slab of them, the offset of each, and

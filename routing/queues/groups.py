@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from routing.message import Slab
 from routing.property_editors import editor_of
-from routing.queues.gathering import Gathered
+from routing.queues.gathering import Gathered, load
 from routing.queues.line import Line
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Groups:
             looked, unread = self._look_ahead()
             first, count, _ = self._queue.head()
             if unread:
-                self._queue.load(first, count)
+                load(self._queue, first, count)
             if count and first < self._looked_before:
                 if unread:
                     return

@@ -24,8 +24,9 @@ from routing.queues import limits
 from routing.queues.arrivals import Arrival
 from routing.queues.consumer_turns import ConsumerTurns
 from routing.queues.death_history import REJECTED
-from routing.queues.gathering import gather
+from routing.queues.gathering import SCATTERED_BELOW, gather, load
 from routing.queues.groups import Groups
+from routing.queues.history import follow
 from routing.queues.line import Levels, Line
 from routing.queues.offset_set import OffsetSet, Range
 from routing.queues.queue_rules import QueueRules
@@ -41,13 +42,7 @@ if TYPE_CHECKING:
     from routing.queues.queue_partition import QueuePartition
     from routing.session import Consumer
 
-_SCATTERED_BELOW = 16
-"""Runs shorter than this are collected with what comes after them."""
 _GATHERED_MAX = 512
-_AHEAD_MAX = 2048
-"""So many messages that lie far apart are read at once."""
-_DENSE = 8
-"""Where every so many-th message is wanted, the log is read as a whole."""
 
 
 class Queue:
@@ -55,7 +50,7 @@ class Queue:
 
     __slots__ = (
         "__weakref__", "_host", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
-        "formerly", "fresh", "groups", "id", "levels", "line", "name", "outstanding", "owner", "partition",
+        "formerly", "fresh", "groups", "history", "id", "levels", "line", "name", "outstanding", "owner", "partition",
         "redelivered_before", "returns", "rules", "seen", "settings", "turns", "vhost",
     )  # fmt: skip
 
@@ -101,6 +96,8 @@ class Queue:
         self.returns: Returns | None = None
         self.seen: SeenIds | None = None
         self.groups: Groups | None = None
+        self.history: Queue | None = None
+        """What it has done with, if that is retained."""
         self.duplicates = 0
         """Publishes that were not taken because they had been before."""
         self.apply_settings(self.settings)
@@ -141,6 +138,8 @@ class Queue:
         elif self.returns is None:
             self.returns = Returns(self, self._host)
         self.remember(SETTINGS, settings.deduplication_window_ms)
+        if settings.retain_ms or self.history is not None:
+            follow(self, settings.retain_ms, self._host)
         if settings.limited and not self.awake:
             self.awake = True
             self._host.runnable(self)
@@ -409,7 +408,7 @@ class Queue:
                 credit = min(credit, consumer.window_credit(window, level))
                 if credit <= 0:
                     return
-            if count < _SCATTERED_BELOW and count < credit and self.message_count > count and not window:
+            if count < SCATTERED_BELOW and count < credit and self.message_count > count and not window:
                 gathered = gather(self, min(credit, _GATHERED_MAX))
                 if gathered is not None:
                     slab, offsets, redelivered = gathered
@@ -419,7 +418,7 @@ class Queue:
                     continue
             entry = self.partition.find(first)
             if entry is None:
-                self.load(first, count)
+                load(self, first, count)
                 return
             start = first - entry.first
             count = min(count, credit, entry.end - first)
@@ -432,18 +431,6 @@ class Queue:
                 consumer.session.hand_over_scattered(consumer, self, slab, offsets, redelivered)
                 continue
             consumer.session.hand_over(consumer, entry.slab, start, start + count, first, redelivered)
-
-    def load(self, first: int, count: int) -> None:
-        """Have the first of what waits read: with its neighbours, or with those next in line if they lie far apart."""
-        if self.partition.is_reading_for(self):
-            return
-        line = self.next_line()
-        if count < _SCATTERED_BELOW and (self.message_count > count or not line.simple):
-            ahead = line.peek(_AHEAD_MAX)
-            far = not line.simple or max(ahead) - min(ahead) > _DENSE * len(ahead)
-            if far and self.partition.load_scattered(ahead, self):
-                return
-        self.partition.load(first, self)
 
     def skip_unreadable(self, offset: int) -> None:
         """Give up on a message that the log does not hold any more."""
@@ -491,6 +478,8 @@ class Queue:
 
     def clear(self) -> None:
         """The queue is deleted: forget everything."""
+        if self.history is not None:
+            follow(self, 0, self._host)
         self.line.clear()
         if self.levels is not None:
             self.levels = Levels(self.levels.highest)

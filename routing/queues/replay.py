@@ -11,6 +11,7 @@ from core_log.files import Files
 from routing.queues.checkpoints import Checkpoint, QueueCheckpoint, encode_checkpoint, load_checkpoint, save_checkpoint
 from routing.queues.checkpoints import checkpoint_path as checkpoint_path
 from routing.queues.destination_sets import Definition
+from routing.queues.history import HISTORY_BIT
 from routing.queues.packed_ranges import unpack
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.standby import Standby
@@ -49,4 +50,4 @@ def restore(files: Files, partition: QueuePartition) -> int:
     for set_id, (queue_ids, offset) in standby.sets.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):
             partition.sets.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))
-    return max((queue_id for queue_ids, _ in standby.sets.values() for queue_id in queue_ids), default=0)
+    return max((queue_id & ~HISTORY_BIT for queue_ids, _ in standby.sets.values() for queue_id in queue_ids), default=0)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,6 +52,8 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
     delayed_retry_min_ms: int = 0
     delayed_retry_max_ms: int = 0
     deduplication_window_ms: int = 0
+    retain_ms: int = 0
+    """Messages can be had again for so long after they came, whatever became of them."""
     group_by: str | None = None
     """Messages that agree in this go to one consumer at a time: `routing-key`, or the name of a header."""
     delayed: bool = False
@@ -77,6 +80,9 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
             unlimited = -1 in (arguments.get("x-delivery-limit"), policy.get("delivery-limit"))
             if not unlimited:
                 values.setdefault("delivery_limit", QUORUM_DELIVERY_LIMIT)
+        retain = arguments.get("x-retain", policy.get("retain"))
+        if retain is not None:
+            values["retain_ms"] = retained_ms(retain)
         if "group_by" in values:
             # An order by key and one by priority are not to be had at once.
             values["priority_max"] = values["priority_window"] = 0
@@ -166,6 +172,25 @@ def _text(value: Any) -> str | None:
     return None if isinstance(value, str) else f"{{unacceptable_type,{type_name(value)}}}"
 
 
+_RETAIN = re.compile("([0-9]{1,9})([smhDMY])")
+_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "D": 86_400_000, "M": 30 * 86_400_000, "Y": 365 * 86_400_000}
+
+
+def retained_ms(value: Any) -> int:
+    """Milliseconds of "24h", "7D" or a number of them, which were checked."""
+    if not isinstance(value, str):
+        return int(value)
+    found = _RETAIN.fullmatch(value)
+    return int(found[1]) * _UNIT_MS[found[2]] if found else -1
+
+
+def _retain(value: Any) -> str | None:
+    if isinstance(value, str):
+        ms = retained_ms(value)
+        return None if 0 <= ms <= EXPIRY_MS_MAX else "{not_milliseconds_or_an_interval_up_to_49D}"
+    return _milliseconds(value)
+
+
 def _group_by(value: Any) -> str | None:
     return _text(value) or (None if 0 < len(value) <= 255 else "{not_the_name_of_a_header}")
 
@@ -216,6 +241,7 @@ CHECKS: dict[str, Check] = {
     "delayed-retry-max": _milliseconds,
     "deduplication-window-ms": _milliseconds,
     "group-by": _group_by,
+    "retain": _retain,
     "delayed": _boolean,
     "queue-type": _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\""),
     "queue-mode": _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),

@@ -30,7 +30,7 @@ _UNSUPPORTED = frozenset(
         "x-message-ttl", "x-expires", "x-max-length", "x-overflow", "x-dead-letter-exchange",
         "x-dead-letter-routing-key", "x-dead-letter-strategy", "x-max-priority", "x-single-active-consumer",
         "x-delivery-limit", "x-queue-mode", "x-queue-version", "x-queue-master-locator", "x-max-in-memory-length",
-        "x-max-in-memory-bytes", "x-quorum-initial-group-size", "x-group-by",
+        "x-max-in-memory-bytes", "x-quorum-initial-group-size", "x-group-by", "x-retain",
     }
 )  # fmt: skip
 _UNSUPPORTED_BY_CONSUMERS = frozenset({"x-priority", "x-cancel-on-ha-failover"})

@@ -15,6 +15,7 @@ from routing.commits import storage_error
 from routing.errors import StorageUnavailable
 from routing.facts import DELAYED_FROM, without_delay
 from routing.message import Properties, Slab
+from routing.queues.history import with_histories
 from routing.queues.limits import room
 
 if TYPE_CHECKING:
@@ -45,10 +46,12 @@ class Route:
         delayed: bool = False,
         histories: tuple[RecentHistoryMatcher, ...] = (),
         once_in_ms: int = 0,
+        retained: bool = True,
     ) -> None:
         """With `delayed` messages wait as long as their facts say, without they do not; `histories` remember them.
 
-        With `once_in_ms` every queue takes a message only once in this time.
+        With `once_in_ms` every queue takes a message only once in this time; without `retained`
+        queues that retain what they get do not retain this.
         """
         self.histories = histories
         self.delayed = delayed or any(queue.settings.delayed for queue in queues)
@@ -60,14 +63,15 @@ class Route:
         self.queues = queues
         self._open: Route | None = None
         by_home: dict[QueuePartition, list[Queue]] = {}
-        for queue in queues:
+        for queue in with_histories(queues) if retained else queues:
             by_home.setdefault(queue.partition, []).append(queue)
         self.homes: list[tuple[QueuePartition, DestinationSet]] = [
             (home, home.destination_set(tuple(members))) for home, members in by_home.items()
         ]
         self.durable_homes = [home for home in by_home if home.durable]
         self.topics = topics
-        self._passing = [] if topics or self.durable_homes else queues
+        remain = topics or self.durable_homes or any(queue.history is not None for queue in queues)
+        self._passing = [] if remain else queues
         is_plain = len(self._passing) == 1 and not (histories or self.guarded or self.remembering)
         self.sole = queues[0] if is_plain else None
         """The queue, if the route leads to nothing but one that is transient and has no say in publishing."""

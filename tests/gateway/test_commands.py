@@ -303,3 +303,23 @@ def test_a_queue_is_altered_in_place(millrace: Commands, broker: BrokerProcess) 
         assert got == [b"9", b"1", b"before", b"before"]
         channel.queue_delete("altered")
     assert millrace.refused("queues", "alter", "altered", "{}") == "no queue 'altered' in vhost '/'"
+
+
+def test_a_queue_is_rewound(millrace: Commands, broker: BrokerProcess) -> None:
+    with connect(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("rewound", durable=True, arguments={"x-retain": "1h"})
+        for number in range(20):
+            properties = pika.BasicProperties(delivery_mode=2, message_id=f"m{number}")
+            channel.basic_publish("", "rewound", b"%d" % number, properties)
+        for _ in range(20):
+            channel.basic_get("rewound", auto_ack=True)
+        assert millrace("queues", "rewind", "rewound", "--ago", "600", "--dry-run") == "20 messages would come again\n"
+        assert millrace("queues", "rewind", "rewound", "--to", "2020-01-31") == "20 messages come again\n"
+        got = [channel.basic_get("rewound", auto_ack=True) for _ in range(20)]
+        assert [body for _, _, body in got] == [b"%d" % number for number in range(20)]
+        assert [(one.message_id, one.headers) for _, one, _ in got][7] == ("m7", {"x-replayed": True})
+        assert channel.queue_declare("rewound", passive=True).method.message_count == 0
+        channel.queue_delete("rewound")
+    assert millrace.run("queues", "rewind", "rewound").exit_code == 2
