@@ -190,7 +190,7 @@ class Groups:
             keys.update(dict.fromkeys(self._pick(key, min(most, credit - len(keys))), key))
             if len(keys) >= credit:
                 break
-        left = sorted(keys)
+        left = sorted(self.aside.discard(sorted(keys)))  # some may have expired, or been dropped
         while left:
             again = left[0] in self._again
             alike = left if not self._again else self._alike(left, again)
@@ -226,7 +226,7 @@ class Groups:
             queue.partition.load(offsets[0], queue)
 
     def _pick(self, key: Key, most: int) -> list[int]:
-        """Take the first of a key that are still there from what is set aside."""
+        """The first of a key, which are looked for no more; they are still to be taken from what is set aside."""
         offsets = self._waiting.get(key)
         if offsets is None:
             return []
@@ -234,7 +234,7 @@ class Groups:
         self._indexed -= len(picked)
         if not offsets:
             self._drop(key)
-        return sorted(self.aside.discard(picked))
+        return picked
 
     def _drop(self, key: Key) -> None:
         """Nothing of a key is set aside any more."""
@@ -290,7 +290,7 @@ class Groups:
     def take_first(self) -> None:
         """Take what `first` said: it is delivered now."""
         key = next(iter(self._free))
-        offsets = self._pick(key, 1)
+        offsets = self.aside.discard(self._pick(key, 1))
         self._again.difference_update(offsets)
         self._queue.taken(offsets)
         self._hold(None, offsets, dict.fromkeys(offsets, key))
