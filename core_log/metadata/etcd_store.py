@@ -6,8 +6,8 @@
 2. Each second the key `clock`, which every change puts, is read from the member that is watched, by a read that a
    quorum answers. A watch that is behind it for longer than that, or a member that does not answer, is left for
    another. If etcd itself is behind (a backup was restored), everything is read anew.
-3. A transaction whose answer was lost is sent again, if it guards all that it puts: then it cannot be made twice. When
-   the second finds the keys as the first would have left them, it was the first that did it.
+3. Every change leaves a name of its own in `clock`. A transaction whose answer was lost is sent again, if it guards all
+   that it puts: then it cannot be made twice. When the second is refused, the name tells whether the first was made.
 4. The lease is renewed each quarter of its time, and a member has as long to answer before another is asked.
    `lease_deadline` is reckoned from when the renewal was *sent*, with a tenth to spare, so here it ends before it does
    there. A lease that etcd does not know any more is lost for good.
@@ -16,8 +16,10 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from typing import Any
 
 import trio
 
@@ -47,7 +49,10 @@ class EtcdStore:
 
     puts_max = wire.OPERATIONS_MAX - 1
 
-    def __init__(self, client: EtcdClient, prefix: bytes, *, lease_ttl_s: int = LEASE_TTL_S) -> None:
+    def __init__(
+        self, client: EtcdClient, prefix: bytes, *, lease_ttl_s: int = LEASE_TTL_S, name: bytes | None = None
+    ) -> None:
+        """`name` begins the names of changes; no other store on the same keys may have it."""
         self.listeners: list[Listener] = []
         self.revision = 0
         self.lease_id = 0
@@ -60,6 +65,12 @@ class EtcdStore:
         self._prefix = prefix
         self._lease_ttl_s = lease_ttl_s
         self._entries: dict[bytes, MetadataEntry] = {}
+        self._name = name if name is not None else secrets.token_hex(6).encode()
+        self._changes = 0
+        self._made: dict[bytes, int] = {}
+        """Revisions of changes whose answers were lost, by their names; 0 as long as nothing was seen of them."""
+        self._read_anew = 0
+        """How often changes have come without their names."""
         self._advanced = trio.Event()
         self._awaited = trio.Event()
         """Set when somebody waits for news; then the watch is tried again at once."""
@@ -137,13 +148,22 @@ class EtcdStore:
         return False
 
     async def _change(self, guards: list[Guard], puts: list[Put], lease_id: int) -> int:
+        self._changes += 1
+        name = b"%s.%d" % (self._name, self._changes)
         body = wire.txn(guards, puts, lease_id)
         # Not on the lease: the clock stays.
-        body["success"].append(wire.txn([], [(self._prefix + CLOCK, b"")], 0)["success"][0])
+        body["success"] += wire.txn([], [(self._prefix + CLOCK, name)], 0)["success"]
+        self._made[name] = 0
+        try:
+            return await self._send(body, guards, puts, name)
+        finally:
+            del self._made[name]
+
+    async def _send(self, body: dict[str, Any], guards: list[Guard], puts: list[Put], name: bytes) -> int:
         guarded = {guard.key for guard in guards if guard.mod_revision is not None}
         repeatable = guarded.issuperset(key for key, _ in puts)
         until = trio.current_time() + _TIMEOUT_S
-        unsure = False
+        unsure, read_anew = False, self._read_anew
         while True:
             try:
                 answer = wire.parse_txn(await self._client.attempt(wire.TXN, body), guards)
@@ -163,8 +183,10 @@ class EtcdStore:
             await self.caught_up(answer.revision)
             return answer.revision
         await self._until(lambda: all(self._has(key, entry, answer.revision) for key, entry in answer.found.items()))
-        if unsure and _is_made(puts, answer.found):
-            return max((entry.mod_revision for entry in answer.found.values() if entry is not None), default=0)
+        if self._made[name]:
+            return self._made[name]
+        if unsure and read_anew != self._read_anew:
+            raise MetadataUnavailable("an answer of etcd was lost; the change may have been made")
         raise Conflict("etcd has it otherwise than it was here")
 
     def _has(self, key: bytes, found: MetadataEntry | None, revision: int) -> bool:
@@ -336,6 +358,8 @@ class EtcdStore:
                 self._entries.pop(entry.key, None)
             else:
                 self._entries[entry.key] = entry
+            if entry.key == CLOCK and entry.value in self._made:
+                self._made[entry.value] = revision
         self.revision = revision
         for listener in self.listeners:
             listener(revision, changed)
@@ -359,6 +383,7 @@ class EtcdStore:
                 first = page.entries[-1].key + b"\0"
         if len(found) > KEYS_MAX:
             logger.warning("etcd holds %d keys of this cluster, it is made for %d", len(found), KEYS_MAX)
+        self._read_anew += 1
         self._apply(revision, _difference(self._entries, found, revision))
 
 
@@ -373,15 +398,6 @@ def _difference(
     come = [entry for key, entry in there.items() if key not in here or here[key].mod_revision != entry.mod_revision]
     come.sort(key=lambda entry: entry.create_revision)
     return [MetadataEntry(entry.key, None, revision, 0) for entry in gone] + come
-
-
-def _is_made(puts: Sequence[Put], found: dict[bytes, MetadataEntry | None]) -> bool:
-    """Whether all keys are as one transaction would have left them."""
-    entries = [found[key] for key, _ in puts]
-    revisions = {entry.mod_revision for entry in entries if entry is not None}
-    return len(revisions) <= 1 and all(
-        (entry.value if entry is not None else None) == value for entry, (_, value) in zip(entries, puts)
-    )
 
 
 def _refusal(error: EtcdError) -> Exception:

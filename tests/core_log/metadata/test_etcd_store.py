@@ -155,24 +155,31 @@ async def test_an_etcd_that_was_put_back_to_a_backup_is_believed(
         await until(one, b"k", b"2", 5)
 
 
-async def test_whose_answer_was_lost_and_who_was_overtaken_then_has_lost(autojump_clock: MockClock) -> None:
-    model = EtcdModel()
+async def test_who_lost_an_answer_and_was_overtaken_knows_whether_it_was_made(autojump_clock: MockClock) -> None:
+    model = EtcdModel(2)
     one, other = store_of(model), store_of(model)
     async with running(model, one, other):
         await one.change([], [(b"k", b"0")])
         await other.barrier()
-        guards = [Guard(b"k", one.get(b"k").mod_revision)]  # type: ignore[union-attr]
-        model.lose_answers = 1
 
-        async def overtake() -> None:
-            while other.get(b"k").value == b"0":  # type: ignore[union-attr]
-                await trio.sleep(0.01)
+        async def overtake(expected: bytes) -> None:
+            await trio.sleep(0.05)
+            other._client.member = 1
+            assert other.get(b"k").value == expected  # type: ignore[union-attr]
             await other.change([], [(b"k", b"2")])
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(overtake)
+            model.lose_answers = 1
+            nursery.start_soon(overtake, b"1")
+            revision = await one.change([Guard(b"k", one.get(b"k").mod_revision)], [(b"k", b"1")])  # type: ignore[union-attr]
+        assert one.get(b"k").value == b"2"  # type: ignore[union-attr]
+        assert one.get(b"k").mod_revision > revision  # type: ignore[union-attr]
+        async with trio.open_nursery() as nursery:
+            one._client.member = 0
+            model.fault(0, mute=True)
+            nursery.start_soon(overtake, b"2")
             with pytest.raises(Conflict):
-                await one.change(guards, [(b"k", b"1")])
+                await one.change([Guard(b"k", one.get(b"k").mod_revision)], [(b"k", b"1")])  # type: ignore[union-attr]
         assert one.get(b"k").value == b"2"  # type: ignore[union-attr]
 
 
