@@ -34,8 +34,8 @@ class Route:
     """See the module."""
 
     __slots__ = (
-        "_avoiding", "_open", "_passing", "delayed", "durable_homes", "guarded", "histories", "homes", "queues",
-        "remembering", "sole", "topics",
+        "_avoiding", "_heeding", "_open", "_passing", "delayed", "durable_homes", "guarded", "histories", "homes",
+        "queues", "remembering", "sole", "topics",
     )  # fmt: skip
 
     def __init__(
@@ -54,7 +54,10 @@ class Route:
         queues that retain what they get do not retain this.
         """
         self.histories = histories
-        self.delayed = delayed or any(queue.settings.delayed for queue in queues)
+        heeding = [] if delayed else [queue for queue in queues if queue.settings.delayed]
+        self.delayed = delayed or (bool(heeding) and len(heeding) == len(queues))
+        self._heeding = [] if self.delayed else heeding
+        """Queues that have messages wait, while the others get them at once."""
         self.guarded = [queue for queue in queues if queue.settings.guards_publishing]
         """Queues that publishers have to ask."""
         self.remembering = [queue for queue in queues if once_in_ms or queue.settings.deduplication_window_ms]
@@ -111,6 +114,11 @@ class Route:
             found = self._avoiding[queues] = Route(left, self.topics, delayed=self.delayed)
         return found
 
+    def _deliver_divided(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
+        heeding = frozenset(self._heeding)
+        targets = Route(self._heeding, [], delayed=True).deliver(slab)
+        return targets + self.avoiding(heeding).deliver(undelayed(slab))
+
     def overflowing(self) -> Route:
         """Where messages go that do not fit: to those who do not refuse them."""
         if self._open is None:
@@ -135,6 +143,8 @@ class Route:
         """Put the slab into everything the route leads to; the durable logs it went to, with the offsets it ends at."""
         held = slab.highest_facts >= DELAYED_FROM
         if held and not self.delayed:
+            if self._heeding:
+                return self._deliver_divided(slab)
             slab = undelayed(slab)
         elif not held and self._passing and self._pass_on(slab):
             return []

@@ -391,12 +391,14 @@ def check_transactions(ledger: Ledger, found: dict[str, set[int]]) -> None:
     assert found[LEFT] == found[RIGHT], f"one result only: {sorted(found[LEFT] ^ found[RIGHT])[:5]}"
     again = found[LEFT] & found[WORK]
     assert not again, f"there is a result and the message is there: {sorted(again)[:5]}"
-    known = set().union(*found.values(), *ledger.seen.values(), *ledger.dead.values())
-    undone = ledger.undone & known
+    there = set().union(*found.values(), *ledger.dead.values())
+    undone = ledger.undone & there.union(*ledger.seen.values())
     assert not undone, f"rolled back, and there: {sorted(undone)[:5]}"
     for numbers in ledger.transactions:
-        if not known.isdisjoint(numbers):
+        # What consumers saw before the kill may not have been durable: only what is there now says that all must be.
+        if not there.isdisjoint(numbers):
             ledger.confirmed.update(numbers)
         else:
-            ledger.undone.update(numbers)
+            for queue in (WORK, COPY):
+                ledger.gone[queue].update(numbers)
     ledger.transactions.clear()

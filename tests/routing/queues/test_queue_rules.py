@@ -310,6 +310,26 @@ async def test_delays_survive_a_restart(clock: MockClock, crash: bool) -> None:
         assert running.broker.topology.queues["q"].rules.delayed_count == 1
 
 
+@pytest.mark.parametrize("durable", [True, False])
+async def test_only_queues_that_heed_delays_have_messages_wait(durable: bool, clock: MockClock) -> None:
+    files = MemoryFiles()
+    async with engine(files, stripes=1) as running:
+        for name in ("waits", "waits-too", "at-once"):
+            arguments = {} if name == "at-once" else {"x-delayed": True}
+            await running.queue(name, durable=durable, arguments=arguments)
+            await running.bind("amq.fanout", name)
+        client = running.client()
+        delays = [pack(True, 0, None, 500), 1]
+        client.session.publish(slab("", ["late", "now"], delays, exchange="amq.fanout"), confirm=True)
+        running.turn()
+        await running.until(lambda: client.confirmed == 2)
+        assert [running.count(name) for name in ("waits", "waits-too", "at-once")] == [1, 1, 2]
+        assert await bodies_in(running, "at-once") == ["late", "now"]
+        await passing(clock, 1)
+        for name in ("waits", "waits-too"):
+            assert await bodies_in(running, name) == ["now", "late"]
+
+
 async def test_delays_are_not_honoured_where_nobody_asks_for_it() -> None:
     async with engine(MemoryFiles()) as running:
         await running.queue("q")
