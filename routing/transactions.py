@@ -277,6 +277,7 @@ class Transactions:
                 there = [queues[queue_id] for queue_id in queue_ids if queue_id in queues]
                 found = [self._topology.topics[name] for name in topics if name in self._topology.topics]
                 route = Route(there, found, delayed=delayed)
+                route.remembering = [queue for queue in there if queue.seen is not None]
                 targets = deliver_new(route, slab, self._now_ms()) if route.remembering else route.deliver(slab)
                 logs |= dict.fromkeys(log for log, _ in targets)
                 for queue in there:
