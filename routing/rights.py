@@ -304,8 +304,7 @@ class Rights:
             raise NotFound(f"vhost {vhost} not found")
 
     async def _write(self, entries: list[Entry]) -> None:
-        # What is written has to be applied, whoever waits for it.
-        with trio.CancelScope(shield=True), storage_errors():
+        with storage_errors():
             try:
                 await self._catalog.change(entries)
             except Conflict:

@@ -33,7 +33,8 @@ class EmbeddedStore:
         """Of what was changed since; what it does not name is as it was at opening."""
         self._writing: dict[bytes, bytes | None] = {}
         """The keys that are being written, and what they are until that is applied."""
-        self._settled = trio.Event()
+        self._settled: trio.Event | None = None
+        """Set when what is being written is; there is one if somebody waits for it."""
 
     def get(self, key: bytes) -> MetadataEntry | None:
         """The entry of a key; None when it is not there."""
@@ -63,8 +64,9 @@ class EmbeddedStore:
         if lease:
             raise MetadataUnavailable("the metadata of a single broker knows no leases")
         await trio.lowlevel.checkpoint_if_cancelled()
-        touched = {key for key, _ in puts} | {guard.key for guard in guards}
-        while self._writing and not self._writing.keys().isdisjoint(touched):
+        while self._writing and self._meets(guards, puts):
+            if self._settled is None:
+                self._settled = trio.Event()
             await self._settled.wait()
         for guard in guards:
             if not guard.holds(self.get(guard.key)):
@@ -82,9 +84,15 @@ class EmbeddedStore:
         finally:
             for key in before:
                 del self._writing[key]
-            settled, self._settled = self._settled, trio.Event()
-            settled.set()
+            if self._settled is not None:
+                self._settled.set()
+                self._settled = None
         return self._applied(puts, before)
+
+    def _meets(self, guards: Sequence[Guard], puts: Sequence[Put]) -> bool:
+        """Whether a key of a change is being written by another."""
+        writing = self._writing
+        return any(key in writing for key, _ in puts) or any(guard.key in writing for guard in guards)
 
     async def _write(self, puts: Sequence[Put], check: Callable[[], None] | None) -> None:
         before = await self._store.change(puts)

@@ -111,6 +111,10 @@ class Catalog:
         puts = self._puts(entries)
         if not puts:
             return
+        if not self.shared:
+            # Nobody else writes, and who plans has what is being written wait for each other.
+            await store.change((), puts, check=check)
+            return
         relied = [self._guard(self._key(key)) for key in guards]
         while puts:
             piece, puts = puts[: store.puts_max], puts[store.puts_max :]

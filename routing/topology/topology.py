@@ -149,8 +149,7 @@ class Topology:
                 break
             self._in_flight.add(plan)
             try:
-                # What is written has to be applied, whoever waits for it.
-                with trio.CancelScope(shield=True), storage_errors():
+                with storage_errors():
                     await self.catalog.change(durable, plan.guards, check=plan.check)
                 break
             except Conflict:
