@@ -128,6 +128,7 @@ def _epochs_of_last_batch(files: Files, segments: list[Segment]) -> LeaderEpochs
 def epochs_of_batches(files: Files, segments: list[Segment]) -> LeaderEpochs:
     """The epochs that the headers of all batches name, as far as they can be read. Raises OSError."""
     epochs = LeaderEpochs()
+    end = segments[0].base_offset
     for segment in segments:
         if not segment.size:
             continue
@@ -136,7 +137,8 @@ def epochs_of_batches(files: Files, segments: list[Segment]) -> LeaderEpochs:
             for place in scan(file, segment.log_path, 0, segment.size, check_crc=False):
                 epoch = parse_header(file.pread(HEADER_BYTES, place.position)).leader_epoch
                 if not epochs.entries or epoch > epochs.latest:
-                    epochs.begin(epoch, place.base_offset)
+                    epochs.begin(epoch, end)
+                end = place.next_offset
         except CorruptBatch as error:
             logger.error("the leader epochs end early: %s", error)
         finally:

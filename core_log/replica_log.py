@@ -4,7 +4,8 @@
    is *committed*, to confirms, readers and deliveries alike, is the high watermark, and that is the role's to move
    (`replication/`): it never falls, and never passes `local_committed`.
 2. Epochs are given out by the metadata: `begin_epoch`. A stop of any kind begins none.
-3. A follower's bytes are its leader's: `append_replica` changes nothing in a batch and takes the gaps as they are.
+3. A follower's bytes are its leader's: `append_replica` changes nothing in a batch and takes the gaps as they are. Its
+   epochs are the leader's as well: one begins where the log ended before its first batch, not where that is.
 4. Followers read what is appended, written or not (`read_replica`): all disks work at the same time.
 5. `sync_before` is up to where somebody waits. The leader tells its followers, so that what nobody waits for costs no
    fsync anywhere.
@@ -91,13 +92,13 @@ class ReplicaLog(PartitionLog):
         base_offset, length, epoch, magic, last_delta, max_timestamp_ms = APPEND_FIELDS.unpack_from(batch)
         if length + LENGTH_START != size or magic != MAGIC or last_delta < 0:
             raise CorruptBatch(f"batch length {length}, magic {magic}, last offset delta {last_delta} in {size} bytes")
+        self.epochs.cut(self.log_end_offset)  # in which it led, and wrote nothing
         entries = self.epochs.entries
         if base_offset < self.log_end_offset or (entries and epoch < self.epochs.latest):
             end = f"a log that ends at {self.log_end_offset} in epoch {self.epochs.latest}"
             raise CorruptBatch(f"offset {base_offset}, epoch {epoch} for {end}")
         if not entries or epoch > self.epochs.latest:
-            self.epochs.cut(self.log_end_offset)  # it led, and wrote nothing
-            self.epochs.begin(epoch, base_offset)
+            self.epochs.begin(epoch, self.log_end_offset)  # the gap before its first batch is its own
             self.leader_epoch = epoch
             self._epochs_unsaved = True
         if size <= COPY_BYTES_MAX and type(batch) is not bytes:

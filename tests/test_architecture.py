@@ -203,3 +203,12 @@ def test_codecs_do_no_io_and_ask_no_clock() -> None:
         return codec and imported.partition(".")[0] in ("time", "threading", "os", "trio", "logging")
 
     assert offences(wrong) == []
+
+
+def test_the_roles_of_replicas_are_pure() -> None:
+    impure = NETWORK_MODULES | {"time", "datetime", "trio", "threading", "random", "secrets", "os", "queue"}
+
+    def wrong(path: str, imported: str) -> bool:
+        return path.startswith("core_log/replication/") and imported.partition(".")[0] in impure
+
+    assert offences(wrong) == []

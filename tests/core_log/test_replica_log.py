@@ -322,6 +322,15 @@ def test_what_a_follower_refuses() -> None:
         log.read_replica(16, 1)
 
 
+def test_an_epoch_in_which_nothing_was_written_is_forgotten() -> None:
+    log = open_replica(MemoryFiles())
+    log.append_replica(make_batch([b"a"], epoch=1))
+    log.begin_epoch(2)
+    assert (log.epochs.entries, log.last_epoch) == ([(1, 0), (2, 1)], 1)
+    log.append_replica(make_batch([b"b"], base_offset=1, epoch=1))
+    assert (log.epochs.entries, log.last_epoch) == ([(1, 0)], 1)
+
+
 def test_committed_is_what_the_role_says() -> None:
     log = open_replica(MemoryFiles())
     told: list[int] = []

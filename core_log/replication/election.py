@@ -1,0 +1,50 @@
+"""What the controller makes of a log's state when brokers come and go.
+
+1. Leaders come from the ISR, else from the ELR, never from elsewhere: only these have all that was committed.
+2. A leader whose lease lives keeps its place; it is asked (`leader.py`), never dismissed.
+3. Who is gone leaves the ISR, but the last ones stay: they are whom to wait for.
+4. A leader that came back in another process leads in another epoch.
+5. Who is registered and has lost the log leaves ISR and ELR, even the last.
+"""
+
+from __future__ import annotations
+
+from core_log.replication.state import BrokerState, LogState, Members, is_trusted
+
+
+def elect(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogState | None:
+    """What the log's state should be; None when it is that already."""
+    isr = tuple(member for member in state.isr if is_trusted(log, member, brokers))
+    elr = tuple(member for member in state.elr if is_trusted(log, member, brokers))
+    found = state if (isr, elr) == (state.isr, state.elr) else state.with_isr(isr, elr)
+    here = tuple(member for member in isr if member[0] in brokers)
+    if here and here != isr:
+        found = found.with_isr(here, elr + tuple(member for member in isr if member not in here))
+    leader = found.leader
+    keeps = leader in found.isr_brokers and leader in brokers and brokers[leader].epoch == found.leader_broker_epoch
+    if not keeps:
+        found = _with_leader(found, here, brokers)
+    return None if found == state else found
+
+
+def _with_leader(state: LogState, here: Members, brokers: dict[int, BrokerState]) -> LogState:
+    if not here:
+        eligible = tuple(member for member in state.elr if member[0] in brokers)
+        if not eligible:
+            return state.led_by_nobody()
+        chosen = best(state, eligible, brokers)
+        state = state.with_isr(tuple(m for m in eligible if m[0] == chosen), state.isr + state.elr)
+    else:
+        chosen = best(state, here, brokers)
+    return state.led_by(chosen, brokers[chosen].epoch)
+
+
+def best(state: LogState, eligible: Members, brokers: dict[int, BrokerState]) -> int:
+    """Whom to take: who can work, first; of these the one that stands first among the replicas."""
+
+    def rank(member: tuple[int, int]) -> tuple[bool, bool, int]:
+        broker = brokers[member[0]]
+        place = state.replicas.index(member[0]) if member[0] in state.replicas else len(state.replicas)
+        return broker.refusing, broker.draining, place
+
+    return min(eligible, key=rank)[0]

@@ -1,0 +1,145 @@
+"""The other side of a replicated log: it asks, takes what it gets as it is, and cuts off what its leader does not have.
+
+1. It cuts only where epochs say so (KIP-101), again and again until both sides' last epochs agree (KIP-279). The high
+   watermark never decides: it may be behind what is committed.
+2. Each position that it sends is a promise not to lead the log for `grant_s`.
+3. Its high watermark is the leader's, as far as it has the bytes.
+4. Only what follows its end is appended: what came before may have been dropped.
+5. A disk that refuses says so in the next position; nothing is asked for and nothing kept meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from core_log.batch_header import parse_header, validate
+from core_log.errors import CorruptBatch, LogUnavailable
+from core_log.files import BytesLike
+from core_log.replication.messages import Batches, Diverging, Position, Refused
+
+if TYPE_CHECKING:
+    from core_log.replica_log import ReplicaLog
+
+logger = logging.getLogger(__name__)
+
+
+class Follower:
+    """See the module."""
+
+    def __init__(self, name: str, log: ReplicaLog, leader: int, leader_epoch: int) -> None:
+        self.name, self.log, self.leader, self.epoch = name, log, leader, leader_epoch
+        self.cut_to: int | None = None
+        self.restart_at: int | None = None
+        """What `repair` has to do before anything can be asked for."""
+        self._first: tuple[BytesLike, ...] = ()
+        """What to append after that."""
+        self.refused: Refused | None = None
+        self._leader_watermark = 0
+        self._tag = 0
+        self._missed = False
+        self._told: Position | None = None
+
+    @property
+    def needs_repair(self) -> bool:
+        """Whether `repair` is to be called."""
+        return self.cut_to is not None or self.restart_at is not None
+
+    def link_up(self) -> None:
+        """A new link to the leader: it knows nothing yet."""
+        self._tag = 0
+        self._missed = False
+        self._told = self.refused = None
+
+    def position(self, *, again: bool = False) -> Position | None:
+        """What to tell the leader; None while the log is cut, and when there is nothing new (unless `again`)."""
+        log = self.log
+        if self.needs_repair or log.truncating or log.closed or (self.refused is not None and not again):
+            return None
+        position = Position(
+            self.name,
+            self.epoch,
+            log.log_end_offset,
+            log.last_epoch,
+            log.local_committed,
+            log.log_start_offset,
+            log.error is not None,
+            self._tag,
+            self._missed,
+        )
+        news = position._replace(tag=0)
+        if news == self._told and not again:
+            return None
+        self._told = news
+        return position
+
+    def on_batches(self, message: Batches) -> None:
+        """Append what came. What cannot be taken is asked for again."""
+        if message.leader_epoch != self.epoch or self.needs_repair or self.log.truncating:
+            return
+        self._tag = message.tag
+        log = self.log
+        self._missed = message.after != log.log_end_offset
+        if message.batches and not self._missed:
+            if log.log_start_offset == log.log_end_offset > parse_header(message.batches[0]).base_offset:
+                # The leader's log starts within a batch, and this one where that does.
+                self.restart_at = parse_header(message.batches[0]).base_offset
+                self._first = message.batches
+                return
+            self._append(message.batches)
+        self._leader_watermark = message.high_watermark
+        log.sync_to(message.sync_before)
+        self.log_advanced()
+        log.delete_prefix(message.log_start)
+
+    def _append(self, batches: tuple[BytesLike, ...]) -> None:
+        try:
+            for batch in batches:
+                validate(batch)
+                self.log.append_replica(batch)
+        except LogUnavailable:
+            self._missed = True
+        except CorruptBatch as error:
+            self._missed = True
+            logger.error("%s: broker %d sent what cannot be taken: %s", self.name, self.leader, error)
+
+    def log_advanced(self) -> None:
+        """The log was written or synced."""
+        self.log.advance_high_watermark(self._leader_watermark)
+
+    def on_diverging(self, message: Diverging) -> None:
+        """Note where to cut: at the end of the leader's epoch, or of ours, whichever comes first."""
+        if not self._concerns(message):
+            return
+        log = self.log
+        own = log.epochs.end_of(message.epoch, log.log_end_offset)
+        first = log.epochs.entries[0][1] if log.epochs.entries else log.log_start_offset
+        self.cut_to = max(min(message.end_offset, own[1] if own is not None else first), log.log_start_offset)
+
+    def _concerns(self, message: Diverging | Refused) -> bool:
+        """Whether it speaks of the log as it is: what was appended since may be reported, and counted on."""
+        if message.leader_epoch != self.epoch or self.needs_repair or self.log.truncating:
+            return False
+        return message.answers == (self.log.log_end_offset, self.log.last_epoch)
+
+    def on_refused(self, message: Refused) -> None:
+        """Begin anew where the leader's log does, or wait for the metadata to say who leads."""
+        if message.reason != "out_of_range":
+            self.refused = message
+        elif self._concerns(message):
+            self.restart_at = message.log_start
+            self._first = ()
+
+    async def repair(self) -> None:
+        """Do what is to be done to the log. Raises BelowHighWatermark, LogUnavailable, OSError; then it is still to be
+        done, but for BelowHighWatermark: this replica is not one of the leader's log.
+        """
+        if self.restart_at is not None:
+            await self.log.restart_at(self.restart_at)
+        elif self.cut_to is not None:
+            await self.log.truncate(self.cut_to)
+            self.log.epochs.cut(self.log.log_end_offset)
+        self.cut_to = self.restart_at = None
+        self._told = None
+        first, self._first = self._first, ()
+        self._append(first)

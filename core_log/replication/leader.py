@@ -1,0 +1,354 @@
+"""The leader's side of a replicated log.
+
+1. Followers pull: a `Position` is a standing order, and what it asks for is sent from the tail cache, written here or
+   not, so that all disks work at the same time.
+2. A position is answered with batches only if the follower's last batch is one of this log's: same epoch, and that
+   epoch does not end before it (KIP-320). Only then does its report count: it speaks of these bytes.
+3. The high watermark goes by `isr.py`. A change of the ISR counts as made when the metadata says so, and as possible
+   from the moment that it is asked for: both ISRs have to report meanwhile.
+4. Who serves (reads, deliveries, confirms) has a lease that lives, or a fresh promise of every other member of the
+   maximal ISR not to lead. A promise is counted from when this side sent the message that it answers. A leader that was
+   a follower waits its own promise out first, unless the leader before it resigned.
+5. A leader whose disk refuses, or that is asked to go, hands over to a member of the ISR: one swap, after which it
+   serves nobody.
+6. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from core_log.batch_header import parse_header
+from core_log.errors import OffsetOutOfRange
+from core_log.files import BytesLike
+from core_log.metadata.store import Guard
+from core_log.replication.isr import ReplicationConfig, high_watermark, may_join
+from core_log.replication.messages import Batches, Diverging, Position, Refused, Reply
+from core_log.replication.state import BrokerState, Change, LogState, Members, broker_key, log_key
+
+if TYPE_CHECKING:
+    from core_log.replica_log import ReplicaLog
+
+
+class Progress:
+    """What the leader knows of a follower."""
+
+    __slots__ = (
+        "accepted", "asked", "began_again", "caught_up_s", "down_since_s", "epoch", "granted_until_s", "last_end",
+        "last_end_s", "last_sent_s", "next_offset", "refusing", "reported", "sent_s", "tag", "told",
+    )  # fmt: skip
+
+    def __init__(self, epoch: int, now_s: float) -> None:
+        self.epoch = epoch
+        """Of the broker; 0 before it was heard of."""
+        self.reported = -1
+        self.accepted = False
+        """Its last position goes on from this log."""
+        self.asked = False
+        """There is an order that nothing was sent for yet."""
+        self.next_offset = 0
+        self.refusing = False
+        self.down_since_s: float | None = now_s
+        self.caught_up_s = now_s
+        self.last_end = 0
+        self.last_end_s = now_s
+        self.tag = 0
+        self.began_again = 0
+        """Only messages from this tag on follow its last order."""
+        self.last_sent_s = now_s
+        self.sent_s: dict[int, float] = {}
+        self.granted_until_s = 0.0
+        self.told = (-1, -1, -1)
+        """Watermark, log start and sync order that it was sent last."""
+
+
+class Leader:
+    """See the module."""
+
+    def __init__(
+        self,
+        name: str,
+        log: ReplicaLog,
+        me: int,
+        state: LogState,
+        revision: int,
+        config: ReplicationConfig,
+        *,
+        now_s: float,
+        serve_from_s: float,
+    ) -> None:
+        log.begin_epoch(state.leader_epoch)
+        self.name, self.log, self.me, self.config = name, log, me, config
+        self.epoch = state.leader_epoch
+        self.epoch_start = log.log_end_offset
+        self.state, self.revision = state, revision
+        self.pending: Change | None = None
+        self.fenced = False
+        """Somebody has a later epoch: nobody is served any more."""
+        self.handing_over = False
+        """It was asked to be somebody else's: nobody is served unless that failed."""
+        self._serve_from_s = serve_from_s
+        self._sync_before = self.epoch_start
+        self.followers = {broker: Progress(0, now_s) for broker in state.replicas if broker != me}
+
+    # ---- what the metadata says
+
+    def on_state(self, state: LogState, revision: int) -> None:
+        """The log's key as it is at `revision`, which is later than all before; the leader and epoch are these."""
+        if revision <= self.revision:
+            return
+        self.state, self.revision = state, revision
+        self.refused()
+
+    def refused(self) -> None:
+        """The change that was asked for cannot happen any more."""
+        self.pending = None
+        self.handing_over = False
+        self._advance()
+
+    def maximal(self) -> list[int]:
+        """The ISR, as large as it may be."""
+        isr = self.state.isr_brokers
+        return isr if self.pending is None else list(dict.fromkeys(isr + self.pending.state.isr_brokers))
+
+    # ---- serving
+
+    def may_serve(self, now_s: float, lease_until_s: float) -> bool:
+        """Rule 4; to be asked once a turn, with a clock that is read after whatever kept the process from running."""
+        if self.fenced or self.handing_over or now_s < self._serve_from_s:
+            return False
+        if now_s < lease_until_s:
+            return True
+        return len(self.state.isr) >= self.state.min_insync and all(
+            broker in self.followers and now_s < self.followers[broker].granted_until_s
+            for broker in self.maximal()
+            if broker != self.me
+        )
+
+    def may_append(self) -> bool:
+        """Whether what is appended now can be committed, as far as is known here."""
+        return not (self.fenced or self.handing_over) and len(self.state.isr) >= self.state.min_insync
+
+    @property
+    def watermark_is_known(self) -> bool:
+        """The high watermark is no lower than any leader's before it."""
+        return self.log.high_watermark >= self.epoch_start
+
+    # ---- followers
+
+    def link_up(self, broker: int, broker_epoch: int, now_s: float) -> None:
+        """A new link to a follower: whatever was said on an older one is over."""
+        progress = self.followers.get(broker)
+        if progress is None or progress.epoch != broker_epoch:
+            found = self.followers[broker] = Progress(broker_epoch, now_s)
+            if progress is not None:
+                found.caught_up_s = progress.caught_up_s
+            progress = found
+        progress.down_since_s = None
+        progress.accepted = progress.asked = False
+        progress.tag = progress.began_again = 0
+        progress.sent_s.clear()
+        progress.told = (-1, -1, -1)
+
+    def link_down(self, broker: int, now_s: float) -> None:
+        """The link to a follower is gone."""
+        progress = self.followers.get(broker)
+        if progress is not None and progress.down_since_s is None:
+            progress.down_since_s = now_s
+            progress.accepted = progress.asked = False
+
+    def on_position(self, broker: int, position: Position, now_s: float) -> Reply | None:
+        """Take a follower's order; an answer if it cannot be followed. `link_up` came before."""
+        progress = self.followers.get(broker)
+        if progress is None:
+            return Refused(self.name, "not_leader", self.me, self.epoch)
+        if position.leader_epoch != self.epoch:
+            reason = "fenced_epoch" if position.leader_epoch < self.epoch else "unknown_epoch"
+            self.fenced = self.fenced or position.leader_epoch > self.epoch
+            return Refused(self.name, reason, self.me, self.epoch)  # type: ignore[arg-type]
+        progress.refusing = position.refusing
+        answer = self._compare(position)
+        if answer is not None:
+            progress.accepted = progress.asked = False
+            return answer
+        end = self.log.log_end_offset
+        progress.reported = max(progress.reported, position.reported)
+        if position.reported >= end:
+            progress.caught_up_s = now_s
+        elif position.reported >= progress.last_end:
+            progress.caught_up_s = max(progress.caught_up_s, progress.last_end_s)
+        progress.last_end, progress.last_end_s = end, now_s
+        sent_s = progress.sent_s.get(position.tag)
+        if sent_s is not None:
+            until_s = sent_s + self.config.grant_s * self.config.grant_share
+            progress.granted_until_s = max(progress.granted_until_s, until_s)
+            for tag in [tag for tag in progress.sent_s if tag < position.tag]:
+                del progress.sent_s[tag]
+        again = position.missed and position.tag >= progress.began_again
+        if not progress.accepted or position.tag >= progress.tag or again:
+            progress.next_offset = position.fetch_offset
+            progress.began_again = progress.tag + 1
+        progress.accepted = progress.asked = True
+        self._advance()
+        return None
+
+    def _compare(self, position: Position) -> Reply | None:
+        log = self.log
+        answers = position.fetch_offset, position.last_epoch
+        outside = Refused(self.name, "out_of_range", self.me, self.epoch, log.log_start_offset, answers)
+        if position.fetch_offset < log.log_start_offset:
+            return outside
+        if position.last_epoch < 0:
+            return None if position.fetch_offset <= log.log_end_offset else outside
+        found = log.epochs.end_of(position.last_epoch, log.log_end_offset)
+        if found is None:
+            return outside
+        if found[0] < position.last_epoch or found[1] < position.fetch_offset:
+            return Diverging(self.name, self.epoch, *found, answers)
+        return None
+
+    def due(self, broker: int, now_s: float, *, bytes_max: int) -> Batches | None:
+        """What there is to send to a follower now; None: nothing new.
+
+        What is not in memory any more is not in the answer: ask `cold`.
+        """
+        progress = self.followers.get(broker)
+        if progress is None or not progress.accepted:
+            return None
+        log = self.log
+        batches: tuple[BytesLike, ...] = ()
+        if progress.next_offset < log.log_end_offset and not progress.refusing:
+            try:
+                batches = tuple(log.read_replica(progress.next_offset, bytes_max) or ())
+            except OffsetOutOfRange:
+                progress.accepted = False
+                return None
+        told = (log.high_watermark, log.log_start_offset, self.sync_before())
+        due = progress.asked and now_s - progress.last_sent_s >= self.config.grant_s / 5  # its promises need an answer
+        if not batches and told == progress.told and not due:
+            return None
+        return self.sending(broker, batches, now_s)
+
+    def cold(self, broker: int) -> int | None:
+        """From where a follower needs what only the disk has; `read_replica_cold`, then `sending`."""
+        progress = self.followers.get(broker)
+        if progress is None or not progress.accepted or progress.refusing:
+            return None
+        offset = progress.next_offset
+        if not self.log.log_start_offset <= offset < self.log.written_offset:
+            return None
+        return offset if self.log.read_replica(offset, 1) is None else None
+
+    def sending(self, broker: int, batches: tuple[BytesLike, ...], now_s: float) -> Batches:
+        """The message with these batches; they are taken as sent."""
+        progress = self.followers[broker]
+        log = self.log
+        progress.tag += 1
+        progress.sent_s[progress.tag] = progress.last_sent_s = now_s
+        after = progress.next_offset
+        if batches:
+            progress.next_offset = parse_header(batches[-1]).next_offset
+        progress.asked = False
+        progress.told = told = (log.high_watermark, log.log_start_offset, self.sync_before())
+        return Batches(self.name, self.epoch, progress.tag, *told, after, batches)
+
+    def sync_before(self) -> int:
+        """Up to where somebody waits for the disks."""
+        return max(self._sync_before, self.log.sync_before)
+
+    def log_advanced(self) -> None:
+        """The log was written or synced."""
+        self._advance()
+
+    def _advance(self) -> None:
+        reported = {broker: progress.reported for broker, progress in self.followers.items()}
+        reported[self.me] = self.log.local_committed
+        state = self.state
+        self.log.advance_high_watermark(
+            high_watermark(reported, state.isr_brokers, self.maximal(), state.min_insync, self.log.high_watermark)
+        )
+
+    # ---- changes
+
+    def tick(self, now_s: float) -> None:
+        """Now and then: rule 6."""
+        half_s = self.config.replica_lag_time_max_s / 2
+        end = self.log.log_end_offset
+        if self._sync_before < end and any(
+            now_s - self.followers[broker].caught_up_s > half_s for broker in self.maximal() if broker in self.followers
+        ):
+            self._sync_before = end
+        self.log.sync_to(self._sync_before)
+
+    def wish(self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes = b"") -> Change | None:
+        """The change of the ISR, or of the leader, that is due; it stays `pending` until the metadata has answered."""
+        if self.pending is not None or self.fenced:
+            return None
+        state, guards = self._wanted(brokers, now_s, prefix)
+        if state is None or state == self.state:
+            return None
+        mine = Guard(log_key(prefix, self.name), mod_revision=self.revision)
+        self.pending = Change(state, (mine, *guards))
+        self.handing_over = state.leader != self.me
+        return self.pending
+
+    def _wanted(
+        self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
+    ) -> tuple[LogState | None, list[Guard]]:
+        if self.log.error is not None:
+            return self.resignation(brokers, now_s, prefix)
+        state = self.state
+        left = tuple(member for member in state.isr if member[0] != self.me and self._leaves(member, brokers, now_s))
+        isr: Members = tuple(member for member in state.isr if member not in left)
+        guards: list[Guard] = []
+        for broker in state.replicas:
+            if broker in dict(state.isr) and broker not in dict(left):
+                continue
+            if self._joins(broker, brokers, now_s):
+                isr += ((broker, brokers[broker].epoch),)
+                guards.append(Guard(broker_key(prefix, broker), create_revision=brokers[broker].epoch))
+        if isr == state.isr:
+            return None, []
+        trusted = tuple(m for m in left if m[0] not in brokers or self.name not in brokers[m[0]].lost)
+        return state.with_isr(isr, state.elr + trusted), guards
+
+    def resignation(
+        self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
+    ) -> tuple[LogState | None, list[Guard]]:
+        """Somebody else of the ISR, who can work, instead of this one.
+
+        The next need not wait its promises out if this one has: then nobody before it serves any more.
+        """
+        resigned = now_s >= self._serve_from_s
+        for broker, epoch in self.state.isr:
+            found = brokers.get(broker)
+            progress = self.followers.get(broker)
+            if progress is None or found is None or found.refusing or found.draining or progress.refusing:
+                continue
+            if found.epoch == progress.epoch and (epoch == found.epoch or self.name not in found.lost):
+                guard = Guard(broker_key(prefix, broker), create_revision=found.epoch)
+                return self.state.led_by(broker, found.epoch, resigned=resigned), [guard]
+        return None, []
+
+    def _leaves(self, member: tuple[int, int], brokers: Mapping[int, BrokerState], now_s: float) -> bool:
+        progress, broker = self.followers.get(member[0]), brokers.get(member[0])
+        if progress is None or broker is None:
+            return True
+        if broker.epoch != member[1] and self.name in broker.lost:
+            return True
+        down_s = 0.0 if progress.down_since_s is None else now_s - progress.down_since_s
+        late = now_s - progress.caught_up_s > self.config.replica_lag_time_max_s
+        return progress.refusing or down_s > self.config.link_down_max_s or late
+
+    def _joins(self, broker: int, brokers: Mapping[int, BrokerState], now_s: float) -> bool:
+        progress, found = self.followers.get(broker), brokers.get(broker)
+        return (
+            progress is not None
+            and found is not None
+            and progress.accepted
+            and found.epoch == progress.epoch
+            and not (progress.refusing or found.refusing or found.draining)
+            and now_s - progress.caught_up_s <= self.config.replica_lag_time_max_s
+            and may_join(progress.reported, self.log.high_watermark, self.epoch_start)
+        )

@@ -1,0 +1,74 @@
+"""A broker's part in one replicated log: leader, follower or neither, as the metadata has it.
+
+1. Only what the metadata says makes a leader, and only for the process that it names (broker epoch). A broker that has
+   registered anew leads nothing until it is named again.
+2. A log that is being cut takes no new role until that is over.
+3. A process begins with a promise: the one before it may have given one and died.
+4. `lost` is kept on disk until the metadata names this process in the ISR: see `state.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from core_log.replication.follower import Follower
+from core_log.replication.isr import ReplicationConfig
+from core_log.replication.leader import Leader
+from core_log.replication.state import LogState
+
+if TYPE_CHECKING:
+    from core_log.replica_log import ReplicaLog
+
+
+class Replica:
+    """See the module."""
+
+    def __init__(self, name: str, log: ReplicaLog, me: int, config: ReplicationConfig, *, now_s: float) -> None:
+        self.name, self.log, self.me, self.config = name, log, me, config
+        self.role: Leader | Follower | None = None
+        self.lost = log.damaged
+        """It may lack what this or an earlier process reported."""
+        self.state: LogState | None = None
+        self.revision = 0
+        self.broker_epoch = 0
+        self.promised_until_s = now_s + config.grant_s
+
+    def registered(self, broker_epoch: int) -> None:
+        """This process stands in the metadata, under an epoch of its own."""
+        self.broker_epoch = broker_epoch
+        if isinstance(self.role, Leader):
+            self.role = None
+
+    def on_state(self, state: LogState, revision: int, now_s: float) -> None:
+        """The log's key as it was at `revision`."""
+        if revision <= self.revision:
+            return
+        self.state, self.revision = state, revision
+        if (self.me, self.broker_epoch) in state.isr:
+            self.lost = False
+        self.assume(now_s)
+
+    def assume(self, now_s: float) -> None:
+        """Take the role that the metadata says, unless the log is being cut: then call this again."""
+        state, role = self.state, self.role
+        if state is None or self.log.truncating or self.log.closed:
+            return
+        if state.leader == self.me and state.leader_broker_epoch == self.broker_epoch:
+            if isinstance(role, Leader) and role.epoch == state.leader_epoch:
+                role.on_state(state, self.revision)
+            else:
+                self._lead(state, now_s)
+        elif state.leader is None or state.leader == self.me or self.me not in state.replicas:
+            self.role = None
+        elif not (isinstance(role, Follower) and (role.leader, role.epoch) == (state.leader, state.leader_epoch)):
+            self.role = Follower(self.name, self.log, state.leader, state.leader_epoch)
+
+    def _lead(self, state: LogState, now_s: float) -> None:
+        serve_from_s = now_s if state.resigned else self.promised_until_s
+        self.role = Leader(
+            self.name, self.log, self.me, state, self.revision, self.config, now_s=now_s, serve_from_s=serve_from_s
+        )
+
+    def promise(self, now_s: float) -> None:
+        """A position is sent now."""
+        self.promised_until_s = max(self.promised_until_s, now_s + self.config.grant_s)

@@ -1,0 +1,118 @@
+"""What the metadata says of a replicated log: one key, changed by compare-and-swap and in no other way.
+
+1. Leader, epoch, ISR and ELR are one value: no change of one is made without having seen the others.
+2. Every member of the ISR and ELR stands there with the broker epoch under which it was last known to have all that is
+   committed. A broker that comes back under another one and says that it has `lost` the log is no member any more,
+   whoever notices first; without the epoch a member that joined again could not be told from one that never left.
+3. Whoever leaves while the ISR is below `min_insync` goes to the ELR (KIP-966): nothing can be committed then, so it
+   still has all that was. As soon as the ISR is large enough again the ELR is empty.
+4. A leader epoch belongs to one process: it rises whenever a leader begins, also if the same broker leads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from core_log.metadata.store import Guard
+
+Members = tuple[tuple[int, int], ...]
+"""(broker, broker epoch) of each."""
+
+
+class LogState(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "replicas": "r",
+        "leader": "l",
+        "leader_broker_epoch": "b",
+        "leader_epoch": "e",
+        "min_insync": "m",
+        "resigned": "x",
+    },
+):
+    """See the module."""
+
+    replicas: tuple[int, ...]
+    isr: Members
+    elr: Members = ()
+    leader: int | None = None
+    leader_broker_epoch: int = 0
+    leader_epoch: int = 0
+    min_insync: int = 1
+    resigned: bool = False
+    """The leader before this one gave it up and served nobody any more when it did."""
+
+    @property
+    def isr_brokers(self) -> list[int]:
+        """The members' ids."""
+        return [broker for broker, _ in self.isr]
+
+    def with_isr(self, isr: Members, elr: Members) -> LogState:
+        """Another ISR; `elr` is who else has all that is committed as long as nothing is: see rule 3."""
+        members = {broker for broker, _ in isr}
+        kept = {} if len(isr) >= self.min_insync else dict(elr)
+        elr = tuple(sorted(member for member in kept.items() if member[0] not in members))
+        return msgspec.structs.replace(self, isr=isr, elr=elr)
+
+    def led_by(self, broker: int, broker_epoch: int, *, resigned: bool = False) -> LogState:
+        """Another leader, or the same one in another process."""
+        return msgspec.structs.replace(
+            self, leader=broker, leader_broker_epoch=broker_epoch, leader_epoch=self.leader_epoch + 1, resigned=resigned
+        )
+
+    def led_by_nobody(self) -> LogState:
+        """No leader until somebody who may lead comes back."""
+        return msgspec.structs.replace(self, leader=None, leader_broker_epoch=0)
+
+
+def encode(state: LogState) -> bytes:
+    """The value of the log's key."""
+    return msgspec.msgpack.encode(state)
+
+
+def decode(value: bytes) -> LogState:
+    """Raises msgspec.MsgspecError."""
+    return msgspec.msgpack.decode(value, type=LogState)
+
+
+class BrokerState(NamedTuple):
+    """What a registered broker says of itself, as far as elections go."""
+
+    epoch: int
+    """The revision at which its key was made."""
+    lost: Collection[str] = ()
+    """Logs of which it may lack what it had reported: see `Replica.lost`."""
+    refusing: bool = False
+    draining: bool = False
+
+
+Brokers = Mapping[int, BrokerState]
+"""The brokers whose lease lives."""
+
+
+def is_trusted(log: str, member: tuple[int, int], brokers: Brokers) -> bool:
+    """Whether a member still has what it had; also of one that is away, for all that is known."""
+    broker = brokers.get(member[0])
+    return broker is None or broker.epoch == member[1] or log not in broker.lost
+
+
+class Change(NamedTuple):
+    """A wish: `state` for the log's key, if the guards hold."""
+
+    state: LogState
+    guards: tuple[Guard, ...]
+
+
+def log_key(prefix: bytes, log: str) -> bytes:
+    """The key of a log's state."""
+    return prefix + b"p/" + log.encode()
+
+
+def broker_key(prefix: bytes, broker: int) -> bytes:
+    """The key of a broker that is registered."""
+    return prefix + b"brokers/%d" % broker

@@ -1,0 +1,13 @@
+"""Schedules that once broke an invariant, and what was wrong then. They stay in the suite."""
+
+from __future__ import annotations
+
+LOGS = {
+    0: "a follower whose disk had refused a message appended the next one: offsets may have gaps, so it had a hole",
+    86: "a log cannot begin within a batch: a follower that starts anew there takes the whole batch",
+    309: "a broker that slept through its leadership begins it and ends it as it reads on",
+    373: "who leads because another resigned served at once, though that one had promises to wait out itself",
+    437: "a refusal of an old position made a follower start anew after it had reported more",
+    2278: "an epoch that began with a gap ended the one before it too late on followers: a record outlived its epoch",
+    1054: "an epoch in which a leader wrote nothing kept it from taking what an older epoch's leader had written more",
+}
