@@ -110,6 +110,15 @@ class ReplicaLog(PartitionLog):
         self._appended(write, base_offset, size, next_offset, max_timestamp_ms)
         return next_offset
 
+    def skip_to(self, offset: int) -> None:
+        """The leader's log has nothing from the end of this one up to `offset`: that is the end here, too.
+
+        A segment begins there, so that a start finds the same end.
+        """
+        if offset > self.log_end_offset and not (self.truncating or self.closed or self.error is not None):
+            self.roll(offset)
+            self.log_end_offset = offset
+
     # ---- what is committed
 
     def _promise(self) -> None:

@@ -87,6 +87,8 @@ class Follower:
                 self._first = message.batches
                 return
             self._append(message.batches)
+        if not self._missed:
+            log.skip_to(message.end)
         self._leader_watermark = message.high_watermark
         log.sync_to(message.sync_before)
         self.log_advanced()

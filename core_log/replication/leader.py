@@ -230,28 +230,27 @@ class Leader:
             return None
         return self.sending(broker, batches, now_s)
 
-    def cold(self, broker: int) -> int | None:
-        """From where a follower needs what only the disk has; `read_replica_cold`, then `sending`."""
+    def cold(self, broker: int) -> tuple[int, int] | None:
+        """From where to where a follower needs what only the disk has: `read_replica_cold`, then `sending`."""
         progress = self.followers.get(broker)
         if progress is None or not progress.accepted or progress.refusing:
             return None
-        offset = progress.next_offset
-        if not self.log.log_start_offset <= offset < self.log.written_offset:
+        offset, written = progress.next_offset, self.log.written_offset
+        if not self.log.log_start_offset <= offset < written or self.log.read_replica(offset, 1) is not None:
             return None
-        return offset if self.log.read_replica(offset, 1) is None else None
+        return offset, written
 
-    def sending(self, broker: int, batches: tuple[BytesLike, ...], now_s: float) -> Batches:
-        """The message with these batches; they are taken as sent."""
+    def sending(self, broker: int, batches: tuple[BytesLike, ...], now_s: float, *, end: int = 0) -> Batches:
+        """The message with these batches, or with none because the log has none before `end`; it is taken as sent."""
         progress = self.followers[broker]
         log = self.log
         progress.tag += 1
         progress.sent_s[progress.tag] = progress.last_sent_s = now_s
         after = progress.next_offset
-        if batches:
-            progress.next_offset = parse_header(batches[-1]).next_offset
+        progress.next_offset = max(after, parse_header(batches[-1]).next_offset if batches else end)
         progress.asked = False
         progress.told = told = (log.high_watermark, log.log_start_offset, self.sync_before())
-        return Batches(self.name, self.epoch, progress.tag, *told, after, batches)
+        return Batches(self.name, self.epoch, progress.tag, *told, after, progress.next_offset, batches)
 
     def sync_before(self) -> int:
         """Up to where somebody waits for the disks."""

@@ -25,9 +25,10 @@ class Position(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """What follows `after`, the end of what was sent before; maybe no batch, and only a watermark that moved.
+    """What the log has from `after`, the end of what was sent before, to `end`; maybe no batch.
 
-    Offsets may have gaps, so without `after` nobody could tell one from a message that the follower had to drop.
+    Offsets may have gaps, so without `after` nobody could tell one from a message that the follower had to drop, and
+    without `end` a follower would never get over a gap at the end of the log.
     """
 
     log: str
@@ -37,6 +38,7 @@ class Batches(NamedTuple):
     log_start: int
     sync_before: int
     after: int
+    end: int
     batches: tuple[BytesLike, ...]
 
 

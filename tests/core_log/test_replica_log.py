@@ -122,6 +122,10 @@ class Replica(RuleBasedStateMachine):
         else:
             self.batches.append(batch)
 
+    @rule(step=st.integers(1, 5))
+    def skip(self, step: int) -> None:
+        self.log.skip_to(self.log.log_end_offset + step)
+
     @rule(sync=st.booleans())
     def flush(self, sync: bool) -> None:
         if sync:
@@ -329,6 +333,23 @@ def test_an_epoch_in_which_nothing_was_written_is_forgotten() -> None:
     assert (log.epochs.entries, log.last_epoch) == ([(1, 0), (2, 1)], 1)
     log.append_replica(make_batch([b"b"], base_offset=1, epoch=1))
     assert (log.epochs.entries, log.last_epoch) == ([(1, 0)], 1)
+
+
+@pytest.mark.parametrize("records", [0, 3])
+def test_a_gap_at_the_end_is_kept(records: int) -> None:
+    disk = MemoryFiles()
+    log = open_replica(disk)
+    if records:
+        log.append_replica(make_batch([b"a"] * records, epoch=1))
+    log.skip_to(10)
+    log.skip_to(9)
+    flush(log)
+    log.advance_high_watermark(10)
+    assert (log.log_end_offset, log.local_committed, log.high_watermark) == (10, 10, 10)
+    again = open_replica(disk.crash(), high_watermark=10)
+    assert (again.log_end_offset, again.high_watermark, again.damaged) == (10, 10, False)
+    again.append_replica(make_batch([b"b"], base_offset=10, epoch=2))
+    assert again.epochs.entries == ([(1, 0), (2, 10)] if records else [(2, 10)])
 
 
 def test_committed_is_what_the_role_says() -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from struct import pack
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from core_log import checkpoint, high_watermarks
 from core_log.errors import LogUnavailable, OffsetOutOfRange
-from core_log.files import BytesLike, FaultyFiles, MemoryFiles
+from core_log.files import BytesLike, FaultyFiles
 from core_log.metadata.store import Guard, MetadataEntry
 from core_log.replica_log import ReplicaLog
 from core_log.replication import election
@@ -24,10 +23,9 @@ from core_log.replication.leader import Leader
 from core_log.replication.messages import Batches, Diverging, Position, Refused
 from core_log.replication.replica import Replica
 from core_log.replication.state import BrokerState, Change, LogState, broker_key, decode, encode, log_key
-from core_log.truncation import Cut
-from tests.core_log.helpers import make_batch
 from tests.simulation.clockwork import drive
 from tests.simulation.disk import SimFlusher
+from tests.simulation.machine import Link, Machine, Notes, SimLog
 from tests.simulation.metadata import LEASE_S
 
 if TYPE_CHECKING:
@@ -37,68 +35,6 @@ TICK_S = 0.2
 SILENCE_MAX_S = 0.7
 CONTROLLER = b"controller"
 PREFIX = b""
-
-
-class SimLog(ReplicaLog):
-    """A real log; `mirror` is the batches that it should have, for whoever checks."""
-
-    mirror: list[tuple[int, int, bytes]]
-    changes = 0
-    """How often its end was cut."""
-
-    def append_replica(self, batch: BytesLike) -> int:
-        end = super().append_replica(batch)
-        self.mirror.append((end, self.epochs.latest, bytes(batch)))
-        return end
-
-    def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
-        base = super().append(batch, base_offset=base_offset)
-        patched = b"".join((pack(">q", base), batch[8:12], pack(">i", self.leader_epoch), batch[16:]))
-        self.mirror.append((self.log_end_offset, self.leader_epoch, patched))
-        return base
-
-    def shorten(self, cut: Cut) -> None:
-        super().shorten(cut)
-        self.mirror = [entry for entry in self.mirror if entry[0] <= self.log_end_offset]
-        self.changes += 1
-
-    def started_anew(self, cut: Cut) -> None:
-        self.mirror = []
-        super().started_anew(cut)
-
-
-class Machine:
-    """What stays when a process ends."""
-
-    def __init__(self, broker: int, rate: float) -> None:
-        self.broker = broker
-        self.rate = rate
-        self.disk = MemoryFiles()
-        self.boot = 0
-        self.slow_s = 0.001
-        self.failing: dict[str, int] = {}
-        self.room_bytes: int | None = None
-        self.process: Process | None = None
-
-
-class Notes(msgspec.Struct):
-    """What a broker keeps on its disk about itself."""
-
-    boot: int
-    lost: list[str]
-    lease: int | None
-
-
-class Link:
-    """From a follower's broker to a leader's; in order. Either side may have given it up."""
-
-    def __init__(self, dialer: Process, acceptor: Process, epoch: int) -> None:
-        self.ends = (dialer, acceptor)
-        self.epoch = epoch
-        self.open = [True, True]
-        self.heard_s = [dialer.local_s(), acceptor.local_s()]
-        self.arrives_s = [0.0, 0.0]
-        self.held: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
 
 
 class Process:
@@ -454,31 +390,38 @@ class Process:
             message = role.due(broker, now_s, bytes_max=2000)
             if message is not None:
                 self.world.send(link, 1, partial(self._deliver, link, message))
-            elif (offset := role.cold(broker)) is not None and (role, broker) not in self.busy:
+            elif (cold := role.cold(broker)) is not None and (role, broker) not in self.busy:
                 self.busy.add((role, broker))
                 drive(
-                    self.flusher.in_thread(partial(self._read, role.log, offset)),
-                    partial(self._read_cold, role, broker, offset),
+                    self.flusher.in_thread(partial(self._read, role.log, cold[0])),
+                    partial(self._read_cold, role, broker, *cold),
                 )
         change = role.wish(self.brokers, now_s, PREFIX) if self.broker_epoch else None
         if change is not None:
             self._swap(role, change)
 
-    def _read(self, log: ReplicaLog, offset: int) -> list[BytesLike]:
+    def _read(self, log: ReplicaLog, offset: int) -> list[BytesLike] | None:
         try:
             return log.read_blocking(offset, 2000, unsynced=True)
         except OffsetOutOfRange:
-            return []
+            return None
 
     def _read_cold(
-        self, role: Leader, broker: int, offset: int, batches: list[BytesLike] | None, error: BaseException | None
+        self,
+        role: Leader,
+        broker: int,
+        offset: int,
+        written: int,
+        batches: list[BytesLike] | None,
+        error: BaseException | None,
     ) -> None:
         self.busy.discard((role, broker))
         if error is not None and not isinstance(error, OSError):
             raise error
         link = self.links_in.get(broker)
-        if link is not None and batches and role.cold(broker) == offset:
-            message = role.sending(broker, tuple(batches), self.local_s())
+        cold = role.cold(broker)
+        if link is not None and batches is not None and cold is not None and cold[0] == offset:
+            message = role.sending(broker, tuple(batches), self.local_s(), end=written)
             self.world.send(link, 1, partial(self._deliver, link, message))
 
     def _swap(self, role: Leader, change: Change) -> None:
@@ -547,43 +490,3 @@ class Process:
             else:
                 role.on_refused(message)
         self.turn()
-
-    # ---- clients
-
-    def produce(self, name: str, values: list[bytes], gap: int, waits: bool) -> None:
-        """A client's batch, if this is the leader."""
-        replica = self.replicas[name]
-        role = replica.role
-        if not isinstance(role, Leader) or not role.may_append():
-            return
-        if not role.may_serve(self.local_s(), self.lease_until_s):
-            return
-        log = replica.log
-        try:
-            base = log.append(make_batch(values), base_offset=log.log_end_offset + gap)
-        except LogUnavailable:
-            return
-        assert isinstance(log, SimLog)
-        self.world.checker.appended(self, role, base)
-        if waits:
-            log.request_sync()
-            self.waiting.append((role, log.log_end_offset, log.mirror[-1][2]))
-        self.turn()
-
-    def consume(self, name: str, share: float) -> None:
-        """A reader that follows epochs."""
-        replica = self.replicas[name]
-        role = replica.role
-        if not isinstance(role, Leader) or not role.may_serve(self.local_s(), self.lease_until_s):
-            return
-        log = replica.log
-        offset = log.log_start_offset + int(share * (log.high_watermark - log.log_start_offset))
-        try:
-            batches = log.read(offset, 2000)
-            if batches is None:
-                batches = log.read_blocking(offset, 2000)
-        except OSError:
-            return
-        self.world.checker.given(self, role, [bytes(batch) for batch in batches])
-        if self.world.clockwork.dice.random() < 0.1:
-            log.delete_prefix(offset)

@@ -9,7 +9,8 @@ from core_log.replication.leader import Leader
 from core_log.replication.state import BrokerState, LogState, decode, is_trusted, log_key
 
 if TYPE_CHECKING:
-    from tests.simulation.broker import Process, SimLog
+    from tests.simulation.broker import Process
+    from tests.simulation.machine import SimLog
     from tests.simulation.world import World
 
 

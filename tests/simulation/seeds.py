@@ -9,5 +9,6 @@ LOGS = {
     373: "who leads because another resigned served at once, though that one had promises to wait out itself",
     437: "a refusal of an old position made a follower start anew after it had reported more",
     2278: "an epoch that began with a gap ended the one before it too late on followers: a record outlived its epoch",
+    3215: "a leader's log ended in a gap: no follower ever got to its end, so none was in sync and nothing was taken",
     1054: "an epoch in which a leader wrote nothing kept it from taking what an older epoch's leader had written more",
 }

@@ -18,9 +18,11 @@ from core_log.partition_log import PartitionLog
 from core_log.record_batch import parse_header
 from core_log.replication.isr import ReplicationConfig
 from core_log.replication.state import BrokerState, LogState, encode, log_key
-from tests.simulation.broker import Link, Machine, Notes, Process
+from tests.simulation.broker import Process
 from tests.simulation.checker import Checker, Violation
+from tests.simulation.clients import consume, produce
 from tests.simulation.clockwork import Clockwork
+from tests.simulation.machine import Link, Machine, Notes
 from tests.simulation.metadata import Metadata
 
 FAULTS_S = 7.0
@@ -185,10 +187,10 @@ class World:
                 values = [b"%d " % self._values * dice.choice([1, 10])] * dice.choice([1, 1, 3])
                 gap = dice.choice([0] * 9 + [2])
                 waits = dice.random() < 0.75 or not self.faults
-                process.run(0.0, lambda p=process, n=name, v=values, g=gap, w=waits: p.produce(n, v, g, w))  # type: ignore[misc]
+                process.run(0.0, lambda p=process, n=name, v=values, g=gap, w=waits: produce(p, n, v, g, w))  # type: ignore[misc]
             else:
                 share = dice.random()
-                process.run(0.0, lambda p=process, n=name, s=share: p.consume(n, s))  # type: ignore[misc]
+                process.run(0.0, lambda p=process, n=name, s=share: consume(p, n, s))  # type: ignore[misc]
 
     # ---- faults
 

@@ -239,7 +239,7 @@ def test_a_follower_behind_the_log_start_begins_anew() -> None:
     follower.restart_at = None
     follower.log.log_start_offset = follower.log.log_end_offset = 7
     assert exchange(leader, 2, follower) is not None
-    assert leader.cold(2) == 7
+    assert leader.cold(2) == (7, 10)
     follower.on_batches(leader.sending(2, tuple(one.read_blocking(7, 100)), 1.0))
     assert follower.restart_at == 5, "the log start is within a batch"
 
