@@ -28,6 +28,7 @@ from routing.topics.stream import StreamHost
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import log_config
 from routing.topology.catalog import Catalog
+from routing.topology.mirror import CatalogMirror
 from routing.topology.topology import Topology
 from routing.transactions import Transactions
 
@@ -92,10 +93,12 @@ class Storage:
         files, config = self._files, self._config
         if files.exists(_SCRATCH):
             files.remove_directory(_SCRATCH)
+        own = self._open_store("catalog/0")
         if metadata is None:
-            catalog = Catalog(EmbeddedStore(self._open_store("catalog/0")))
+            catalog = Catalog(EmbeddedStore(own))
         else:
             catalog = Catalog(metadata, shared=True)
+            CatalogMirror(metadata, own, self._spawn)
         offsets = OffsetStore(self._open_store("offsets/0"))
         stripe_count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
         stripes = [self._open_home(f"queues/{index}", index, config.fsync) for index in range(stripe_count)]

@@ -13,8 +13,10 @@ import msgpack
 from core_log.errors import Conflict
 from core_log.metadata.store import Guard, MetadataStore
 
-_NEXT_QUEUE_ID: bytes = msgpack.packb(["next-queue-id"])
-_BLOCKS = b"ids/queue"
+NEXT_QUEUE_ID: bytes = msgpack.packb(["next-queue-id"])
+"""The key of a single broker's, """
+QUEUE_ID_BLOCKS = b"ids/queue"
+"""and of the next block of a cluster; the value is the next id that nobody has."""
 BLOCK_IDS = 1_000
 
 
@@ -43,7 +45,7 @@ class OwnQueueIds:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
-        saved = store.get(_NEXT_QUEUE_ID)
+        saved = store.get(NEXT_QUEUE_ID)
         self._next: int = _number(saved.value) if saved is not None else 1
 
     async def reserve(self) -> None:
@@ -57,7 +59,7 @@ class OwnQueueIds:
 
     def note(self) -> None:
         """See `QueueIds`."""
-        self._store.change_now([(_NEXT_QUEUE_ID, msgpack.packb(self._next))])
+        self._store.change_now([(NEXT_QUEUE_ID, msgpack.packb(self._next))])
 
     def skip(self, last_id: int) -> None:
         """See `QueueIds`."""
@@ -75,11 +77,11 @@ class SharedQueueIds:
     async def reserve(self) -> None:
         """See `QueueIds`."""
         while self._next >= self._end:
-            entry = self._store.get(_BLOCKS)
+            entry = self._store.get(QUEUE_ID_BLOCKS)
             first = max(_number(entry.value) if entry is not None else 1, self._skipped + 1)
-            guard = Guard(_BLOCKS, entry.mod_revision if entry is not None else 0)
+            guard = Guard(QUEUE_ID_BLOCKS, entry.mod_revision if entry is not None else 0)
             try:
-                await self._store.change([guard], [(_BLOCKS, msgpack.packb(first + BLOCK_IDS))])
+                await self._store.change([guard], [(QUEUE_ID_BLOCKS, msgpack.packb(first + BLOCK_IDS))])
             except Conflict:
                 continue
             self._next, self._end = first, first + BLOCK_IDS

@@ -11,7 +11,7 @@ import pytest
 import trio.testing
 
 from core_log.errors import Conflict
-from core_log.files import FaultyFiles, MemoryFiles
+from core_log.files import FaultyFiles, Files, MemoryFiles
 from core_log.metadata import etcd_store
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
@@ -198,14 +198,14 @@ async def test_a_declare_costs_one_flush_and_many_share_some() -> None:
 
 
 @asynccontextmanager
-async def two_brokers(model: EtcdModel) -> AsyncIterator[list[tuple[Engine, EtcdStore]]]:
+async def two_brokers(model: EtcdModel, *disks: Files) -> AsyncIterator[list[tuple[Engine, EtcdStore]]]:
     """Brokers that share their topology; the queues themselves are each one's own."""
     async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
         found: list[tuple[Engine, EtcdStore]] = []
-        for _ in range(2):
+        for disk in disks or (MemoryFiles(), MemoryFiles()):
             store = EtcdStore(EtcdClient(ModelTransport(model)), b"/millrace/test/")
             await nursery.start(store.run)
-            broker = await stack.enter_async_context(open_broker(MemoryFiles(), BrokerConfig(), metadata=store))
+            broker = await stack.enter_async_context(open_broker(disk, BrokerConfig(), metadata=store))
             found.append((Engine(broker), store))
         yield found
         await stack.aclose()
@@ -240,6 +240,49 @@ async def test_two_brokers_of_one_topology() -> None:
         assert not b2.topology.queues
         assert "x" not in b2.topology.exchanges
         assert b2.topology.vhosts["/"].binding_count == 0
+
+
+def picture(broker: Broker) -> dict[str, Any]:
+    topology = broker.topology
+    return {
+        "exchanges": sorted((e.name, e.kind) for e in topology.exchanges.values()),
+        "queues": sorted((q.name, q.id) for q in topology.queues.values()),
+        "bindings": sorted(b.key("/") for e in topology.exchanges.values() for b in e.bindings),
+        "topics": sorted(topology.topics),
+        "users": sorted(user.name for user in broker.rights.users),
+    }
+
+
+async def test_the_directory_of_a_member_can_be_opened_alone() -> None:
+    model, first, second = EtcdModel(), MemoryFiles(), MemoryFiles()
+    refusing = FaultyFiles(second)
+    async with two_brokers(model, first, refusing) as [(one, _), (other, store)]:
+        broker = one.broker
+        await broker.declare_exchange("x", "fanout", durable=True)
+        await broker.declare_exchange("gone", "fanout", durable=True)
+        refusing.failing["write"] = 5
+        for number in range(5):
+            await broker.declare_queue(f"q{number}", durable=True)
+            await broker.bind("queue", f"q{number}", "x", "")
+        await broker.delete_queue("q3")
+        await broker.delete_exchange("gone")
+        await broker.rights.add_user("u", b"secret")
+        await broker.create_topic("t")
+        await store.barrier()
+        expected = picture(broker)
+        assert picture(other.broker) == expected
+        refusing.failing.clear()
+    for disk in (first, second):
+        async with engine(disk) as alone:
+            assert picture(alone.broker) == expected
+            await alone.broker.declare_queue("new", durable=True)
+            assert alone.broker.topology.queues["new"].id > 4
+    async with two_brokers(model, first, second) as [(one, _), (other, _)]:
+        assert picture(one.broker) == expected, "what was done to it alone is not the cluster's"
+        await other.broker.delete_queue("q0")
+    for disk in (first, second):
+        async with engine(disk) as alone:
+            assert sorted(alone.broker.topology.queues) == ["q1", "q2", "q4"]
 
 
 async def test_two_brokers_that_declare_and_delete_the_same_at_once_agree() -> None:
