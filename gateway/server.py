@@ -37,6 +37,7 @@ from protocols.mqtt.adapter import MqttAdapter
 from protocols.native.adapter import NativeAdapter
 from protocols.sansio import Adapter, Outbox
 from routing.broker import Broker, open_broker
+from routing.cluster.identity import load_identity
 
 NOT_AVAILABLE = ("kafka", "http")
 """Doors that have their place in the configuration, but cannot be opened yet."""
@@ -70,6 +71,7 @@ async def serve(config: Config) -> AsyncIterator[Server]:
         certificates = Certificates(config.tls) if _speaks_tls(config) else None
         listeners = _open_listeners(config, stack, certificates)
         stack.enter_context(locked_data_dir(config.data_dir))
+        _refuse_member(config.data_dir)
         async with _engine(config) as broker, trio.open_nursery() as nursery:
             outboxes = Outboxes(config.limits, nursery.start_soon)
             broker.after_turn = outboxes.flush
@@ -91,6 +93,19 @@ async def serve(config: Config) -> AsyncIterator[Server]:
                     # Leaving the block waits for the clients, but not for ever.
                     clients.cancel_scope.deadline = trio.current_time() + config.limits.shutdown_grace_ms / 1000
             nursery.cancel_scope.cancel()
+
+
+def _refuse_member(data_dir: str) -> None:
+    """A directory that is a cluster member's is not for a broker of its own. Raises StartError."""
+    try:
+        identity = load_identity(OsFiles(data_dir))
+    except (OSError, ValueError) as error:
+        raise StartError(f"data directory {data_dir}: {error}") from None
+    if identity is not None and identity.cluster_id:
+        raise StartError(
+            f"data directory {data_dir}: belongs to broker {identity.broker_id} of cluster '{identity.cluster}' "
+            "and cannot be served alone"
+        )
 
 
 @asynccontextmanager

@@ -29,7 +29,9 @@ class Unreachable(Exception):
 class Transport(Protocol):
     """JSON there and back, to members that are named by their place in `members`."""
 
-    members: Sequence[str]
+    @property
+    def members(self) -> Sequence[str]:
+        """The addresses, for messages."""
 
     async def call(
         self, member: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
