@@ -17,12 +17,12 @@ import msgpack
 import msgspec
 from msgspec import Meta, Struct
 
+from protocols.buffers import LENGTH_BYTES as LENGTH_BYTES
 from protocols.buffers import BytesLike
 from protocols.native.errors import ErrorCode, ProtocolError, WireError
 from protocols.sansio import RemoteProtocolError
 
 VERSION = 1
-LENGTH_BYTES = 4
 FETCH_API, ERROR_API = 8, 255
 
 ACKS_NONE: Final = 0

@@ -1,0 +1,38 @@
+"""Limits and settings of the links between brokers, with their units."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class PeerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the links can be told. `frame_bytes_max` and `credit_bytes` may differ between brokers, the secret not."""
+
+    secret: str = ""
+    """What all brokers of the cluster know, and nobody else. Without one only peers on this machine are accepted."""
+    handshake_bytes_max: Annotated[int, Meta(ge=1024)] = 4096
+    """Largest frame before the peer has shown that it knows the secret."""
+    handshake_timeout_ms: Positive = 5000
+    """How long both have for that."""
+    frame_bytes_max: Annotated[int, Meta(ge=1 << 20, le=0x7FFF_FFFF)] = 288 << 20
+    """Largest frame, without its length. A record batch travels in one: it must hold the largest there can be, a
+    transaction's."""
+    credit_bytes: Annotated[int, Meta(ge=1024)] = 8 << 20
+    """Record batches that may be under way to this broker on one link; only a single batch that is larger goes
+    beyond it."""
+    read_bytes_max: Annotated[int, Meta(ge=1024)] = 1 << 20
+    """Most bytes of record batches of one log in a frame, but for a single batch that is larger."""
+    heartbeat_ms: Positive = 200
+    """How often each side says something at least."""
+    silence_ms_max: Positive = 700
+    """A peer that said nothing for so long is taken for gone."""
+    dial_timeout_ms: Positive = 1000
+    """How long a peer has to take a connection."""
+    redial_ms_min: Positive = 50
+    redial_ms_max: Positive = 1000
+    """How long to wait before a peer is dialled again: at first, and at most."""
