@@ -49,7 +49,7 @@ class One:
             offload=direct,
         )
         self.candidate = Candidate(self.store, self.members)
-        self._scopes = (trio.CancelScope(), trio.CancelScope())
+        self._scopes = [trio.CancelScope(), trio.CancelScope()]
 
     async def start(self, nursery: trio.Nursery) -> One:
         """Join and stay; raises what `join` raises."""
@@ -72,6 +72,17 @@ class One:
                 nursery.start_soon(self.members.run)
                 if self.stands:
                     nursery.start_soon(self.candidate.run)
+
+    def beside(self, nursery: trio.Nursery, run: Callable[[], Any]) -> None:
+        """Have something else run as long as this broker does."""
+        scope = trio.CancelScope()
+        self._scopes.append(scope)
+
+        async def within() -> None:
+            with scope:
+                await run()
+
+        nursery.start_soon(within)
 
     def kill(self) -> None:
         for scope in self._scopes:

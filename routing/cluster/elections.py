@@ -1,0 +1,154 @@
+"""What the controller does: whenever brokers come and go, each log gets the leader and the ISR that it should have.
+
+1. What should be is decided by `core_log/replication/election.py`, from the log's state and the brokers that are
+   registered. A state that is as it should be is not written, so whoever looks again does no harm.
+2. Decisions are written many at a time, under the controller's epoch and each log's revision. If one log was changed
+   meanwhile, by its leader, the batch is decided anew and in smaller pieces, so that one log cannot hold up the others.
+3. A new controller looks at all logs, as after any change of the brokers; else only logs that were changed are looked
+   at. One that is not the controller looks at none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import trio
+
+from core_log.errors import Conflict, MetadataUnavailable
+from core_log.metadata.store import Guard, LeasedStore, MetadataEntry
+from core_log.replication.election import elect
+from core_log.replication.state import BrokerState, LogState, decode, encode, log_key
+from routing.cluster.controller import Candidate
+from routing.cluster.members import Broker, Members
+
+logger = logging.getLogger(__name__)
+
+LOGS = b"p/"
+BATCH_LOGS = 100
+"""Decisions in one change: etcd takes 128 operations."""
+_RETRY_S = 0.5
+
+
+class Known(NamedTuple):
+    """A log's state, and the revision at which it was put."""
+
+    state: LogState
+    mod_revision: int
+
+
+def broker_states(brokers: Iterable[Broker]) -> dict[int, BrokerState]:
+    """The registered brokers as elections see them."""
+    return {
+        broker.broker_id: BrokerState(broker.epoch, broker.record.lost, broker.record.refusing, broker.record.draining)
+        for broker in brokers
+    }
+
+
+def decisions(
+    logs: Iterable[str], known: Mapping[str, Known], brokers: dict[int, BrokerState]
+) -> list[tuple[Guard, LogState]]:
+    """What is to be written for these logs; nothing for those that are as they should be."""
+    found: list[tuple[Guard, LogState]] = []
+    for log in logs:
+        if log in known:
+            state = elect(log, known[log].state, brokers)
+            if state is not None:
+                found.append((Guard(log_key(b"", log), known[log].mod_revision), state))
+    return found
+
+
+class Elections:
+    """See the module; `run` it beside `Members.run` and `Candidate.run`."""
+
+    def __init__(self, store: LeasedStore, members: Members, candidate: Candidate) -> None:
+        self.logs: dict[str, Known] = {}
+        """All replicated logs."""
+        self._store = store
+        self._members = members
+        self._candidate = candidate
+        self._due: dict[str, None] = {}
+        self._epoch = 0
+        """The controller epoch in which all logs have been looked at, or are due."""
+        self._woken = trio.Event()
+        store.listeners.append(self._applied)
+        members.listeners.append(self._all_due)
+        candidate.listeners.append(self._wake)
+        self._note(entry for _, entry in store.items(LOGS))
+
+    @property
+    def leaderless(self) -> list[str]:
+        """Logs that nobody leads."""
+        return [log for log, known in self.logs.items() if known.state.leader is None]
+
+    @property
+    def under_replicated(self) -> list[str]:
+        """Logs whose ISR lacks a replica."""
+        return [log for log, known in self.logs.items() if len(known.state.isr) < len(known.state.replicas)]
+
+    async def run(self) -> None:
+        """Decide as long as this broker is the controller, until cancelled."""
+        batch_logs = BATCH_LOGS
+        while True:
+            woken = self._woken
+            if self._candidate.epoch != self._epoch:
+                self._epoch = self._candidate.epoch
+                self._due = dict.fromkeys(self.logs)
+            if not self._epoch or not self._due:
+                self._due.clear()
+                await woken.wait()
+                continue
+            batch = list(self._due)[:batch_logs]
+            for log in batch:
+                del self._due[log]
+            try:
+                await self._decide(batch)
+                batch_logs = min(2 * batch_logs, BATCH_LOGS)
+            except Conflict:
+                self._due = dict.fromkeys(batch) | self._due
+                batch_logs = max(batch_logs // 2, 1)
+            except MetadataUnavailable as error:
+                logger.warning("elections have to wait: %s", error)
+                self._due = dict.fromkeys(batch) | self._due
+                await trio.sleep(_RETRY_S)
+
+    async def _decide(self, logs: Sequence[str]) -> None:
+        found = decisions(logs, self.logs, broker_states(self._members.brokers.values()))
+        if not found:
+            return
+        guards = [self._candidate.guard, *(guard for guard, _ in found)]
+        await self._store.change(guards, [(guard.key, encode(state)) for guard, state in found])
+        leaderless = [guard.key[len(LOGS) :].decode() for guard, state in found if state.leader is None]
+        logger.info("%d logs have another leader or ISR", len(found))
+        if leaderless:
+            logger.error("nobody can lead %d logs, such as %s", len(leaderless), leaderless[0])
+
+    def _applied(self, revision: int, entries: Sequence[MetadataEntry]) -> None:
+        if self._note(entry for entry in entries if entry.key.startswith(LOGS)):
+            self._wake()
+
+    def _note(self, entries: Iterable[MetadataEntry]) -> bool:
+        noted = False
+        for entry in entries:
+            noted = True
+            log = entry.key[len(LOGS) :].decode()
+            self._due[log] = None
+            if entry.value is None:
+                self.logs.pop(log, None)
+                continue
+            try:
+                self.logs[log] = Known(decode(entry.value), entry.mod_revision)
+            except msgspec.MsgspecError as error:
+                logger.error("the state of log %s is not understood: %s", log, error)
+                self.logs.pop(log, None)
+        return noted
+
+    def _all_due(self) -> None:
+        self._due = dict.fromkeys(self.logs)
+        self._wake()
+
+    def _wake(self) -> None:
+        woken, self._woken = self._woken, trio.Event()
+        woken.set()
