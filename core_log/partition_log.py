@@ -149,7 +149,15 @@ class PartitionLog:
         elif base_offset < self.log_end_offset:
             raise ValueError(f"base offset {base_offset} is below the log end offset {self.log_end_offset}")
         next_offset = base_offset + last_delta + 1
-        write = self._room_for(size, base_offset, next_offset)
+        segment = self._active
+        if segment.is_full(size, next_offset, self.config, self.wall_clock_ms):
+            segment = self.roll(base_offset)
+        pending = self._pending
+        if pending and pending[-1].segment is segment:
+            write = pending[-1]
+        else:
+            write = SegmentWrite(segment, segment.size)
+            pending.append(write)
         if found_offset != base_offset or epoch != self.leader_epoch:
             head = _PATCHED.pack(base_offset, length, self.leader_epoch)
             rest = memoryview(batch)[_PATCHED.size :]
@@ -165,34 +173,17 @@ class PartitionLog:
                 batch = bytes(batch)
             write.buffers.append(batch)
             self._tail.add(batch, size, next_offset)
-        self._appended(write, base_offset, size, next_offset, max_timestamp_ms)
-        return base_offset
-
-    def _refuse(self) -> None:
-        raise LogUnavailable(f"{self.directory}: {self.error or ('closed' if self.closed else 'being truncated')}")
-
-    def _room_for(self, size: int, base_offset: int, next_offset: int) -> SegmentWrite:
-        """Where a batch goes."""
-        segment = self._active
-        if segment.is_full(size, next_offset, self.config, self.wall_clock_ms):
-            segment = self.roll(base_offset)
-        pending = self._pending
-        if pending and pending[-1].segment is segment:
-            return pending[-1]
-        write = SegmentWrite(segment, segment.size)
-        pending.append(write)
-        return write
-
-    def _appended(
-        self, write: SegmentWrite, base_offset: int, size: int, next_offset: int, max_timestamp_ms: int
-    ) -> None:
         write.size += size
-        write.segment.note(base_offset, size, max_timestamp_ms)
+        segment.note(base_offset, size, max_timestamp_ms)
         self.log_end_offset = next_offset
         self.size_bytes += size
         self._pending_bytes += size
         self._flusher.unflushed_bytes += size
         self._flusher.enlist(self)
+        return base_offset
+
+    def _refuse(self) -> None:
+        raise LogUnavailable(f"{self.directory}: {self.error or ('closed' if self.closed else 'being truncated')}")
 
     def roll(self, base_offset: int | None = None) -> Segment:
         """Begin a new segment at `base_offset` (default: the log end offset); an empty active one is kept.

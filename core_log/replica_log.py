@@ -21,6 +21,7 @@ from core_log import cold_reader, truncation
 from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC
 from core_log.errors import CorruptBatch
 from core_log.files import BytesLike, Files
+from core_log.flush_job import SegmentWrite
 from core_log.flusher import Flusher
 from core_log.log_config import LogConfig
 from core_log.partition_log import APPEND_FIELDS, COPY_BYTES_MAX, PartitionLog
@@ -104,10 +105,21 @@ class ReplicaLog(PartitionLog):
         if size <= COPY_BYTES_MAX and type(batch) is not bytes:
             batch = bytes(batch)
         next_offset: int = base_offset + last_delta + 1
-        write = self._room_for(size, base_offset, next_offset)
-        write.buffers.append(batch)
+        segment = self._active
+        if segment.is_full(size, next_offset, self.config, self.wall_clock_ms):
+            segment = self.roll(base_offset)
+        pending = self._pending
+        if not pending or pending[-1].segment is not segment:
+            pending.append(SegmentWrite(segment, segment.size))
+        pending[-1].buffers.append(batch)
+        pending[-1].size += size
         self._tail.add(batch, size, next_offset)
-        self._appended(write, base_offset, size, next_offset, max_timestamp_ms)
+        segment.note(base_offset, size, max_timestamp_ms)
+        self.log_end_offset = next_offset
+        self.size_bytes += size
+        self._pending_bytes += size
+        self._flusher.unflushed_bytes += size
+        self._flusher.enlist(self)
         return next_offset
 
     def skip_to(self, offset: int) -> None:

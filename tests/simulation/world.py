@@ -57,8 +57,8 @@ class World:
         self.no_etcd: set[int] = set()
         self.faults = True
         self.links: list[Link] = []
-        self.power_losses_left = 1 if fsync != "commit" else 1000
-        """More of them may lose what was confirmed."""
+        self.power_losses_left = 1000 if fsync == "commit" else self.min_insync - 1
+        """More of them may lose what was confirmed, and then nobody may lead."""
         self.new_disks_left = 1 if self.min_insync > 1 else 0
         self._values = 0
         for number, name in enumerate(self.logs):
