@@ -74,6 +74,9 @@ class EtcdStore:
         self._advanced = trio.Event()
         self._awaited = trio.Event()
         """Set when somebody waits for news; then the watch is tried again at once."""
+        self._barrier = trio.Lock()
+        self._barriers_asked = self._barriers_answered = self._clock = 0
+        """How many barriers were asked for, how many of them the last read answers, and what it said."""
         self._granting = trio.Lock()
         self._watching = trio.CancelScope()
         self._watched_member = 0
@@ -94,11 +97,18 @@ class EtcdStore:
         await self._until(lambda: self.revision >= revision)
 
     async def barrier(self) -> None:
-        """See `MetadataStore`: a read that a quorum answers, and then the watch."""
-        try:
-            await self.caught_up(await self._read_clock())
-        except (Unreachable, EtcdError) as error:
-            raise MetadataUnavailable(f"etcd does not answer: {error}") from error
+        """See `MetadataStore`: a read that a quorum answers, then the watch. Who comes during one shares the next."""
+        call = self._barriers_asked = self._barriers_asked + 1
+        async with self._barrier:
+            if self._barriers_answered < call:
+                asked = self._barriers_asked
+                try:
+                    self._clock = await self._read_clock()
+                except (Unreachable, EtcdError) as error:
+                    raise MetadataUnavailable(f"etcd does not answer: {error}") from error
+                self._barriers_answered = asked
+            clock = self._clock
+        await self.caught_up(clock)
 
     async def _read_clock(self) -> int:
         page = wire.parse_page(await self._client.read(wire.RANGE, wire.read_key(self._prefix + CLOCK), _TIMEOUT_S))
@@ -331,8 +341,11 @@ class EtcdStore:
                         member, wire.RANGE, wire.read_key(self._prefix + CLOCK), await self._client.headers()
                     )
                 page = wire.parse_page(answer)
-            except (Unreachable, EtcdError, trio.TooSlowError):
-                self._leave(member)
+            except (Unreachable, EtcdError, trio.TooSlowError) as error:
+                if isinstance(error, EtcdError) and error.wants_token:
+                    self._client.forget_token()
+                else:
+                    self._leave(member)
                 continue
             if page.revision < here:
                 logger.error("etcd is at revision %d and was at %d: it has lost something", page.revision, here)

@@ -270,7 +270,7 @@ def test_what_is_under_a_lease_ends_with_it_after_its_owner_knows(on_etcd: Run) 
         cut_at = trio.current_time()
         await until(lambda: other.get(b"here") is None)
         assert one.lease_deadline < trio.current_time(), "here it ends first"
-        assert cut_at + 1 <= trio.current_time() < cut_at + 4
+        assert cut_at + 1 <= trio.current_time() < cut_at + 10
         assert other.get(b"stays") is not None
         assert not lost
         old = one.lease_id
@@ -325,7 +325,7 @@ def test_a_change_whose_answer_is_lost_is_made_once(on_etcd: Run) -> None:
 
 
 def test_an_etcd_that_is_out_of_reach_refuses_and_is_followed_again(on_etcd: Run, monkeypatch: Any) -> None:
-    monkeypatch.setattr(etcd_store, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(etcd_store, "_TIMEOUT_S", 0.25)
 
     async def contract(place: World) -> None:
         one, line = await place.store()

@@ -18,7 +18,7 @@ from core_log.metadata.etcd_store import EtcdStore
 from core_log.metadata.store import Guard, MetadataEntry
 from tests.simulation.etcd_model import EtcdModel, ModelTransport
 
-SEEDS = int(os.environ.get("MILLRACE_TEST_SEEDS", "6"))
+SEEDS = int(os.environ.get("MILLRACE_TEST_SEEDS", "4"))
 PREFIX = b"/millrace/test/"
 KEYS = [b"a", b"b", b"c"]
 

@@ -128,6 +128,11 @@ async def test_a_user_and_tokens_that_end(autojump_clock: MockClock) -> None:
         await until(one, b"k", b"9", 3)
         await trio.sleep(5)
         assert one.lease_deadline > trio.current_time()
+        watches = model.calls.count("/v3/watch")
+        for _ in range(5):
+            model.tokens.clear()
+            await trio.sleep(5)
+        assert model.calls.count("/v3/watch") == watches, "a token that has ended is no reason to leave the member"
         asked = model.calls.count("/v3/auth/authenticate")
         await trio.sleep(60)
         assert model.calls.count("/v3/auth/authenticate") == asked, "one token serves as long as it lives"
@@ -181,6 +186,24 @@ async def test_who_lost_an_answer_and_was_overtaken_knows_whether_it_was_made(au
             with pytest.raises(Conflict):
                 await one.change([Guard(b"k", one.get(b"k").mod_revision)], [(b"k", b"1")])  # type: ignore[union-attr]
         assert one.get(b"k").value == b"2"  # type: ignore[union-attr]
+
+
+async def test_barriers_that_are_asked_for_at_once_share_their_reads(autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    one, other = store_of(model), store_of(model)
+    async with running(model, one, other):
+        before = model.calls.count("/v3/kv/range")
+
+        async def look(number: int) -> None:
+            await trio.sleep(number / 10_000)
+            await one.change([], [(b"k%d" % number, b"")])
+            await other.barrier()
+            assert other.get(b"k%d" % number) is not None
+
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(look, number)
+        assert model.calls.count("/v3/kv/range") - before <= 12
 
 
 async def test_nobody_is_told_of_a_watch_that_fails_all_the_time_more_than_once(
