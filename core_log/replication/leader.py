@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from core_log.replica_log import ReplicaLog
 
 
+_UNANSWERED_MAX = 256
+"""Messages whose times are kept for a follower that answers none; promises that answer later ones do not count."""
+
+
 class Progress:
     """What the leader knows of a follower."""
 
@@ -183,8 +187,8 @@ class Leader:
         if sent_s is not None:
             until_s = sent_s + self.config.grant_s * self.config.grant_share
             progress.granted_until_s = max(progress.granted_until_s, until_s)
-            for tag in [tag for tag in progress.sent_s if tag < position.tag]:
-                del progress.sent_s[tag]
+        if progress.sent_s:
+            progress.sent_s = {tag: at_s for tag, at_s in progress.sent_s.items() if tag >= position.tag}
         again = position.missed and position.tag >= progress.began_again
         if not progress.accepted or position.tag >= progress.tag or again:
             progress.next_offset = position.fetch_offset
@@ -245,7 +249,9 @@ class Leader:
         progress = self.followers[broker]
         log = self.log
         progress.tag += 1
-        progress.sent_s[progress.tag] = progress.last_sent_s = now_s
+        progress.last_sent_s = now_s
+        if len(progress.sent_s) < _UNANSWERED_MAX:
+            progress.sent_s[progress.tag] = now_s
         after = progress.next_offset
         progress.next_offset = max(after, parse_header(batches[-1]).next_offset if batches else end)
         progress.asked = False
