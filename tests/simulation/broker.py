@@ -356,7 +356,8 @@ class Process:
     def _look_after_links(self, now_s: float) -> None:
         for links, side in ((self.links_out, 0), (self.links_in, 1)):
             for link in list(links.values()):
-                if now_s - link.heard_s[side] > SILENCE_MAX_S:
+                old = side == 0 and self.broker_epoch not in (0, link.epoch)  # said hello before it registered anew
+                if old or now_s - link.heard_s[side] > SILENCE_MAX_S:
                     self.hang_up(link, side)
 
     # ---- the turn

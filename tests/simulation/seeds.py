@@ -11,4 +11,5 @@ LOGS = {
     2278: "an epoch that began with a gap ended the one before it too late on followers: a record outlived its epoch",
     3215: "a leader's log ended in a gap: no follower ever got to its end, so none was in sync and nothing was taken",
     1054: "an epoch in which a leader wrote nothing kept it from taking what an older epoch's leader had written more",
+    20183: "a link whose hello was on its way while its broker registered anew: whoever follows by it can never join",
 }
