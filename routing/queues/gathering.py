@@ -21,9 +21,14 @@ _DENSE = 8
 
 def load(queue: Queue, first: int, count: int) -> None:
     """Have the first of what waits read: with its neighbours, or with those next in line if they lie far apart."""
+    if queue.partition.is_reading_for(queue):
+        return
     line = queue.next_line()
     if count < SCATTERED_BELOW and (queue.message_count > count or not line.simple):
         ahead = line.peek(_AHEAD_MAX)
+        for lower in () if queue.levels is None else queue.levels.descending():
+            if lower is not line and len(ahead) < _AHEAD_MAX:
+                ahead += lower.peek(_AHEAD_MAX - len(ahead))
         far = not line.simple or max(ahead) - min(ahead) > _DENSE * len(ahead)
         if far and queue.partition.load_scattered(ahead, queue):
             return

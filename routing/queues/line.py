@@ -161,6 +161,10 @@ class Levels:
             self._occupied ^= 1 << level
         return -1
 
+    def descending(self) -> list[Line]:
+        """The lines in which something waits, the highest first."""
+        return [self._lines[level] for level in sorted(self._lines, reverse=True) if self._lines[level].count]
+
     def lowest(self) -> Line:
         """The lowest line in which something waits, or the fresh one."""
         return next((self._lines[level] for level in sorted(self._lines) if self._lines[level].count), self.fresh)

@@ -53,12 +53,14 @@ class Scattered:
         return queue in self._reading
 
     def load(self, offsets: list[int], queue: Queue) -> bool:
-        """Read these, of which the first is wanted now, for a queue that has no read under way; it is pumped again.
+        """Read these, of which the first is wanted now, unless the queue has a read under way; it is pumped again.
 
         False: the first cannot be read.
         """
         if offsets[0] in self._not_there:
             return False
+        if queue in self._reading:
+            return True
         self._reading.add(queue)
         missing = [offset for offset in offsets if offset not in self._kept]
         self._spawn(self._load, (missing, queue))

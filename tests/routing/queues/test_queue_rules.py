@@ -12,6 +12,8 @@ from core_log.files import MemoryFiles
 from routing.administration.operations import administer
 from routing.facts import pack
 from routing.message import Slab
+from routing.queues.line import Line
+from routing.queues.scattered import Scattered
 from routing.session import Outcome
 from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed
 
@@ -565,7 +567,11 @@ async def test_consumers_of_a_lower_priority_get_what_others_cannot_take() -> No
 # --- messages that are not in memory any more --------------------------------------------
 
 
-async def test_scattered_messages_are_read_back_one_by_one() -> None:
+async def test_scattered_messages_are_read_back_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    peek, read = Line.peek, Scattered.read
+    monkeypatch.setattr(Line, "peek", lambda line, count: reads.append("peek") or peek(line, count))
+    monkeypatch.setattr(Scattered, "read", lambda all, offsets: reads.append("read") or read(all, offsets))
     async with engine(MemoryFiles(), stripes=1, stripe_cache_bytes=0, queue_segment_bytes=20_000) as running:
         await running.queue("q", arguments={"x-max-priority": 100})
         client = running.client()
@@ -579,5 +585,8 @@ async def test_scattered_messages_are_read_back_one_by_one() -> None:
         while len(got) < 3000:
             await running.until(lambda: bool(client.deliveries))
             got += client.take_bodies()
+            running.turn()  # one that others end: nothing more is asked for while a read is under way
         assert got == [str(number) for number in sorted(range(3000), key=lambda number: (-(number * 7 % 100), number))]
         assert consumer.queue.outstanding == 0
+        assert reads.count("read") <= 4
+        assert reads.count("peek") <= 101 * 4
