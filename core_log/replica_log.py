@@ -32,6 +32,8 @@ class ReplicaLog(PartitionLog):
     """See the module. Made by `open_replica`."""
 
     _sync_before = 0
+    news: dict[ReplicaLog, None] | None = None
+    """Where it notes that there is something to tell a follower or leader; whoever does that empties it."""
 
     @classmethod
     def open_replica(
@@ -122,6 +124,13 @@ class ReplicaLog(PartitionLog):
         self._flusher.enlist(self)
         return next_offset
 
+    def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
+        """See `PartitionLog.append`."""
+        base_offset = super().append(batch, base_offset=base_offset)
+        if self.news is not None:
+            self.news[self] = None
+        return base_offset
+
     def skip_to(self, offset: int) -> None:
         """The leader's log has nothing from the end of this one up to `offset`: that is the end here, too.
 
@@ -147,6 +156,8 @@ class ReplicaLog(PartitionLog):
     def request_sync(self) -> None:
         """See `PartitionLog.request_sync`; the followers are to sync as well."""
         self._sync_before = self.log_end_offset
+        if self.news is not None:
+            self.news[self] = None
         self.sync_to(self.log_end_offset)
 
     def sync_to(self, offset: int) -> None:

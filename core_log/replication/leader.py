@@ -213,7 +213,7 @@ class Leader:
         return None
 
     def due(self, broker: int, now_s: float, *, bytes_max: int) -> Batches | None:
-        """What there is to send to a follower now; None: nothing new.
+        """What there is to send to a follower now; None: nothing new. Without `bytes_max` no batches.
 
         What is not in memory any more is not in the answer: ask `cold`.
         """
@@ -222,7 +222,7 @@ class Leader:
             return None
         log = self.log
         batches: tuple[BytesLike, ...] = ()
-        if progress.next_offset < log.log_end_offset and not progress.refusing:
+        if bytes_max > 0 and progress.next_offset < log.log_end_offset and not progress.refusing:
             try:
                 batches = tuple(log.read_replica(progress.next_offset, bytes_max) or ())
             except OffsetOutOfRange:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgpack
 import msgspec
 from msgspec import Meta, Struct
 
+from core_log.replication import messages
 from protocols.buffers import LENGTH_BYTES, BytesLike
 from protocols.sansio import RemoteProtocolError
 
@@ -153,6 +154,7 @@ class BatchesEntry(_Frame):
     log_start: Number
     sync_before: Number
     after: Number
+    end: Number
     batches: Annotated[list[memoryview], Meta(max_length=BATCHES_MAX)]
 
 
@@ -195,19 +197,6 @@ AnyFrame = Hello | Challenge | Answer | Accepted | Positions | Batches | Divergi
 _decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
-class BatchesToSend(NamedTuple):
-    """`BatchesEntry` with batches as the log gave them."""
-
-    log: str
-    leader_epoch: int
-    tag: int
-    high_watermark: int
-    log_start: int
-    sync_before: int
-    after: int
-    batches: Sequence[BytesLike]
-
-
 def decode(frame: BytesLike) -> AnyFrame:
     """What a frame (without its length) says. Batches are views of `frame`. Raises PeerError."""
     try:
@@ -228,12 +217,12 @@ def _plain(value: Any) -> Any:
 def encode(frame: AnyFrame) -> bytes:
     """A frame with its length; for `Batches` rather use `encode_batches`, which copies nothing."""
     if isinstance(frame, Batches):
-        return b"".join(encode_batches([BatchesToSend(*msgspec.structs.astuple(entry)) for entry in frame.entries]))
+        return b"".join(encode_batches([messages.Batches(*msgspec.structs.astuple(entry)) for entry in frame.entries]))
     body: bytes = msgpack.packb((type(frame).__struct_config__.tag, *_plain(frame)))
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
-def encode_batches(entries: Sequence[BatchesToSend]) -> Pieces:
+def encode_batches(entries: Sequence[messages.Batches]) -> Pieces:
     """A `Batches` frame in pieces; the batches are passed through uncopied."""
     packer = msgpack.Packer(autoreset=False)
     packer.pack_array_header(2)
@@ -241,8 +230,8 @@ def encode_batches(entries: Sequence[BatchesToSend]) -> Pieces:
     packer.pack_array_header(len(entries))
     pieces: Pieces = []
     for entry in entries:
-        packer.pack_array_header(8)
-        for field in entry[:7]:
+        packer.pack_array_header(9)
+        for field in entry[:8]:
             packer.pack(field)
         packer.pack_array_header(len(entry.batches))
         head = packer.bytes()

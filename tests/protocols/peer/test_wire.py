@@ -6,10 +6,12 @@ import itertools
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core_log.replication.messages import Batches
 from protocols.buffers import FrameReader, join_small
 from protocols.peer import wire
 from protocols.peer.wire import ErrorCode, PeerError
@@ -35,11 +37,11 @@ LINK: list[tuple[wire.AnyFrame, list[Any]]] = [
     (wire.Batches([]), [5, []]),
     (
         wire.Batches([
-            wire.BatchesEntry("a", 1, 2, 3, 4, 5, 6, [B(b"one"), B(LARGE), B(b"")]),
-            wire.BatchesEntry("b", 1, 2, 3, 4, 5, 6, []),
-            wire.BatchesEntry("c" * 600, 1, 2, 3, 4, 5, (1 << 63) - 1, [B(b"x")]),
+            wire.BatchesEntry("a", 1, 2, 3, 4, 5, 6, 7, [B(b"one"), B(LARGE), B(b"")]),
+            wire.BatchesEntry("b", 1, 2, 3, 4, 5, 6, 7, []),
+            wire.BatchesEntry("c" * 600, 1, 2, 3, 4, 5, 6, (1 << 63) - 1, [B(b"x")]),
         ]),
-        [5, [["a", 1, 2, 3, 4, 5, 6, [b"one", LARGE, b""]], ["b", 1, 2, 3, 4, 5, 6, []], ["c" * 600, 1, 2, 3, 4, 5, (1 << 63) - 1, [b"x"]]]],  # noqa: E501
+        [5, [["a", 1, 2, 3, 4, 5, 6, 7, [b"one", LARGE, b""]], ["b", 1, 2, 3, 4, 5, 6, 7, []], ["c" * 600, 1, 2, 3, 4, 5, 6, (1 << 63) - 1, [b"x"]]]],  # noqa: E501
     ),
     (wire.Diverging("a", 5, 4, 100, (120, 4)), [6, "a", 5, 4, 100, [120, 4]]),
     (wire.Refused("a", "out_of_range", 2, 5, 10, (3, -1)), [7, "a", "out_of_range", 2, 5, 10, [3, -1]]),
@@ -123,9 +125,9 @@ BAD = [
     ("a field too many", msgpack.packb([4, 0, 0, [[*position()[3][0], 1]]])),
     ("four billion entries", b"\x94\x04\x00\x00\xdd\xff\xff\xff\xff"),
     ("more entries than a frame may have", msgpack.packb([4, 0, 0, position()[3] * (wire.LOGS_MAX + 1)])),
-    ("a batch that is text", msgpack.packb([5, [["a", 0, 0, 0, 0, 0, 0, ["x"]]]])),
-    ("a batch of four billion bytes", b"\x92\x05\x91\x98\xa1a\0\0\0\0\0\0\x91\xc6\xff\xff\xff\xffxyz"),
-    ("four billion batches", b"\x92\x05\x91\x98\xa1a\0\0\0\0\0\0\xdd\xff\xff\xff\xff"),
+    ("a batch that is text", msgpack.packb([5, [["a", 0, 0, 0, 0, 0, 0, 0, ["x"]]]])),
+    ("a batch of four billion bytes", b"\x92\x05\x91\x99\xa1a\0\0\0\0\0\0\0\x91\xc6\xff\xff\xff\xffxyz"),
+    ("four billion batches", b"\x92\x05\x91\x99\xa1a\0\0\0\0\0\0\0\xdd\xff\xff\xff\xff"),
     ("a reason that is none", msgpack.packb([7, "a", "tired", 1, 0, 0, [0, 0]])),
     ("three answers", msgpack.packb([6, "a", 0, 0, 0, [0, 0, 0]])),
     ("deep nesting", b"\x91" * 100_000),
@@ -165,38 +167,27 @@ def test_frames_with_bytes_changed(body: bytes, data: st.DataObject) -> None:
 numbers = st.integers(0, (1 << 63) - 1)
 entries = st.lists(
     st.builds(
-        wire.BatchesToSend,
+        Batches,
         st.text(min_size=1, max_size=20),
-        *[numbers] * 6,
-        st.lists(st.binary(max_size=50), max_size=4),
+        *[numbers] * 7,
+        st.lists(st.binary(max_size=50), max_size=4).map(tuple),
     ),
     max_size=5,
 )
 
 
 @given(entries)
-def test_any_batches(entries: list[wire.BatchesToSend]) -> None:
+def test_any_batches(entries: list[Batches]) -> None:
     body = b"".join(wire.encode_batches(entries))[4:]
     found = wire.decode(body)
     assert isinstance(found, wire.Batches)
-    assert [(*entry[:7], list(entry.batches)) for entry in entries] == [
-        (
-            e.log,
-            e.leader_epoch,
-            e.tag,
-            e.high_watermark,
-            e.log_start,
-            e.sync_before,
-            e.after,
-            list(map(bytes, e.batches)),
-        )
-        for e in found.entries
-    ]
+    got = [msgspec.structs.astuple(entry) for entry in found.entries]
+    assert [Batches(*entry[:8], tuple(map(bytes, entry[8]))) for entry in got] == entries
 
 
 def test_batches_are_not_copied() -> None:
-    batches = [b"one", LARGE, bytearray(b"three")]
-    pieces = wire.encode_batches([wire.BatchesToSend("a", 1, 2, 3, 4, 5, 6, batches)] * 2)
+    batches = (b"one", LARGE, bytearray(b"three"))
+    pieces = wire.encode_batches([Batches("a", 1, 2, 3, 4, 5, 6, 7, batches)] * 2)
     assert [id(piece) for piece in pieces[1::2]] == list(map(id, batches * 2))
     assert join_small(pieces)[1] is LARGE
     data = memoryview(b"".join(pieces))

@@ -1,0 +1,304 @@
+"""The links to other brokers: accepting them on the peer address, dialling everybody, and dialling again.
+
+1. Every broker dials every other member, as often as it takes: `redial_ms_min` after a link that stood, up to
+   `redial_ms_max` apart where none does. So there are two links between any two brokers, one each way.
+2. Who the members are, where they are and whether a peer may be what it says is the `Directory`'s to know. A broker
+   that was never registered dials nobody. One that is not any more stays what it was, for as long as the others know
+   it: they may have no metadata either, and their promises go over these links. One that has registered anew ends all
+   links that it dialled, and dials again.
+3. A reason not to have a link is logged once, until it changes or a link stands.
+4. Peers are read from whatever the disk does: what a link brings is bounded by its credit, and a leader hears reports
+   while its own disk is behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+import trio
+
+from delay.timer_service import TimerService
+from gateway.config import Limits
+from gateway.connection import Connection, Shell
+from gateway.listener import Listener, format_address
+from gateway.outbox import Outboxes
+from protocols.peer.adapter import PeerAdapter
+from protocols.peer.adapter_replica import FollowerAdapter, LeaderAdapter
+from protocols.peer.config import PeerConfig
+from protocols.peer.connection import Acceptor, Dialer, PeerId
+from protocols.peer.wire import NONCE_BYTES, ErrorCode, PeerError
+from protocols.peers import is_loopback
+from protocols.sansio import Outbox
+from routing.cluster.members import Members
+from routing.cluster.replicas import Replicas
+
+log = structlog.get_logger(__name__)
+
+DOOR = "peer"
+_LINKS_MAX = 1000
+
+
+class Directory(Protocol):
+    """Who is who."""
+
+    listeners: list[Callable[[], None]]
+    """Called when anything of it has changed."""
+
+    @property
+    def me(self) -> PeerId | None:
+        """This broker; None while it is not registered."""
+
+    @property
+    def addresses(self) -> Mapping[int, str]:
+        """Where the others are, "host:port" by broker."""
+
+    def admit(self, peer: PeerId) -> None:
+        """Whether it may be a broker of this cluster. Raises PeerError."""
+
+
+class MembersDirectory:
+    """A `Directory` as the metadata has it."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self.listeners = members.listeners
+
+    @property
+    def me(self) -> PeerId | None:
+        """See `Directory`."""
+        members = self._members
+        here = members.brokers.get(members.broker_id)
+        if not members.epoch or here is None:
+            return None
+        return PeerId(members.meta.cluster_id, members.broker_id, members.epoch, here.record.directory_id)
+
+    @property
+    def addresses(self) -> Mapping[int, str]:
+        """See `Directory`."""
+        members = self._members
+        others = (broker for broker in members.brokers.values() if broker.broker_id != members.broker_id)
+        return {broker.broker_id: broker.record.addresses.get(DOOR, "") for broker in others}
+
+    def admit(self, peer: PeerId) -> None:
+        """See `Directory`. A broker that is ahead of what is known here is let in: changes of the metadata are guarded
+        by the epoch all the same.
+        """
+        known = self._members.brokers.get(peer.broker_id)
+        if known is None:
+            text = f"broker {peer.broker_id} is not registered, as far as broker {self._members.broker_id} knows"
+            raise PeerError(ErrorCode.NOT_A_MEMBER, text)
+        check_epoch(peer, known.epoch)
+        if known.record.directory_id != peer.directory_id:
+            text = f"broker {peer.broker_id} has another data directory than {peer.directory_id}"
+            raise PeerError(ErrorCode.WRONG_DIRECTORY, text)
+
+
+def check_epoch(peer: PeerId, known_epoch: int) -> None:
+    """Whether a peer is at least the process that is known. Raises PeerError."""
+    if peer.broker_epoch < known_epoch:
+        text = f"broker {peer.broker_id} is registered with epoch {known_epoch}, epoch {peer.broker_epoch} is over"
+        raise PeerError(ErrorCode.STALE_EPOCH, text)
+
+
+class Peers:
+    """See the module. `run` it beside the shell of the clients, whose outboxes and timers it shares."""
+
+    def __init__(
+        self,
+        config: PeerConfig,
+        directory: Directory,
+        replicas: Replicas,
+        *,
+        limits: Limits,
+        outboxes: Outboxes,
+        timers: TimerService,
+        end_turn: Callable[[], None],
+        has_room: Callable[[], bool] = lambda: True,
+        revision: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`end_turn` ends `Replicas.end_turn`'s turn as well, before the outboxes are flushed."""
+        self._config = config
+        self._directory = directory
+        self._replicas = replicas
+        self._has_room = has_room
+        self._revision = revision
+        limits = msgspec.structs.replace(limits, connections_max=_LINKS_MAX)
+        self.shell = Shell(limits, outboxes, timers, end_turn, _no_wait)
+        self._changed = trio.Event()
+        self._told: dict[object, str] = {}
+        self._me = directory.me
+
+    async def run(self, listener: Listener, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Accept and dial until cancelled. Raises StartError when the address is taken."""
+        listener.listen()
+        self._directory.listeners.append(self._tell)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(listener.run, self.shell, self._accepted, nursery.start_soon)
+                nursery.start_soon(self._tick)
+                nursery.start_soon(self._dial_all)
+                task_status.started()
+        finally:
+            self._directory.listeners.remove(self._tell)
+            listener.close()
+
+    def say_goodbye(self, reason: str) -> None:
+        """The broker stops: tell the peers."""
+        for connection in list(self.shell.connections):
+            connection.shut_down(reason)
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await trio.sleep(self._config.heartbeat_ms / 1000)
+            self._replicas.tick()
+            self.shell.end_turn()
+
+    # ---- accepting
+
+    def _accepted(self, outbox: Outbox, peer: str, certificate_name: str | None) -> PeerAdapter:
+        me = self._identity()
+        who = me or PeerId("", 0, 0, "")
+        link = Acceptor(self._config, who, _nonce(), self._admit, loopback=is_loopback(peer))
+        adapter = _Accepted(link, outbox, self._replicas, clock=trio.current_time, config=self._config)
+        adapter.over = lambda error: self._note(("from", peer.rpartition(":")[0]), "a peer was refused", error)
+        if me is None:
+            adapter.end(PeerError(ErrorCode.NOT_A_MEMBER, "this broker is not registered now"))
+        return adapter
+
+    def _admit(self, peer: PeerId) -> None:
+        self._directory.admit(peer)
+        there = self._replicas.followers.get(peer.broker_id)
+        if there is not None:
+            check_epoch(peer, there.broker_epoch)
+
+    def _note(self, whom: object, what: str, error: PeerError | str) -> None:
+        """Log why there is no link, once."""
+        if self._told.get(whom) != str(error) and len(self._told) < _LINKS_MAX:
+            self._told[whom] = str(error)
+            log.warning(what, reason=str(error))
+
+    # ---- dialling
+
+    async def _dial_all(self) -> None:
+        """A task for each member, as long as it is one and this process is what it was."""
+        while True:
+            me = self._identity()
+            async with trio.open_nursery() as nursery:
+                tasks: dict[tuple[int, str], trio.CancelScope] = {}
+                while self._identity() == me:
+                    changed = self._changed
+                    wanted = set(self._directory.addresses.items()) if me is not None else set()
+                    for key in tasks.keys() - wanted:
+                        tasks.pop(key).cancel()
+                    for key in wanted - tasks.keys():
+                        scope = tasks[key] = trio.CancelScope()
+                        assert me is not None
+                        nursery.start_soon(self._keep_dialling, me, *key, scope)
+                    await changed.wait()
+                nursery.cancel_scope.cancel()
+
+    def _identity(self) -> PeerId | None:
+        self._me = self._directory.me or self._me
+        return self._me
+
+    async def _keep_dialling(self, me: PeerId, broker: int, address: str, scope: trio.CancelScope) -> None:
+        shortest, longest = self._config.redial_ms_min / 1000, self._config.redial_ms_max / 1000
+        wait_s = shortest
+        with scope:
+            while True:
+                stood = await self._dial(me, broker, address)
+                wait_s = shortest if stood else min(wait_s * 2, longest)
+                await trio.sleep(wait_s * random.uniform(0.8, 1.2))
+
+    async def _dial(self, me: PeerId, broker: int, address: str) -> bool:
+        """Have a link until it is over; whether there was one."""
+        whom = ("to", broker)
+        try:
+            with trio.fail_after(self._config.dial_timeout_ms / 1000):
+                sock = await _connect(address)
+                peer_address = format_address(sock.getpeername())
+        except (OSError, trio.TooSlowError) as error:
+            reason = error.strerror or str(error) if isinstance(error, OSError) else "no answer"
+            self._note(whom, "a peer cannot be reached", f"broker {broker} at {address}: {reason}")
+            return False
+        adapter: LeaderAdapter | None = None
+
+        def make(outbox: Outbox, peer: str, certificate_name: str | None) -> LeaderAdapter:
+            nonlocal adapter
+            link = Dialer(
+                self._config, me, "replica", _nonce(), self._directory.admit, loopback=is_loopback(peer), to=broker
+            )
+            adapter = LeaderAdapter(
+                link,
+                outbox,
+                self._replicas,
+                clock=trio.current_time,
+                config=self._config,
+                has_room=self._has_room,
+                revision=self._revision,
+            )
+            return adapter
+
+        connection = Connection(sock, peer_address, DOOR, self.shell, make)
+        self.shell.end_turn()
+        await connection.run()
+        assert adapter is not None
+        if adapter.opened:
+            self._told.pop(whom, None)
+        failure = adapter.failure
+        why = f"broker {broker} at {address}: {failure or 'the connection ended'}"
+        self._note(whom, "the link to a peer is over" if adapter.opened else "no link to a peer", why)
+        return adapter.opened
+
+
+class _Accepted(FollowerAdapter):
+    """Says why it ended to whoever accepted it."""
+
+    over: Callable[[PeerError], None] | None = None
+
+    def end(self, error: PeerError) -> None:
+        """See `PeerAdapter`."""
+        if not self.closed and self.over is not None and not error.told:
+            self.over(error)
+        super().end(error)
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+async def _no_wait() -> None:
+    """Rule 4."""
+
+
+async def _connect(address: str) -> socket.socket:
+    """A connection to "host:port", as a plain non-blocking socket. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    found: Any = await trio.socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, where = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        error = sock.connect_ex(where)
+        if error == errno.EINPROGRESS:
+            await trio.lowlevel.wait_writable(sock)
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+    except BaseException:
+        sock.close()
+        raise
+    return sock

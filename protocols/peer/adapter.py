@@ -1,0 +1,124 @@
+"""A link to another broker, between the shell and the replicas: the handshake, signs of life, and how it ends.
+
+1. What both ends have in common is `PeerAdapter`; what a link of kind `replica` carries is in `adapter_replica.py`.
+2. A link that is open is handed to the replicas, and taken back when it is lost.
+3. A peer that said nothing for `silence_ms_max` is taken for gone, unless it was this process that could not listen.
+4. However it ends, `failure` says why in one line; the peer is told unless it said it itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protocols.peer.config import PeerConfig
+from protocols.peer.connection import Link
+from protocols.peer.wire import AnyFrame, Error, ErrorCode, PeerError, encode
+from protocols.sansio import Outbox
+
+
+class PeerAdapter:
+    """See the module and `protocols.sansio.Adapter`."""
+
+    def __init__(self, link: Link, outbox: Outbox, *, clock: Callable[[], float], config: PeerConfig) -> None:
+        self.link = link
+        self.failure: PeerError | None = None
+        """Why the link was closed, if it was not the connection that ended."""
+        self.opened = False
+        """It was open, whatever became of it."""
+        self.closed = self.published = self.held = False
+        self._outbox = outbox
+        self._clock = clock
+        self._config = config
+        self._lost = False
+        self._heard_s = self._said_s = clock()
+        self._handshake_until_s = self._heard_s + config.handshake_timeout_ms / 1000
+        self._send_outgoing()
+
+    @property
+    def broker(self) -> int:
+        """The peer's id, once the link is open."""
+        assert self.link.peer is not None
+        return self.link.peer.broker_id
+
+    @property
+    def broker_epoch(self) -> int:
+        """The peer's broker epoch, once the link is open."""
+        assert self.link.peer is not None
+        return self.link.peer.broker_epoch
+
+    async def handle(self, data: bytes) -> None:
+        """Take bytes from the peer; `b""` is its end."""
+        if not data:
+            self.closed = True
+            return
+        self._heard_s = self._clock()
+        try:
+            frames = self.link.receive(data)
+            self._send_outgoing()
+            if self.link.open and not self.opened:
+                self.opened = True
+                self._link_opened()
+            for frame in frames:
+                if not self.closed:
+                    self._take(frame)
+        except PeerError as error:
+            self.end(error)
+
+    def next_timer_at(self) -> float:
+        """When there has been silence for too long."""
+        return self._heard_s + self._config.silence_ms_max / 1000 if self.opened else self._handshake_until_s
+
+    def handle_timer(self, now: float) -> None:
+        """Give up a peer that is silent."""
+        due = self.next_timer_at()
+        heartbeat_s = self._config.heartbeat_ms / 1000
+        if not self.opened:
+            self.end(PeerError(ErrorCode.TIMED_OUT, f"no handshake in {self._config.handshake_timeout_ms} ms"))
+        elif now - due > heartbeat_s:
+            self._heard_s += now - due + heartbeat_s  # what it said meanwhile is still to be read
+        else:
+            self.end(PeerError(ErrorCode.TIMED_OUT, f"silent for {self._config.silence_ms_max} ms"))
+
+    def connection_lost(self) -> None:
+        """The transport is gone."""
+        self._lose()
+
+    def shut_down(self, reason: str) -> None:
+        """The broker is stopping."""
+        self.end(PeerError(ErrorCode.SHUTTING_DOWN, reason))
+
+    def end(self, error: PeerError) -> None:
+        """Close, and say why."""
+        if self.closed:
+            return
+        self.failure = error
+        self._outbox.write(b"" if error.told else encode(Error(int(error.code), str(error))))
+        self.closed = True
+        self._lose()
+
+    def replaced(self) -> None:
+        """The same broker has another link now."""
+        self.end(PeerError(ErrorCode.REPLACED, "there is a newer link"))
+
+    def _lose(self) -> None:
+        if self.opened and not self._lost:
+            self._lost = True
+            self._link_lost()
+
+    def _send_outgoing(self) -> None:
+        if self.link.outgoing:
+            self._outbox.write(bytes(self.link.outgoing))
+            self.link.outgoing.clear()
+
+    def _silent(self) -> bool:
+        """Whether the peer has heard nothing of this side for long enough."""
+        return self._clock() - self._said_s >= self._config.heartbeat_ms / 2000
+
+    def _link_opened(self) -> None:
+        raise NotImplementedError
+
+    def _link_lost(self) -> None:
+        raise NotImplementedError
+
+    def _take(self, frame: AnyFrame) -> None:
+        raise NotImplementedError

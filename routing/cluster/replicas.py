@@ -1,0 +1,408 @@
+"""The replicas of a broker, and what goes between them and those of others in a turn.
+
+1. Roles decide (`core_log/replication`), links carry (`FollowerLink`, `LeaderLink`): here is who has something to say,
+   to whom, and when. Logs note that they have news; a turn looks at those only, and says all to each peer at once.
+2. A turn ends with it after the logs were written to and before anything is sent: what was appended goes to the
+   followers while this disk writes it, too.
+3. A follower that has no credit, or takes nothing, is told of watermarks all the same; batches wait until it has.
+4. Logs of which a follower is not in sync come after all others, and share `catch_up_bytes_per_s`. What is not in
+   memory any more is read in a thread, for two logs at a time.
+5. A replica that would have to cut what is committed is not one of its leader's log: it asks for nothing any more, and
+   says so in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from core_log.errors import BelowHighWatermark, CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.partition_log import PartitionLog
+from core_log.replica_log import ReplicaLog
+from core_log.replication.follower import Follower
+from core_log.replication.leader import Leader
+from core_log.replication.messages import Batches, Diverging, Position, Refused, Reply
+from core_log.replication.replica import Replica
+from core_log.replication.state import LogState
+
+logger = logging.getLogger(__name__)
+
+_COLD_READS_MAX = 2
+_RETRY_S = 1.0
+_PASSES_MAX = 4
+"""What is committed may make something else committed within a turn, but not for ever."""
+
+
+class FollowerLink(Protocol):
+    """To a broker that follows logs led here."""
+
+    @property
+    def broker(self) -> int:
+        """Its id."""
+
+    @property
+    def broker_epoch(self) -> int:
+        """The epoch of its process."""
+
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes of batches may be sent now."""
+
+    def send(self, batches: Sequence[Batches]) -> None:
+        """Say all of this, or with nothing that this broker lives."""
+
+    def answer(self, reply: Diverging | Refused) -> None:
+        """Answer a position that cannot be followed."""
+
+    def replaced(self) -> None:
+        """The same broker has another link now: end."""
+
+
+class LeaderLink(Protocol):
+    """To a broker that leads logs followed here."""
+
+    @property
+    def broker(self) -> int:
+        """Its id."""
+
+    def send(self, positions: Sequence[Position]) -> None:
+        """Say all of this, or with nothing that this broker lives."""
+
+    def replaced(self) -> None:
+        """The same broker has another link now: end."""
+
+
+class Allowance:
+    """So many bytes a second, as they come; at most one second's are kept."""
+
+    def __init__(self, bytes_per_s: int, now_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._bytes = float(bytes_per_s)
+        self._at_s = now_s
+
+    def left(self, now_s: float) -> int:
+        """How many there are now."""
+        self._bytes = min(self._bytes + (now_s - self._at_s) * self._bytes_per_s, self._bytes_per_s)
+        self._at_s = now_s
+        return int(self._bytes)
+
+    def take(self, count: int) -> None:
+        """Use some; a single batch may be more than there are."""
+        self._bytes -= count
+
+
+class Replicas:
+    """See the module. `tick` is to be called every fifth of a second or so, `end_turn` whenever a turn ends."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        spawn: Callable[..., Any],
+        want_turn: Callable[[], None],
+        read_bytes_max: int = 1 << 20,
+        catch_up_bytes_per_s: int = 64 << 20,
+    ) -> None:
+        """`spawn` starts a task, `want_turn` has a turn soon; `read_bytes_max` is for one log in one turn."""
+        self.by_name: dict[str, Replica] = {}
+        self.followers: dict[int, FollowerLink] = {}
+        """Links to brokers that follow, by their id."""
+        self.leaders: dict[int, LeaderLink] = {}
+        """Links to brokers that may lead, by their id."""
+        self.decide: Callable[[Leader], None] | None = None
+        """Called for a leader whose ISR may have to change: see `Leader.wish`."""
+        self._clock = clock
+        self._spawn = spawn
+        self._want_turn = want_turn
+        self._read_bytes_max = read_bytes_max
+        self._catch_up = Allowance(catch_up_bytes_per_s, clock())
+        self._by_log: dict[PartitionLog, Replica] = {}
+        self._news: dict[ReplicaLog, None] = {}
+        self._held: dict[int, dict[ReplicaLog, None]] = {}
+        self._busy: set[object] = set()
+        self._cold_reads = trio.CapacityLimiter(_COLD_READS_MAX)
+
+    # ---- what there is
+
+    def add(self, replica: Replica) -> None:
+        """One more."""
+        self.by_name[replica.name] = self._by_log[replica.log] = replica
+        replica.log.news = self._news
+        replica.log.listeners.append(self._log_changed)
+        self._news[replica.log] = None
+
+    def remove(self, name: str) -> None:
+        """One less."""
+        replica = self.by_name.pop(name)
+        del self._by_log[replica.log]
+        replica.log.news = None
+        replica.log.listeners.remove(self._log_changed)
+        self._news.pop(replica.log, None)
+
+    def _log_changed(self, log: PartitionLog) -> None:
+        self._news[self._by_log[log].log] = None
+
+    def on_state(self, name: str, state: LogState, revision: int) -> None:
+        """What the metadata says of a log."""
+        replica = self.by_name[name]
+        before = replica.role
+        replica.on_state(state, revision, self._clock())
+        self._assumed(replica, before)
+
+    def registered(self, broker_epoch: int) -> None:
+        """This broker stands in the metadata under an epoch of its own, or with 0 does not any more."""
+        for replica in self.by_name.values():
+            replica.registered(broker_epoch)
+            self._news[replica.log] = None
+
+    def _assumed(self, replica: Replica, before: Leader | Follower | None) -> None:
+        role = replica.role
+        if role is not before and isinstance(role, Leader):
+            for broker, link in self.followers.items():
+                role.link_up(broker, link.broker_epoch, self._clock())
+        self._news[replica.log] = None
+
+    # ---- links
+
+    def follower_linked(self, link: FollowerLink) -> None:
+        """A broker asks for what is led here; an older link to it is over."""
+        old = self.followers.pop(link.broker, None)
+        if old is not None:
+            old.replaced()
+        self.followers[link.broker] = link
+        self._held.pop(link.broker, None)
+        for replica in self.by_name.values():
+            if isinstance(replica.role, Leader):
+                replica.role.link_up(link.broker, link.broker_epoch, self._clock())
+
+    def follower_lost(self, link: FollowerLink) -> None:
+        """A link is over."""
+        if self.followers.get(link.broker) is not link:
+            return
+        del self.followers[link.broker]
+        self._held.pop(link.broker, None)
+        for replica in self.by_name.values():
+            if isinstance(replica.role, Leader):
+                replica.role.link_down(link.broker, self._clock())
+
+    def leader_linked(self, link: LeaderLink) -> None:
+        """A broker that may lead is reached."""
+        old = self.leaders.pop(link.broker, None)
+        if old is not None:
+            old.replaced()
+        self.leaders[link.broker] = link
+        for replica in self.by_name.values():
+            if isinstance(replica.role, Follower) and replica.role.leader == link.broker:
+                replica.role.link_up()
+                self._news[replica.log] = None
+
+    def leader_lost(self, link: LeaderLink) -> None:
+        """A link is over."""
+        if self.leaders.get(link.broker) is link:
+            del self.leaders[link.broker]
+
+    def on_positions(self, link: FollowerLink, positions: Sequence[Position]) -> None:
+        """A follower's orders, or a sign that it has room again."""
+        if self.followers.get(link.broker) is not link:
+            return
+        now_s = self._clock()
+        for position in positions:
+            replica = self.by_name.get(position.log)
+            role = replica.role if replica is not None else None
+            if replica is None or not isinstance(role, Leader):
+                state = replica.state if replica is not None else None
+                known = (None, 0) if state is None else (state.leader, state.leader_epoch)
+                link.answer(Refused(position.log, "not_leader", *known))
+                continue
+            answer = role.on_position(link.broker, position, now_s)
+            if isinstance(answer, Diverging | Refused):
+                link.answer(answer)
+            if self.decide is not None:
+                self.decide(role)
+            self._news[replica.log] = None
+        self.has_room(link)
+
+    def has_room(self, link: FollowerLink) -> None:
+        """What waited for credit, or for the socket, may go on."""
+        self._news |= self._held.pop(link.broker, {})
+
+    def on_reply(self, link: LeaderLink, reply: Reply) -> None:
+        """What a leader says. Raises CorruptBatch for what is no batch."""
+        replica = self.by_name.get(reply.log)
+        role = replica.role if replica is not None else None
+        if replica is None or not isinstance(role, Follower) or self.leaders.get(role.leader) is not link:
+            return
+        if isinstance(reply, Batches):
+            role.on_batches(reply)
+        elif isinstance(reply, Diverging):
+            role.on_diverging(reply)
+        else:
+            role.on_refused(reply)
+        self._news[replica.log] = None
+
+    # ---- turns
+
+    def tick(self) -> None:
+        """Promise, and ask for promises, again; look whose turn it is to join or leave."""
+        now_s = self._clock()
+        positions: dict[LeaderLink, list[Position]] = {}
+        for replica in self.by_name.values():
+            role = replica.role
+            if isinstance(role, Leader):
+                role.tick(now_s)
+                if self.decide is not None:
+                    self.decide(role)
+                self._news[replica.log] = None
+            elif isinstance(role, Follower):
+                self._follow(replica, role, positions, again=True)
+        for link in list(self.leaders.values()):
+            link.send(positions.get(link, ()))
+        self._end_turn(now_s)
+        for to in list(self.followers.values()):
+            to.send(())
+
+    def end_turn(self) -> None:
+        """Say what is new."""
+        if self._news:
+            self._end_turn(self._clock())
+
+    def _end_turn(self, now_s: float) -> None:
+        for _ in range(_PASSES_MAX):
+            if not self._news:
+                return
+            logs = list(self._news)
+            self._news.clear()
+            self._pass(logs, now_s)
+
+    def _pass(self, logs: list[ReplicaLog], now_s: float) -> None:
+        positions: dict[LeaderLink, list[Position]] = {}
+        batches: dict[FollowerLink, list[Batches]] = {}
+        room = {link: link.room_bytes for link in self.followers.values()}
+        late: list[tuple[Replica, Leader, FollowerLink]] = []
+        for log in logs:
+            replica = self._by_log.get(log)
+            role = replica.role if replica is not None else None
+            if replica is None or role is None:
+                continue
+            role.log_advanced()
+            if isinstance(role, Follower):
+                self._follow(replica, role, positions)
+                continue
+            insync = role.state.isr_brokers
+            for broker in role.followers:
+                link = self.followers.get(broker)
+                if link is None:
+                    continue
+                if broker in insync:
+                    self._lead(replica, role, link, room, batches, now_s)
+                else:
+                    late.append((replica, role, link))
+        for replica, role, link in late:
+            before = room[link]
+            room[link] = min(before, max(self._catch_up.left(now_s), 0))
+            allowed = room[link]
+            self._lead(replica, role, link, room, batches, now_s)
+            used = allowed - room[link]
+            self._catch_up.take(used)
+            room[link] = before - used
+        for to, messages in batches.items():
+            to.send(messages)
+        for leader, orders in positions.items():
+            leader.send(orders)
+
+    # ---- leading
+
+    def _lead(
+        self,
+        replica: Replica,
+        role: Leader,
+        link: FollowerLink,
+        room: dict[FollowerLink, int],
+        batches: dict[FollowerLink, list[Batches]],
+        now_s: float,
+    ) -> None:
+        left = room[link]
+        message = role.due(link.broker, now_s, bytes_max=min(left, self._read_bytes_max))
+        if message is not None:
+            room[link] = left - sum(map(len, message.batches))
+            batches.setdefault(link, []).append(message)
+        progress = role.followers[link.broker]
+        if not progress.accepted or progress.refusing or progress.next_offset >= role.log.log_end_offset:
+            return
+        # There is more. It goes on when the follower has taken this.
+        self._held.setdefault(link.broker, {})[replica.log] = None
+        key = (role, link.broker)
+        if left > 0 and (message is None or not message.batches) and key not in self._busy:
+            cold = role.cold(link.broker)
+            if cold is not None:
+                self._busy.add(key)
+                self._spawn(self._read_cold, replica, role, link, *cold)
+
+    async def _read_cold(self, replica: Replica, role: Leader, link: FollowerLink, offset: int, written: int) -> None:
+        try:
+            async with self._cold_reads:
+                batches = await self._cold(role.log, offset, min(max(link.room_bytes, 1), self._read_bytes_max))
+        finally:
+            self._busy.discard((role, link.broker))
+        if replica.role is not role or self.followers.get(link.broker) is not link:
+            return
+        cold = role.cold(link.broker)
+        if batches is not None and cold is not None and cold[0] == offset:
+            while len(batches) > 1 and sum(map(len, batches)) > link.room_bytes:
+                batches.pop()
+            if link.room_bytes > 0:
+                now_s = self._clock()
+                message = role.sending(link.broker, tuple(batches), now_s, end=written)
+                if link.broker not in role.state.isr_brokers:
+                    self._catch_up.take(sum(map(len, batches)))
+                link.send((message,))
+        self._news[role.log] = None
+        self._want_turn()
+
+    async def _cold(self, log: ReplicaLog, offset: int, bytes_max: int) -> list[Any] | None:
+        """Batches from the disk; None when there is something wrong with that, after a while if it is the disk."""
+        try:
+            return await log.read_replica_cold(offset, bytes_max)
+        except OffsetOutOfRange:
+            return None
+        except (CorruptBatch, OSError) as error:
+            logger.error("%s: cannot be read for a follower: %s", log.directory, error)
+            await trio.sleep(_RETRY_S)
+            return None
+
+    # ---- following
+
+    def _follow(
+        self, replica: Replica, role: Follower, positions: dict[LeaderLink, list[Position]], *, again: bool = False
+    ) -> None:
+        if role.needs_repair:
+            if role not in self._busy and not replica.log.truncating:
+                self._busy.add(role)
+                self._spawn(self._repair, replica, role)
+            return
+        link = self.leaders.get(role.leader)
+        position = role.position(again=again) if link is not None else None
+        if link is not None and position is not None:
+            replica.promise(self._clock())
+            positions.setdefault(link, []).append(position)
+
+    async def _repair(self, replica: Replica, role: Follower) -> None:
+        what = f"cut to {role.cut_to}" if role.cut_to is not None else f"begun anew at {role.restart_at}"
+        logger.warning("%s: ends at %d, is %s as its leader's", role.name, role.log.log_end_offset, what)
+        try:
+            await role.repair()
+        except BelowHighWatermark as error:
+            logger.error("%s: this replica is out of service: %s", role.name, error)
+            replica.lost = True
+            return  # it stays busy: nothing is asked for any more
+        except (LogUnavailable, OSError) as error:
+            logger.error("%s: %s", role.name, error)
+            await trio.sleep(_RETRY_S)
+        self._busy.discard(role)
+        before = replica.role
+        replica.assume(self._clock())
+        self._assumed(replica, before)
+        self._want_turn()
