@@ -4,10 +4,12 @@
    to whom, and when. Logs note that they have news; a turn looks at those only, and says all to each peer at once.
 2. A turn ends with it after the logs were written to and before anything is sent: what was appended goes to the
    followers while this disk writes it, too.
-3. A follower that has no credit, or takes nothing, is told of watermarks all the same; batches wait until it has.
-4. Logs of which a follower is not in sync come after all others, and share `catch_up_bytes_per_s`. What is not in
+3. A follower acknowledges what it got when that is written, and is told of the high watermark with the next batches, or
+   with the next tick: so a batch costs one frame each way.
+4. A follower that has no credit, or takes nothing, is told of watermarks all the same; batches wait until it has.
+5. Logs of which a follower is not in sync come after all others, and share `catch_up_bytes_per_s`. What is not in
    memory any more is read in a thread, for two logs at a time.
-5. A replica that would have to cut what is committed is not one of its leader's log: it asks for nothing any more, and
+6. A replica that would have to cut what is committed is not one of its leader's log: it asks for nothing any more, and
    says so in the log.
 """
 
@@ -241,7 +243,9 @@ class Replicas:
             role.on_diverging(reply)
         else:
             role.on_refused(reply)
-        self._news[replica.log] = None
+        log = replica.log
+        if log.written_offset == log.log_end_offset or role.needs_repair:
+            self._news[log] = None  # else when it is written: one position says both
 
     # ---- turns
 
@@ -260,7 +264,7 @@ class Replicas:
                 self._follow(replica, role, positions, again=True)
         for link in list(self.leaders.values()):
             link.send(positions.get(link, ()))
-        self._end_turn(now_s)
+        self._end_turn(now_s, tick=True)
         for to in list(self.followers.values()):
             to.send(())
 
@@ -269,15 +273,15 @@ class Replicas:
         if self._news:
             self._end_turn(self._clock())
 
-    def _end_turn(self, now_s: float) -> None:
+    def _end_turn(self, now_s: float, *, tick: bool = False) -> None:
         for _ in range(_PASSES_MAX):
             if not self._news:
                 return
             logs = list(self._news)
             self._news.clear()
-            self._pass(logs, now_s)
+            self._pass(logs, now_s, tick)
 
-    def _pass(self, logs: list[ReplicaLog], now_s: float) -> None:
+    def _pass(self, logs: list[ReplicaLog], now_s: float, tick: bool) -> None:
         positions: dict[LeaderLink, list[Position]] = {}
         batches: dict[FollowerLink, list[Batches]] = {}
         room = {link: link.room_bytes for link in self.followers.values()}
@@ -292,9 +296,12 @@ class Replicas:
                 self._follow(replica, role, positions)
                 continue
             insync = role.state.isr_brokers
-            for broker in role.followers:
+            news = log.log_start_offset, role.sync_before()
+            for broker, progress in role.followers.items():
                 link = self.followers.get(broker)
                 if link is None:
+                    continue
+                if progress.next_offset >= log.log_end_offset and progress.told[1:] == news and not tick:
                     continue
                 if broker in insync:
                     self._lead(replica, role, link, room, batches, now_s)
