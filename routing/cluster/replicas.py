@@ -245,7 +245,9 @@ class Replicas:
             role.on_refused(reply)
         log = replica.log
         if log.written_offset == log.log_end_offset or role.needs_repair:
-            self._news[log] = None  # else when it is written: one position says both
+            self._news[log] = None
+        else:
+            self._news.pop(log, None)  # when it is written, one position says all of it
 
     # ---- turns
 

@@ -31,11 +31,12 @@ from core_log.replication.replica import Replica
 from core_log.replication.state import LogState
 from delay.timer_service import TimerService
 from gateway.config import Limits
-from gateway.listener import open_listener
+from gateway.listener import Listener, open_listener
 from gateway.outbox import Outboxes
-from gateway.peers import Peers, check_epoch
+from gateway.peers import MembersDirectory, Peers, check_epoch
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import PeerId
+from routing.cluster.members import Members
 from routing.cluster.replicas import Replicas
 
 LOG = "topics/t-0"
@@ -73,7 +74,7 @@ class Node:
 
     def __init__(
         self, directory: Path, me: int, nursery: trio.Nursery, *, config: PeerConfig, epoch: int, logs: list[str],
-        log_config: LogConfig,
+        log_config: LogConfig, members: Members | None = None, listener: Listener | None = None,
     ) -> None:  # fmt: skip
         self.me, self.epoch = me, epoch
         self.files = OsFiles(str(directory))
@@ -88,11 +89,11 @@ class Node:
             clock=trio.current_time, spawn=nursery.start_soon, want_turn=self.outboxes.want_turn, read_bytes_max=1 << 20
         )
         self.flusher.after_turn = self.timers.after_turn = self.end_turn
-        self.listener = open_listener("peer", "127.0.0.1", 0)
+        self.listener = listener or open_listener("peer", "127.0.0.1", 0)
         self.address = self.listener.address
         self.peers = Peers(
             config,
-            self.directory,
+            self.directory if members is None else MembersDirectory(members),
             self.replicas,
             limits=limits,
             outboxes=self.outboxes,
@@ -165,12 +166,21 @@ async def running(
     epoch: int = 1,
     logs: list[str] | None = None,
     log_config: LogConfig | None = None,
+    **also: Any,
 ) -> AsyncIterator[Node]:
     """A node until the block ends."""
     async with trio.open_nursery() as nursery:
         settings = log_config or LogConfig(tail_cache_bytes=8 << 20)
+        names = [LOG] if logs is None else logs
         node = Node(
-            directory, me, nursery, config=config or PeerConfig(), epoch=epoch, logs=logs or [LOG], log_config=settings
+            directory,
+            me,
+            nursery,
+            config=config or PeerConfig(),
+            epoch=epoch,
+            logs=names,
+            log_config=settings,
+            **also,
         )
         await nursery.start(node.flusher.run)
         nursery.start_soon(node.timers.run)
