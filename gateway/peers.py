@@ -170,9 +170,18 @@ class Peers:
     def _accepted(self, outbox: Outbox, peer: str, certificate_name: str | None) -> PeerAdapter:
         me = self._identity()
         who = me or PeerId("", 0, 0, "")
-        link = Acceptor(self._config, who, _nonce(), self._admit, loopback=is_loopback(peer))
+        whom = ("from", peer.rpartition(":")[0])
+
+        def admit(peer: PeerId) -> None:
+            self._admit(peer)
+            self._told.pop(whom, None)
+
+        def over(error: PeerError) -> None:
+            self._note(whom, "the link of a peer is over" if adapter.opened else "a peer was refused", error)
+
+        link = Acceptor(self._config, who, _nonce(), admit, loopback=is_loopback(peer))
         adapter = _Accepted(link, outbox, self._replicas, clock=trio.current_time, config=self._config)
-        adapter.over = lambda error: self._note(("from", peer.rpartition(":")[0]), "a peer was refused", error)
+        adapter.over = over
         if me is None:
             adapter.end(PeerError(ErrorCode.NOT_A_MEMBER, "this broker is not registered now"))
         return adapter

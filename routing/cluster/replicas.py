@@ -222,8 +222,8 @@ class Replicas:
             answer = role.on_position(link.broker, position, now_s)
             if isinstance(answer, Diverging | Refused):
                 link.answer(answer)
-            if self.decide is not None:
-                self.decide(role)
+            if self.decide is not None and (position.refusing or link.broker not in role.state.isr_brokers):
+                self.decide(role)  # others leave by the clock, which `tick` looks at
             self._news[replica.log] = None
         self.has_room(link)
 
