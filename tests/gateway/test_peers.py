@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import trio
 from structlog.testing import capture_logs
 
 from core_log.log_config import LogConfig
+from core_log.replication.leader import Leader
 from core_log.replication.messages import Batches
 from protocols.buffers import FrameReader
 from protocols.peer import wire
@@ -187,6 +189,31 @@ async def test_a_tail_that_the_leader_does_not_have_is_cut_off(tmp_path: Path) -
         assert same(one, two)
         assert two.log().epochs.entries == [(1, 0), (2, 10)]
         assert two.log().log_end_offset == 25
+
+
+async def test_a_follower_whose_disk_refuses_says_so_and_catches_up(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (one, two):
+        lead(one, 1, two)
+        introduce(one, two)
+        end = one.append(batch_of(0, 10, 100))
+        one.end_turn()
+        await committed(one, end)
+        two.files.failing["write"] = errno.ENOSPC
+        one.append(batch_of(10, 10, 1000))
+        one.end_turn()
+        role = one.replicas.by_name[LOG].role
+        assert isinstance(role, Leader)
+        await until(lambda: role.followers[2].refusing)
+        sent = role.followers[2].next_offset
+        for number in range(2, 20):
+            end = one.append(batch_of(number * 10, 10, 1000))
+            one.end_turn()
+        await trio.sleep(0.3)
+        assert role.followers[2].next_offset == sent, "nothing is sent to who cannot keep it"
+        assert one.log().high_watermark == 10
+        del two.files.failing["write"]
+        await committed(one, end)
+        assert same(one, two)
 
 
 async def test_a_follower_older_than_the_leaders_log_begins_anew(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import structlog
 import trio
 
 from core_log import checkpoint, high_watermarks
-from core_log.files import OsFiles
+from core_log.files import FaultyFiles, OsFiles
 from core_log.log_config import LogConfig
 from core_log.log_flusher import LogFlusher
 from core_log.record_batch import BatchBuilder
@@ -77,7 +77,7 @@ class Node:
         log_config: LogConfig, members: Members | None = None, listener: Listener | None = None,
     ) -> None:  # fmt: skip
         self.me, self.epoch = me, epoch
-        self.files = OsFiles(str(directory))
+        self.files = FaultyFiles(OsFiles(str(directory)))
         self.files.make_directory("")
         self.directory = StaticDirectory(PeerId("cluster", me, epoch, f"d{me}"))
         self.flusher = LogFlusher(retry_interval_s=0.1)
