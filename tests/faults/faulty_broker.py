@@ -16,7 +16,7 @@ from gateway.cli import main
 
 def faulty_files(root: str) -> FaultyFiles:
     """The files of the operating system, which signals break and mend."""
-    files, fault = FaultyFiles(OsFiles(root)), os.environ.pop("FAULTY_BROKER_FAULT")
+    files, fault = FaultyFiles(OsFiles(root)), os.environ["FAULTY_BROKER_FAULT"]
 
     def break_files(*_: object) -> None:
         if fault == "full":

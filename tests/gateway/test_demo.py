@@ -255,5 +255,7 @@ def test_an_interrupt_leaves_nothing(run_demo: type[Demo], number: signal.Signal
     run = run_demo("-m", "gateway", "demo")
     run.read_to("broker ready")
     run.process.send_signal(number)
-    assert run.finish() == demo.INTERRUPTED
+    # CPython ends itself with SIGINT if an interrupt once passed an exec of text (as in making a dataclass), caught or
+    # not; a shell says 130 of both.
+    assert run.finish() in (demo.INTERRUPTED, -signal.SIGINT), run.output
     assert "Interrupted." in run.output
