@@ -18,10 +18,11 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 import trio
+from sortedcontainers import SortedDict
 
 from core_log.errors import BatchTooLarge, Conflict, MetadataUnavailable
 from core_log.metadata import etcd_wire as wire
@@ -64,7 +65,7 @@ class EtcdStore:
         self._client = client
         self._prefix = prefix
         self._lease_ttl_s = lease_ttl_s
-        self._entries: dict[bytes, MetadataEntry] = {}
+        self._entries: SortedDict[bytes, MetadataEntry] = SortedDict()
         self._name = name if name is not None else secrets.token_hex(6).encode()
         self._changes = 0
         self._made: dict[bytes, int] = {}
@@ -86,11 +87,13 @@ class EtcdStore:
 
     def get(self, key: bytes) -> MetadataEntry | None:
         """The entry of a key; None when it is not there."""
-        return self._entries.get(key)
+        found: MetadataEntry | None = self._entries.get(key)
+        return found
 
     def items(self, prefix: bytes = b"") -> Iterable[tuple[bytes, MetadataEntry]]:
-        """All keys that begin with `prefix`, with their entries."""
-        return [(key, entry) for key, entry in self._entries.items() if key.startswith(prefix)]
+        """All keys that begin with `prefix`, in their order, with their entries. Others are not looked at."""
+        entries = self._entries
+        return [(key, entries[key]) for key in takewhile(lambda key: key.startswith(prefix), entries.irange(prefix))]
 
     async def caught_up(self, revision: int) -> None:
         """See `MetadataStore`."""
