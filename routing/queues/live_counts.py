@@ -62,6 +62,13 @@ class LiveCounts:
             counts[at] += (stop - first) * sign
             first, at = stop, at + 1
 
+    def _part_end(self, offset: int) -> int:
+        """Where the part that an offset lies in ends."""
+        block = offset >> BLOCK_BITS
+        starts, _ = self._parts.get(block, ((), ()))
+        at = bisect_right(starts, offset)
+        return starts[at] if at < len(starts) else block + 1 << BLOCK_BITS
+
     def follow(self, segment: object, offset: int) -> None:
         """The log has come to `offset`, and this is its segment: if that is a new one, what follows is another part."""
         if segment is not self._segment:
@@ -137,13 +144,8 @@ class LiveCounts:
             return
         at = 0
         while at < len(offsets):
-            block = offsets[at] >> BLOCK_BITS
-            stop = bisect_left(offsets, block + 1 << BLOCK_BITS, at)
-            if block in self._parts:
-                for offset in offsets[at:stop]:
-                    self.add(offset, 1, -1)
-            else:
-                self.add(offsets[at], stop - at, -1)
+            stop = bisect_left(offsets, self._part_end(offsets[at]), at)
+            self.add(offsets[at], stop - at, -1)  # as many as these, within one part
             at = stop
         self._cache.release_offsets(offsets)
 
