@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from protocols.buffers import LENGTH_BYTES as LENGTH_BYTES
-from protocols.buffers import BytesLike
+from protocols.buffers import BytesLike, plain
 from protocols.native.errors import ErrorCode, ProtocolError, WireError
 from protocols.sansio import RemoteProtocolError
 
@@ -377,15 +377,6 @@ def _api(message: Request | Reply) -> int:
     return tag
 
 
-def _plain(value: Any) -> Any:
-    """Structs nested in a message, as the lists they are on the wire."""
-    if isinstance(value, Struct):
-        return [_plain(item) for item in msgspec.structs.astuple(value)]
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value
-
-
 def encode(message: Request | Reply) -> Pieces:
     """Any request or reply as a frame in pieces; batches are passed through uncopied."""
     if isinstance(message, Produce):
@@ -395,7 +386,7 @@ def encode(message: Request | Reply) -> Pieces:
             message.correlation_id,
             [(e.error, e.log_start_offset, e.high_watermark, [e.records]) for e in message.entries],
         )
-    return _framed([msgpack.packb((_api(message), *_plain(message)))])
+    return _framed([msgpack.packb((_api(message), *plain(message)))])
 
 
 def _bin_header(size: int) -> bytes:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgpack
 import msgspec
 from msgspec import Meta, Struct
 
 from core_log.replication import messages
-from protocols.buffers import LENGTH_BYTES, BytesLike
+from protocols.buffers import LENGTH_BYTES, BytesLike, plain
 from protocols.sansio import RemoteProtocolError
 
 VERSION = 1
@@ -205,20 +205,11 @@ def decode(frame: BytesLike) -> AnyFrame:
         raise PeerError(ErrorCode.MALFORMED_FRAME, f"a frame that cannot be read: {error}") from None
 
 
-def _plain(value: Any) -> Any:
-    """Structs nested in a frame, as the arrays they are on the wire."""
-    if isinstance(value, Struct):
-        return [_plain(item) for item in msgspec.structs.astuple(value)]
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value
-
-
 def encode(frame: AnyFrame) -> bytes:
     """A frame with its length; for `Batches` rather use `encode_batches`, which copies nothing."""
     if isinstance(frame, Batches):
         return b"".join(encode_batches([messages.Batches(*msgspec.structs.astuple(entry)) for entry in frame.entries]))
-    body: bytes = msgpack.packb((type(frame).__struct_config__.tag, *_plain(frame)))
+    body: bytes = msgpack.packb((type(frame).__struct_config__.tag, *plain(frame)))
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pika
@@ -135,6 +135,20 @@ def free_bytes(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+@contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """Somebody else's file has taken what was left of the disk, to the last byte; it goes at the end."""
+    path = disk / "somebody's"
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 16)):
+            pass
+    try:
+        assert free_bytes(disk) == 0
+        yield
+    finally:
+        path.unlink()
+
+
 def test_filled_over_amqp_and_killed_in_the_middle(broker: BrokerProcess) -> None:
     confirmed = fill(broker, "q")
     assert len(confirmed) > 400
@@ -220,11 +234,7 @@ def test_filled_by_somebody_else(broker: BrokerProcess, small_disk: Path, killed
     for number in range(150):
         channel.basic_publish("", "e", body(number), PERSISTENT)
     until(lambda: (broker.data_dir / "reserve").exists(), "no reserve")
-    with (small_disk / "somebody's").open("wb", buffering=0) as file:
-        with suppress(OSError):
-            while file.write(bytes(1 << 16)):
-                pass
-        assert free_bytes(small_disk) == 0
+    with filled(small_disk):
         until(lambda: not publishes(broker, "other"), "publishers are not blocked on a full disk")
         if killed:
             broker.kill9()
@@ -234,7 +244,6 @@ def test_filled_by_somebody_else(broker: BrokerProcess, small_disk: Path, killed
         broker.kill9()
         broker.start()
         assert set(drain(broker, "e", ready(broker, "e"))) <= {PROBE}, "what was settled came back"
-    (small_disk / "somebody's").unlink()
     until(lambda: publishes(broker, "e"), "service does not resume")
 
 
@@ -251,11 +260,7 @@ def test_stragglers_on_a_disk_that_somebody_else_has_filled(
         channel.basic_publish("", "s", body(number), pika.BasicProperties(delivery_mode=2, message_id=str(number)))
     connection.close()
     until(lambda: (broker.data_dir / "reserve").exists(), "no reserve")
-    with (small_disk / "somebody's").open("wb", buffering=0) as file:
-        with suppress(OSError):
-            while file.write(bytes(1 << 16)):
-                pass
-        assert free_bytes(small_disk) == 0
+    with filled(small_disk):
         connection = connect(broker)
         channel = connection.channel()
         for number in range(300):
@@ -267,4 +272,3 @@ def test_stragglers_on_a_disk_that_somebody_else_has_filled(
         broker.kill9()
         broker.start()
         assert drain(broker, "s", ready(broker, "s")) == list(range(0, 300, 10))
-    (small_disk / "somebody's").unlink()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import Files, MemoryFiles
 from routing.broker import Broker, open_broker
@@ -226,6 +227,12 @@ class Engine:
         self.turn()
         client.session.close()
         return out
+
+
+async def passing(clock: MockClock, seconds: float) -> None:
+    """Let time go by."""
+    clock.jump(seconds)
+    await wait_all_tasks_blocked()
 
 
 def _wall_clock_ms() -> int:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.files import MemoryFiles
 from routing.errors import BrokerError
 from tests.routing.harness import engine
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    return MockClock()
 
 
 async def test_only_who_holds_the_oldest_delivery_for_too_long_is_ended(clock: MockClock) -> None:

@@ -19,11 +19,6 @@ from tests.routing.harness import PERSISTENT, Client, Engine, engine, killed, wi
 DLX = {"x-dead-letter-exchange": "dlx"}
 
 
-@pytest.fixture
-def clock() -> MockClock:
-    return MockClock()
-
-
 def through(queue: str) -> dict[str, Any]:
     """Of a queue that keeps nothing: it all goes to another one."""
     return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue, "x-max-length": 0}

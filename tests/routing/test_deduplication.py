@@ -16,11 +16,6 @@ from tests.routing.harness import Client, Engine, engine, killed
 WINDOW = {"x-deduplication-window-ms": 10_000}
 
 
-@pytest.fixture
-def clock() -> MockClock:
-    return MockClock()
-
-
 def publish(client: Client, key: str, *ids: str | None, exchange: str = "", header: bool = False) -> None:
     """One slab of messages with these ids, which are their bodies as well; `client` asks for confirms."""
     raws = []

@@ -18,11 +18,6 @@ START_MS = 1_800_000_000_000
 RETAIN = {"x-retain": "1h"}
 
 
-@pytest.fixture
-def clock() -> MockClock:
-    return MockClock()
-
-
 async def publish(running: Engine, *bodies: object) -> None:
     client = running.client()
     await client.publish_safely("q", *bodies)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.facts import pack
 from routing.message import Slab
 from routing.session import Outcome
-from tests.routing.harness import PERSISTENT, TRANSIENT, Client, Engine, engine, killed
+from tests.routing.harness import PERSISTENT, TRANSIENT, Client, Engine, engine, killed, passing
 
 QUEUES = ("a", "b", "c", "d")
 
@@ -165,17 +165,6 @@ async def test_a_kill_at_any_write_leaves_all_or_nothing(what: str) -> None:
         assert all(redelivered for messages in drained for _, redelivered in messages)
         seen.add(distinct == nothing)
     assert seen == {True, False}
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    return MockClock()
-
-
-async def passing(clock: MockClock, seconds: float) -> None:
-    """Let time go by."""
-    clock.jump(seconds)
-    await wait_all_tasks_blocked()
 
 
 DELAYED = {"x-delayed": True, "x-max-priority": 3, "x-retry": [60_000]}

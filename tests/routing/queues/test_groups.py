@@ -154,11 +154,6 @@ async def test_limits_and_purges_reach_what_is_set_aside() -> None:
         assert running.count("q") == 1
 
 
-@pytest.fixture
-def clock() -> MockClock:
-    return MockClock()
-
-
 async def test_what_is_set_aside_expires(clock: MockClock) -> None:
     async with engine(MemoryFiles()) as running:
         client = await grouped(running, x_message_ttl=1000)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from core_log.files import MemoryFiles
 from routing.administration.operations import administer
@@ -15,7 +15,7 @@ from routing.message import Slab
 from routing.queues.line import Line
 from routing.queues.scattered import Scattered
 from routing.session import Outcome
-from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed
+from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed, passing
 
 
 def slab(key: str, bodies: list[str], facts: list[int] | int, exchange: str = "") -> Slab:
@@ -25,17 +25,6 @@ def slab(key: str, bodies: list[str], facts: list[int] | int, exchange: str = ""
 
 async def bodies_in(running: Engine, queue: str) -> list[str]:
     return [body for body, _ in await running.drain(queue)]
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    return MockClock()
-
-
-async def passing(clock: MockClock, seconds: float) -> None:
-    """Let time go by."""
-    clock.jump(seconds)
-    await wait_all_tasks_blocked()
 
 
 def prioritised(client: Client, *priorities: int, queue: str = "q") -> None:

@@ -13,22 +13,11 @@ from routing.errors import NotFound
 from routing.queues.returns import COUNT_HEADER
 from routing.queues.settings import QueueSettings
 from routing.session import Outcome
-from tests.routing.harness import Client, Engine, engine, killed
+from tests.routing.harness import Client, Engine, engine, killed, passing
 
 TO_D = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "d"}
 QUORUM = TO_D | {"x-queue-type": "quorum", "x-delivery-limit": 2}
 LADDER = {"x-retry": [1000, 5000, 60_000], "x-retry-then": "dead"}
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    return MockClock()
-
-
-async def passing(clock: MockClock, seconds: float) -> None:
-    """Let time go by."""
-    clock.jump(seconds)
-    await wait_all_tasks_blocked()
 
 
 class Taker(Client):
