@@ -13,7 +13,7 @@ import secrets
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from protocols.amqp import methods
 from protocols.amqp.adapter_properties import PROTOCOL, REPLY_TO, SpecialProperties, raw_of
@@ -29,7 +29,7 @@ from protocols.amqp.deliveries import (
 )
 from protocols.amqp.errors import SOFT, AmqpError
 from protocols.amqp.method_codec import Method
-from protocols.amqp.mixed_deliveries import DeliveryHeads, LastRun, MixedRun, RouteEnds
+from protocols.amqp.mixed_deliveries import DeliveryHeads, LastRun, MixedRun, shared_ends
 from protocols.amqp.property_edits import with_reply_to
 from protocols.amqp.publish_run import PublishRun
 from routing.broker import Broker
@@ -45,7 +45,15 @@ _CONFIRMATION = struct.Struct(">BHIIQBB")
 _ACK, _NACK = 0x3C0050, 0x3C0078
 _PUBLISH = 0x3C0028
 
-_PrefixKey = tuple[str, str, bool, Properties] | tuple[str, bool] | None
+
+class _Prefixes(dict[tuple[str, str, bool, Properties], DeliveryPrefix]):
+    """What deliveries of a consumer begin with: as a mapping for runs that are all alike, `heads` for all others."""
+
+    __slots__ = ("heads",)
+
+    def __init__(self, heads: DeliveryHeads) -> None:
+        super().__init__()
+        self.heads = heads
 
 
 _last_run = LastRun()
@@ -214,7 +222,6 @@ class Channel:
         limit = self.link.config.consumers_per_channel_max
         if len(self._consumers) >= limit:
             raise self._error("NOT_ALLOWED", f"reached maximum ({limit}) of consumers per channel", method)
-        prefixes: dict[_PrefixKey, DeliveryPrefix | DeliveryHeads | RouteEnds] = {}
         queue = await self._open_replies(tag, method) if method.queue == REPLY_TO else method.queue
         self._consumers[tag] = await self.session.consume(
             self.queue_name(queue, method),
@@ -222,7 +229,7 @@ class Channel:
             no_ack=method.no_ack,
             exclusive=method.exclusive,
             arguments=stream_arguments(method.arguments),
-            context=prefixes,
+            context=_Prefixes(DeliveryHeads(self.number, tag)),
         )
         if not method.nowait:
             self.reply(methods.BasicConsumeOk(tag))
@@ -270,7 +277,7 @@ class Channel:
         bodies = slab.bodies
         if stop - start != len(bodies):
             bodies = bodies[start:stop]
-        prefixes: dict[_PrefixKey, Any] = consumer.context
+        prefixes: _Prefixes = consumer.context
         key = (slab.exchange, slab.routing_key, redelivered, slab.properties)
         prefix = prefixes.get(key)
         if prefix is None:
@@ -293,14 +300,8 @@ class Channel:
             for index, consumer in enumerate(consumers):
                 self.deliver(consumer, first_id + index, slab, index, index + 1, False)
             return
-        heads = []
-        for consumer in consumers:
-            prefixes: dict[_PrefixKey, Any] = consumer.context
-            known = prefixes.get(None)
-            if known is None:
-                known = prefixes[None] = DeliveryHeads(self.number, consumer.tag)
-            heads.append(known)
-        ends = RouteEnds(slab.exchange, False)
+        heads: list[DeliveryHeads] = [consumer.context.heads for consumer in consumers]
+        ends = shared_ends(slab.exchange, False)
         run = MixedRun(
             self.number, [ends[key] for key in slab.keys or ()], _raws_of(slab, 0, len(slab.bodies)), slab.bodies
         )
@@ -310,10 +311,7 @@ class Channel:
         self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool
     ) -> None:
         """Deliveries whose keys or properties differ; what several consumers get is put together once."""
-        prefixes: dict[_PrefixKey, Any] = consumer.context
-        heads = prefixes.get(None)
-        if heads is None:
-            heads = prefixes[None] = DeliveryHeads(self.number, consumer.tag)
+        heads: DeliveryHeads = consumer.context.heads
         part = (self.number, start, stop, redelivered, self._joined_bytes_max)
         run = _last_run.get(slab, part)
         if run is not None:
@@ -331,11 +329,7 @@ class Channel:
             raws = stream_raws(slab, self.link.frame_bytes_max)[start:stop]
         else:
             raws = _raws_of(slab, start, stop)
-        ends = prefixes.get((slab.exchange, redelivered))
-        if ends is None:
-            if len(prefixes) >= _PREFIXES_MAX:
-                prefixes.clear()
-            ends = prefixes[slab.exchange, redelivered] = RouteEnds(slab.exchange, redelivered)
+        ends = shared_ends(slab.exchange, redelivered)
         if slab.keys is None:
             around = [ends[slab.routing_key]] * len(bodies)
         else:

@@ -27,7 +27,7 @@ _CONTENT_HEAD = struct.Struct(">BHIIQ")
 _BODY_HEAD = struct.Struct(">BBHI")
 """The end of the header frame and the head of the body frame."""
 _KEYS_MAX = 4096
-_EXCHANGES_MAX = 16
+_EXCHANGES_MAX = 32
 _PACKERS_MAX = 64
 _LOW_BYTES = [bytes((byte,)) for byte in range(256)]
 _END = b"\xce"
@@ -51,9 +51,9 @@ class RouteEnds(dict[str, bytes]):
 
 
 @lru_cache(_EXCHANGES_MAX)
-def shared_ends(exchange: str) -> RouteEnds:
-    """For deliveries that are no redeliveries, to anybody."""
-    return RouteEnds(exchange, False)
+def shared_ends(exchange: str, redelivered: bool) -> RouteEnds:
+    """For deliveries to anybody."""
+    return RouteEnds(exchange, redelivered)
 
 
 class DeliveryHeads(dict[int, bytes]):
