@@ -23,6 +23,7 @@ from core_log.partition_log import PartitionLog
 from delay.timer_service import TimerService
 from routing.alarms import Alarms
 from routing.clients import Client
+from routing.cluster.cluster import Cluster
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.consumer_timeouts import ConsumerTimeouts
@@ -61,6 +62,7 @@ class Broker:
         users: Mapping[str, str],
         wall_clock_ms: Callable[[], int] = wall_clock_ms,
         metadata: MetadataStore | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self.files = files
         self.config = config
@@ -85,6 +87,16 @@ class Broker:
         flusher.execute = space.execute
         with suppress(OSError):  # tried again each second
             space.tend(self.alarms.disk_free_bytes_min)
+        self.cluster = cluster
+        """What this broker is part of; None for a single one."""
+        if cluster is not None:
+            cluster.begin(
+                files,
+                flusher,
+                spawn=nursery.start_soon,
+                want_turn=self._want_turn,
+                wall_clock_ms=wall_clock_ms,
+            )
         self.checkpoints = Checkpoints(files, space, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
         self.storage = Storage(
             files,
@@ -156,6 +168,8 @@ class Broker:
                     logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
         for log in [*logs, *self.storage.stores]:
             log.close()
+        if self.cluster is not None:
+            self.cluster.close()
 
     async def _settled_disk(self, logs: list[PartitionLog]) -> None:
         finished = trio.Event()
@@ -214,6 +228,8 @@ class Broker:
             dirty, self._dirty = self._dirty, {}
             for partition in dirty:
                 partition.seal()
+        if self.cluster is not None:
+            self.cluster.replicas.end_turn()
         if dead_letters.published:
             dead_letters.note_commits()
         if self.flusher.unflushed_bytes > self.alarms.room_bytes:
@@ -228,6 +244,10 @@ class Broker:
     def _flushed(self) -> None:
         self.alarms.check()
         self.end_turn()
+
+    def _want_turn(self) -> None:
+        """Have a turn end soon."""
+        self.timers.at(trio.current_time(), _nothing)
 
     @property
     def blocked(self) -> str | None:
@@ -339,6 +359,10 @@ class Broker:
         return [partition.status for partition in (*self.topology.stripes, self.topology.transient)]
 
 
+def _nothing() -> None:
+    """A timer that is about the turn that it ends."""
+
+
 @asynccontextmanager
 async def open_broker(
     files: Files,
@@ -347,11 +371,12 @@ async def open_broker(
     *,
     wall_clock_ms: Callable[[], int] = wall_clock_ms,
     metadata: MetadataStore | None = None,
+    cluster: Cluster | None = None,
 ) -> AsyncIterator[Broker]:
     """Recover the engine from `files` and run it; on leaving, everything is written down.
 
     `users` are those of the configuration, passwords by name; without it there is `guest`. `metadata` is for a broker
-    that shares its topology with others.
+    that shares its topology with others, `cluster` for one that has replicas.
     """
     config = config or BrokerConfig()
     flusher = LogFlusher(
@@ -370,6 +395,7 @@ async def open_broker(
             {"guest": "guest"} if users is None else users,
             wall_clock_ms,
             metadata,
+            cluster,
         )
         nursery.start_soon(broker.housekeep)
         try:

@@ -92,7 +92,8 @@ class Leader:
         """Somebody has a later epoch: nobody is served any more."""
         self.handing_over = False
         """It was asked to be somebody else's: nobody is served unless that failed."""
-        self._serve_from_s = serve_from_s
+        self.serve_from_s = serve_from_s
+        """Before, nobody is served: this broker had promised not to lead."""
         self._sync_before = self.epoch_start
         self.followers = {broker: Progress(0, now_s) for broker in state.replicas if broker != me}
 
@@ -120,7 +121,7 @@ class Leader:
 
     def may_serve(self, now_s: float, lease_until_s: float) -> bool:
         """Rule 4; to be asked once a turn, with a clock that is read after whatever kept the process from running."""
-        if self.fenced or self.handing_over or now_s < self._serve_from_s:
+        if self.fenced or self.handing_over or now_s < self.serve_from_s:
             return False
         if now_s < lease_until_s:
             return True
@@ -325,7 +326,7 @@ class Leader:
 
         The next need not wait its promises out if this one has: then nobody before it serves any more.
         """
-        resigned = now_s >= self._serve_from_s
+        resigned = now_s >= self.serve_from_s
         for broker, epoch in self.state.isr:
             found = brokers.get(broker)
             progress = self.followers.get(broker)

@@ -116,6 +116,8 @@ class Replicas:
         """Links to brokers that may lead, by their id."""
         self.decide: Callable[[Leader], None] | None = None
         """Called for a leader whose ISR may have to change: see `Leader.wish`."""
+        self.assumed: Callable[[str], None] | None = None
+        """Called with a log's name when this broker's role in it has changed."""
         self._clock = clock
         self._spawn = spawn
         self._want_turn = want_turn
@@ -156,9 +158,10 @@ class Replicas:
 
     def registered(self, broker_epoch: int) -> None:
         """This broker stands in the metadata under an epoch of its own, or with 0 does not any more."""
-        for replica in self.by_name.values():
+        for replica in list(self.by_name.values()):
+            before = replica.role
             replica.registered(broker_epoch)
-            self._news[replica.log] = None
+            self._assumed(replica, before)
 
     def _assumed(self, replica: Replica, before: Leader | Follower | None) -> None:
         role = replica.role
@@ -166,6 +169,8 @@ class Replicas:
             for broker, link in self.followers.items():
                 role.link_up(broker, link.broker_epoch, self._clock())
         self._news[replica.log] = None
+        if role is not before and self.assumed is not None:
+            self.assumed(replica.name)
 
     # ---- links
 

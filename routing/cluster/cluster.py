@@ -1,0 +1,203 @@
+"""A broker's part in its cluster, as the engine has it. A single broker has none, and then nothing here costs anything.
+
+1. A broker holds a `ReplicaLog` for each log that names it among its replicas, and for no others: `open_log`. Whose the
+   log is (a topic, a home, group offsets) is known to whoever opens it.
+2. Who leads a log is what the metadata says (`leader_of`); whether this broker may act as its leader now is asked once
+   a turn or request, never per message (`may_append`), with a clock that is read then.
+3. `moved` is told of every log of the cluster whose leader changed, of those here whose role did, and of those led here
+   when this broker's promises not to lead them are over: then it is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from core_log import high_watermarks
+from core_log.files import Files
+from core_log.flusher import Flusher
+from core_log.log_config import LogConfig
+from core_log.metadata.store import LeasedStore, MetadataEntry
+from core_log.replica_log import ReplicaLog
+from core_log.replication.isr import ReplicationConfig
+from core_log.replication.leader import Leader
+from core_log.replication.replica import Replica
+from core_log.replication.state import LogState
+from routing.cluster.elections import LOGS, Elections
+from routing.cluster.log_states import LogStates
+from routing.cluster.members import Members
+from routing.cluster.replicas import Replicas
+
+logger = logging.getLogger(__name__)
+
+_SAVE_INTERVAL_S = 5.0
+
+
+class Cluster:
+    """See the module. `begin` is the engine's, before it opens any log."""
+
+    replicas: Replicas
+    states: LogStates
+
+    def __init__(
+        self,
+        store: LeasedStore,
+        members: Members,
+        elections: Elections,
+        *,
+        replication: ReplicationConfig | None = None,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self.broker_id = members.broker_id
+        self.store = store
+        self.members = members
+        self.elections = elections
+        self.moved: list[Callable[[str], None]] = []
+        """Called with the name of a log whose leader, or whose role here, has changed."""
+        self.remote_home: Callable[[int], Any] | None = None
+        """Makes what stands for a home that is led elsewhere; by default nothing can be done with such."""
+        self._replication = replication or ReplicationConfig()
+        self._clock = clock
+        self._known: dict[str, tuple[int | None, int, object]] = {}
+        self._saved: dict[str, int] = {}
+
+    def begin(
+        self,
+        files: Files,
+        flusher: Flusher,
+        *,
+        spawn: Callable[..., Any],
+        want_turn: Callable[[], None],
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        """There are a disk and tasks now. `want_turn` has a turn soon."""
+        self._files = files
+        self._flusher = flusher
+        self._spawn = spawn
+        self._wall_clock_ms = wall_clock_ms
+        self._saved = high_watermarks.load(files, "")
+        self.replicas = Replicas(clock=self._clock, spawn=spawn, want_turn=want_turn)
+        self.replicas.assumed = self._look
+        self.states = LogStates(self.store, self.members, self.replicas, spawn=spawn, clock=self._clock)
+        for log in self.elections.logs:
+            self._known[log] = (*self.leader_of(log), None)
+        self.store.listeners.append(self._applied)
+        spawn(self._keep_watermarks)
+
+    def close(self) -> None:
+        """Write down how far everything is committed, and close the logs that are still open. Blocks."""
+        self.store.listeners.remove(self._applied)
+        self._save_watermarks()
+        for replica in self.replicas.by_name.values():
+            replica.log.close()
+
+    # ---- logs
+
+    def open_log(self, name: str, directory: str, settings: LogConfig) -> ReplicaLog:
+        """Have a replica of a log from now on. Raises OSError."""
+        watermark = self._saved.get(name, 0)
+        log = ReplicaLog.open_replica(
+            self._files,
+            directory,
+            settings,
+            self._flusher,
+            wall_clock_ms=self._wall_clock_ms,
+            high_watermark=watermark,
+        )
+        replica = Replica(name, log, self.broker_id, self._replication, now_s=self._clock())
+        if watermark > log.log_end_offset:
+            replica.lost = True
+        self.states.add(replica)
+        return log
+
+    def close_log(self, name: str) -> None:
+        """Have none any more; what is in it stays where it is. Blocks."""
+        replica = self.replicas.by_name.get(name)
+        if replica is not None:
+            self.replicas.remove(name)
+            replica.log.close()
+            self._saved.pop(name, None)
+
+    # ---- who leads
+
+    def state_of(self, name: str) -> LogState | None:
+        """What the metadata says of a log."""
+        known = self.elections.logs.get(name)
+        return known.state if known is not None else None
+
+    def leader_of(self, name: str) -> tuple[int | None, int]:
+        """(broker, leader epoch) of any log of the cluster; (None, 0) of one that is not there."""
+        state = self.state_of(name)
+        return (state.leader, state.leader_epoch) if state is not None else (None, 0)
+
+    def role_of(self, name: str) -> Leader | None:
+        """This broker's part in a log that it leads, for what is asked of it often: see `may_serve`."""
+        replica = self.replicas.by_name.get(name)
+        role = replica.role if replica is not None else None
+        return role if isinstance(role, Leader) else None
+
+    def may_serve(self, role: Leader) -> bool:
+        """Whether it may act as the leader that it is, now."""
+        return role.may_serve(self._clock(), self.store.lease_deadline)
+
+    def may_append(self, name: str) -> bool:
+        """Whether this broker leads a log and may serve now. Whether what is appended can be committed, too, is
+        `Leader.may_append`: see `role_of`.
+        """
+        role = self.role_of(name)
+        return role is not None and self.may_serve(role)
+
+    def _applied(self, revision: int, entries: Sequence[MetadataEntry]) -> None:
+        for entry in entries:
+            if entry.key.startswith(LOGS):
+                self._look(entry.key[len(LOGS) :].decode())
+
+    def _look(self, name: str) -> None:
+        """Tell of a log if there is news."""
+        replica = self.replicas.by_name.get(name)
+        found = (*self.leader_of(name), replica.role if replica is not None else None)
+        if name not in self.elections.logs and replica is None:
+            self._known.pop(name, None)
+        elif self._known.get(name) == found:
+            return
+        else:
+            self._known[name] = found
+            role = found[2]
+            if isinstance(role, Leader) and self._clock() < role.serve_from_s:
+                self._spawn(self._look_again, name, role)
+        self._tell(name)
+
+    async def _look_again(self, name: str, role: Leader) -> None:
+        await trio.sleep(role.serve_from_s - self._clock())
+        if self.role_of(name) is role:
+            self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        for listener in tuple(self.moved):
+            listener(name)
+
+    # ---- watermarks
+
+    async def _keep_watermarks(self) -> None:
+        while True:
+            await trio.sleep(_SAVE_INTERVAL_S)
+            found = self._watermarks()
+            if found != self._saved:
+                try:
+                    await trio.to_thread.run_sync(high_watermarks.save, self._files, "", found)
+                    self._saved = found
+                except OSError as error:
+                    logger.warning("the high watermarks cannot be saved: %s", error)
+
+    def _save_watermarks(self) -> None:
+        try:
+            high_watermarks.save(self._files, "", self._watermarks())
+        except OSError as error:
+            logger.warning("the high watermarks cannot be saved: %s", error)
+
+    def _watermarks(self) -> dict[str, int]:
+        """Of all logs here."""
+        return {name: replica.log.high_watermark for name, replica in self.replicas.by_name.items()}

@@ -1,0 +1,71 @@
+"""The engine of a broker that is a member: its logs, who leads them, and what it keeps across restarts."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from core_log import high_watermarks
+from core_log.files import MemoryFiles
+from core_log.log_config import LogConfig
+from core_log.replication.state import LogState, encode, log_key
+from routing.broker import open_broker
+from routing.cluster.cluster import Cluster
+from tests.routing.cluster.test_elections import start
+from tests.routing.cluster.test_members import cluster, until
+from tests.simulation.etcd_model import EtcdModel
+from tests.support.replica_node import batch_of
+
+LOG, DIRECTORY = "topic-a-0", "logs/a-0"
+
+
+async def test_a_log_is_led_once_it_is_named_and_reopens_as_it_was() -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        files = MemoryFiles()
+        for round_number in (1, 2):
+            one, elections = await start(nursery, model, 1, files)
+            part = Cluster(one.store, one.members, elections)
+            told: list[tuple[str, bool]] = []
+            part.moved.append(lambda name, part=part, told=told: told.append((name, part.may_append(name))))  # type: ignore[misc]
+            async with open_broker(files, cluster=part) as broker:
+                assert broker.cluster is part
+                log = part.open_log(LOG, DIRECTORY, LogConfig())
+                if round_number == 1:
+                    assert part.leader_of(LOG) == (None, 0)
+                    assert not part.may_append(LOG)
+                    state = LogState(replicas=(1,), isr=((1, one.members.epoch),))
+                    await one.store.change([], [(log_key(b"", LOG), encode(state))])
+                else:
+                    assert log.high_watermark == log.log_end_offset == 10, "readers have what they had"
+                await until(lambda part=part: part.may_append(LOG))  # type: ignore[misc]
+                assert part.leader_of(LOG) == (1, round_number)
+                assert told[-1] == (LOG, True)
+                log.append(batch_of(0, 10, 10))
+                log.request_sync()
+                assert log.high_watermark == 10 * (round_number - 1)
+                broker.end_turn()
+                with trio.fail_after(5):
+                    await log.wait_committed(10 * round_number)
+                part.replicas.registered(0)
+                assert told[-1] == (LOG, False)
+                assert not part.may_append(LOG), "who is not registered leads nothing"
+            assert log.closed
+            assert high_watermarks.load(files, "") == {LOG: 10 * round_number}
+            one.kill()
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_log_that_lacks_what_was_committed_is_lost(gone: bool) -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        files = MemoryFiles()
+        high_watermarks.save(files, "", {LOG: 10 if gone else 0})
+        one, elections = await start(nursery, model, 1, files)
+        part = Cluster(one.store, one.members, elections)
+        async with open_broker(files, cluster=part):
+            part.open_log(LOG, DIRECTORY, LogConfig(fsync="never"))
+            assert part.replicas.by_name[LOG].lost is gone
+            part.close_log(LOG)
+            assert LOG not in part.replicas.by_name
+        one.kill()
