@@ -44,6 +44,8 @@ def _property(neutral: NeutralProperties, name: str) -> object:
 class ConsistentHashMatcher(Matcher):
     """See the module: by the routing key, by the header that `hash-header` names, or a `hash-property`."""
 
+    to_all = False
+
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._header: str | None = arguments.get("hash-header")
         self._property: str | None = arguments.get("hash-property")
@@ -128,6 +130,8 @@ class ConsistentHashMatcher(Matcher):
 class ModulusHashMatcher(KeylessMatcher):
     """The hash of the routing key, modulo the number of destinations, which are taken in the order of their names."""
 
+    to_all = False
+
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
         there = sorted({binding.destination for binding in self._bindings})
         return (there[_hash(key) % len(there)],) if there else ()
@@ -136,6 +140,7 @@ class ModulusHashMatcher(KeylessMatcher):
 class RandomMatcher(Matcher):
     """One of the destinations, by chance."""
 
+    to_all = False
     varies = True
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:

@@ -26,6 +26,9 @@ class Matcher:
     varies = False
     """Whether messages with equal routing keys may go to different places; then each is asked for anew."""
 
+    to_all = True
+    """Whether a message goes to all destinations that match, whatever others there are."""
+
     by_first_key = True
     """Whether of several routing keys of a message only the first has a say."""
 

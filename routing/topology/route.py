@@ -17,6 +17,7 @@ from routing.facts import DELAYED_FROM, without_delay
 from routing.message import Properties, Slab
 from routing.queues.history import with_histories
 from routing.queues.limits import room
+from routing.topology.interest import Elsewhere
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -34,14 +35,14 @@ class Route:
     """See the module."""
 
     __slots__ = (
-        "_avoiding", "_heeding", "_open", "_passing", "delayed", "durable_homes", "guarded", "histories", "homes",
-        "queues", "remembering", "sole", "topics",
+        "_avoiding", "_heeding", "_here", "_open", "_passing", "delayed", "durable_homes", "guarded", "histories",
+        "homes", "queues", "remembering", "sole", "topics",
     )  # fmt: skip
 
     def __init__(
         self,
         queues: list[Queue],
-        topics: list[Topic],
+        topics: Sequence[Topic | Elsewhere],
         *,
         delayed: bool = False,
         histories: tuple[RecentHistoryMatcher, ...] = (),
@@ -65,6 +66,7 @@ class Route:
         self._avoiding: dict[frozenset[Queue], Route] = {}
         self.queues = queues
         self._open: Route | None = None
+        self._here: Route | None = None
         by_home: dict[QueuePartition, list[Queue]] = {}
         for queue in with_histories(queues) if retained else queues:
             by_home.setdefault(queue.partition, []).append(queue)
@@ -112,6 +114,22 @@ class Route:
                 self._avoiding.clear()
             left = [queue for queue in self.queues if queue not in queues]
             found = self._avoiding[queues] = Route(left, self.topics, delayed=self.delayed)
+        return found
+
+    def here(self) -> Route:
+        """Where messages go that another broker sent, which sees to all else: to queues that end with this one."""
+        if self._here is None:
+            queues = [queue for queue in self.queues if not queue.partition.durable]
+            self._here = Route(queues, [], delayed=self.delayed)
+        return self._here
+
+    def with_copies(self, copies: Sequence[str]) -> Route:
+        """The same for messages that go wherever further keys lead: other brokers are told these."""
+        if not any(isinstance(topic, Elsewhere) for topic in self.topics):
+            return self
+        topics = [topic.with_copies(copies) if isinstance(topic, Elsewhere) else topic for topic in self.topics]
+        found = Route(self.queues, topics, delayed=self.delayed, histories=self.histories)
+        found.remembering = self.remembering
         return found
 
     def _deliver_divided(self, slab: Slab) -> list[tuple[PartitionLog, int]]:

@@ -15,6 +15,7 @@ from routing.message import Properties, Slab
 from routing.queues.queue import Queue
 from routing.topics.topic import Topic
 from routing.topology.history import RecentHistoryMatcher
+from routing.topology.interest import BROKER, Elsewhere
 from routing.topology.route import Route, SoleRoutes, in_parts
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Reached(NamedTuple):
     """
 
     queues: tuple[Queue, ...]
-    topics: tuple[Topic, ...]
+    topics: tuple[Topic | Elsewhere, ...]
     varies: bool
     delayed: bool
     histories: tuple[RecentHistoryMatcher, ...]
@@ -127,9 +128,9 @@ class Router:
         every = (slab.routing_key, *keys)
         route, varies = self._route(exchange, every, slab.properties_of(0))
         if not varies:
-            return [(route, slab)]
+            return [(route.with_copies(keys), slab)]
         others = [self._route(exchange, every, slab.properties_of(at))[0] for at in range(1, len(slab.bodies))]
-        return in_parts(slab, [route, *others])
+        return [(route.with_copies(keys), part) for route, part in in_parts(slab, [route, *others])]
 
     def routed_inside(self, slab: Slab, further: Sequence[str] = ()) -> list[tuple[Route, Slab]]:
         """As `routed` or, with keys that messages go to as well, `routed_to_all`, for what the broker itself publishes:
@@ -187,7 +188,7 @@ class Router:
         """
         vhost = self._vhost
         queues: dict[Queue, None] = {}
-        topics: dict[Topic, None] = {}
+        topics: dict[Topic | Elsewhere, None] = {}
         histories: list[RecentHistoryMatcher] = []
         varies = delayed = False
         once_in_ms = 0
@@ -203,6 +204,8 @@ class Router:
                 histories.append(matcher)
             if current.name == "":
                 found: list[Destination] = [("queue", key) for key in keys if vhost.exists(("queue", key))]
+                if vhost.others is not None:
+                    found += vhost.others.named(keys)
             elif len(keys) == 1 or matcher.by_first_key:
                 found = list(matcher.match(keys[0], neutral))
             else:
@@ -216,6 +219,9 @@ class Router:
                         pending.append(vhost.exchanges[name])
                 elif kind == "topic":
                     topics[vhost.topics[name]] = None
+                elif kind == BROKER:
+                    assert vhost.others is not None
+                    topics[vhost.others.targets[name]] = None
                 elif name in vhost.queues:
                     queues[vhost.queues[name]] = None
                 else:

@@ -67,6 +67,8 @@ class Topology:
         self.stream_host = stream_host
         self.follow_policies: Callable[[str], Awaitable[None]] | None = None
         """Has all of a virtual host live by its policies; for those that others have changed."""
+        self.vhost_made: Callable[[VirtualHost], None] | None = None
+        """Called with each that is made from now on."""
         self._host = host
         self._spawn = spawn
         self._open_topic = open_topic
@@ -245,7 +247,9 @@ class Topology:
         self.vhosts[name].limits = dict(value["limits"])
 
     def _add_vhost(self, name: str) -> None:
-        self.vhosts[name] = VirtualHost(name, self.topics, self.config.routes_cached_max)
+        vhost = self.vhosts[name] = VirtualHost(name, self.topics, self.config.routes_cached_max)
+        if self.vhost_made is not None:
+            self.vhost_made(vhost)
 
     def _apply_policy(self, entry: Entry) -> None:
         self.vhosts[entry.key[1]].policies.apply(entry.key, entry.value)

@@ -22,6 +22,7 @@ from routing.topology.router import Router
 
 if TYPE_CHECKING:
     from routing.clients import Client
+    from routing.topology.interest import Others, Wanted
     from routing.tracing import Trace
 
 
@@ -57,6 +58,10 @@ class VirtualHost:
         self.binding_count = 0
         self.alternate_of: dict[str, set[str]] = {}
         """By the name of an exchange, which may not be there, those whose alternate it is."""
+        self.wanted: Wanted | None = None
+        """Told of what ends with this broker; None where there are no others."""
+        self.others: Others | None = None
+        """What those want."""
         self.router = Router(self, routes_cached_max)
 
     # --- looking up --------------------------------------------------------------------
@@ -123,6 +128,8 @@ class VirtualHost:
             arguments=value["arguments"],
         )
         self._note_alternate(exchange)
+        if self.others is not None:
+            self.others.exchange_made(exchange)
         self.follow_policies(exchange)
         self.router.forget(name)
 
@@ -171,11 +178,15 @@ class VirtualHost:
     def add_queue(self, queue: Queue) -> None:
         """Make a queue known by its name."""
         self.queues[queue.name] = queue
+        if self.wanted is not None and not queue.partition.durable:
+            self.wanted.named(self.name, queue.name)
         self.router.forget_queue(queue.name)
 
     def remove_queue(self, queue: Queue) -> None:
         """Its bindings were removed before."""
-        self.queues.pop(queue.name, None)
+        gone = self.queues.pop(queue.name, None)
+        if self.wanted is not None and gone is not None and not gone.partition.durable:
+            self.wanted.gone(self.name, queue.name)
         self.router.forget_queue(queue.name)
 
     def add_stream(self, stream: Stream) -> None:
@@ -197,6 +208,8 @@ class VirtualHost:
         exchange.add(binding)
         self.bindings_to.setdefault(binding.destination, {})[binding] = None
         self.binding_count += 1
+        if self.wanted is not None:
+            self.wanted.bound(self, binding)
         self.router.forget(binding.exchange)
         if isinstance(exchange.matcher, RecentHistoryMatcher):
             self.router.send_recent(exchange.matcher.recent(), binding.destination)
@@ -207,6 +220,8 @@ class VirtualHost:
         if exchange is None or not exchange.remove(binding):
             return
         self.binding_count -= 1
+        if self.wanted is not None:
+            self.wanted.unbound(self, binding)
         there = self.bindings_to[binding.destination]
         del there[binding]
         if not there:

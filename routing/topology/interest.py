@@ -1,0 +1,210 @@
+"""What queues of one broker alone want of the others, and what the others' want of it.
+
+Queues that end with their broker, and what is bound to them, are in nobody's catalog. So that a message published
+anywhere reaches them, each broker tells all others what such queues want: once for each exchange and pattern, however
+many want the same, and the name of each queue. The others send it what matches, once, and it routes that again among
+such queues only.
+
+1. What divides messages among its bindings (hashes, chance) is not announced: only who has all of them can choose.
+2. What is wanted of an exchange that is not known here (yet) is kept and takes effect when there is one.
+3. A broker that gets a message for which nobody here is left drops it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from routing.message import Slab
+from routing.topology.binding import Binding, Destination
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+    from routing.errors import StorageUnavailable
+    from routing.topics.topic import TopicPartition
+    from routing.topology.exchange import Exchange
+    from routing.topology.virtual_host import VirtualHost
+
+BROKER = "broker"
+"""The kind of destination that another broker is."""
+
+
+class Interest(NamedTuple):
+    """What is wanted: messages to an exchange that match; or with the exchange "" those to the queue `pattern`."""
+
+    vhost: str
+    exchange: str
+    pattern: str
+    syntax: str = "amqp"
+    arguments: str = ""
+    """Of the binding, as JSON; empty if there are none."""
+
+    def binding(self, broker: int) -> Binding:
+        """As it stands in the exchange."""
+        arguments = json.loads(self.arguments) if self.arguments else {}
+        return Binding(self.exchange, (BROKER, str(broker)), self.pattern, arguments, self.syntax, self.arguments)
+
+
+class Wanted:
+    """What queues here want, and what of it is news. `changed` is called when there is some."""
+
+    def __init__(self) -> None:
+        self.changed: Callable[[], None] | None = None
+        self._counts: dict[Interest, int] = {}
+        self._news: dict[Interest, bool] = {}
+
+    def bound(self, vhost: VirtualHost, binding: Binding) -> None:
+        """A binding was made here."""
+        if _is_told(vhost, binding):
+            self._count(_interest_of(vhost, binding), 1)
+
+    def unbound(self, vhost: VirtualHost, binding: Binding) -> None:
+        """A binding is gone."""
+        if _is_told(vhost, binding):
+            self._count(_interest_of(vhost, binding), -1)
+
+    def named(self, vhost: str, queue: str) -> None:
+        """A queue was made here."""
+        self._count(Interest(vhost, "", queue), 1)
+
+    def gone(self, vhost: str, queue: str) -> None:
+        """A queue is gone."""
+        self._count(Interest(vhost, "", queue), -1)
+
+    def _count(self, interest: Interest, by: int) -> None:
+        before = self._counts.get(interest, 0)
+        after = before + by
+        if after:
+            self._counts[interest] = after
+        else:
+            del self._counts[interest]
+        if not before or not after:
+            if self._news.pop(interest, bool(after)) is bool(after):
+                self._news[interest] = bool(after)
+            if self.changed is not None:
+                self.changed()
+
+    def news(self) -> tuple[list[Interest], list[Interest]]:
+        """What is wanted and was not, and what is not any more, since this was last asked."""
+        news, self._news = self._news, {}
+        return [one for one, wanted in news.items() if wanted], [one for one, wanted in news.items() if not wanted]
+
+    def all(self) -> list[Interest]:
+        """Everything."""
+        return list(self._counts)
+
+
+def _is_told(vhost: VirtualHost, binding: Binding) -> bool:
+    """Whether a binding leads from what others know to what they do not."""
+    exchange = vhost.exchanges[binding.exchange]
+    kind, name = binding.destination
+    if not exchange.durable or not exchange.matcher.to_all:
+        return False
+    if kind == "queue":
+        queue = vhost.queues.get(name)
+        return queue is not None and not queue.partition.durable
+    if kind == "exchange":
+        found = vhost.exchanges.get(name)
+        return found is not None and not found.durable
+    return False
+
+
+def _interest_of(vhost: VirtualHost, binding: Binding) -> Interest:
+    arguments = json.dumps(dict(binding.arguments), sort_keys=True, default=str) if binding.arguments else ""
+    return Interest(vhost.name, binding.exchange, binding.pattern, binding.syntax, arguments)
+
+
+Send = Callable[[int, str, tuple[str, ...], Slab], None]
+"""To a broker, messages for a virtual host, with further routing keys that they are published with."""
+
+
+class Elsewhere:
+    """Another broker as a destination: to a route it is what a topic is. Nothing of it outlives the process."""
+
+    __slots__ = ("_broker", "_copies", "_send", "_vhost", "name", "partitions")
+
+    def __init__(self, broker: int, vhost: str, send: Send, copies: tuple[str, ...] = ()) -> None:
+        self.name = f"broker {broker}"
+        self.partitions: tuple[TopicPartition, ...] = ()
+        """There is no log."""
+        self._broker = broker
+        self._vhost = vhost
+        self._send = send
+        self._copies = copies
+
+    def with_copies(self, copies: Sequence[str]) -> Elsewhere:
+        """The same for messages that go wherever `copies` lead as well."""
+        return Elsewhere(self._broker, self._vhost, self._send, tuple(copies))
+
+    def require_room(self, slab: Slab) -> None:
+        """It takes what this broker takes."""
+
+    def error(self) -> StorageUnavailable | None:
+        """It does not refuse."""
+        return None
+
+    def append_slab(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
+        """Send messages; nobody waits for that."""
+        self._send(self._broker, self._vhost, self._copies, slab)
+        return []
+
+
+class Others:
+    """What other brokers want of a virtual host here."""
+
+    def __init__(self, vhost: VirtualHost, send: Send) -> None:
+        self.targets: dict[str, Elsewhere] = {}
+        """The brokers that want anything, as destinations."""
+        self._vhost = vhost
+        self._send = send
+        self._names: dict[str, dict[str, None]] = {}
+        """Brokers that have a queue of a name."""
+        self._by_exchange: dict[str, dict[Binding, None]] = {}
+        """What is wanted of exchanges, whether they are there or not (rule 2)."""
+
+    def add(self, broker: int, interest: Interest) -> None:
+        """A broker wants something more."""
+        target = str(broker)
+        if target not in self.targets:
+            self.targets[target] = Elsewhere(broker, self._vhost.name, self._send)
+        if not interest.exchange:
+            self._names.setdefault(interest.pattern, {})[target] = None
+            self._vhost.router.forget_queue(interest.pattern)
+            return
+        binding = interest.binding(broker)
+        wanted = self._by_exchange.setdefault(interest.exchange, {})
+        exchange = self._vhost.exchanges.get(interest.exchange)
+        if binding not in wanted and exchange is not None:
+            exchange.matcher.add(binding)
+            self._vhost.router.forget(interest.exchange)
+        wanted[binding] = None
+
+    def remove(self, broker: int, interest: Interest) -> None:
+        """A broker does not want something any more."""
+        if not interest.exchange:
+            brokers = self._names.get(interest.pattern, {})
+            brokers.pop(str(broker), None)
+            if not brokers:
+                self._names.pop(interest.pattern, None)
+            self._vhost.router.forget_queue(interest.pattern)
+            return
+        binding = interest.binding(broker)
+        wanted = self._by_exchange.get(interest.exchange, {})
+        exchange = self._vhost.exchanges.get(interest.exchange)
+        if binding in wanted:
+            del wanted[binding]
+            if exchange is not None:
+                exchange.matcher.remove(binding)
+                self._vhost.router.forget(interest.exchange)
+        if not wanted:
+            self._by_exchange.pop(interest.exchange, None)
+
+    def exchange_made(self, exchange: Exchange) -> None:
+        """There is an exchange of which something was wanted before."""
+        for binding in self._by_exchange.get(exchange.name, ()):
+            exchange.matcher.add(binding)
+
+    def named(self, keys: Sequence[str]) -> list[Destination]:
+        """Where queues of these names are."""
+        return [(BROKER, target) for key in keys for target in self._names.get(key, ())]
