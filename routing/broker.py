@@ -24,6 +24,7 @@ from delay.timer_service import TimerService
 from routing.alarms import Alarms
 from routing.clients import Client
 from routing.cluster.cluster import Cluster
+from routing.cluster.health import Health, names_by_id
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.consumer_timeouts import ConsumerTimeouts
@@ -398,6 +399,8 @@ async def open_broker(
             cluster,
         )
         nursery.start_soon(broker.housekeep)
+        if cluster is not None:
+            nursery.start_soon(Health(cluster, lambda: names_by_id(broker.topics.values())).run)
         try:
             yield broker
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -216,6 +217,16 @@ def test_status_shows_what_the_logs_of_queues_hold(running: BrokerProcess) -> No
     assert head.split("  ")[-1] == "pinned bytes"
     assert [line.split()[0] for line in stripes] == ["0", "1", "2", "3", "transient"]
     assert end.startswith("sessions ")
+    result = CliRunner().invoke(main, ["status", "--json", "--server", f"127.0.0.1:{running.native_port}"])
+    found = json.loads(result.output)
+    assert {"homes", "sessions", "controller", "brokers", "partitions"} <= found.keys()
+    assert found["controller"] is None
+    assert {"topic", "partition", "leader", "epoch", "replicas", "isr", "log_end_offset", "high_watermark"} <= set(
+        found["partitions"][0]
+    )
+    result = CliRunner().invoke(main, ["cluster", "status", "--server", f"127.0.0.1:{running.native_port}"])
+    assert result.output.splitlines()[1].split() == ["0", "yes", "no", str(len(found["partitions"]))]
+    assert "__queues           3       0" in result.output
     result = CliRunner().invoke(main, ["status", "--server", "127.0.0.1:1"])
     assert (result.exit_code, "millrace: cannot connect" in result.output) == (1, True)
 

@@ -1,0 +1,43 @@
+"""What `millrace status` and `millrace cluster status` show of brokers and partitions, fetched from one broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gateway.client_cli import list_all
+
+if TYPE_CHECKING:
+    from protocols.native.blocking import BlockingClient
+
+_NAMED_MAX = 10
+
+Partition = Mapping[str, Any]
+
+
+def cluster_status(client: BlockingClient) -> dict[str, Any]:
+    """`broker` (who was asked), `controller`, `brokers` and `partitions`: see `routing/administration/status.py`."""
+    found: dict[str, Any] = client.administer("cluster.brokers")
+    columns, rows = list_all(client, "cluster.partitions")
+    found["partitions"] = [dict(zip(columns, row, strict=True)) for row in rows]
+    return found
+
+
+def show_troubles(found: Mapping[str, Any]) -> None:
+    """Name what is not as it should be."""
+    partitions: list[Partition] = found["partitions"]
+    leaderless = [one for one in partitions if one["leader"] is None]
+    under_replicated = [one for one in partitions if len(one["isr"]) < len(one["replicas"])]
+    gone = [one["id"] for one in found["brokers"] if not one["alive"]]
+    if gone:
+        click.echo(f"brokers that are gone: {', '.join(map(str, gone))}")
+    for what, which in (("without a leader", leaderless), ("under-replicated", under_replicated)):
+        if which:
+            click.echo(f"{what}, {len(which)} of {len(partitions)} partitions: {_names(which)}")
+
+
+def _names(partitions: Iterable[Partition]) -> str:
+    names = [f"{one['topic']}-{one['partition']}" for one in partitions]
+    return ", ".join(names[:_NAMED_MAX]) + (" ..." if len(names) > _NAMED_MAX else "")
