@@ -1,0 +1,437 @@
+"""What brokers tell each other of queues and topics elsewhere, as bytes: frames of links of kind `engine`.
+
+README.md is the specification; framing and rules are those of `wire.py`. What is different: messages.
+
+1. A slab travels whole, as columns: the lengths of all values as one array of 32-bit little-endian numbers, or one
+   number where all are equal, and the values joined. Joining and cutting is all that is done for a message.
+2. What all messages of a slab share stands once: a column without lengths is the value of all.
+3. Counts and lengths are checked against what is there before anything is made of them.
+4. Names are bytes: they may not be UTF-8 (`NAMES`).
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Annotated, Any, Literal
+
+import msgpack
+import msgspec
+from msgspec import Meta, Struct
+
+from protocols.buffers import LENGTH_BYTES, BytesLike, plain
+from protocols.peer.wire import Error, ErrorCode, LogName, Number, PeerError, Pieces
+
+MESSAGES_MAX = 1 << 18
+"""Messages of a slab."""
+ENTRIES_MAX = 100_000
+"""Entries of one frame."""
+QUEUES_MAX = 1_000_000
+"""Queues that one slab goes to."""
+RANGES_MAX = 2_000_000
+NAMES = "surrogateescape"
+
+_SIZE_BYTES = 4
+_DELAY_BIT = 42
+_FACTS_MASK = (1 << _DELAY_BIT) - 1
+_LARGE_BYTES = 16 << 10
+_SWAP = sys.byteorder == "big"
+
+Messages = Annotated[int, Meta(ge=1, le=MESSAGES_MAX)]
+Name = Annotated[bytes, Meta(max_length=65_535)]
+Protocol = Annotated[str, Meta(min_length=1, max_length=32)]
+Ranges = Annotated[list[Number], Meta(max_length=RANGES_MAX)]
+"""First and last of each, one after the other."""
+Column = tuple[bytes, bytes]
+"""Lengths and values, see the module's rules 1 and 2."""
+Query = Literal["count", "purge", "get", "get_no_ack"]
+Settlement = Literal["ack", "requeue", "discard", "release", "unseen", "unseen_again"]
+
+
+class _Frame(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    pass
+
+
+class SlabEntry(_Frame):
+    """A slab: `routing.message.Slab`. Facts are their low 42 bits and the delay, of all or of each (16 bytes)."""
+
+    exchange: Name
+    routing_key: Name
+    protocol: Protocol
+    persistent: bool
+    raw: bytes
+    facts: Annotated[int, Meta(ge=0, le=_FACTS_MASK)]
+    delay_ms: Annotated[int, Meta(ge=0, le=(1 << 41) - 1)]
+    count: Messages
+    bodies: Column
+    keys: Column | None
+    raws: Column | None
+    facts_of_each: bytes | None
+
+
+class PublishEntry(_Frame):
+    """A slab for queues of a home. `position` is that of its first message among all that this process sends there."""
+
+    log: LogName
+    leader_epoch: Number
+    position: Number
+    queue_ids: Annotated[list[Number], Meta(min_length=1, max_length=QUEUES_MAX)]
+    once_in_ms: Number
+    slab: SlabEntry
+
+
+class RecordsEntry(_Frame):
+    """Records for a topic's partition."""
+
+    log: LogName
+    leader_epoch: Number
+    position: Number
+    count: Messages
+    keys: Column
+    header_blocks: Column
+    bodies: Column
+
+
+class WaitingEntry(_Frame):
+    """Somebody waits until all before `sync_before` is committed; answers to what is before `heard_before` came."""
+
+    log: LogName
+    leader_epoch: Number
+    sync_before: Number
+    heard_before: Number
+
+
+class Begin(_Frame, tag=16):
+    """The first frame of who dialled: `process` is another number for each process, positions are the process's."""
+
+    process: Number
+
+
+class Publish(_Frame, tag=17):
+    """What a turn sends. `revision` is the metadata's that is applied at the sender."""
+
+    revision: Number
+    slabs: Annotated[list[PublishEntry], Meta(max_length=ENTRIES_MAX)]
+    records: Annotated[list[RecordsEntry], Meta(max_length=ENTRIES_MAX)]
+    waiting: Annotated[list[WaitingEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class Consume(_Frame, tag=18):
+    """Attach consumer `number`. Without a queue id the log is a stream's, and `arguments` say where to begin (msgpack).
+    Credit counts from here on: messages and bytes it may have been sent, all in all.
+    """
+
+    request: Number
+    revision: Number
+    number: Number
+    log: LogName
+    leader_epoch: Number
+    queue_id: Number | None
+    tag: Name
+    no_ack: bool
+    exclusive: bool
+    priority: int
+    messages: Number
+    size_bytes: Number
+    arguments: Annotated[bytes, Meta(max_length=1 << 16)]
+
+
+class Cancel(_Frame, tag=19):
+    """A consumer consumes no more; what it has may still be settled."""
+
+    number: Number
+
+
+class CreditEntry(_Frame):
+    """See `Consume`."""
+
+    number: Number
+    messages: Number
+    size_bytes: Number
+
+
+class Credit(_Frame, tag=20):
+    """More credit; without entries it is a sign of life."""
+
+    entries: Annotated[list[CreditEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class SettleEntry(_Frame):
+    """Deliveries of a consumer, by id; `unseen`: nobody was given them after all."""
+
+    number: Number
+    outcome: Settlement
+    ranges: Ranges
+
+
+class Settle(_Frame, tag=21):
+    """What became of deliveries."""
+
+    entries: Annotated[list[SettleEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class Ask(_Frame, tag=22):
+    """A question about a queue. What `get` takes is settled as a delivery of consumer `number`."""
+
+    request: Number
+    revision: Number
+    query: Query
+    log: LogName
+    leader_epoch: Number
+    queue_id: Number | None
+    number: Number
+
+
+class DoneEntry(_Frame):
+    """How far what was sent to a log is written and committed there, by position; what was refused counts as done."""
+
+    log: LogName
+    leader_epoch: Number
+    written: Number
+    committed: Number
+    refused: Ranges
+
+
+class Done(_Frame, tag=23):
+    """What a turn of the leader has for this peer; without entries it is a sign of life."""
+
+    entries: Annotated[list[DoneEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class DeliverEntry(_Frame):
+    """Messages for a consumer, under the ids `first_id` and following."""
+
+    number: Number
+    first_id: Number
+    redelivered: bool
+    slab: SlabEntry
+
+
+class Deliver(_Frame, tag=24):
+    """What a turn of the leader delivers."""
+
+    entries: Annotated[list[DeliverEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class Answer(_Frame, tag=25):
+    """To `Consume` and `Ask`: an error by the engine's name for it (empty: none), counts, and what was got."""
+
+    request: Number
+    error: Annotated[str, Meta(max_length=64)]
+    text: Annotated[str, Meta(max_length=4096)]
+    messages: Number
+    consumers: Number
+    got: DeliverEntry | None
+
+
+class Over(_Frame, tag=26):
+    """A consumer is gone: with its queue, or because this broker does not lead it any more."""
+
+    number: Number
+    queue_is_gone: bool
+
+
+class NotLed(_Frame, tag=27):
+    """This broker does not lead the log in that epoch, or knows nothing of its queues yet: look again."""
+
+    log: LogName
+    leader_epoch: Number
+
+
+AnyEngineFrame = Begin | Publish | Consume | Cancel | Credit | Settle | Ask | Done | Deliver | Answer | Over | NotLed
+_decoder: msgspec.msgpack.Decoder[AnyEngineFrame | Error] = msgspec.msgpack.Decoder(AnyEngineFrame | Error)
+_pack = msgpack.Packer().pack
+
+
+def decode(frame: BytesLike) -> AnyEngineFrame | Error:
+    """What a frame (without its length) says. Raises PeerError."""
+    try:
+        return _decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(ErrorCode.MALFORMED_FRAME, f"a frame that cannot be read: {error}") from None
+
+
+def encode(frame: AnyEngineFrame) -> Pieces:
+    """A frame with its length, in pieces: what is large is not copied."""
+    packed: Pieces = []
+    tag = type(frame).__struct_config__.tag
+    if isinstance(frame, Publish):
+        _head(packed, 5, tag, frame.revision)
+        _array(packed, len(frame.slabs))
+        for entry in frame.slabs:
+            _head(packed, 6, entry.log, entry.leader_epoch, entry.position, entry.queue_ids, entry.once_in_ms)
+            _slab(packed, entry.slab)
+        _array(packed, len(frame.records))
+        for records in frame.records:
+            _head(packed, 7, records.log, records.leader_epoch, records.position, records.count)
+            for column in (records.keys, records.header_blocks, records.bodies):
+                _column(packed, column)
+        packed.append(_pack(plain(frame.waiting)))
+    elif isinstance(frame, Deliver):
+        _head(packed, 2, tag)
+        _array(packed, len(frame.entries))
+        for delivery in frame.entries:
+            _delivery(packed, delivery)
+    elif isinstance(frame, Answer):
+        _head(packed, 7, tag, frame.request, frame.error, frame.text, frame.messages, frame.consumers)
+        if frame.got is None:
+            packed.append(b"\xc0")
+        else:
+            _delivery(packed, frame.got)
+    else:
+        packed.append(_pack((tag, *plain(frame))))
+    size = sum(map(len, packed))
+    packed.insert(0, size.to_bytes(LENGTH_BYTES, "big"))
+    return packed
+
+
+def _array(pieces: Pieces, count: int) -> None:
+    pieces.append(b"\xdd" + count.to_bytes(4, "big"))
+
+
+def _head(pieces: Pieces, count: int, *fields: Any) -> None:
+    """An array of `count`, and its first fields."""
+    pieces.append(bytes((0x90 + count,)) + b"".join(map(_pack, fields)))
+
+
+def _delivery(pieces: Pieces, entry: DeliverEntry) -> None:
+    _head(pieces, 4, entry.number, entry.first_id, entry.redelivered)
+    _slab(pieces, entry.slab)
+
+
+def _slab(pieces: Pieces, slab: SlabEntry) -> None:
+    bodies, keys, raws = slab.bodies, slab.keys, slab.raws
+    head = (
+        slab.exchange, slab.routing_key, slab.protocol, slab.persistent, slab.raw, slab.facts, slab.delay_ms,
+        slab.count,
+    )  # fmt: skip
+    if len(bodies[1]) < _LARGE_BYTES:
+        pieces.append(_pack((*head, bodies, keys, raws, slab.facts_of_each)))
+        return
+    pieces.append(b"\x9c" + _pack(head)[1:])
+    _column(pieces, bodies)
+    for column in (keys, raws):
+        if column is None:
+            pieces.append(b"\xc0")
+        else:
+            _column(pieces, column)
+    pieces.append(_pack(slab.facts_of_each))
+
+
+def _column(pieces: Pieces, column: Column) -> None:
+    sizes, values = column
+    if len(values) < _LARGE_BYTES:
+        pieces.append(_pack(column))
+    else:
+        pieces.append(b"\x92" + _pack(sizes) + b"\xc6" + len(values).to_bytes(4, "big"))
+        pieces.append(values)
+
+
+# --- columns -------------------------------------------------------------------------------
+
+
+def joined(values: Sequence[bytes]) -> Column:
+    """A column of at least one value."""
+    return _sizes(values), b"".join(values)
+
+
+def common(value: bytes) -> Column:
+    """A column whose values are all the same."""
+    return b"", value
+
+
+def joined_text(values: Sequence[str]) -> Column:
+    """A column of names."""
+    together = "".join(values)
+    if together.isascii():
+        return _sizes(values), together.encode("ascii")
+    return joined([value.encode("utf-8", NAMES) for value in values])
+
+
+def joined_facts(facts: Sequence[int]) -> bytes:
+    """The facts of each message, 16 bytes each; 8 where none has a delay."""
+    if max(facts) <= _FACTS_MASK:
+        return _bytes_of(array("Q", facts))
+    parts = array("Q", [part for fact in facts for part in (fact & _FACTS_MASK, fact >> _DELAY_BIT)])
+    return _bytes_of(parts)
+
+
+def split(column: Column, count: int) -> list[bytes]:
+    """The values of a column that has one for each. Raises PeerError."""
+    values = column[1]
+    return [values[start:end] for start, end in _places(column, count)] if count > 1 else _only(column)
+
+
+def split_text(column: Column, count: int) -> list[str]:
+    """The inverse of `joined_text`. Raises PeerError."""
+    values = column[1]
+    if values.isascii():
+        text = values.decode("ascii")
+        return [text[start:end] for start, end in _places(column, count)]
+    return [value.decode("utf-8", NAMES) for value in split(column, count)]
+
+
+def split_facts(data: bytes, count: int) -> list[int]:
+    """The inverse of `joined_facts`. Raises PeerError."""
+    parts = array("Q")
+    if len(data) not in (8 * count, 16 * count):
+        raise _malformed(f"the facts of {count} messages are {len(data)} bytes")
+    parts.frombytes(data)
+    if _SWAP:
+        parts.byteswap()
+    low, delays = (parts, None) if len(data) == 8 * count else (parts[::2], parts[1::2])
+    if max(low) > _FACTS_MASK or (delays is not None and max(delays) >= 1 << 41):
+        raise _malformed("facts that no message can have")
+    return low.tolist() if delays is None else [part | delay << _DELAY_BIT for part, delay in zip(low, delays)]
+
+
+def split_or_common(column: Column, count: int) -> bytes | list[bytes]:
+    """What `joined` or `common` made. Raises PeerError."""
+    return split(column, count) if column[0] else column[1]
+
+
+def _sizes(values: Sequence[bytes] | Sequence[str]) -> bytes:
+    sizes = _bytes_of(array("I", map(len, values)))
+    first = sizes[:_SIZE_BYTES]
+    return first if sizes == first * len(values) else sizes
+
+
+def _bytes_of(numbers: array[int]) -> bytes:
+    if _SWAP:
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _only(column: Column) -> list[bytes]:
+    sizes, values = column
+    if len(sizes) != _SIZE_BYTES or int.from_bytes(sizes, "little") != len(values):
+        raise _malformed(f"lengths that are not those of a value of {len(values)} bytes")
+    return [values]
+
+
+def _places(column: Column, count: int) -> zip[tuple[int, int]]:
+    """Where each value begins and ends."""
+    sizes, values = column
+    if len(sizes) == _SIZE_BYTES:
+        size = int.from_bytes(sizes, "little")
+        if size * count != len(values):
+            raise _malformed(f"{count} values of {size} bytes each are {len(values)} bytes")
+        if not size:
+            return zip([0] * count, [0] * count)
+        return zip(range(0, len(values), size), range(size, len(values) + size, size))
+    if len(sizes) != _SIZE_BYTES * count:
+        raise _malformed(f"{count} values with {len(sizes)} bytes of lengths")
+    numbers = array("I")
+    numbers.frombytes(sizes)
+    if _SWAP:
+        numbers.byteswap()
+    ends = list(accumulate(numbers))
+    if ends[-1] != len(values):
+        raise _malformed(f"values of {ends[-1]} bytes are {len(values)} bytes")
+    return zip([0, *ends], ends)
+
+
+def _malformed(what: str) -> PeerError:
+    return PeerError(ErrorCode.MALFORMED_FRAME, f"a frame that cannot be read: {what}")
