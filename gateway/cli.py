@@ -57,6 +57,12 @@ def _door_option(door: str, default: str) -> Callable[[Command], Command]:
 @click.option("--tls-cert", metavar="FILE", help="Certificate (chain) of the doors that speak TLS, as PEM.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, as PEM.")
 @click.option("--tls-ca", metavar="FILE", help="What the certificates of clients are verified against, as PEM.")
+@click.option("--cluster", "name", metavar="NAME", help="Be one of the brokers of this cluster.")
+@click.option("--broker-id", metavar="N", type=int, help="Which one: a number from 0 on.")
+@click.option("--etcd", metavar="HOST:PORT[,...]", help="The members of the etcd that the cluster stands on.")
+@click.option("--peer", metavar="HOST:PORT", help="Listen for other brokers here. Default: 127.0.0.1:9095.")
+@click.option("--advertise", metavar="HOST", help="The host under which others and clients find this broker.")
+@click.option("--rack", metavar="RACK", help="Where the broker stands.")
 def serve(
     data_dir: str | None,
     config_file: Path | None,
@@ -65,6 +71,12 @@ def serve(
     tls_cert: str | None,
     tls_key: str | None,
     tls_ca: str | None,
+    name: str | None,
+    broker_id: int | None,
+    etcd: str | None,
+    peer: str | None,
+    advertise: str | None,
+    rack: str | None,
     **doors: str | None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
@@ -78,6 +90,10 @@ def serve(
     files = {"cert": tls_cert, "key": tls_key, "ca": tls_ca}
     if any(files.values()):
         flags["tls"] = {name: file for name, file in files.items() if file is not None}
+    member = {
+        "name": name, "broker_id": broker_id, "etcd": etcd, "peer": peer, "advertise": advertise, "rack": rack
+    }  # fmt: skip
+    flags["cluster"] = {key: value for key, value in member.items() if value is not None}
     if data_dir is not None:
         flags["data_dir"] = data_dir
     if log_level is not None:

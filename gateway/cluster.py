@@ -1,69 +1,62 @@
 """A broker's part in a cluster as a process has it: the connection to etcd, its registration, and how it ends.
 
+    joining                etcd is reached, every reason to refuse this broker is found
+      (the engine opens)
+        registered         others know it, it may be the controller
+          (links, doors)
+
 What a start is refused for is one line (`StartError`): etcd out of reach or not willing, an id that is taken, a data
-directory of another cluster or broker.
+directory of another cluster or broker, another secret than the others'.
 """
 
 from __future__ import annotations
 
+import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, NamedTuple
 
-import msgspec
 import trio
-from msgspec import Meta
 
 from core_log.errors import MetadataUnavailable
 from core_log.files import Files
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
-from gateway.config import ConfigError, parse_address
+from gateway.config import ClusterConfig, ConfigError, check_cluster
 from gateway.errors import StartError
+from gateway.listener import Listener
+from protocols.peer.config import PeerConfig
+from protocols.peers import is_loopback
 from routing.cluster.controller import Candidate
+from routing.cluster.elections import Elections
 from routing.cluster.joining import ClusterRefused
 from routing.cluster.members import Members
 from routing.cluster.records import BrokerRecord
 
 _LEAVE_TIMEOUT_S = 2.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_EVERY_ADDRESS = ("0.0.0.0", "[::]")
 
 
-class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A broker as one of several."""
-
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
-    broker_id: Annotated[int, Meta(ge=0, lt=1 << 31)]
-    etcd: Annotated[str, Meta(min_length=1)]
-    """Members of etcd, "host:port,host:port"."""
-    rack: str = ""
-    homes: Annotated[int, Meta(ge=1, le=1024)] = 6
-    """Home partitions of durable queues, if this broker makes the cluster; two for each broker are a good number."""
-    offsets: Annotated[int, Meta(ge=1, le=1024)] = 8
-    """Partitions of group offsets, likewise."""
-    etcd_user: str = ""
-    etcd_password: str = ""
-    etcd_ca: str = ""
-    """Certificates in PEM that those of etcd must go back to; with it etcd is spoken to by TLS."""
-    etcd_cert: str = ""
-    """This broker's certificate for etcd, in PEM; it secures the connection, the user is `etcd_user`."""
-    etcd_key: str = ""
-
-
-class Membership(NamedTuple):
+@dataclass
+class Membership:
     """What a broker has of its cluster."""
 
     store: EtcdStore
     members: Members
     candidate: Candidate
+    elections: Elections
+    joined: bool = False
+    """It was registered once."""
 
 
 @asynccontextmanager
-async def membership(config: ClusterConfig, files: Files, addresses: Mapping[str, str]) -> AsyncIterator[Membership]:
-    """Be a member until the block is left. `addresses` are where others reach this broker, by door; one is "peer".
+async def joining(config: ClusterConfig, files: Files, addresses: Mapping[str, str]) -> AsyncIterator[Membership]:
+    """Be a broker that may register, until the block is left. `addresses` are where others reach it, by door; one is
+    "peer".
 
     Raises StartError, also later when the broker has been removed from the cluster.
     """
@@ -71,43 +64,78 @@ async def membership(config: ClusterConfig, files: Files, addresses: Mapping[str
         from gateway.etcd import HttpTransport
     except ImportError:
         raise StartError("a cluster needs the extra `cluster`: pip install 'millrace[cluster]'") from None
-    transport = HttpTransport(_etcd_members(config), _tls(config))
+    check_cluster(config)
+    transport = HttpTransport([member.strip() for member in config.etcd.split(",")], _tls(config))
     client = EtcdClient(transport, user=config.etcd_user, password=config.etcd_password)
     store = EtcdStore(client, b"/millrace/%s/" % config.name.encode())
-    record = BrokerRecord("", _boot_id(), _version(), dict(addresses), config.rack)
     members = Members(
         store,
         files,
         cluster=config.name,
         broker_id=config.broker_id,
-        record=record,
+        record=BrokerRecord("", _boot_id(), _version(), dict(addresses), config.rack),
         homes=config.homes,
         offsets=config.offsets,
     )
     candidate = Candidate(store, members)
-    joined = False
+    part = Membership(store, members, candidate, Elections(store, members, candidate))
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
-            await members.join()
-            joined = True
-            nursery.start_soon(members.run)
-            nursery.start_soon(candidate.run)
-            try:
-                yield Membership(store, members, candidate)
-            finally:
-                with trio.move_on_after(_LEAVE_TIMEOUT_S, shield=True):
-                    await _leave(members)
-                nursery.cancel_scope.cancel()
+            await members.prepare()
+            yield part
+            nursery.cancel_scope.cancel()
     except* ClusterRefused as group:
         raise StartError(str(_first(group))) from None
     except* MetadataUnavailable as group:
-        if joined:
+        if part.joined:
             raise
         raise StartError(f"cluster '{config.name}': {_first(group)}") from None
     finally:
         with trio.CancelScope(shield=True):
             await transport.aclose()
+
+
+@asynccontextmanager
+async def registered(part: Membership, *, lost: Iterable[str] = ()) -> AsyncIterator[None]:
+    """Be there for all others until the block is left; `lost` as in `Members.register`."""
+    await part.members.register(lost=lost)
+    part.joined = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(part.members.run)
+        nursery.start_soon(part.candidate.run)
+        nursery.start_soon(part.elections.run)
+        try:
+            yield
+        finally:
+            with trio.move_on_after(_LEAVE_TIMEOUT_S, shield=True):
+                await _leave(part.members)
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def membership(config: ClusterConfig, files: Files, addresses: Mapping[str, str]) -> AsyncIterator[Membership]:
+    """Be a member without an engine: `joining` and `registered`."""
+    async with joining(config, files, addresses) as part, registered(part):
+        yield part
+
+
+def advertised(config: ClusterConfig, peers: PeerConfig, listeners: Iterable[Listener]) -> dict[str, str]:
+    """Where others reach the doors, and the peer address among them. Raises StartError where that cannot be."""
+    found: dict[str, str] = {}
+    for listener in listeners:
+        host, _, port = listener.address.rpartition(":")
+        if listener.door == "peer" and not peers.secret and not is_loopback(listener.address):
+            raise StartError(
+                f"cluster.peer: {listener.address} can be reached from other machines, which needs a secret that all "
+                "brokers share: set peer.secret (MILLRACE_PEER_SECRET)"
+            )
+        if config.advertise:
+            host = f"[{config.advertise}]" if ":" in config.advertise else config.advertise
+        elif host in _EVERY_ADDRESS:
+            host = socket.gethostname()
+        found[listener.door] = f"{host}:{port}"
+    return found
 
 
 async def _leave(members: Members) -> None:
@@ -121,14 +149,6 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _etcd_members(config: ClusterConfig) -> list[str]:
-    members = [member.strip() for member in config.etcd.split(",")]
-    for member in members:
-        if parse_address(member, setting="cluster.etcd") is None:
-            raise ConfigError("cluster.etcd: a cluster needs etcd; it cannot be 'off'")
-    return members
 
 
 def _tls(config: ClusterConfig) -> ssl.SSLContext | None:

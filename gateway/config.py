@@ -21,6 +21,7 @@ from msgspec import Meta
 from protocols.amqp.config import AmqpConfig
 from protocols.mqtt.config import MqttConfig
 from protocols.native.config import NativeConfig
+from protocols.peer.config import PeerConfig
 from routing.config import BrokerConfig
 
 ENVIRONMENT_PREFIX = "MILLRACE_"
@@ -97,6 +98,33 @@ class Log(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: Literal["text", "json"] = "text"
 
 
+class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A broker as one of several; without a name it is a single one."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,100}$")] = ""
+    broker_id: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
+    etcd: str = ""
+    """Members of etcd, "host:port,host:port"."""
+    peer: str = "127.0.0.1:9095"
+    """Where other brokers reach this one: listened on, as "host:port"."""
+    advertise: str = ""
+    """The host under which others and clients find this broker's doors; empty: the one that is listened on."""
+    rack: str = ""
+    homes: Annotated[int, Meta(ge=1, le=1024)] = 6
+    """Home partitions of durable queues, if this broker makes the cluster; two for each broker are a good number."""
+    offsets: Annotated[int, Meta(ge=1, le=1024)] = 8
+    """Partitions of group offsets, likewise."""
+    replica_lag_time_max_ms: Positive = 5000
+    """A replica that has not caught up for so long is not in sync any more."""
+    etcd_user: str = ""
+    etcd_password: str = ""
+    etcd_ca: str = ""
+    """Certificates in PEM that those of etcd must go back to; with it etcd is spoken to by TLS."""
+    etcd_cert: str = ""
+    """This broker's certificate for etcd, in PEM; it secures the connection, the user is `etcd_user`."""
+    etcd_key: str = ""
+
+
 class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """All settings of a broker."""
 
@@ -112,6 +140,8 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     amqp: AmqpConfig = msgspec.field(default_factory=AmqpConfig)
     mqtt: MqttConfig = msgspec.field(default_factory=MqttConfig)
     native: NativeConfig = msgspec.field(default_factory=NativeConfig)
+    cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
+    peer: PeerConfig = msgspec.field(default_factory=PeerConfig)
 
 
 def default_data_dir(environment: Mapping[str, str] = os.environ) -> Path:
@@ -149,7 +179,25 @@ def load_config(
             raise ConfigError(f"listen.{door}: needs a certificate: set tls.cert and tls.key (--tls-cert, --tls-key)")
     if config.tls.verify == "required" and not config.tls.ca:
         raise ConfigError("tls.verify: 'required' needs tls.ca (--tls-ca)")
+    check_cluster(config.cluster)
     return config
+
+
+def check_cluster(config: ClusterConfig) -> None:
+    """Whether all is said that a member has to be told. Raises ConfigError."""
+    if not config.name:
+        if config.broker_id >= 0 or config.etcd:
+            raise ConfigError("cluster.name: is missing (--cluster)")
+        return
+    if config.broker_id < 0:
+        raise ConfigError("cluster.broker_id: is missing (--broker-id)")
+    if not config.etcd:
+        raise ConfigError("cluster.etcd: is missing (--etcd)")
+    for member in config.etcd.split(","):
+        if parse_address(member.strip(), setting="cluster.etcd") is None:
+            raise ConfigError("cluster.etcd: a cluster needs etcd; it cannot be 'off'")
+    if parse_address(config.peer, setting="cluster.peer") is None:
+        raise ConfigError("cluster.peer: other brokers have to reach this one; it cannot be 'off'")
 
 
 def parse_address(address: str, *, setting: str = "address") -> tuple[str, int] | None:

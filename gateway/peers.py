@@ -28,6 +28,7 @@ import trio
 from delay.timer_service import TimerService
 from gateway.config import Limits
 from gateway.connection import Connection, Shell
+from gateway.errors import StartError
 from gateway.listener import Listener, format_address
 from gateway.outbox import Outboxes
 from protocols.peer.adapter import PeerAdapter
@@ -43,6 +44,8 @@ from routing.cluster.replicas import Replicas
 log = structlog.get_logger(__name__)
 
 DOOR = "peer"
+_MISFITS = (ErrorCode.WRONG_SECRET, ErrorCode.WRONG_VERSION, ErrorCode.WRONG_CLUSTER)
+"""Reasons not to have a link that time does not heal."""
 _LINKS_MAX = 1000
 
 
@@ -270,6 +273,39 @@ class Peers:
         why = f"broker {broker} at {address}: {failure or 'the connection ended'}"
         self._note(whom, "the link to a peer is over" if adapter.opened else "no link to a peer", why)
         return adapter.opened
+
+
+async def probe(config: PeerConfig, me: PeerId, brokers: Mapping[int, str]) -> None:
+    """Show the brokers ("host:port" by id) that this one knows their secret and speaks as they do, before it is one of
+    them. Whoever cannot be reached is not asked. Raises StartError.
+    """
+    async with trio.open_nursery() as nursery:
+        for broker, address in brokers.items():
+            nursery.start_soon(_probe_one, config, me, broker, address)
+
+
+async def _probe_one(config: PeerConfig, me: PeerId, broker: int, address: str) -> None:
+    with trio.move_on_after((config.dial_timeout_ms + config.handshake_timeout_ms) / 1000):
+        try:
+            sock = trio.socket.from_stdlib_socket(await _connect(address))
+        except OSError:
+            return
+        with sock:
+            loopback = is_loopback(format_address(sock.getpeername()))
+            link = Dialer(config, me, "replica", _nonce(), lambda _: None, loopback=loopback, to=broker)
+            try:
+                while not link.open:
+                    await sock.send(bytes(link.outgoing))
+                    link.outgoing.clear()
+                    data = await sock.recv(config.handshake_bytes_max)
+                    if not data:
+                        return
+                    link.receive(data)
+            except PeerError as error:
+                if error.code in _MISFITS:
+                    raise StartError(f"broker {broker} at {address} takes no link: {error}") from None
+            except OSError:
+                return
 
 
 class _Accepted(FollowerAdapter):

@@ -1,9 +1,11 @@
 """The process: opens the data directory and the engine, listens, and stops in order.
 
     locked_data_dir
-      open_broker                       flusher, timers, housekeeping
-        nursery                         the turns asked for by outboxes, a listener a door, full sockets
-          nursery                       a task a connection
+      join                              of a cluster's member: etcd
+        open_broker                     flusher, timers, housekeeping
+          nursery                       the turns asked for by outboxes, a listener a door, full sockets
+            Member.link                 of a cluster's member: registered, linked to the others
+              nursery                   a task a connection
 
 1. Ports are bound first, the engine is opened next, and only then clients may connect: `ready` means ready.
 2. Stopping goes the other way round: no more clients, every protocol says goodbye, outboxes get `shutdown_grace_ms`,
@@ -18,8 +20,10 @@ import gc
 import resource
 import sys
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
+from typing import Any
 
+import msgspec
 import trio
 
 from core_log.errors import LogError
@@ -30,6 +34,7 @@ from gateway.connection import MakeAdapter, Shell
 from gateway.errors import StartError
 from gateway.listener import Listener, open_listener
 from gateway.lock import locked_data_dir
+from gateway.member import Member, join
 from gateway.outbox import Outboxes
 from gateway.tls import Certificates
 from protocols.amqp.adapter import AmqpAdapter
@@ -71,8 +76,11 @@ async def serve(config: Config) -> AsyncIterator[Server]:
         certificates = Certificates(config.tls) if _speaks_tls(config) else None
         listeners = _open_listeners(config, stack, certificates)
         stack.enter_context(locked_data_dir(config.data_dir))
-        _refuse_member(config.data_dir)
-        async with _engine(config) as broker, trio.open_nursery() as nursery:
+        async with (
+            _member(config, listeners) as member,
+            _engine(config, member) as broker,
+            trio.open_nursery() as nursery,
+        ):
             outboxes = Outboxes(config.limits, nursery.start_soon)
             broker.after_turn = outboxes.flush
             shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.flusher.wait_for_room)
@@ -82,17 +90,32 @@ async def serve(config: Config) -> AsyncIterator[Server]:
             if certificates is not None:
                 nursery.start_soon(_watch_certificates, certificates, config.tls.reload_interval_ms)
             makers = adapter_makers(broker, config, authenticator(broker.rights))
-            async with trio.open_nursery() as clients:
+            linked = member.link(broker, outboxes, STOPPING) if member is not None else nullcontext()
+            async with linked, trio.open_nursery() as clients:
                 for listener in listeners:
                     listener.listen()
                     nursery.start_soon(listener.run, shell, makers[listener.door], clients.start_soon)
+                doors = listeners if member is None else [*listeners, member.listener]
                 try:
-                    yield Server(broker, shell, listeners, certificates)
+                    yield Server(broker, shell, doors, certificates)
                 finally:
+                    if member is not None:
+                        await member.step_aside()
                     _say_goodbye(shell, listeners)
                     # Leaving the block waits for the clients, but not for ever.
                     clients.cancel_scope.deadline = trio.current_time() + config.limits.shutdown_grace_ms / 1000
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _member(config: Config, listeners: list[Listener]) -> AsyncIterator[Member | None]:
+    """This broker as one of a cluster, None for a single one. Raises StartError."""
+    if not config.cluster.name:
+        _refuse_member(config.data_dir)
+        yield None
+        return
+    async with join(config, listeners) as member:
+        yield member
 
 
 def _refuse_member(data_dir: str) -> None:
@@ -109,11 +132,16 @@ def _refuse_member(data_dir: str) -> None:
 
 
 @asynccontextmanager
-async def _engine(config: Config) -> AsyncIterator[Broker]:
+async def _engine(config: Config, member: Member | None) -> AsyncIterator[Broker]:
     """The engine on the data directory. Raises StartError where the directory is at fault."""
     started = False
+    engine = config.engine
+    shared: dict[str, Any] = {}
+    if member is not None:
+        engine = msgspec.structs.replace(engine, stripes=member.part.members.meta.homes)
+        shared = {"metadata": member.part.store, "cluster": member.cluster}
     try:
-        async with open_broker(OsFiles(config.data_dir), config.engine, config.users) as broker:
+        async with open_broker(OsFiles(config.data_dir), engine, config.users, **shared) as broker:
             started = True
             yield broker
     except* (LogError, OSError) as group:

@@ -9,7 +9,7 @@
 4. Who serves (reads, deliveries, confirms) has a lease that lives, or a fresh promise of every other member of the
    maximal ISR not to lead. A promise is counted from when this side sent the message that it answers. A leader that was
    a follower waits its own promise out first, unless the leader before it resigned.
-5. A leader whose disk refuses, or that is asked to go, hands over to a member of the ISR: one swap, after which it
+5. A leader whose disk refuses, or whose broker is draining, hands over to a member of the ISR: one swap, after which it
    serves nobody.
 6. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time.
 """
@@ -302,12 +302,17 @@ class Leader:
     def _wanted(
         self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
     ) -> tuple[LogState | None, list[Guard]]:
+        mine = brokers.get(self.me)
         if self.log.error is not None:
             return self.resignation(brokers, now_s, prefix)
+        if mine is not None and mine.draining:
+            found, guards = self.resignation(brokers, now_s, prefix)
+            if found is not None:
+                return found, guards
         state = self.state
         left = tuple(member for member in state.isr if member[0] != self.me and self._leaves(member, brokers, now_s))
         isr: Members = tuple(member for member in state.isr if member not in left)
-        guards: list[Guard] = []
+        guards = []
         for broker in state.replicas:
             if broker in dict(state.isr) and broker not in dict(left):
                 continue
@@ -320,7 +325,7 @@ class Leader:
         return state.with_isr(isr, state.elr + trusted), guards
 
     def resignation(
-        self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
+        self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes = b""
     ) -> tuple[LogState | None, list[Guard]]:
         """Somebody else of the ISR, who can work, instead of this one.
 

@@ -26,14 +26,16 @@ from core_log.replication.isr import ReplicationConfig
 from core_log.replication.leader import Leader
 from core_log.replication.replica import Replica
 from core_log.replication.state import LogState
-from routing.cluster.elections import LOGS, Elections
+from routing.cluster.elections import LOGS, Elections, broker_states
 from routing.cluster.log_states import LogStates
 from routing.cluster.members import Members
 from routing.cluster.replicas import Replicas
+from routing.cluster.trust import Trust
 
 logger = logging.getLogger(__name__)
 
 _SAVE_INTERVAL_S = 5.0
+_RESIGN_POLL_S = 0.02
 
 
 class Cluster:
@@ -79,6 +81,7 @@ class Cluster:
         self._spawn = spawn
         self._wall_clock_ms = wall_clock_ms
         self._saved = high_watermarks.load(files, "")
+        self._trust = Trust(files, self.members.record.boot)
         self.replicas = Replicas(clock=self._clock, spawn=spawn, want_turn=want_turn)
         self.replicas.assumed = self._look
         self.states = LogStates(self.store, self.members, self.replicas, spawn=spawn, clock=self._clock)
@@ -91,8 +94,14 @@ class Cluster:
         """Write down how far everything is committed, and close the logs that are still open. Blocks."""
         self.store.listeners.remove(self._applied)
         self._save_watermarks()
-        for replica in self.replicas.by_name.values():
-            replica.log.close()
+        logs = [replica.log for replica in self.replicas.by_name.values()]
+        for log in logs:
+            log.close()
+        if all(log.error is None for log in logs):
+            try:
+                self._trust.ended(self.lost)
+            except OSError as error:
+                logger.warning("the stop is not noted as a clean one: %s", error)
 
     # ---- logs
 
@@ -108,10 +117,27 @@ class Cluster:
             high_watermark=watermark,
         )
         replica = Replica(name, log, self.broker_id, self._replication, now_s=self._clock())
-        if watermark > log.log_end_offset:
+        lost = self._trust.is_lost(name, synced=settings.fsync == "commit")
+        if lost or watermark > log.log_end_offset or replica.lost:
             replica.lost = True
+            self._trust.note({*self.lost, name})
         self.states.add(replica)
         return log
+
+    @property
+    def lost(self) -> list[str]:
+        """Logs of which the replica here may lack what was reported of it."""
+        return [name for name, replica in self.replicas.by_name.items() if replica.lost]
+
+    def begun(self) -> None:
+        """All logs are open: what is lost of them is written down, and the broker may register. Raises OSError."""
+        self._trust.begun(self.lost)
+
+    def note_lost(self) -> list[str]:
+        """`lost`, after it was written down. Blocks where it has changed. Raises OSError."""
+        lost = self.lost
+        self._trust.note(lost)
+        return lost
 
     def close_log(self, name: str) -> None:
         """Have none any more; what is in it stays where it is. Blocks."""
@@ -120,6 +146,18 @@ class Cluster:
             self.replicas.remove(name)
             replica.log.close()
             self._saved.pop(name, None)
+
+    async def resign(self) -> None:
+        """Have others lead what is led here, as far as somebody else can. Raises MetadataUnavailable."""
+        await self.members.update(draining=True)
+        while self._has_successors():
+            self.replicas.tick()
+            await trio.sleep(_RESIGN_POLL_S)
+
+    def _has_successors(self) -> bool:
+        brokers = broker_states(self.members.brokers.values())
+        roles = [replica.role for replica in self.replicas.by_name.values()]
+        return any(isinstance(role, Leader) and role.resignation(brokers, self._clock())[0] for role in roles)
 
     # ---- who leads
 

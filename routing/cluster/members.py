@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -50,7 +50,7 @@ class Broker(NamedTuple):
 
 
 class Members:
-    """See the module. `join` first; then `run` as long as this broker is to be a member."""
+    """See the module. `prepare` first, then `register`; then `run` as long as this broker is to be a member."""
 
     def __init__(
         self,
@@ -87,6 +87,11 @@ class Members:
             self._note(key, entry.value, entry.create_revision)
 
     @property
+    def record(self) -> BrokerRecord:
+        """What this broker says of itself, now or when it registers next."""
+        return self._record
+
+    @property
     def meta(self) -> ClusterMeta:
         """What the cluster is, once this broker has joined."""
         entry = self._store.get(META)
@@ -102,6 +107,13 @@ class Members:
 
     async def join(self) -> None:
         """Become a member. Raises ClusterRefused, MetadataUnavailable, OSError."""
+        await self.prepare()
+        await self.register()
+
+    async def prepare(self) -> None:
+        """All but the registration: whoever is refused is refused here, before there is an engine. The cluster is made
+        if it is not there. Raises ClusterRefused, MetadataUnavailable, OSError.
+        """
         try:
             found = await self._offload(load_identity, self._files)
         except ValueError as error:
@@ -114,9 +126,23 @@ class Members:
         self._identity = Identity(self._cluster, cluster_id, self.broker_id, directory_id, lease_id)
         self._record = msgspec.structs.replace(self._record, directory_id=directory_id)
         await self._store.barrier()
-        await self._register()
+        await self._advance(to_registration=False)
 
-    async def _register(self) -> None:
+    async def register(self, *, lost: Iterable[str] = ()) -> None:
+        """Be there for all others; `lost` are logs of which this broker may lack what it had reported. Raises
+        ClusterRefused, MetadataUnavailable, OSError.
+        """
+        self._record = msgspec.structs.replace(self._record, lost=tuple(sorted(lost)))
+        await self._advance()
+
+    @property
+    def identity(self) -> Identity:
+        """Who this broker is, once `prepare` has returned."""
+        assert self._identity is not None
+        return self._identity
+
+    async def _advance(self, *, to_registration: bool = True) -> None:
+        """Take one step after the other, up to the registration or up to right before it."""
         assert self._identity is not None
         until = trio.current_time() + _TAKEN_S
         while True:
@@ -133,6 +159,8 @@ class Members:
                         raise ClusterRefused(step.reason)
                     with trio.move_on_at(until):
                         await changed.wait()
+                elif step.lease and not to_registration:
+                    return
                 elif step.lease:
                     await self._store.begin_lease()
                     await self._save(cluster_id=self.meta.cluster_id, lease_id=self._store.lease_id)
@@ -158,7 +186,7 @@ class Members:
             self._lost = trio.Event()
             while not self.epoch:
                 try:
-                    await self._register()
+                    await self._advance()
                     logger.warning("registered anew as broker %d, epoch %d", self.broker_id, self.epoch)
                 except MetadataUnavailable as error:
                     logger.warning("broker %d is not registered: %s", self.broker_id, error)

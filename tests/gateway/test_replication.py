@@ -20,7 +20,6 @@ from gateway.cluster import ClusterConfig, Membership, membership
 from gateway.etcd_process import EtcdProcess
 from gateway.listener import open_listener
 from protocols.peer.config import PeerConfig
-from routing.cluster.elections import Elections
 from routing.cluster.log_states import LogStates
 from tests.support.replica_node import LOG, Node, batch_of, bytes_of, running
 
@@ -55,7 +54,6 @@ class Broker:
                 node = running(self.directory, self.me, config=peers, logs=[], members=part.members, listener=listener)
                 self.part, self.node = part, await stack.enter_async_context(node)
                 nursery = await stack.enter_async_context(trio.open_nursery())
-                nursery.start_soon(Elections(part.store, part.members, part.candidate).run)
                 states = LogStates(part.store, part.members, self.node.replicas, spawn=nursery.start_soon)
                 states.add(self._replica())
                 task_status.started()

@@ -1,0 +1,105 @@
+"""A broker that serves as a member of a cluster: what comes around its engine, and in which order it begins and ends.
+
+    join                    etcd, refusals, a word with the brokers that run
+      (the engine opens)
+        link                registered; links to all others; what is said of this broker is kept true
+          (the doors listen)
+          step_aside        what is led here is led by others, while clients are still served
+
+1. The peer address is bound first and listened on last, as the doors are.
+2. A stop gives leadership up before clients are told, the links end after them, and the registration after those.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import trio
+
+from core_log.errors import MetadataUnavailable
+from core_log.files import OsFiles
+from core_log.replication.isr import ReplicationConfig
+from gateway.cluster import Membership, advertised, joining, registered
+from gateway.config import Config, parse_address
+from gateway.listener import Listener, open_listener
+from gateway.outbox import Outboxes
+from gateway.peers import DOOR, MembersDirectory, Peers, probe
+from protocols.peer.connection import PeerId
+from routing.broker import Broker
+from routing.cluster.cluster import Cluster
+from routing.cluster.standing import Standing
+
+logger = logging.getLogger(__name__)
+
+_RESIGN_TIMEOUT_S = 2.0
+
+
+class Member:
+    """See the module; made by `join`."""
+
+    def __init__(self, config: Config, part: Membership, listener: Listener) -> None:
+        self.part = part
+        self.listener = listener
+        lag_s = config.cluster.replica_lag_time_max_ms / 1000
+        self.cluster = Cluster(
+            part.store, part.members, part.elections, replication=ReplicationConfig(replica_lag_time_max_s=lag_s)
+        )
+        self._config = config
+
+    @asynccontextmanager
+    async def link(self, broker: Broker, outboxes: Outboxes, stopping: str) -> AsyncIterator[None]:
+        """Be there for the others until the block is left. Raises StartError, OSError."""
+        flusher = broker.flusher
+        peers = Peers(
+            self._config.peer,
+            MembersDirectory(self.part.members),
+            self.cluster.replicas,
+            limits=self._config.limits,
+            outboxes=outboxes,
+            timers=broker.timers,
+            end_turn=broker.end_turn,
+            has_room=lambda: flusher.unflushed_bytes <= flusher.unflushed_bytes_max,
+            revision=lambda: self.part.store.revision,
+        )
+        self.cluster.begun()
+        async with registered(self.part, lost=self.cluster.lost), trio.open_nursery() as nursery:
+            await nursery.start(peers.run, self.listener)
+            nursery.start_soon(Standing(self.cluster).run)
+            try:
+                yield
+            finally:
+                peers.say_goodbye(stopping)
+                peers.shell.end_turn()
+                nursery.cancel_scope.cancel()
+
+    async def step_aside(self) -> None:
+        """The broker is about to stop. Does what can be done within two seconds."""
+        with trio.move_on_after(_RESIGN_TIMEOUT_S, shield=True):
+            try:
+                await self.cluster.resign()
+            except MetadataUnavailable as error:
+                logger.warning("stopping without a word to the others: %s", error)
+
+
+@asynccontextmanager
+async def join(config: Config, listeners: Iterable[Listener]) -> AsyncIterator[Member]:
+    """Become able to register, until the block is left. Raises StartError, ConfigError."""
+    address = parse_address(config.cluster.peer, setting="cluster.peer")
+    assert address is not None
+    listener = open_listener(DOOR, *address)
+    try:
+        addresses = advertised(config.cluster, config.peer, [*listeners, listener])
+        async with joining(config.cluster, OsFiles(config.data_dir), addresses) as part:
+            members = part.members
+            me = PeerId(members.meta.cluster_id, members.broker_id, 0, members.identity.directory_id)
+            others = {
+                broker.broker_id: broker.record.addresses.get(DOOR, "")
+                for broker in members.brokers.values()
+                if broker.broker_id != members.broker_id
+            }
+            await probe(config.peer, me, others)
+            yield Member(config, part, listener)
+    finally:
+        listener.close()

@@ -1,0 +1,75 @@
+"""Which replicas of a data directory may lack what an earlier process reported of them: `lost-replicas`.
+
+1. A replica is lost when its log was found damaged, when it ends below the high watermark that was saved, and, unless
+   its reports were of synced bytes (`fsync = "commit"`), when the machine went down while a broker ran.
+2. It stays lost, across restarts, until the metadata names this process in the log's ISR: the second start finds
+   nothing wrong with a log any more.
+3. The file is written before this broker says anything to others, and whenever something is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from core_log import checkpoint
+from core_log.files import Files
+
+PATH = "lost-replicas"
+
+logger = logging.getLogger(__name__)
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    boot: str = ""
+    """Of the machine, when this was written."""
+    clean: bool = True
+    """No broker runs on this directory."""
+    lost: tuple[str, ...] = ()
+
+
+class Trust:
+    """See the module. `boot` is another one after each start of the machine."""
+
+    def __init__(self, files: Files, boot: str) -> None:
+        """Raises OSError."""
+        self._files = files
+        self._boot = boot
+        data = checkpoint.load(files, PATH)
+        try:
+            saved = _Saved() if data is None else msgspec.msgpack.decode(data, type=_Saved)
+        except msgspec.MsgspecError as error:
+            logger.error("%s is damaged and ignored: %s", PATH, error)
+            saved = _Saved(clean=False)
+        self._saved = saved
+        self._went_down = not saved.clean and saved.boot != boot
+        self._lost = dict.fromkeys(saved.lost)
+
+    def is_lost(self, name: str, *, synced: bool) -> bool:
+        """Of a log that is being opened; `synced`: what was reported of it was synced."""
+        return name in self._lost or (self._went_down and not synced)
+
+    def begun(self, lost: Iterable[str]) -> None:
+        """All logs are open, these are lost; a broker runs from here on. Raises OSError."""
+        self._went_down = False
+        self._save(lost, clean=False)
+
+    def note(self, lost: Iterable[str]) -> None:
+        """These are lost now. Raises OSError."""
+        if set(lost) != set(self._saved.lost):
+            self._save(lost, clean=self._saved.clean)
+
+    def ended(self, lost: Iterable[str]) -> None:
+        """All logs are closed. Raises OSError."""
+        self._save(lost, clean=True)
+
+    def _save(self, lost: Iterable[str], *, clean: bool) -> None:
+        # Until `begun` the file says of which start of the machine the last broker was.
+        boot = self._saved.boot if self._went_down else self._boot
+        saved = _Saved(boot, clean and not self._went_down, tuple(sorted(lost)))
+        if saved != self._saved:
+            checkpoint.save(self._files, PATH, msgspec.msgpack.encode(saved))
+            self._saved = saved
+            self._lost = dict.fromkeys(saved.lost)
