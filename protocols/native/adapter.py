@@ -473,7 +473,7 @@ class NativeAdapter:
         return wire.CommitOffsetsReply(request.correlation_id)
 
     async def _fetch_offsets(self, request: wire.FetchOffsets) -> wire.Reply:
-        found = self._broker.offsets.fetch(request.group, request.partitions)
+        found = await self._broker.offsets.fetch(request.group, request.partitions)
         entries = [(topic, index, offset, metadata) for (topic, index), (offset, metadata) in found.items()]
         return wire.FetchOffsetsReply(request.correlation_id, entries)
 

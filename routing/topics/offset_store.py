@@ -45,12 +45,20 @@ class OffsetStore:
         """How many groups whose names begin so have come somewhere in a partition."""
         return sum(partition in known for group, known in self._groups.items() if group.startswith(prefix))
 
-    def fetch(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
-        """What the group has committed, for the partitions asked for or for all."""
+    async def fetch(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
+        """What the group has committed, for the partitions asked for or for all; others may have to be asked."""
+        return self.known(group, partitions)
+
+    def known(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
+        """`fetch` from memory."""
         known = self._groups.get(group, {})
         if partitions is None:
             return dict(known)
         return {partition: known[partition] for partition in partitions if partition in known}
+
+    def topics(self) -> set[str]:
+        """Where anybody has come."""
+        return {topic for known in self._groups.values() for topic, _ in known}
 
     def forget_topic(self, name: str) -> None:
         """The topic is deleted: nobody has come anywhere in it."""

@@ -178,7 +178,7 @@ class Stream:
     def _resume(self, group: str, start: Start) -> Start:
         """Where a tracked consumer goes on."""
         place = (self.topic.name, 0)
-        known = self._host.offsets.fetch(group, [place])
+        known = self._host.offsets.known(group, [place])
         if known:
             return Start(Origin.OFFSET, known[place][0])
         limit = self._host.config.stream_tracked_consumers_max

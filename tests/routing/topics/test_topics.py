@@ -118,7 +118,7 @@ async def test_topics_come_back_and_deleted_ones_do_not() -> None:
         await client.publish_safely("k", "one", exchange="amq.fanout")
         await broker.offsets.commit("g", {("kept", 0): (5, "note"), ("gone", 0): (1, "")})
         await broker.delete_topic("gone")
-        assert broker.offsets.fetch("g") == {("kept", 0): (5, "note")}
+        assert broker.offsets.known("g") == {("kept", 0): (5, "note")}
         assert not files.exists("topics/gone-0")
         with pytest.raises(NotFound):
             await broker.delete_topic("gone")
@@ -129,7 +129,7 @@ async def test_topics_come_back_and_deleted_ones_do_not() -> None:
             topic = running.broker.topics["kept"]
             assert topic.config == {"retention.ms": "-1"}
             assert [value for partition in topic.partitions for value in values(partition)] == ["one", "two"]
-            assert running.broker.offsets.fetch("g") == {("kept", 0): (5, "note")}
+            assert running.broker.offsets.known("g") == {("kept", 0): (5, "note")}
             client = running.client()
             await client.publish_safely("k", "three", exchange="amq.fanout")
             await running.broker.unbind("topic", "kept", "amq.fanout", "")
