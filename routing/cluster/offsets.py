@@ -45,6 +45,10 @@ class Forward(Protocol):
         """Ask another broker."""
 
 
+def _too_few(group: str) -> StorageUnavailable:
+    return StorageUnavailable(f"too few brokers have the offsets of group '{group}' in sync")
+
+
 class _Part:
     """One of the logs; `store` while it is led here, once it has been read."""
 
@@ -111,8 +115,8 @@ class ReplicatedOffsets:
         cluster = self._cluster
         state, part = cluster.state_of(name), self._parts.get(int(number))
         if part is None:
-            if state is None or cluster.broker_id not in state.replicas:
-                return
+            if state is None or cluster.broker_id not in state.replicas or name in cluster.replicas.by_name:
+                return  # the last: it is being opened
             part = self._parts[int(number)] = _Part(self._open_log(int(number)))
         role = cluster.role_of(name) if cluster.may_append(name) else None
         if role is not part.role:
@@ -161,6 +165,8 @@ class ReplicatedOffsets:
             if leader not in (None, cluster.broker_id) and self.forward is not None:
                 return leader
             if trio.current_time() >= until:
+                if part is not None and part.role is not None:
+                    raise _too_few(group)
                 raise StorageUnavailable(f"nobody leads the offsets of group '{group}' now")
             with trio.move_on_after(_LOOK_S):
                 await changed.wait()
@@ -177,7 +183,7 @@ class ReplicatedOffsets:
         part, store = found
         role = part.role
         if role is None or not role.may_append():
-            raise StorageUnavailable(f"too few brokers have the offsets of group '{group}' in sync")
+            raise _too_few(group)
         with part.while_led():
             await store.commit(group, offsets)
             return
