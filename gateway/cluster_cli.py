@@ -1,7 +1,9 @@
-"""`millrace cluster`: see how several brokers are doing."""
+"""`millrace cluster`: run some brokers for trying out, and see how a cluster is doing."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +18,35 @@ if TYPE_CHECKING:
 @click.group()
 def cluster() -> None:
     """Several brokers as one."""
+
+
+@cluster.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--brokers", type=click.IntRange(1, 99), help="How many; by default as many as last time, and 3 at first."
+)
+@click.option("--base-port", type=click.IntRange(1, 65535), help="Broker N listens from this port + 10 N on.")
+@click.option("--config", "config_file", metavar="FILE", type=click.Path(exists=True), help="Settings of all brokers.")
+def up(directory: Path, brokers: int | None, base_port: int | None, config_file: str | None) -> None:
+    """Run etcd and brokers on this machine below DIRECTORY until SIGTERM or SIGINT, to try a cluster out.
+
+    Prints a line for each door of each broker, such as `broker 1 amqp 127.0.0.1:40123`, and then `ready`. Ports are
+    free ones, and stay the same in the same directory. A broker that ends is reported and not started again.
+    """
+    import trio
+
+    from gateway.errors import StartError
+
+    try:
+        from gateway.cluster_up import up as run_up
+    except ImportError:
+        _fail("a cluster needs the extra `cluster`: pip install 'millrace[cluster]'")
+    more = ["--config", config_file] if config_file is not None else []
+    try:
+        if not trio.run(run_up, directory.absolute(), brokers, base_port, more):
+            _fail("no broker runs any more")
+    except* StartError as group:
+        _fail(str(_first(group)))
 
 
 @cluster.command()
@@ -48,3 +79,14 @@ def status(client: BlockingClient, as_json: bool) -> None:
 
 def _cell(value: object) -> object:
     return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _fail(message: str) -> None:
+    click.echo(f"millrace: {message}", err=True)
+    sys.exit(1)

@@ -40,6 +40,8 @@ def configure_logs(config: Log) -> None:
         )
     )
     logging.basicConfig(level=config.level.upper(), handlers=[handler], force=True)
+    # It says a line for each request, which etcd gets several of a second.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -57,8 +57,8 @@ class Health:
     def __init__(self, cluster: Cluster, topics: Callable[[], Mapping[str, str]]) -> None:
         self._cluster = cluster
         self._topics = topics
-        self._leaderless: Collection[str] = ()
-        self._under_replicated: Collection[str] = ()
+        self._leaderless: Collection[str] = frozenset()
+        self._under_replicated: Collection[str] = frozenset()
         self._changed = trio.Event()
         cluster.store.listeners.append(self._applied)
 

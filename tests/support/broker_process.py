@@ -27,12 +27,22 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 class BrokerProcess:
     """A broker under control: its ports, and the ways to end and restart it. See `broker_process`."""
 
-    def __init__(self, data_dir: Path, doors: Sequence[str], arguments: Sequence[str], module: str = "gateway") -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        doors: Sequence[str],
+        arguments: Sequence[str],
+        module: str = "gateway",
+        *,
+        host: str = HOST,
+    ) -> None:
         self.data_dir = data_dir
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         self.doors = tuple(doors)
         self.arguments = tuple(arguments)
         self.module = module
+        self.host = host
+        """Where its doors are: a loopback address."""
         self.ports: dict[str, int] = {}
         self.start_s = 0.0
         """Seconds from exec to `ready` of the last start."""
@@ -79,7 +89,7 @@ class BrokerProcess:
         Raises RuntimeError with the end of the log when the process ends first or `timeout_s` pass.
         """
         assert not self.running, "the broker is running"
-        addresses = [f"{HOST}:{self.ports[door] if same_ports else 0}" for door in self.doors]
+        addresses = [f"{self.host}:{self.ports[door] if same_ports else 0}" for door in self.doors]
         command = [sys.executable, "-m", self.module, "serve", "--data-dir", str(self.data_dir)]
         for door, address in zip(self.doors, addresses, strict=True):
             command += [f"--{door}", address]

@@ -1,0 +1,162 @@
+"""`millrace cluster up` as a user runs it: what it prints, a broker that is killed, and the same directory again."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gateway.cluster_status import cluster_status
+from gateway.cluster_up import Ports, planned_ports
+from gateway.errors import StartError
+from gateway.etcd_process import find_etcd
+from protocols.native.blocking import BlockingClient
+from tests.support.broker_process import CHECKOUT
+
+needs_etcd = pytest.mark.skipif(find_etcd() is None, reason="there is no etcd")
+
+
+class Up:
+    """The command, while it runs."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "cluster", "up", str(directory), *arguments],
+            cwd=CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._pump, daemon=True).start()
+
+    def _pump(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line.rstrip("\n"))
+        self.lines.put("")
+
+    def until(self, wanted: Callable[[str], bool]) -> list[str]:
+        """What it says up to a line."""
+        said = [self.lines.get(timeout=60)]
+        while not wanted(said[-1]):
+            assert said[-1], f"it ended: {said}"
+            said.append(self.lines.get(timeout=60))
+        return said
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def broker(self, number: int) -> psutil.Process:
+        return next(child for child in self.children() if f"broker-{number}" in " ".join(child.cmdline()))
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(60)
+
+
+@contextmanager
+def up(directory: Path, *arguments: str) -> Iterator[Up]:
+    found = Up(directory, *arguments)
+    try:
+        yield found
+    finally:
+        left = found.children() if found.process.poll() is None else []
+        found.process.kill()
+        for child in left:
+            child.kill()
+        found.process.wait()
+
+
+def status(address: str) -> dict[str, Any]:
+    with BlockingClient(address, timeout_s=10) as client:
+        return cluster_status(client)
+
+
+def doors(said: list[str]) -> dict[str, str]:
+    return {name: address for name, _, address in (line.rpartition(" ") for line in said) if address.count(":") == 1}
+
+
+@needs_etcd
+def test_a_cluster_is_up_loses_a_broker_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    with up(tmp_path / "c", "--brokers", "2") as first:
+        said = first.until(lambda line: line == "ready")
+        found = doors(said)
+        wanted = {f"broker {number} {door}" for number in (1, 2) for door in ("amqp", "mqtt", "native", "peer")}
+        assert set(found) == wanted | {"etcd"}
+        there = status(found["broker 2 native"])
+        assert (there["broker"], [one["alive"] for one in there["brokers"]]) == (2, [True, True])
+        assert there["controller"] in (1, 2)
+        assert there["brokers"][0]["addresses"]["native"] == found["broker 1 native"]
+        first.broker(1).send_signal(signal.SIGKILL)
+        (line,) = first.until(lambda line: "broker 1" in line)
+        assert line.startswith("millrace: broker 1 was ended by SIGKILL; to start it again: millrace serve --data-dir")
+        deadline = time.monotonic() + 20
+        while [one["alive"] for one in there["brokers"]] != [False, True] or there["controller"] != 2:
+            assert time.monotonic() < deadline, there
+            time.sleep(0.1)
+            there = status(found["broker 2 native"])
+        children = first.children()
+        assert first.stop() == 0
+        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    with up(tmp_path / "c") as second:
+        assert doors(second.until(lambda line: line == "ready")) == found
+        refused = subprocess.run(
+            [sys.executable, "-m", "gateway", "cluster", "up", str(tmp_path / "c")],
+            cwd=CHECKOUT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert refused.returncode == 1
+        assert refused.stderr == f"millrace: data directory {tmp_path / 'c'}: in use by process {second.process.pid}\n"
+        assert [one["alive"] for one in status(found["broker 1 native"])["brokers"]] == [True, True]
+        for number in (1, 2):
+            second.broker(number).send_signal(signal.SIGKILL)
+        assert second.until(lambda line: "no broker" in line)[-1] == "millrace: no broker runs any more"
+        assert second.process.wait(60) == 1
+
+
+@needs_etcd
+def test_a_broker_that_cannot_start_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "c" / "broker-2").mkdir(parents=True)
+    (tmp_path / "c" / "broker-2" / "catalog").mkdir()
+    with up(tmp_path / "c", "--brokers", "2") as one:
+        *_, line = one.until(lambda line: "broker" in line)
+        assert line.startswith("millrace: broker 2: the data directory holds the data of a single broker")
+        assert line.endswith(f"see {tmp_path / 'c' / 'broker-2.log'}")
+        assert one.process.wait(60) == 1
+
+
+def test_ports_are_kept_and_added_to(tmp_path: Path) -> None:
+    first = planned_ports(tmp_path, None, None)
+    assert len(first.brokers) == 3
+    assert len({*first.etcd, *(port for one in first.brokers for port in one.values())}) == 14
+    assert planned_ports(tmp_path, None, None) == first
+    assert planned_ports(tmp_path, 1, None) == Ports(first.etcd, first.brokers[:1])
+    four = planned_ports(tmp_path, 4, None)
+    assert four.brokers[:3] == first.brokers
+    assert planned_ports(tmp_path, None, None) == four
+    based = planned_ports(tmp_path, 2, 7000)
+    assert based.etcd == [7000, 7001]
+    assert based.brokers == [
+        {"amqp": 7010, "mqtt": 7011, "native": 7012, "peer": 7013},
+        {"amqp": 7020, "mqtt": 7021, "native": 7022, "peer": 7023},
+    ]
+    with pytest.raises(StartError, match="there are not enough ports"):
+        planned_ports(tmp_path, 9, 65450)
+    (tmp_path / "ports.json").write_text("{")
+    with pytest.raises(StartError, match=r"ports\.json"):
+        planned_ports(tmp_path, None, None)
+    if os.geteuid():
+        tmp_path.chmod(0o500)
+        with pytest.raises(StartError):
+            planned_ports(tmp_path, 2, 7000)
