@@ -151,7 +151,7 @@ class Broker:
         for session in list(self.sessions):
             session.close()
         await self.checkpoints.stop()
-        for partition in self.topology.stripes:
+        for partition in self.topology.led:
             partition.settlements_due()
         self.end_turn()
         logs = [*self._home_logs(), *self._topic_logs()]
@@ -159,7 +159,7 @@ class Broker:
         self.dead_letters.put_back()
         if all(log.error is None for log in logs):
             self.transactions.close()
-        for partition in self.topology.stripes:
+        for partition in self.topology.led:
             log = partition.log
             if any(queue.outstanding for queue in partition.queues.values()):
                 logger.error("%s: deliveries are left over, the next start goes by the log", log.directory)
@@ -183,7 +183,7 @@ class Broker:
             await finished.wait()
 
     def _home_logs(self) -> list[PartitionLog]:
-        return [partition.log for partition in (*self.topology.stripes, self.topology.transient)]
+        return [partition.log for partition in (*self.topology.led, self.topology.transient)]
 
     def _topic_logs(self) -> list[PartitionLog]:
         return [partition.log for topic in self.topology.topics.values() for partition in topic.partitions]
@@ -328,9 +328,9 @@ class Broker:
         while True:
             await trio.sleep(self.config.housekeeping_interval_ms / 1000)
             await self._tend_disk()
-            for partition in (*self.topology.stripes, self.topology.transient):
+            for partition in (*self.topology.led, self.topology.transient):
                 partition.tidy()
-            for partition in self.topology.stripes:
+            for partition in self.topology.led:
                 self.checkpoints.take(partition)
                 partition.delete_dead_prefix()
                 warn_of_pinned_bytes(partition)
@@ -340,7 +340,7 @@ class Broker:
             self._timeouts.look(self._host.impatient, self.clock.now_ms())
             if trio.current_time() >= reclaim_due or self.blocked:
                 reclaim_due = trio.current_time() + self.config.reclaim_interval_ms / 1000
-                for partition in (*self.topology.stripes, transient):
+                for partition in (*self.topology.led, transient):
                     give_back(partition)
             if trio.current_time() >= retention_due or self.blocked:
                 retention_due = trio.current_time() + self.config.retention_check_interval_ms / 1000
@@ -360,7 +360,7 @@ class Broker:
 
     def home_statuses(self) -> list[HomeStatus]:
         """Every home partition in figures; stripe -1 is that of transient queues."""
-        return [partition.status for partition in (*self.topology.stripes, self.topology.transient)]
+        return [partition.status for partition in (*self.topology.led, self.topology.transient)]
 
 
 def _nothing() -> None:

@@ -106,7 +106,7 @@ class Storage:
         topology = Topology(
             config,
             catalog,
-            stripes=stripes,
+            stripes=list(stripes),
             transient=transient,
             host=host,
             spawn=self._spawn,

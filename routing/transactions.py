@@ -25,7 +25,7 @@ import trio
 from core_log.errors import BatchTooLarge, LogUnavailable
 from core_log.keyed_store import KeyedStore
 from core_log.partition_log import PartitionLog
-from routing.commits import CommitWaiter, storage_error
+from routing.commits import CommitWaiter
 from routing.deduplication import deliver_new
 from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
 from routing.message import Slab
@@ -95,23 +95,28 @@ class _Plan:
             self.routed += [(route, part, mandatory) for route, part in _routed(session, slab, copies)]
         routes = {route: None for route, _, _ in self.routed}
         self.topics = [partition for route in routes for topic in route.topics for partition in topic.partitions]
-        self.published = {home: None for route in routes for home in route.durable_homes}
+        published = {home: None for route in routes for home in route.durable_homes}
+        self.published = {home: None for home in published if isinstance(home, QueuePartition)}
+        self.elsewhere = len(published) - len(self.published)
         self.settled = {
             entry.queue.partition: None
             for entry, outcome in transaction.taken
             if isinstance(entry.queue, Queue) and entry.queue.partition.durable and outcome in _ENDING
+            if not entry.queue.deleted
         }
         self.routes = list(routes)
 
     def require_logs(self) -> None:
-        """Raises StorageUnavailable if a log that the commit concerns refuses writes."""
+        """Raises StorageUnavailable if a log that the commit concerns refuses writes, or another broker leads it."""
+        if self.elsewhere:
+            raise StorageUnavailable("a transaction cannot publish to queues that another broker leads")
         for route in self.routes:
             failed = route.error()
             if failed is not None:
                 raise failed
         for home in self.settled:
-            if home.log.error is not None:
-                raise storage_error(home.log)
+            if home.error is not None:
+                raise home.error
 
     def prepare(self) -> None:
         """See to it that nothing can be refused any more. Raises LogUnavailable."""
@@ -264,7 +269,7 @@ class Transactions:
         """Apply again what is still recorded; queues and topics are as their logs say. Raises CorruptBatch,
         LogUnavailable.
         """
-        queues = {queue.id: queue for home in self._topology.stripes for queue in home.queues.values()}
+        queues = {queue.id: queue for home in self._topology.led for queue in home.queues.values()}
         for key, value in list(self._store.items()):
             publishes, settled = decode(value)
             logs: dict[PartitionLog, None] = {}
@@ -284,7 +289,7 @@ class Transactions:
                     queue.redelivered_before = queue.partition.next_offset
                 for partition in (partition for topic in found for partition in topic.partitions):
                     partition.seal()
-            for home in self._topology.stripes:
+            for home in self._topology.led:
                 home.settlements_due()
                 home.seal()
             logger.warning("a transaction that was committed before the stop is applied again")

@@ -27,6 +27,7 @@ from routing.errors import StorageUnavailable
 from routing.queues.journal import Journal
 from routing.queues.packed_ranges import Range, from_bytes, pack, to_bytes, unpack
 from routing.queues.relocation import Straggler, end_of_stragglers, read_stragglers, relocate
+from routing.queues.restoring import state_of
 from routing.queues.settlement import pack_sizes
 from routing.queues.standby import Standby, packed_of
 
@@ -161,7 +162,7 @@ def _standby_of(partition: QueuePartition) -> Standby:
     standby.sets = {
         definition.id: (definition.queue_ids, definition.offset) for definition in sets.definitions.values()
     }
-    states = {queue.id: queue.snapshot_state() for queue in partition.queues.values()}
+    states = {queue.id: state_of(queue) for queue in partition.queues.values()}
     standby.states = {queue_id: state for queue_id, state in states.items() if state is not None}
     return standby
 

@@ -28,14 +28,14 @@ from routing.queues.gathering import SCATTERED_BELOW, gather, load
 from routing.queues.groups import Groups
 from routing.queues.history import follow
 from routing.queues.line import Levels, Line
-from routing.queues.offset_set import OffsetSet, Range
+from routing.queues.offset_set import Range
 from routing.queues.queue_rules import QueueRules
 from routing.queues.regrouping import tell_apart
 from routing.queues.retries import Cause, catches, counts
 from routing.queues.returns import Returns
 from routing.queues.runs_of import runs_of
 from routing.queues.seen_ids import SETTINGS, SeenIds, asked
-from routing.queues.settings import EXPIRY_MS_MAX, QueueSettings
+from routing.queues.settings import QueueSettings
 
 if TYPE_CHECKING:
     from routing.queues.host import QueueHost
@@ -49,9 +49,9 @@ class Queue:
     """One queue."""
 
     __slots__ = (
-        "__weakref__", "_host", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
-        "formerly", "fresh", "groups", "history", "id", "levels", "line", "name", "outstanding", "owner", "partition",
-        "redelivered_before", "returns", "rules", "seen", "settings", "turns", "vhost",
+        "__weakref__", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
+        "formerly", "fresh", "groups", "history", "host", "id", "levels", "line", "name", "outstanding", "owner",
+        "partition", "redelivered_before", "returns", "rules", "seen", "settings", "turns", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +90,7 @@ class Queue:
         self.deleted = False
         self.fresh: list[Arrival] = []
         """What came in this turn and has to be looked at when it ends."""
-        self._host = host
+        self.host = host
         self.settings = settings or QueueSettings.effective(arguments)
         self.rules = QueueRules(self, host)
         self.returns: Returns | None = None
@@ -136,13 +136,13 @@ class Queue:
         if not counts(settings):
             self.returns = None
         elif self.returns is None:
-            self.returns = Returns(self, self._host)
+            self.returns = Returns(self, self.host)
         self.remember(SETTINGS, settings.deduplication_window_ms)
         if settings.retain_ms or self.history is not None:
-            follow(self, settings.retain_ms, self._host)
+            follow(self, settings.retain_ms, self.host)
         if settings.limited and not self.awake:
             self.awake = True
-            self._host.runnable(self)
+            self.host.runnable(self)
         self.wake()
 
     def remember(self, who: str | None, window_ms: int) -> None:
@@ -166,7 +166,7 @@ class Queue:
         self.line.ready.append(first, count)
         if self.turns.consumers and not self.awake:
             self.awake = True
-            self._host.runnable(self)
+            self.host.runnable(self)
 
     def admit(self, first: int, slab: Slab, now_ms: int) -> None:
         """Add messages that ask for something, or that come to a queue that does."""
@@ -183,53 +183,13 @@ class Queue:
         self.fresh.append(arrival)
         if not self.awake:
             self.awake = True
-            self._host.runnable(self)
+            self.host.runnable(self)
 
     def wake(self) -> None:
         """Something changed that may allow a delivery, if anything waits for one."""
         if not self.awake and self.turns.consumers and self.message_count:
             self.awake = True
-            self._host.runnable(self)
-
-    def snapshot_state(self) -> Any:
-        """What a checkpoint has to keep besides offsets and facts, as msgpack takes it; None if there is nothing."""
-        state: dict[str, Any] = {}
-        if self.returns is not None and self.returns.tries:
-            state["returns"] = self.returns.dump()
-        if self.seen is not None:
-            state["seen"] = list(self.seen.dump(self._host.now_ms()))
-        if self.rules.sizes is not None:
-            state["sizes"] = self.rules.sizes.dump()
-        return state or None
-
-    def restore(
-        self,
-        ready: Iterable[Range],
-        returned: Iterable[Range],
-        redelivered_before: int,
-        *,
-        state: Any = None,
-    ) -> None:
-        """Take over after a start what the log says is there: ranges in offset order, those given back apart.
-
-        `state` is what `snapshot_state` said.
-        """
-        self.redelivered_before = redelivered_before
-        if self.levels is None and not self.partition.facts:
-            self.line.ready = OffsetSet(ready)
-            ready = ()
-        for first, count in self.rules.restore(ready):
-            self.line_of(first).ready.append(first, count)
-        for first, count in self.rules.restore(returned):
-            self.line_of(first).placed.add(first, count)
-        self.rules.restored(state.get("sizes", ()) if state else ())
-        if state and self.returns is not None and "returns" in state:
-            self.rules.restore_returns(self.returns, state["returns"])
-        if state and "seen" in state:
-            if self.seen is None:
-                self.remember(None, EXPIRY_MS_MAX)  # an exchange has asked, and will say again for how long
-            assert self.seen is not None
-            self.seen.restore(state["seen"], self._host.now_ms())
+            self.host.runnable(self)
 
     def line_of(self, offset: int) -> Line:
         """Where messages stand that agree in priority with the one at `offset`."""
@@ -322,7 +282,7 @@ class Queue:
         if self.deleted or not self.settings.buries:
             self.settle_offsets(offsets)
         else:
-            self._host.dead_letter(self, offsets, reason)
+            self.host.dead_letter(self, offsets, reason)
 
     # --- giving out --------------------------------------------------------------------
 
@@ -476,10 +436,22 @@ class Queue:
         """Settle all that is in line; how many there were. Delayed messages stay."""
         return self.shed(self.message_count)
 
+    def retire(self) -> None:
+        """Another object is this queue from now on: what sessions say of this one means nothing any more."""
+        if not self.deleted:
+            self.deleted = True
+            self.history = None  # retires as one of the home's queues
+            self.clear()
+            for consumer in self.turns.drain():
+                consumer.session.queue_gone(consumer)
+
+    def require_led(self) -> None:
+        """Raises StorageUnavailable where another broker leads the queue, so that nothing is known of its messages."""
+
     def clear(self) -> None:
         """The queue is deleted: forget everything."""
         if self.history is not None:
-            follow(self, 0, self._host)
+            follow(self, 0, self.host)
         self.line.clear()
         if self.levels is not None:
             self.levels = Levels(self.levels.highest)

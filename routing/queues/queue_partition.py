@@ -20,15 +20,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder
+from routing.commits import storage_error
 from routing.config import BrokerConfig
+from routing.errors import StorageUnavailable
 from routing.message import Slab
 from routing.queues.batches import build_batches, keep_together
 from routing.queues.cold_chunks import Spawn
+from routing.queues.dead_prefix import delete_dead_prefix
 from routing.queues.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
 from routing.queues.directory import Move, each_of, encode_directory
 from routing.queues.fact_columns import FactColumns
@@ -36,6 +39,7 @@ from routing.queues.home_status import HomeStatus
 from routing.queues.journal import Journal
 from routing.queues.live_counts import LiveCounts
 from routing.queues.moves import Moves
+from routing.queues.queue import Queue
 from routing.queues.runs_of import runs_of
 from routing.queues.settlement import (
     DESTINATIONS_KEY,
@@ -53,7 +57,8 @@ from routing.queues.slab_cache import SlabCache
 from routing.queues.stored_messages import StoredMessages
 
 if TYPE_CHECKING:
-    from routing.queues.queue import Queue
+    from routing.queues.home import Declared
+    from routing.queues.host import QueueHost
     from routing.queues.relocation import Straggler
     from routing.queues.retries import Tries
 
@@ -86,6 +91,8 @@ class QueuePartition:
         self.index = index
         self.log = log
         self.durable = index >= 0
+        self.error: StorageUnavailable | None = None
+        """Why nothing can be published now."""
         self.queues: dict[int, Queue] = {}
         self.next_offset = log.log_end_offset
         self.sets = DestinationSets()
@@ -100,7 +107,7 @@ class QueuePartition:
         self.replayed: bytes | None = None
         """The checkpoint that a start has worked out, to be saved when the log is durable."""
         self.moves = Moves()
-        self._moved_before = 0
+        self.moved_before = 0
         """What was written again lies below this offset."""
         self.searched_before = 0
         """Nothing that is live lies below this offset of the log, though blocks are too coarse to say so."""
@@ -129,6 +136,11 @@ class QueuePartition:
         self.pinned_warning_bytes = config.pinned_warning_bytes
         log.listeners.append(self._log_advanced)
 
+    def make_queue(self, queue_id: int, name: str, host: QueueHost, **declared: Unpack[Declared]) -> Queue:
+        """See `Home.make_queue`."""
+        queue = self.queues[queue_id] = Queue(queue_id, name, self, host, **declared)
+        return queue
+
     # --- messages in -------------------------------------------------------------------
 
     def destination_set(self, queues: tuple[Queue, ...]) -> DestinationSet:
@@ -143,7 +155,7 @@ class QueuePartition:
         definition = destinations.definition
         if self.durable:
             if definition.offset < 0:
-                self._define(definition)
+                self.define(definition)
             if not self._open:
                 self.next_offset += 1
         first = self.next_offset
@@ -180,7 +192,7 @@ class QueuePartition:
         LogUnavailable.
         """
         if self.durable and destinations.definition.offset < 0:
-            self._define(destinations.definition)
+            self.define(destinations.definition)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -192,7 +204,8 @@ class QueuePartition:
         with suppress(LogUnavailable):  # kept, as by `seal`
             self._seal_data()
 
-    def _define(self, definition: Definition) -> None:
+    def define(self, definition: Definition) -> None:
+        """Have the log say which queues a set is. Raises LogUnavailable."""
         self._seal_data()
         value = encode_destinations(definition.id, definition.queue_ids)
         definition.offset = self._append_control(DESTINATIONS_KEY, value)
@@ -200,7 +213,7 @@ class QueuePartition:
 
     def restore(self, ranges: list[tuple[int, int]]) -> None:
         """Count messages that replay found to be live in one queue."""
-        self._moved_before = self.log.log_end_offset
+        self.moved_before = self.log.log_end_offset
         self.live.restore(ranges)
 
     # --- messages out ------------------------------------------------------------------
@@ -253,7 +266,7 @@ class QueuePartition:
         sets = [self.sets.get(tuple(queues[queue_id] for queue_id in one.queue_ids)) for one in stragglers]
         for destinations in sets:
             if destinations.definition.offset < 0:
-                self._define(destinations.definition)
+                self.define(destinations.definition)
         first = self.next_offset + 1
         slabs, entries = [], []
         for one, destinations in zip(stragglers, sets, strict=True):
@@ -267,7 +280,7 @@ class QueuePartition:
             self._append_data(slabs, encode_directory(entries, facts if any(facts) else None, moves))
         finally:
             self._open_bytes_max = _BATCH_BYTES
-        self.next_offset = self._moved_before = first
+        self.next_offset = self.moved_before = first
         for location, slab, destinations in slabs:
             copies = len(destinations.queues)
             destinations.definition.used_before = first
@@ -388,6 +401,7 @@ class QueuePartition:
             cache.drop_oldest()
 
     def _log_advanced(self, log: PartitionLog) -> None:
+        self.error = None if log.error is None else storage_error(log)
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
         if log.error is None and (self._settled or self._returned or self._seen or self._open):
@@ -452,42 +466,8 @@ class QueuePartition:
                 queue.rules.sizes.tidy(oldest)
 
     def delete_dead_prefix(self) -> None:
-        """Let the log drop whole segments that no queue needs.
-
-        Definitions in the part that goes are written again first (their place in the log does not matter to replay),
-        and the part goes only when they are durable: the next call sees to that.
-        """
-        log = self.log
-        if log.error is not None or len(log.segments) < 2:
-            return
-        safe = log.flushed_offset if log.config.fsync == "interval" else log.committed_offset
-        if self._moved_before > safe:
-            log.request_sync()  # the only copies of what was moved
-            return
-        before = min(self.first_live_offset, log.committed_offset if self.durable else log.written_offset)
-        kept = self.durable and (self.moves or any(one.seen or one.rules.sizes for one in self.queues.values()))
-        if kept and before > self.checkpointed:
-            # Ids and sizes stand in what would go, and returns of what was moved: a checkpoint keeps them first.
-            before = self.checkpointed
-            self.checkpoint_wanted = log.segments[1].base_offset > before
-        if log.segments[1].base_offset > before:
-            return
-        if self.durable:
-            self._carry_definitions(before)
-            if any(definition.offset >= log.committed_offset for definition in self.sets.definitions.values()):
-                log.request_sync()
-                return
-        # Whole segments go, and what stays begins with one: with a batch, and with the directory that speaks of it.
-        log.delete_prefix(max(segment.base_offset for segment in log.segments if segment.base_offset <= before))
-
-    def _carry_definitions(self, before: int) -> None:
-        """Write again what is defined below an offset and still named behind it; forget what is not."""
-        for definition in list(self.sets.definitions.values()):
-            gone = not any(queue_id in self.queues for queue_id in definition.queue_ids)
-            if gone or definition.used_before <= before:
-                self.sets.forget(definition)
-            elif definition.offset < before:
-                self._define(definition)
+        """Let the log drop whole segments that no queue needs; see `dead_prefix.py`."""
+        delete_dead_prefix(self)
 
     def forget(self, first: int, count: int) -> None:
         """Messages of a deleted queue: no longer live, and no record needed."""

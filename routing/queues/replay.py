@@ -8,6 +8,7 @@ partition knows.
 from __future__ import annotations
 
 from core_log.files import Files
+from routing.queues import restoring
 from routing.queues.checkpoints import Checkpoint, QueueCheckpoint, encode_checkpoint, load_checkpoint, save_checkpoint
 from routing.queues.checkpoints import checkpoint_path as checkpoint_path
 from routing.queues.destination_sets import Definition
@@ -46,7 +47,8 @@ def restore(files: Files, partition: QueuePartition) -> int:
         else:
             entry = QueueCheckpoint(list(unpack(standby.live[queue.id])), [], log.log_end_offset)
         partition.restore([*entry.ready, *entry.returned])
-        queue.restore(entry.ready, entry.returned, entry.redelivered_before, state=standby.states.get(queue.id))
+        state = standby.states.get(queue.id)
+        restoring.restore(queue, entry.ready, entry.returned, entry.redelivered_before, state=state)
     for set_id, (queue_ids, offset) in standby.sets.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):
             partition.sets.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))

@@ -223,6 +223,8 @@ def delete_queue(vhost: VirtualHost, name: str, *, if_unused: bool, if_empty: bo
     queue = vhost.queue(name, owner, "queue.delete")
 
     def check() -> None:
+        if if_unused or if_empty:
+            queue.require_led()
         if if_unused and queue.consumers:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' in use")
         if if_empty and queue.message_count:

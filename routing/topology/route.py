@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from routing.commits import storage_error
 from routing.errors import StorageUnavailable
 from routing.facts import DELAYED_FROM, without_delay
 from routing.message import Properties, Slab
@@ -22,8 +21,8 @@ from routing.topology.interest import Elsewhere
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.queues.destination_sets import DestinationSet
+    from routing.queues.home import Home
     from routing.queues.queue import Queue
-    from routing.queues.queue_partition import QueuePartition
     from routing.topics.topic import Topic
     from routing.topology.history import RecentHistoryMatcher
 
@@ -67,10 +66,10 @@ class Route:
         self.queues = queues
         self._open: Route | None = None
         self._here: Route | None = None
-        by_home: dict[QueuePartition, list[Queue]] = {}
+        by_home: dict[Home, list[Queue]] = {}
         for queue in with_histories(queues) if retained else queues:
             by_home.setdefault(queue.partition, []).append(queue)
-        self.homes: list[tuple[QueuePartition, DestinationSet]] = [
+        self.homes: list[tuple[Home, DestinationSet]] = [
             (home, home.destination_set(tuple(members))) for home, members in by_home.items()
         ]
         self.durable_homes = [home for home in by_home if home.durable]
@@ -94,8 +93,8 @@ class Route:
     def error(self) -> StorageUnavailable | None:
         """Why the route cannot take messages now, if a log it leads to refuses writes."""
         for home in self.durable_homes:
-            if home.log.error is not None:
-                return storage_error(home.log)
+            if home.error is not None:
+                return home.error
         for topic in self.topics:
             failed = topic.error()
             if failed is not None:

@@ -23,6 +23,7 @@ from core_log.errors import Conflict, MetadataUnavailable
 from routing.commits import storage_errors
 from routing.config import BrokerConfig
 from routing.errors import AccessRefused, LimitExceeded, NotAllowed, NotFound, StorageUnavailable
+from routing.queues.home import Home
 from routing.queues.host import QueueHost
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
@@ -35,6 +36,7 @@ from routing.topology.entries import Entry, InFlight, Plan, queue_key, vhost_key
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
 from routing.topology.policies import policy_key
 from routing.topology.queue_ids import OutOfQueueIds
+from routing.topology.rehoming import rehome
 from routing.topology.removal import Removal
 from routing.topology.virtual_host import VirtualHost
 
@@ -49,7 +51,7 @@ class Topology:
         config: BrokerConfig,
         catalog: Catalog,
         *,
-        stripes: list[QueuePartition],
+        stripes: list[Home],
         transient: QueuePartition,
         host: QueueHost,
         spawn: Callable[..., Any],
@@ -69,6 +71,8 @@ class Topology:
         """Has all of a virtual host live by its policies; for those that others have changed."""
         self.vhost_made: Callable[[VirtualHost], None] | None = None
         """Called with each that is made from now on."""
+        self.place_queue: Callable[[int, Mapping[str, Any]], int] = lambda queue_id, _: queue_id % config.stripes
+        """The home of a new durable queue, from its id and arguments."""
         self._host = host
         self._spawn = spawn
         self._open_topic = open_topic
@@ -109,6 +113,11 @@ class Topology:
         """The queues of all virtual hosts."""
         for vhost in self.vhosts.values():
             yield from vhost.queues.values()
+
+    @property
+    def led(self) -> list[QueuePartition]:
+        """The homes of durable queues that are led here: of a single broker, all."""
+        return [home for home in self.stripes if isinstance(home, QueuePartition)]
 
     def topic(self, name: str) -> Topic:
         """Look one up. Raises NotFound."""
@@ -280,11 +289,10 @@ class Topology:
             there.arguments, there.formerly = value["arguments"], value.get("formerly", [])
             self.vhosts[vhost].follow_policies(there)
             return
-        partition = self.stripes[value["stripe"]] if entry.durable else self.transient
-        queue = Queue(
+        home: Home = self.stripes[value["stripe"]] if entry.durable else self.transient
+        queue = home.make_queue(
             value["id"],
             name,
-            partition,
             self._host,
             durable=value.get("durable", True),
             exclusive=value.get("exclusive", False),
@@ -295,10 +303,13 @@ class Topology:
         )
         queue.vhost = vhost
         queue.formerly = value.get("formerly", [])
-        partition.queues[queue.id] = queue
         if queue.exclusive:
             self.owned.setdefault(queue.owner, {})[queue] = None
         self.vhosts[vhost].add_queue(queue)
+
+    def rehome(self, index: int, home: Home) -> None:
+        """Another object stands for a home from now on; see `rehoming.py`."""
+        rehome(self, index, home, self._host)
 
     def _drop(self, vhost: VirtualHost, queue: Queue) -> None:
         if queue.deleted:
@@ -428,7 +439,7 @@ class Topology:
         queue_id = self.catalog.ids.new(durable=written)
         value = {
             "id": queue_id,
-            "stripe": queue_id % self.config.stripes if written else -1,
+            "stripe": self.place_queue(queue_id, arguments) if written else -1,
             "auto_delete": auto_delete,
             "arguments": dict(arguments),
         }

@@ -1,0 +1,49 @@
+"""Dropping the part of a home partition's log that no queue needs, by whole segments.
+
+Definitions in the part that goes are written again first (their place in the log does not matter to replay), and the
+part goes only when they are durable: the next call sees to that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from routing.queues.queue_partition import QueuePartition
+
+
+def delete_dead_prefix(partition: QueuePartition) -> None:
+    """Drop what can go now."""
+    log = partition.log
+    if log.error is not None or len(log.segments) < 2:
+        return
+    safe = log.flushed_offset if log.config.fsync == "interval" else log.committed_offset
+    if partition.moved_before > safe:
+        log.request_sync()  # the only copies of what was moved
+        return
+    before = min(partition.first_live_offset, log.committed_offset if partition.durable else log.written_offset)
+    queues = partition.queues.values()
+    kept = partition.durable and (partition.moves or any(one.seen or one.rules.sizes for one in queues))
+    if kept and before > partition.checkpointed:
+        # Ids and sizes stand in what would go, and returns of what was moved: a checkpoint keeps them first.
+        before = partition.checkpointed
+        partition.checkpoint_wanted = log.segments[1].base_offset > before
+    if log.segments[1].base_offset > before:
+        return
+    if partition.durable:
+        _carry_definitions(partition, before)
+        if any(definition.offset >= log.committed_offset for definition in partition.sets.definitions.values()):
+            log.request_sync()
+            return
+    # Whole segments go, and what stays begins with one: with a batch, and with the directory that speaks of it.
+    log.delete_prefix(max(segment.base_offset for segment in log.segments if segment.base_offset <= before))
+
+
+def _carry_definitions(partition: QueuePartition, before: int) -> None:
+    """Write again what is defined below an offset and still named behind it; forget what is not."""
+    for definition in list(partition.sets.definitions.values()):
+        gone = not any(queue_id in partition.queues for queue_id in definition.queue_ids)
+        if gone or definition.used_before <= before:
+            partition.sets.forget(definition)
+        elif definition.offset < before:
+            partition.define(definition)

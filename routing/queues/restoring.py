@@ -1,0 +1,55 @@
+"""A queue as it is written down, beside its offsets and facts, and as it is made of that again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from routing.queues.offset_set import OffsetSet, Range
+from routing.queues.settings import EXPIRY_MS_MAX
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
+
+
+def state_of(queue: Queue) -> Any:
+    """What a checkpoint has to keep besides offsets and facts, as msgpack takes it; None if there is nothing."""
+    state: dict[str, Any] = {}
+    if queue.returns is not None and queue.returns.tries:
+        state["returns"] = queue.returns.dump()
+    if queue.seen is not None:
+        state["seen"] = list(queue.seen.dump(queue.host.now_ms()))
+    if queue.rules.sizes is not None:
+        state["sizes"] = queue.rules.sizes.dump()
+    return state or None
+
+
+def restore(
+    queue: Queue,
+    ready: Iterable[Range],
+    returned: Iterable[Range],
+    redelivered_before: int,
+    *,
+    state: Any = None,
+) -> None:
+    """Have a new queue take over what the log says is there: ranges in offset order, those given back apart.
+
+    `state` is what `state_of` said.
+    """
+    queue.redelivered_before = redelivered_before
+    rules = queue.rules
+    if queue.levels is None and not queue.partition.facts:
+        queue.line.ready = OffsetSet(ready)
+        ready = ()
+    for first, count in rules.restore(ready):
+        queue.line_of(first).ready.append(first, count)
+    for first, count in rules.restore(returned):
+        queue.line_of(first).placed.add(first, count)
+    rules.restored(state.get("sizes", ()) if state else ())
+    if state and queue.returns is not None and "returns" in state:
+        rules.restore_returns(queue.returns, state["returns"])
+    if state and "seen" in state:
+        if queue.seen is None:
+            queue.remember(None, EXPIRY_MS_MAX)  # an exchange has asked, and will say again for how long
+        assert queue.seen is not None
+        queue.seen.restore(state["seen"], queue.host.now_ms())

@@ -1,0 +1,45 @@
+"""A home that is led by another broker from now on, or by this one: the same queues, in other objects.
+
+Bindings stay, they are of names. Routes are worked out anew. What stood for the queues before is retired: what sessions
+still say of it changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from routing.queues.home import Home
+    from routing.queues.host import QueueHost
+    from routing.queues.queue import Queue
+    from routing.topology.topology import Topology
+
+
+def rehome(topology: Topology, index: int, home: Home, host: QueueHost) -> None:
+    """Let `home` stand for a stripe. Its queues are what it has under their ids, or makes now."""
+    old, topology.stripes[index] = topology.stripes[index], home
+    for queue in list(old.queues.values()):
+        vhost = topology.vhosts.get(queue.vhost)
+        if vhost is not None and vhost.queues.get(queue.name) is queue:
+            vhost.queues[queue.name] = home.queues.get(queue.id) or made_by(home, queue, host)
+    for vhost in topology.vhosts.values():
+        vhost.router.forget_all()
+    for queue in list(old.queues.values()):
+        queue.retire()
+
+
+def made_by(home: Home, like: Queue, host: QueueHost) -> Queue:
+    """The queue that another object is, made by a home."""
+    queue = home.make_queue(
+        like.id,
+        like.name,
+        host,
+        durable=like.durable,
+        exclusive=like.exclusive,
+        auto_delete=like.auto_delete,
+        arguments=like.arguments,
+        owner=like.owner,
+        settings=like.settings,
+    )
+    queue.vhost, queue.formerly = like.vhost, like.formerly
+    return queue
