@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import trio
 
 from gateway.etcd_process import EtcdProcess, find_etcd, start_etcd
 from tests.support import BrokerProcess, broker_process
+
+# Brokers are started by the hundred: where nobody keeps compiled modules, each of them would compile them all.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture

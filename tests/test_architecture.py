@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,21 +77,28 @@ def for_types_only(tree: ast.AST) -> set[ast.AST]:
     }
 
 
-def imports(path: str, *, types: bool = True) -> Iterator[tuple[int, str]]:
-    """Line and absolute dotted name of everything a module imports, with or without what only types need."""
+@cache
+def all_imports(path: str) -> list[tuple[int, str, bool]]:
+    """Line and absolute dotted name of everything a module imports, and whether only types need it."""
     package = path.removesuffix(".py").split("/")[:-1]
     tree = ast.parse((ROOT / path).read_text(), path)
-    left_out = set() if types else for_types_only(tree)
+    typed = for_types_only(tree)
+    found = []
     for node in ast.walk(tree):
-        if node in left_out:
-            continue
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
+            found += [(node.lineno, alias.name, node in typed) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else []
             for alias in node.names:
-                yield node.lineno, ".".join([*base, *([node.module] if node.module else []), alias.name])
+                found.append(
+                    (node.lineno, ".".join([*base, *([node.module] if node.module else []), alias.name]), node in typed)
+                )
+    return found
+
+
+def imports(path: str, *, types: bool = True) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of what a module imports, with or without what only types need."""
+    return ((line, name) for line, name, typed in all_imports(path) if types or not typed)
 
 
 def offences(wrong: Callable[[str, str], bool], *, types: bool = True) -> list[str]:

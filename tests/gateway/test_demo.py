@@ -252,7 +252,7 @@ def test_an_interrupt_ends_spark_too(run_demo: type[Demo]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_nothing(run_demo: type[Demo], number: signal.Signals) -> None:
-    run = run_demo("-m", "gateway", "demo")
+    run = run_demo("-m", "gateway", "demo", "--rows", "20000")
     run.read_to("broker ready")
     run.process.send_signal(number)
     # CPython ends itself with SIGINT if an interrupt once passed an exec of text (as in making a dataclass), caught or

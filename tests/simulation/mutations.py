@@ -178,7 +178,7 @@ CAUGHT_BY: dict[Mutation, int] = {
     counts_a_smaller_isr_before_it_is_one: 1,
     forgets_the_joiner: 13,
     commits_below_the_minimum: 1,
-    trusts_a_new_disk: 11,
+    trusts_a_new_disk: 74,
     keeps_the_epoch: 0,
     serves_without_a_lease: 12,
     breaks_its_promise: 91,
