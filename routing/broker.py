@@ -118,6 +118,8 @@ class Broker:
             timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
         )
         self.topology, self.offsets = self.storage.recover(host, metadata)
+        if cluster is not None:
+            self.topology.catalog.spread = cluster.revisions.everywhere
         self.rights = Rights(self.topology.catalog, users, kind_of=self._kind_of, vhosts=self.topology.vhosts)
         self.rights.user_deleted = self._user_deleted
         self.transactions = self.storage.open_transactions(self.topology, self.commits)

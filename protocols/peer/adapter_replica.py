@@ -31,8 +31,6 @@ class FollowerAdapter(PeerAdapter):
         self, link: Acceptor, outbox: Outbox, replicas: Replicas, *, clock: Callable[[], float], config: PeerConfig
     ) -> None:
         super().__init__(link, outbox, clock=clock, config=config)
-        self.applied_revision = 0
-        """The metadata's that the peer has applied."""
         self._replicas = replicas
         self._credit_bytes = self._sent_bytes = 0
 
@@ -69,7 +67,8 @@ class FollowerAdapter(PeerAdapter):
         if not isinstance(frame, wire.Positions):
             raise PeerError(ErrorCode.UNEXPECTED_FRAME, f"a follower sends no '{type(frame).__name__}'")
         self._credit_bytes = frame.credit_bytes
-        self.applied_revision = frame.revision
+        if self._replicas.heard is not None:
+            self._replicas.heard(self.broker, frame.revision)
         entries = [messages.Position(*msgspec.structs.astuple(entry)) for entry in frame.entries]
         self._replicas.on_positions(self, entries)
 
@@ -95,16 +94,20 @@ class LeaderAdapter(PeerAdapter):
         self._revision = revision
         self._received_bytes = 0
         self._credit_bytes = config.credit_bytes
+        self._said_revision = 0
 
     def send(self, positions: Sequence[messages.Position]) -> None:
-        """Say all of this in one frame; nothing is a sign of life, if one is due."""
-        if not positions and not self._silent():
+        """Say all of this in one frame; nothing is a sign of life, if one is due, or tells which revision is applied,
+        if that is news.
+        """
+        revision = self._revision()
+        if not positions and revision == self._said_revision and not self._silent():
             return
-        self._said_s = self._clock()
+        self._said_s, self._said_revision = self._clock(), revision
         if self._has_room():
             self._credit_bytes = self._received_bytes + self._config.credit_bytes
         entries = [wire.PositionEntry(*position) for position in positions]
-        self._outbox.write(wire.encode(wire.Positions(self._credit_bytes, self._revision(), entries)))
+        self._outbox.write(wire.encode(wire.Positions(self._credit_bytes, revision, entries)))
 
     def _link_opened(self) -> None:
         self._replicas.leader_linked(self)

@@ -30,6 +30,7 @@ from routing.cluster.elections import LOGS, Elections, broker_states
 from routing.cluster.log_states import LogStates
 from routing.cluster.members import Members
 from routing.cluster.replicas import Replicas
+from routing.cluster.revisions import Revisions
 from routing.cluster.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Cluster:
 
     replicas: Replicas
     states: LogStates
+    revisions: Revisions
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class Cluster:
         self._trust = Trust(files, self.members.record.boot)
         self.replicas = Replicas(clock=self._clock, spawn=spawn, want_turn=want_turn)
         self.replicas.assumed = self._look
+        self.revisions = Revisions(self.store, self.members, self.replicas, want_turn=want_turn)
         self.states = LogStates(self.store, self.members, self.replicas, spawn=spawn, clock=self._clock)
         for log in self.elections.logs:
             self._known[log] = (*self.leader_of(log), None)

@@ -114,6 +114,10 @@ class Replicas:
         """Links to brokers that follow, by their id."""
         self.leaders: dict[int, LeaderLink] = {}
         """Links to brokers that may lead, by their id."""
+        self.heard: Callable[[int, int], None] | None = None
+        """Called with a broker and the metadata's revision that it says it has applied."""
+        self.revision_due = False
+        """Others wait to hear which one is applied here."""
         self.decide: Callable[[Leader], None] | None = None
         """Called for a leader whose ISR may have to change: see `Leader.wish`."""
         self.assumed: Callable[[str], None] | None = None
@@ -279,6 +283,10 @@ class Replicas:
         """Say what is new."""
         if self._news:
             self._end_turn(self._clock())
+        if self.revision_due:
+            self.revision_due = False
+            for link in list(self.leaders.values()):
+                link.send(())
 
     def _end_turn(self, now_s: float, *, tick: bool = False) -> None:
         for _ in range(_PASSES_MAX):

@@ -10,7 +10,7 @@ shared, which holds other things as well, all keys have a prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -69,6 +69,8 @@ class Catalog:
         """Called with every entry that was changed, by its kind, """
         self.applied: list[Callable[[], None]] = []
         """and these when all that was changed at once has been applied."""
+        self.spread: Callable[[int], Awaitable[None]] | None = None
+        """Waits until all that share the store have applied a revision."""
         self.ids: QueueIds = SharedQueueIds(store) if shared else OwnQueueIds(store)
         self.shared = shared
         self._store = store
@@ -102,7 +104,7 @@ class Catalog:
         self, entries: Sequence[Entry], guards: Sequence[Key] = (), *, check: Callable[[], None] | None = None
     ) -> None:
         """Write entries, all or none, as long as neither they nor `guards` are other than they are now, and wait until
-        they are durable and applied. For `check` see `MetadataStore.change`.
+        they are durable and applied, at all that share the store. For `check` see `MetadataStore.change`.
 
         Where a store takes only so much at once, the entries are written in pieces, in their order: what depends on
         others goes before them. Raises Conflict, MetadataUnavailable, BatchTooLarge, and what `check` raises.
@@ -119,7 +121,9 @@ class Catalog:
         while puts:
             piece, puts = puts[: store.puts_max], puts[store.puts_max :]
             own = [self._guard(key) for key, _ in piece]
-            await store.change((own + relied)[: store.puts_max], piece, check=check if not puts else None)
+            revision = await store.change((own + relied)[: store.puts_max], piece, check=check if not puts else None)
+        if self.spread is not None:
+            await self.spread(revision)
 
     def _guard(self, key: bytes) -> Guard:
         entry = self._store.get(key)

@@ -219,3 +219,22 @@ async def test_processes_join_and_leave(etcd: EtcdProcess, tmp_path: Path) -> No
             _, err = await trio.to_thread.run_sync(lambda process=process: process.communicate(timeout=20))  # type: ignore[misc]
             assert process.returncode == 0, err.decode()
             assert b"Traceback" not in err
+
+
+async def test_what_was_declared_at_one_broker_is_there_at_all(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "spreading") as (_, brokers):
+        engines = [broker.server.broker for broker in brokers.values()]
+        for number in range(30):
+            at = number % 3
+            await engines[at].declare_exchange(f"e{number}", "direct", durable=True)
+            for other in (1, 2):
+                engines[(at + other) % 3].check_exchange(f"e{number}")
+            await engines[at - 1].delete_exchange(f"e{number}")
+            for engine in engines:
+                assert f"e{number}" not in engine.topology.exchanges
+        began = trio.current_time()
+        brokers[3].cluster.replicas.heard = None
+        brokers[3].scope.set()
+        with trio.fail_after(5):  # one that goes is not waited for
+            await engines[0].declare_exchange("last", "direct", durable=True)
+        assert trio.current_time() - began < 2.5

@@ -40,7 +40,7 @@ async def test_a_log_is_led_once_it_is_named_and_reopens_as_it_was() -> None:
                     assert log.high_watermark == log.log_end_offset == 10, "readers have what they had"
                 await until(lambda part=part: part.may_append(LOG))  # type: ignore[misc]
                 assert part.leader_of(LOG) == (1, round_number)
-                assert told[-1] == (LOG, True)
+                await until(lambda told=told: told[-1] == (LOG, True))  # type: ignore[misc]
                 log.append(batch_of(0, 10, 10))
                 log.request_sync()
                 assert log.high_watermark == 10 * (round_number - 1)
