@@ -28,7 +28,7 @@ from gateway.outbox import Outboxes
 from gateway.peers import DOOR, MembersDirectory, Peers, probe
 from protocols.peer.connection import PeerId
 from routing.broker import Broker
-from routing.cluster.cluster import Cluster
+from routing.cluster.cluster import PREFERRED_AFTER_S, Cluster
 from routing.cluster.standing import Standing
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,8 @@ class Member:
         self.part = part
         self.listener = listener
         lag_s = config.cluster.replica_lag_time_max_ms / 1000
-        self.cluster = Cluster(
-            part.store, part.members, part.elections, replication=ReplicationConfig(replica_lag_time_max_s=lag_s)
-        )
+        replication = ReplicationConfig(replica_lag_time_max_s=lag_s, preferred_after_s=PREFERRED_AFTER_S)
+        self.cluster = Cluster(part.store, part.members, part.elections, replication=replication)
         self._config = config
 
     @asynccontextmanager

@@ -11,11 +11,13 @@
    a follower waits its own promise out first, unless the leader before it resigned.
 5. A leader whose disk refuses, or whose broker is draining, hands over to a member of the ISR: one swap, after which it
    serves nobody.
-6. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time.
+6. If it is not the first of the replicas, it hands over to that one, when that has everything there is.
+7. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -95,6 +97,7 @@ class Leader:
         self.serve_from_s = serve_from_s
         """Before, nobody is served: this broker had promised not to lead."""
         self._sync_before = self.epoch_start
+        self._preferred_since_s = math.inf
         self.followers = {broker: Progress(0, now_s) for broker in state.replicas if broker != me}
 
     # ---- what the metadata says
@@ -278,7 +281,7 @@ class Leader:
     # ---- changes
 
     def tick(self, now_s: float) -> None:
-        """Now and then: rule 6."""
+        """Now and then: rule 7."""
         half_s = self.config.replica_lag_time_max_s / 2
         end = self.log.log_end_offset
         if self._sync_before < end and any(
@@ -320,7 +323,7 @@ class Leader:
                 isr += ((broker, brokers[broker].epoch),)
                 guards.append(Guard(broker_key(prefix, broker), create_revision=brokers[broker].epoch))
         if isr == state.isr:
-            return None, []
+            return self._preferred(brokers, now_s, prefix)
         trusted = tuple(m for m in left if m[0] not in brokers or self.name not in brokers[m[0]].lost)
         return state.with_isr(isr, state.elr + trusted), guards
 
@@ -341,6 +344,24 @@ class Leader:
                 guard = Guard(broker_key(prefix, broker), create_revision=found.epoch)
                 return self.state.led_by(broker, found.epoch, resigned=resigned), [guard]
         return None, []
+
+    def _preferred(
+        self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
+    ) -> tuple[LogState | None, list[Guard]]:
+        """The first replica instead of this one, as soon as it has everything and has been in sync for a while."""
+        first = self.state.replicas[0] if self.state.replicas else self.me
+        progress, found = self.followers.get(first), brokers.get(first)
+        member = (first, progress.epoch) if progress is not None else None
+        if first == self.me or member not in self.state.isr or progress is None or found is None:
+            self._preferred_since_s = math.inf
+            return None, []
+        self._preferred_since_s = min(self._preferred_since_s, now_s)
+        waits = now_s - self._preferred_since_s < self.config.preferred_after_s or now_s < self.serve_from_s
+        unfit = found.epoch != progress.epoch or found.refusing or found.draining or progress.refusing
+        if waits or unfit or not progress.accepted or progress.reported < self.log.log_end_offset:
+            return None, []
+        guard = Guard(broker_key(prefix, first), create_revision=found.epoch)
+        return self.state.led_by(first, found.epoch, resigned=True), [guard]
 
     def _leaves(self, member: tuple[int, int], brokers: Mapping[int, BrokerState], now_s: float) -> bool:
         progress, broker = self.followers.get(member[0]), brokers.get(member[0])

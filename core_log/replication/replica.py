@@ -64,7 +64,8 @@ class Replica:
             self.role = Follower(self.name, self.log, state.leader, state.leader_epoch)
 
     def _lead(self, state: LogState, now_s: float) -> None:
-        serve_from_s = now_s if state.resigned else self.promised_until_s
+        # Who leads first of all had nobody to promise anything to.
+        serve_from_s = now_s if state.resigned or state.leader_epoch == 1 else self.promised_until_s
         self.role = Leader(
             self.name, self.log, self.me, state, self.revision, self.config, now_s=now_s, serve_from_s=serve_from_s
         )

@@ -33,6 +33,8 @@ class LogState(
         "leader_epoch": "e",
         "min_insync": "m",
         "resigned": "x",
+        "factor": "f",
+        "minimum": "w",
     },
 ):
     """See the module."""
@@ -46,6 +48,10 @@ class LogState(
     min_insync: int = 1
     resigned: bool = False
     """The leader before this one gave it up and served nobody any more when it did."""
+    factor: int = 0
+    """How many replicas there should be; 0: as there are."""
+    minimum: int = 0
+    """What `min_insync` should be, once there are so many; 0: as it is."""
 
     @property
     def isr_brokers(self) -> list[int]:

@@ -35,6 +35,7 @@ from routing.cluster.trust import Trust
 
 logger = logging.getLogger(__name__)
 
+PREFERRED_AFTER_S = 2.0
 _SAVE_INTERVAL_S = 5.0
 _RESIGN_POLL_S = 0.02
 
@@ -60,12 +61,12 @@ class Cluster:
         self.members = members
         self.elections = elections
         self.moved: list[Callable[[str], None]] = []
-        """Called with the name of a log whose leader, or whose role here, has changed."""
+        """Called with the name of a log whose leader, or whose role here, has changed: to be a replica is one."""
         self.remote_home: Callable[[int], Any] | None = None
         """Makes what stands for a home that is led elsewhere; by default nothing can be done with such."""
-        self._replication = replication or ReplicationConfig()
+        self._replication = replication or ReplicationConfig(preferred_after_s=PREFERRED_AFTER_S)
         self._clock = clock
-        self._known: dict[str, tuple[int | None, int, object]] = {}
+        self._known: dict[str, tuple[int | None, int, bool, object]] = {}
         self._saved: dict[str, int] = {}
 
     def begin(
@@ -89,7 +90,7 @@ class Cluster:
         self.revisions = Revisions(self.store, self.members, self.replicas, want_turn=want_turn)
         self.states = LogStates(self.store, self.members, self.replicas, spawn=spawn, clock=self._clock)
         for log in self.elections.logs:
-            self._known[log] = (*self.leader_of(log), None)
+            self._known[log] = (*self.leader_of(log), self.is_replica(log), None)
         self.store.listeners.append(self._applied)
         spawn(self._keep_watermarks)
 
@@ -174,6 +175,11 @@ class Cluster:
         state = self.state_of(name)
         return (state.leader, state.leader_epoch) if state is not None else (None, 0)
 
+    def is_replica(self, name: str) -> bool:
+        """Whether the metadata names this broker among the replicas of a log."""
+        state = self.state_of(name)
+        return state is not None and self.broker_id in state.replicas
+
     def role_of(self, name: str) -> Leader | None:
         """This broker's part in a log that it leads, for what is asked of it often: see `may_serve`."""
         replica = self.replicas.by_name.get(name)
@@ -199,14 +205,14 @@ class Cluster:
     def _look(self, name: str) -> None:
         """Tell of a log if there is news."""
         replica = self.replicas.by_name.get(name)
-        found = (*self.leader_of(name), replica.role if replica is not None else None)
+        found = (*self.leader_of(name), self.is_replica(name), replica.role if replica is not None else None)
         if name not in self.elections.logs and replica is None:
             self._known.pop(name, None)
         elif self._known.get(name) == found:
             return
         else:
             self._known[name] = found
-            role = found[2]
+            role = found[-1]
             if isinstance(role, Leader) and self._clock() < role.serve_from_s:
                 self._spawn(self._look_again, name, role)
         self._tell(name)

@@ -4,7 +4,9 @@
    registered. A state that is as it should be is not written, so whoever looks again does no harm.
 2. Decisions are written many at a time, under the controller's epoch and each log's revision. If one log was changed
    meanwhile, by its leader, the batch is decided anew and in smaller pieces, so that one log cannot hold up the others.
-3. A new controller looks at all logs, as after any change of the brokers; else only logs that were changed are looked
+3. It makes the logs that every cluster has, homes of queues and group offsets, and gives logs more replicas when there
+   are more brokers (`placement.py`).
+4. A new controller looks at all logs, as after any change of the brokers; else only logs that were changed are looked
    at. One that is not the controller looks at none.
 """
 
@@ -23,6 +25,17 @@ from core_log.replication.election import elect
 from core_log.replication.state import BrokerState, LogState, decode, encode, log_key
 from routing.cluster.controller import Candidate
 from routing.cluster.members import Broker, Members
+from routing.cluster.placement import (
+    FACTOR,
+    Place,
+    grown,
+    internal_logs,
+    minimum_of,
+    new_state,
+    ring,
+    start_of,
+)
+from routing.cluster.records import ClusterMeta
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +61,37 @@ def broker_states(brokers: Iterable[Broker]) -> dict[int, BrokerState]:
 
 
 def decisions(
-    logs: Iterable[str], known: Mapping[str, Known], brokers: dict[int, BrokerState]
+    logs: Iterable[str], known: Mapping[str, Known], brokers: dict[int, BrokerState], places: Sequence[Place] = ()
 ) -> list[tuple[Guard, LogState]]:
     """What is to be written for these logs; nothing for those that are as they should be."""
     found: list[tuple[Guard, LogState]] = []
     for log in logs:
         if log in known:
-            state = elect(log, known[log].state, brokers)
-            if state is not None:
+            before = known[log].state
+            state = grown(elect(log, before, brokers) or before, places, start_of(log))
+            if state != before:
                 found.append((Guard(log_key(b"", log), known[log].mod_revision), state))
     return found
+
+
+def places_of(brokers: Iterable[Broker]) -> list[Place]:
+    """The brokers that may be given replicas."""
+    return [
+        Place(broker.broker_id, broker.epoch, broker.record.rack)
+        for broker in brokers
+        if not (broker.record.draining or broker.record.refusing)
+    ]
+
+
+def missing(known: Mapping[str, Known], meta: ClusterMeta, places: Sequence[Place]) -> list[tuple[Guard, LogState]]:
+    """The logs that every cluster has and that are not there yet."""
+    if not places:
+        return []
+    return [
+        (Guard(log_key(b"", log), 0), new_state(ring(places, start, FACTOR), factor=FACTOR, minimum=minimum_of(FACTOR)))
+        for log, start in internal_logs(meta.homes, meta.offsets)
+        if log not in known
+    ]
 
 
 class Elections:
@@ -96,7 +130,7 @@ class Elections:
             if self._candidate.epoch != self._epoch:
                 self._epoch = self._candidate.epoch
                 self._due = dict.fromkeys(self.logs)
-            if not self._epoch or not self._due:
+            if not self._epoch or not (self._due or self._missing()):
                 self._due.clear()
                 await woken.wait()
                 continue
@@ -104,6 +138,7 @@ class Elections:
             for log in batch:
                 del self._due[log]
             try:
+                await self._write(self._missing()[:BATCH_LOGS])
                 await self._decide(batch)
                 batch_logs = min(2 * batch_logs, BATCH_LOGS)
             except Conflict:
@@ -115,7 +150,17 @@ class Elections:
                 await trio.sleep(_RETRY_S)
 
     async def _decide(self, logs: Sequence[str]) -> None:
-        found = decisions(logs, self.logs, broker_states(self._members.brokers.values()))
+        brokers = self._members.brokers.values()
+        found = decisions(logs, self.logs, broker_states(brokers), self._places())
+        await self._write(found)
+
+    def _places(self) -> list[Place]:
+        return places_of(self._members.brokers.values())
+
+    def _missing(self) -> list[tuple[Guard, LogState]]:
+        return missing(self.logs, self._members.meta, self._places())
+
+    async def _write(self, found: Sequence[tuple[Guard, LogState]]) -> None:
         if not found:
             return
         guards = [self._candidate.guard, *(guard for guard, _ in found)]

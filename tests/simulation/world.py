@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -38,7 +39,11 @@ class World:
         dice = self.clockwork.dice
         self.metadata = Metadata(self.clockwork, self._etcd_reachable)
         self.metadata.changed = self._tell_watchers
-        self.config = ReplicationConfig(replica_lag_time_max_s=2.0, link_down_max_s=0.5, grant_s=0.5)
+        # Odd ones above a million: a schedule that is remembered stays what it was.
+        preferred_after_s = 1.0 if seed > 1_000_000 and seed % 2 else math.inf
+        self.config = ReplicationConfig(
+            replica_lag_time_max_s=2.0, link_down_max_s=0.5, grant_s=0.5, preferred_after_s=preferred_after_s
+        )
         fsync = dice.choice(["commit"] * 7 + ["interval", "never"])
         self.min_insync = dice.choice([2, 2, 2, 1])
         self.logs = {

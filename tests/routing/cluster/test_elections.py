@@ -19,8 +19,11 @@ from tests.routing.cluster.test_members import One, cluster, until
 from tests.simulation.etcd_model import EtcdModel
 
 
-async def start(nursery: trio.Nursery, model: EtcdModel, number: int, files: Any = None) -> tuple[One, Elections]:
-    one = One(model, number, files)
+async def start(
+    nursery: trio.Nursery, model: EtcdModel, number: int, files: Any = None, *, internal: int = 0
+) -> tuple[One, Elections]:
+    """A broker of a cluster that has so many homes, and partitions of group offsets."""
+    one = One(model, number, files, homes=internal, offsets=internal)
     elections = Elections(one.store, one.members, one.candidate)
     await one.start(nursery)
     one.beside(nursery, elections.run)
@@ -196,3 +199,31 @@ async def test_a_state_that_nobody_understands_stops_nothing(autojump_clock: Moc
         ones[2][0].kill()
         await until(lambda: states(ones[0][1])["t-5"].leader in (1, 2))
         assert sorted(states(ones[0][1])) == ["t-0", "t-1", "t-4", "t-5"]
+
+
+async def test_the_logs_that_every_cluster_has_are_made_and_grow_with_it(autojump_clock: MockClock) -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        one, elections = await start(nursery, model, 1, internal=3)
+        await until(lambda: len(elections.logs) == 6)
+        assert set(elections.logs) == {f"{kind}-{n}" for kind in ("home", "offsets") for n in range(3)}
+        for known in elections.logs.values():
+            state = known.state
+            assert (state.replicas, state.leader, state.leader_epoch, state.min_insync) == ((1,), 1, 1, 1)
+        await start(nursery, model, 2, internal=9)
+        await until(lambda: {known.state.replicas for known in elections.logs.values()} == {(1, 2), (2, 1)})
+        await start(nursery, model, 3)
+        await start(nursery, model, 4)
+        await until(lambda: all(len(known.state.replicas) == 3 for known in elections.logs.values()))
+        await trio.sleep(5)
+        assert len(elections.logs) == 6
+        for known in elections.logs.values():
+            assert known.state.isr_brokers == [1], "a replica joins when its leader finds that it has everything"
+            assert known.state.min_insync == 1
+        state = elections.logs["home-1"].state
+        assert state.replicas == (2, 3, 1)
+        epochs = epochs_of(one)
+        joined = msgspec.structs.replace(state, isr=((1, epochs[1]), (2, epochs[2])))
+        await one.store.change([], [(log_key(b"", "home-1"), encode(joined))])
+        await until(lambda: elections.logs["home-1"].state.min_insync == 2)
+        assert elections.logs["home-1"].state.isr == joined.isr

@@ -44,8 +44,8 @@ class One:
             cluster=cluster,
             broker_id=broker_id,
             record=record,
-            homes=6,
-            offsets=8,
+            homes=differs.get("homes", 6),
+            offsets=differs.get("offsets", 8),
             offload=direct,
         )
         self.candidate = Candidate(self.store, self.members)
