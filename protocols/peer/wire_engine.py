@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from protocols.buffers import LENGTH_BYTES, BytesLike, plain
-from protocols.peer.wire import Error, ErrorCode, LogName, Number, PeerError, Pieces
+from protocols.peer.wire import Error, ErrorCode, LogName, Maybe, Number, PeerError, Pieces
 
 MESSAGES_MAX = 1 << 18
 """Messages of a slab."""
@@ -240,7 +240,78 @@ class NotLed(_Frame, tag=27):
     leader_epoch: Number
 
 
-AnyEngineFrame = Begin | Publish | Consume | Cancel | Credit | Settle | Ask | Done | Deliver | Answer | Over | NotLed
+class InterestEntry(_Frame):
+    """What queues that end with their broker want: `routing.topology.interest.Interest`."""
+
+    vhost: Name
+    exchange: Name
+    pattern: Name
+    syntax: Annotated[str, Meta(max_length=16)]
+    arguments: Annotated[bytes, Meta(max_length=1 << 20)]
+
+
+class Wanted(_Frame, tag=32):
+    """More and less that is wanted at the sender; with `anew` all that was told before is void."""
+
+    number: Maybe
+    anew: bool
+    more: Annotated[list[InterestEntry], Meta(max_length=ENTRIES_MAX)]
+    less: Annotated[list[InterestEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class Noted(_Frame, tag=33):
+    """All up to a number is known here."""
+
+    number: Maybe
+
+
+class Forward(_Frame, tag=34):
+    """Messages for queues that end with the receiver; `copies` are further keys that they are published with."""
+
+    vhost: Name
+    copies: Annotated[list[Name], Meta(max_length=ENTRIES_MAX)]
+    slab: SlabEntry
+
+
+class OffsetEntry(_Frame):
+    """How far a group has come in a partition."""
+
+    topic: Name
+    partition: Number
+    offset: Number
+    note: Annotated[str, Meta(max_length=65_535)]
+
+
+class CommitOffsets(_Frame, tag=35):
+    """Keep these for a group that the receiver leads."""
+
+    request: Number
+    group: Name
+    entries: Annotated[list[OffsetEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class FetchOffsets(_Frame, tag=36):
+    """Tell what a group has committed: in some partitions, or everywhere."""
+
+    request: Number
+    group: Name
+    partitions: Annotated[list[tuple[Name, Number]], Meta(max_length=ENTRIES_MAX)] | None
+
+
+class Offsets(_Frame, tag=37):
+    """To `CommitOffsets` and `FetchOffsets`: why not (empty: done), and what there is."""
+
+    request: Number
+    error: Annotated[str, Meta(max_length=4096)]
+    entries: Annotated[list[OffsetEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+FeedFrame = Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
+"""What `adapter_feed.py` deals with."""
+AnyEngineFrame = (
+    Begin | Publish | Consume | Cancel | Credit | Settle | Ask | Done | Deliver | Answer | Over | NotLed
+    | Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
+)  # fmt: skip
 _decoder: msgspec.msgpack.Decoder[AnyEngineFrame | Error] = msgspec.msgpack.Decoder(AnyEngineFrame | Error)
 _pack = msgpack.Packer().pack
 
@@ -269,6 +340,9 @@ def encode(frame: AnyEngineFrame) -> Pieces:
             for column in (records.keys, records.header_blocks, records.bodies):
                 _column(packed, column)
         packed.append(_pack(plain(frame.waiting)))
+    elif isinstance(frame, Forward):
+        _head(packed, 4, tag, frame.vhost, frame.copies)
+        _slab(packed, frame.slab)
     elif isinstance(frame, Deliver):
         _head(packed, 2, tag)
         _array(packed, len(frame.entries))

@@ -25,6 +25,9 @@ from routing.topology.virtual_host import VirtualHost
 
 logger = logging.getLogger(__name__)
 
+ROOM_BYTES = 12 << 20
+"""What a link has to take yet, before more is read from clients."""
+_LOOK_S = 0.002
 INTERESTS_MAX = 1000
 """What one message tells of."""
 
@@ -64,7 +67,7 @@ class Interests:
         """The others that are registered."""
         self._topology = topology
         self._now_ms = now_ms
-        self._want_turn = want_turn
+        self.want_turn = want_turn
         self._settle_s = settle_s
         self._wanted = Wanted()
         self._wanted.changed = want_turn
@@ -111,6 +114,11 @@ class Interests:
         """Tell what is news."""
         self._tell_news()
 
+    async def wait_for_room(self) -> None:
+        """Wait while a broker takes messages more slowly than they come."""
+        while any(link.room_bytes < ROOM_BYTES for link in self._links.values()):
+            await trio.sleep(_LOOK_S)
+
     def _tell_news(self) -> None:
         more, less = self._wanted.news()
         while more or less:
@@ -135,7 +143,7 @@ class Interests:
         number = self._number
         if not number or not self._missing(number):
             return
-        self._want_turn()
+        self.want_turn()
         with trio.move_on_after(self._settle_s):
             while self._missing(number):
                 await self._settled.wait()

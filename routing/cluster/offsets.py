@@ -148,8 +148,8 @@ class ReplicatedOffsets:
                 logger.warning("%s: group offsets cannot be served now: %s", log.directory, error)
                 await trio.sleep(_RETRY_S)
 
-    async def _led(self, group: str) -> tuple[_Part, OffsetStore] | int:
-        """The log of a group, or the broker that has it. Raises StorageUnavailable."""
+    async def _led(self, group: str, *, here: bool = False) -> tuple[_Part, OffsetStore] | int:
+        """The log of a group, or the broker that has it unless it is to be `here`. Raises StorageUnavailable."""
         number = self.log_of(group)
         name = f"{PREFIX}{number}"
         cluster = self._cluster
@@ -162,7 +162,7 @@ class ReplicatedOffsets:
             if part is not None and part.store is not None and cluster.may_append(name):
                 return part, part.store
             leader = cluster.leader_of(name)[0]
-            if leader not in (None, cluster.broker_id) and self.forward is not None:
+            if leader is not None and leader != cluster.broker_id and self.forward is not None and not here:
                 return leader
             if trio.current_time() >= until:
                 if part is not None and part.role is not None:
@@ -170,6 +170,18 @@ class ReplicatedOffsets:
                 raise StorageUnavailable(f"nobody leads the offsets of group '{group}' now")
             with trio.move_on_after(_LOOK_S):
                 await changed.wait()
+
+    async def commit_here(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        """`commit` of a group that is led here, or will be soon. Raises StorageUnavailable."""
+        found = await self._led(group, here=True)
+        assert not isinstance(found, int)
+        await self._commit(group, offsets, *found)
+
+    async def fetch_here(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
+        """`fetch` likewise. Raises StorageUnavailable."""
+        found = await self._led(group, here=True)
+        assert not isinstance(found, int)
+        return found[1].known(group, partitions)
 
     # ---- what adapters see
 
@@ -179,10 +191,13 @@ class ReplicatedOffsets:
         if isinstance(found, int):
             assert self.forward is not None
             await self.forward.commit_offsets(found, group, offsets)
-            return
-        part, store = found
-        role = part.role
-        if role is None or not role.may_append():
+        else:
+            await self._commit(group, offsets, *found)
+
+    async def _commit(
+        self, group: str, offsets: Mapping[Partition, Committed], part: _Part, store: OffsetStore
+    ) -> None:
+        if part.role is None or not part.role.may_append():
             raise _too_few(group)
         with part.while_led():
             await store.commit(group, offsets)
@@ -196,7 +211,7 @@ class ReplicatedOffsets:
             assert self.forward is not None
             wanted = list(partitions) if partitions is not None else None
             return await self.forward.fetch_offsets(found, group, wanted)
-        return await found[1].fetch(group, partitions)
+        return found[1].known(group, partitions)
 
     def known(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
         """`fetch` from memory: what is not led here is not known."""

@@ -83,6 +83,25 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
     (wire.Answer(1, "", "", 2, 3, DELIVERY), [25, 1, "", "", 2, 3, [MAX, 1, True, FULL_LIST]]),
     (wire.Over(3, True), [26, 3, True]),
     (wire.NotLed("home-1", 4), [27, "home-1", 4]),
+    (wire.Wanted(-1, True, [], []), [32, -1, True, [], []]),
+    (
+        wire.Wanted(
+            3, False,
+            [wire.InterestEntry(b"/", b"e", b"a.#\xff", "amqp", b"{}")],
+            [wire.InterestEntry(b"v", b"", b"q", "mqtt", b"")],
+        ),
+        [32, 3, False, [[b"/", b"e", b"a.#\xff", "amqp", b"{}"]], [[b"v", b"", b"q", "mqtt", b""]]],
+    ),
+    (wire.Noted(MAX), [33, MAX]),
+    (wire.Forward(b"/", [], SMALL), [34, b"/", [], SMALL_LIST]),
+    (wire.Forward(b"v", [b"k", b"\xff"], FULL), [34, b"v", [b"k", b"\xff"], FULL_LIST]),
+    (
+        wire.CommitOffsets(1, b"g", [wire.OffsetEntry(b"t", 0, MAX, "note")]),
+        [35, 1, b"g", [[b"t", 0, MAX, "note"]]],
+    ),
+    (wire.FetchOffsets(1, b"g", None), [36, 1, b"g", None]),
+    (wire.FetchOffsets(1, b"g", [(b"t", 3)]), [36, 1, b"g", [[b"t", 3]]]),
+    (wire.Offsets(1, "", [wire.OffsetEntry(b"t", 0, 1, "")]), [37, 1, "", [[b"t", 0, 1, ""]]]),
 ]  # fmt: skip
 
 
@@ -101,7 +120,7 @@ def test_both_ways(frame: wire.AnyEngineFrame, expected: list[Any]) -> None:
 
 
 def test_every_kind_is_in_the_table() -> None:
-    assert {expected[0] for _, expected in ALL} == set(range(16, 28))
+    assert {expected[0] for _, expected in ALL} == {*range(16, 28), *range(32, 38)}
 
 
 def test_what_is_large_is_not_copied() -> None:

@@ -1,0 +1,218 @@
+"""What goes over a link between brokers beside the queues' own traffic: what queues that end with a broker want, the
+messages for these, and group offsets.
+
+`FeedOut` is the end of who dialled, `FeedIn` that of who was dialled; the adapter of the link hands them the frames
+that are theirs (`wire_engine.FeedFrame`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import trio
+
+from protocols.peer import wire_engine as wire
+from protocols.peer.adapter_slabs import SlabReader, to_entry
+from protocols.peer.wire import ErrorCode, PeerError
+from protocols.peer.wire_engine import NAMES
+from protocols.sansio import Outbox
+from routing.cluster.interests import Interests
+from routing.cluster.offsets import ReplicatedOffsets
+from routing.errors import StorageUnavailable
+from routing.message import Slab
+from routing.topics.offset_store import Committed, Partition
+from routing.topology.interest import Interest
+
+FORWARD_BYTES_MAX = 16 << 20
+"""Messages that may wait for one broker; more are lost."""
+_PATIENCE_S = 10.0
+
+
+def _name(text: str) -> bytes:
+    return text.encode("utf-8", NAMES)
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", NAMES)
+
+
+def _entries(interests: Sequence[Interest]) -> list[wire.InterestEntry]:
+    return [
+        wire.InterestEntry(_name(one.vhost), _name(one.exchange), _name(one.pattern), one.syntax, _name(one.arguments))
+        for one in interests
+    ]
+
+
+def _interests(entries: Sequence[wire.InterestEntry]) -> list[Interest]:
+    return [
+        Interest(_text(one.vhost), _text(one.exchange), _text(one.pattern), one.syntax, _text(one.arguments))
+        for one in entries
+    ]
+
+
+def _offsets(entries: Sequence[wire.OffsetEntry]) -> dict[Partition, Committed]:
+    return {(_text(one.topic), one.partition): (one.offset, one.note) for one in entries}
+
+
+def _offset_entries(offsets: Mapping[Partition, Committed]) -> list[wire.OffsetEntry]:
+    return [
+        wire.OffsetEntry(_name(topic), partition, offset, note)
+        for (topic, partition), (offset, note) in offsets.items()
+    ]
+
+
+class FeedOut:
+    """See the module. `begin` when the link is open, `lose` when it is lost."""
+
+    def __init__(self, broker: int, outbox: Outbox, interests: Interests, feeds: Feeds) -> None:
+        self.broker = broker
+        self._outbox = outbox
+        self._feeds = feeds
+        self._interests = interests
+        self._requests = count(1)
+        self._asked: dict[int, tuple[trio.Event, list[wire.Offsets]]] = {}
+
+    def begin(self) -> None:
+        """The link is open."""
+        self._feeds.by_broker[self.broker] = self
+        self._interests.linked(self)
+
+    def lose(self) -> None:
+        """It is lost: nobody answers any more."""
+        if self._feeds.by_broker.get(self.broker) is self:
+            del self._feeds.by_broker[self.broker]
+        self._interests.lost(self)
+        for answered, _ in self._asked.values():
+            answered.set()
+        self._asked.clear()
+
+    @property
+    def room_bytes(self) -> int:
+        """How much more of messages it takes now."""
+        return FORWARD_BYTES_MAX - self._outbox.pending_bytes
+
+    def tell(self, number: int, anew: bool, more: Sequence[Interest], less: Sequence[Interest]) -> None:
+        """See `InterestLink`."""
+        self._write(wire.Wanted(number, anew, _entries(more), _entries(less)))
+
+    def forward(self, vhost: str, copies: tuple[str, ...], slab: Slab) -> None:
+        """See `InterestLink`."""
+        self._write(wire.Forward(_name(vhost), [_name(key) for key in copies], to_entry(slab)))
+
+    def _write(self, frame: wire.AnyEngineFrame) -> None:
+        for piece in wire.encode(frame):
+            self._outbox.write(piece)
+
+    def take(self, frame: wire.FeedFrame) -> None:
+        """An answer. Raises PeerError."""
+        if isinstance(frame, wire.Noted):
+            self._interests.on_noted(self, frame.number)
+        elif isinstance(frame, wire.Offsets):
+            answered = self._asked.pop(frame.request, None)
+            if answered is not None:
+                answered[1].append(frame)
+                answered[0].set()
+        else:
+            raise PeerError(ErrorCode.UNEXPECTED_FRAME, f"who was dialled sends no '{type(frame).__name__}'")
+
+    async def commit_offsets(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        """Have the peer commit. Raises StorageUnavailable."""
+        await self._ask(lambda request: wire.CommitOffsets(request, _name(group), _offset_entries(offsets)))
+
+    async def fetch_offsets(self, group: str, partitions: Sequence[Partition] | None) -> dict[Partition, Committed]:
+        """Ask the peer. Raises StorageUnavailable."""
+        wanted = None if partitions is None else [(_name(topic), partition) for topic, partition in partitions]
+        return _offsets((await self._ask(lambda request: wire.FetchOffsets(request, _name(group), wanted))).entries)
+
+    async def _ask(self, make: Callable[[int], wire.CommitOffsets | wire.FetchOffsets]) -> wire.Offsets:
+        request = next(self._requests)
+        answered, answers = self._asked[request] = trio.Event(), []
+        self._write(make(request))
+        self._interests.want_turn()
+        with trio.move_on_after(_PATIENCE_S):
+            await answered.wait()
+        self._asked.pop(request, None)
+        if not answers:
+            raise StorageUnavailable(f"broker {self.broker}, which has the offsets of this group, does not answer")
+        if answers[0].error:
+            raise StorageUnavailable(answers[0].error)
+        return answers[0]
+
+
+class Feeds:
+    """The links to others as `ReplicatedOffsets` sees them."""
+
+    def __init__(self) -> None:
+        self.by_broker: dict[int, FeedOut] = {}
+
+    def _to(self, broker: int) -> FeedOut:
+        found = self.by_broker.get(broker)
+        if found is None:
+            raise StorageUnavailable(f"broker {broker}, which has the offsets of this group, cannot be reached")
+        return found
+
+    async def commit_offsets(self, broker: int, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        """See `Forward`."""
+        await self._to(broker).commit_offsets(group, offsets)
+
+    async def fetch_offsets(
+        self, broker: int, group: str, partitions: list[Partition] | None
+    ) -> dict[Partition, Committed]:
+        """See `Forward`."""
+        return await self._to(broker).fetch_offsets(group, partitions)
+
+
+class FeedIn:
+    """See the module. `offsets` is None where this broker keeps none."""
+
+    def __init__(
+        self,
+        broker: int,
+        outbox: Outbox,
+        interests: Interests,
+        offsets: ReplicatedOffsets | None,
+        spawn: Callable[..., Any],
+    ) -> None:
+        self.broker = broker
+        self._outbox = outbox
+        self._interests = interests
+        self._group_offsets = offsets
+        self._spawn = spawn
+        self._slabs = SlabReader()
+
+    def take(self, frame: wire.FeedFrame) -> None:
+        """What the peer tells or asks. Raises PeerError."""
+        if isinstance(frame, wire.Forward):
+            copies = [_text(key) for key in frame.copies]
+            self._interests.on_forwarded(_text(frame.vhost), copies, self._slabs.read(frame.slab))
+        elif isinstance(frame, wire.Wanted):
+            self._interests.on_told(self.broker, frame.anew, _interests(frame.more), _interests(frame.less))
+            self._write(wire.Noted(frame.number))
+        elif isinstance(frame, wire.CommitOffsets | wire.FetchOffsets):
+            self._spawn(self._answer, frame)
+        else:
+            raise PeerError(ErrorCode.UNEXPECTED_FRAME, f"who dialled sends no '{type(frame).__name__}'")
+
+    def _write(self, frame: wire.AnyEngineFrame) -> None:
+        for piece in wire.encode(frame):
+            self._outbox.write(piece)
+
+    async def _answer(self, frame: wire.CommitOffsets | wire.FetchOffsets) -> None:
+        found: dict[Partition, Committed] = {}
+        error = ""
+        try:
+            if self._group_offsets is None:
+                raise StorageUnavailable("no group offsets are kept here")
+            if isinstance(frame, wire.CommitOffsets):
+                await self._group_offsets.commit_here(_text(frame.group), _offsets(frame.entries))
+            else:
+                wanted = None
+                if frame.partitions is not None:
+                    wanted = [(_text(topic), partition) for topic, partition in frame.partitions]
+                found = await self._group_offsets.fetch_here(_text(frame.group), wanted)
+        except StorageUnavailable as refusal:
+            error = str(refusal)[:4096]
+        self._write(wire.Offsets(frame.request, error, _offset_entries(found)))
+        self._interests.want_turn()

@@ -1,0 +1,115 @@
+"""Interests, messages and group offsets over the bytes of a link, between two engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from protocols.buffers import FrameReader
+from protocols.peer import wire_engine as wire
+from protocols.peer.adapter_feed import FeedIn, FeedOut, Feeds
+from protocols.peer.wire import Error, ErrorCode, PeerError
+from routing.errors import StorageUnavailable
+from routing.topics.offset_store import Committed, Partition
+from tests.routing.cluster.test_interests import Two, subscribed, two
+from tests.routing.harness import TRANSIENT
+
+
+class Pipe:
+    """An outbox whose bytes arrive at once, in pieces of seven."""
+
+    writable = True
+    on_writable: Callable[[], None] | None = None
+    pending_bytes = 0
+
+    def __init__(self) -> None:
+        self.to: Any = None
+        self.cut = False
+        self._reader = FrameReader(1 << 20)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        data = bytes(data)
+        for start in range(0, len(data), 7):
+            for frame in self._reader.feed(data[start : start + 7]):
+                decoded = wire.decode(frame)
+                assert not isinstance(decoded, Error)
+                if not self.cut:
+                    self.to.take(decoded)
+
+
+class Kept:
+    """Group offsets of one broker."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, dict[Partition, Committed]] = {}
+
+    async def commit_here(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        if group == "refused":
+            raise StorageUnavailable("not now")
+        self.groups.setdefault(group, {}).update(offsets)
+
+    async def fetch_here(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
+        found = self.groups.get(group, {})
+        return {place: found[place] for place in partitions or found if place in found}
+
+
+def linked(both: Two, source: int, spawn: Callable[..., Any]) -> tuple[FeedOut, Feeds, Kept, Pipe]:
+    """A link over bytes from one of them to the other, in the place of the direct one."""
+    out, back, feeds, kept = Pipe(), Pipe(), Feeds(), Kept()
+    here, there = both.interests[source], both.interests[3 - source]
+    feed = FeedOut(3 - source, out, here, feeds)
+    out.to = FeedIn(source, back, there, kept, spawn)  # type: ignore[arg-type]
+    back.to = feed
+    feed.begin()
+    return feed, feeds, kept, out
+
+
+async def test_a_subscription_and_the_messages_for_it() -> None:
+    async with two() as both, trio.open_nursery() as nursery:
+        linked(both, 1, nursery.start_soon)
+        linked(both, 2, nursery.start_soon)
+        client = await subscribed(both, 2, "amq.topic", "a.+", syntax="mqtt")
+        with trio.fail_after(0.2):
+            await both.interests[2].settled()
+        publisher = both.engines[1].client()
+        for number in range(3):
+            publisher.publish(f"a.{number}", number, exchange="amq.topic", properties=TRANSIENT)
+        both.turn()
+        assert [one.body for one in client.deliveries] == ["0", "1", "2"]
+
+
+async def test_group_offsets() -> None:
+    async with two() as both, trio.open_nursery() as nursery:
+        feed, feeds, kept, pipe = linked(both, 1, nursery.start_soon)
+        offsets = {("t", 0): (5, "note"), ("t", 1): (1 << 40, "")}
+        await feeds.commit_offsets(2, "g", offsets)
+        assert kept.groups == {"g": offsets}
+        assert await feeds.fetch_offsets(2, "g", None) == offsets
+        assert await feeds.fetch_offsets(2, "g", [("t", 1), ("u", 0)]) == {("t", 1): (1 << 40, "")}
+        with pytest.raises(StorageUnavailable, match="not now"):
+            await feeds.commit_offsets(2, "refused", offsets)
+        with pytest.raises(StorageUnavailable, match="cannot be reached"):
+            await feeds.commit_offsets(3, "g", offsets)
+        pipe.cut = True
+
+        async def lose() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            feed.lose()
+
+        nursery.start_soon(lose)
+        with pytest.raises(StorageUnavailable, match="does not answer"):
+            await feed.commit_offsets("g", offsets)
+        assert not feeds.by_broker
+
+
+async def test_frames_of_the_other_end_are_refused() -> None:
+    async with two() as both, trio.open_nursery() as nursery:
+        feed, _, _, pipe = linked(both, 1, nursery.start_soon)
+        for end, frame in ((feed, wire.FetchOffsets(1, b"g", None)), (pipe.to, wire.Noted(1))):
+            with pytest.raises(PeerError) as caught:
+                end.take(frame)
+            assert caught.value.code is ErrorCode.UNEXPECTED_FRAME
