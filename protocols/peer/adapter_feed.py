@@ -8,10 +8,7 @@ that are theirs (`wire_engine.FeedFrame`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from typing import Any
-
-import trio
 
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter_slabs import SlabReader, to_entry
@@ -20,6 +17,7 @@ from protocols.peer.wire_engine import NAMES
 from protocols.sansio import Outbox
 from routing.cluster.interests import Interests
 from routing.cluster.offsets import ReplicatedOffsets
+from routing.cluster.questions import Questions
 from routing.errors import StorageUnavailable
 from routing.message import Slab
 from routing.topics.offset_store import Committed, Partition
@@ -71,8 +69,7 @@ class FeedOut:
         self._outbox = outbox
         self._feeds = feeds
         self._interests = interests
-        self._requests = count(1)
-        self._asked: dict[int, tuple[trio.Event, list[wire.Offsets]]] = {}
+        self._questions = Questions[wire.Offsets](_PATIENCE_S)
 
     def begin(self) -> None:
         """The link is open."""
@@ -84,9 +81,7 @@ class FeedOut:
         if self._feeds.by_broker.get(self.broker) is self:
             del self._feeds.by_broker[self.broker]
         self._interests.lost(self)
-        for answered, _ in self._asked.values():
-            answered.set()
-        self._asked.clear()
+        self._questions.close()
 
     @property
     def room_bytes(self) -> int:
@@ -110,10 +105,7 @@ class FeedOut:
         if isinstance(frame, wire.Noted):
             self._interests.on_noted(self, frame.number)
         elif isinstance(frame, wire.Offsets):
-            answered = self._asked.pop(frame.request, None)
-            if answered is not None:
-                answered[1].append(frame)
-                answered[0].set()
+            self._questions.answer(frame.request, frame)
         else:
             raise PeerError(ErrorCode.UNEXPECTED_FRAME, f"who was dialled sends no '{type(frame).__name__}'")
 
@@ -127,18 +119,16 @@ class FeedOut:
         return _offsets((await self._ask(lambda request: wire.FetchOffsets(request, _name(group), wanted))).entries)
 
     async def _ask(self, make: Callable[[int], wire.CommitOffsets | wire.FetchOffsets]) -> wire.Offsets:
-        request = next(self._requests)
-        answered, answers = self._asked[request] = trio.Event(), []
-        self._write(make(request))
-        self._interests.want_turn()
-        with trio.move_on_after(_PATIENCE_S):
-            await answered.wait()
-        self._asked.pop(request, None)
-        if not answers:
+        def send(request: int) -> None:
+            self._write(make(request))
+            self._interests.want_turn()
+
+        answer = await self._questions.ask(send)
+        if answer is None:
             raise StorageUnavailable(f"broker {self.broker}, which has the offsets of this group, does not answer")
-        if answers[0].error:
-            raise StorageUnavailable(answers[0].error)
-        return answers[0]
+        if answer.error:
+            raise StorageUnavailable(answer.error)
+        return answer
 
 
 class Feeds:
