@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -54,9 +54,14 @@ class Membership:
 
 
 @asynccontextmanager
-async def joining(config: ClusterConfig, files: Files, addresses: Mapping[str, str]) -> AsyncIterator[Membership]:
+async def joining(
+    config: ClusterConfig,
+    files: Files,
+    addresses: Mapping[str, str],
+    meet: Callable[[Members], Awaitable[None]] | None = None,
+) -> AsyncIterator[Membership]:
     """Be a broker that may register, until the block is left. `addresses` are where others reach it, by door; one is
-    "peer".
+    "peer". `meet` as in `Members.prepare`.
 
     Raises StartError, also later when the broker has been removed from the cluster.
     """
@@ -82,7 +87,7 @@ async def joining(config: ClusterConfig, files: Files, addresses: Mapping[str, s
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
-            await members.prepare()
+            await members.prepare(meet)
             yield part
             nursery.cancel_scope.cancel()
     except* ClusterRefused as group:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 
@@ -29,6 +30,7 @@ from gateway.peers import DOOR, MembersDirectory, Peers, probe
 from protocols.peer.connection import PeerId
 from routing.broker import Broker
 from routing.cluster.cluster import PREFERRED_AFTER_S, Cluster
+from routing.cluster.members import Members
 from routing.cluster.standing import Standing
 
 logger = logging.getLogger(__name__)
@@ -90,15 +92,19 @@ async def join(config: Config, listeners: Iterable[Listener]) -> AsyncIterator[M
     listener = open_listener(DOOR, *address)
     try:
         addresses = advertised(config.cluster, config.peer, [*listeners, listener])
-        async with joining(config.cluster, OsFiles(config.data_dir), addresses) as part:
-            members = part.members
-            me = PeerId(members.meta.cluster_id, members.broker_id, 0, members.identity.directory_id)
-            others = {
-                broker.broker_id: broker.record.addresses.get(DOOR, "")
-                for broker in members.brokers.values()
-                if broker.broker_id != members.broker_id
-            }
-            await probe(config.peer, me, others)
+        meet = partial(_meet, config)
+        async with joining(config.cluster, OsFiles(config.data_dir), addresses, meet) as part:
             yield Member(config, part, listener)
     finally:
         listener.close()
+
+
+async def _meet(config: Config, members: Members) -> None:
+    """A word with the brokers that run, before anything is changed. Raises StartError."""
+    me = PeerId(members.meta.cluster_id, members.broker_id, 0, members.identity.directory_id)
+    others = {
+        broker.broker_id: broker.record.addresses.get(DOOR, "")
+        for broker in members.brokers.values()
+        if broker.broker_id != members.broker_id
+    }
+    await probe(config.peer, me, others)

@@ -18,6 +18,7 @@ import os
 import random
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -182,7 +183,7 @@ class Peers:
         def over(error: PeerError) -> None:
             self._note(whom, "the link of a peer is over" if adapter.opened else "a peer was refused", error)
 
-        link = Acceptor(self._config, who, _nonce(), admit, loopback=is_loopback(peer))
+        link = Acceptor(self._config, who, _nonce(), admit, loopback=is_loopback(peer), wall_clock_ms=wall_clock_ms())
         adapter = _Accepted(link, outbox, self._replicas, clock=trio.current_time, config=self._config)
         adapter.over = over
         if me is None:
@@ -246,11 +247,24 @@ class Peers:
             self._note(whom, "a peer cannot be reached", f"broker {broker} at {address}: {reason}")
             return False
         adapter: LeaderAdapter | None = None
+        link: Dialer | None = None
+
+        def admit(peer: PeerId) -> None:
+            self._directory.admit(peer)
+            if link is not None and link.clocks_apart is not None:
+                self._note(("clock", broker), "clocks are apart", link.clocks_apart)
 
         def make(outbox: Outbox, peer: str, certificate_name: str | None) -> LeaderAdapter:
-            nonlocal adapter
+            nonlocal adapter, link
             link = Dialer(
-                self._config, me, "replica", _nonce(), self._directory.admit, loopback=is_loopback(peer), to=broker
+                self._config,
+                me,
+                "replica",
+                _nonce(),
+                admit,
+                loopback=is_loopback(peer),
+                to=broker,
+                wall_clock_ms=wall_clock_ms(),
             )
             adapter = LeaderAdapter(
                 link,
@@ -292,20 +306,24 @@ async def _probe_one(config: PeerConfig, me: PeerId, broker: int, address: str) 
             return
         with sock:
             loopback = is_loopback(format_address(sock.getpeername()))
-            link = Dialer(config, me, "replica", _nonce(), lambda _: None, loopback=loopback, to=broker)
+            link = Dialer(
+                config, me, "replica", _nonce(), _welcome, loopback=loopback, to=broker, wall_clock_ms=wall_clock_ms()
+            )
             try:
                 while not link.open:
                     await sock.send(bytes(link.outgoing))
                     link.outgoing.clear()
                     data = await sock.recv(config.handshake_bytes_max)
                     if not data:
-                        return
+                        break
                     link.receive(data)
             except PeerError as error:
                 if error.code in _MISFITS:
                     raise StartError(f"broker {broker} at {address} takes no link: {error}") from None
             except OSError:
-                return
+                pass
+            if link.clocks_apart is not None:
+                raise StartError(link.clocks_apart)
 
 
 class _Accepted(FollowerAdapter):
@@ -318,6 +336,15 @@ class _Accepted(FollowerAdapter):
         if not self.closed and self.over is not None and not error.told:
             self.over(error)
         super().end(error)
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def _welcome(peer: PeerId) -> None:
+    """Whoever it is."""
 
 
 def _nonce() -> bytes:

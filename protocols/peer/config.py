@@ -19,6 +19,8 @@ class PeerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Largest frame before the peer has shown that it knows the secret."""
     handshake_timeout_ms: Positive = 5000
     """How long both have for that."""
+    clock_difference_ms_max: Positive = 30_000
+    """A broker whose clock is further apart from another's does not start; one that runs says so."""
     frame_bytes_max: Annotated[int, Meta(ge=1 << 20, le=0x7FFF_FFFF)] = 288 << 20
     """Largest frame, without its length. A record batch travels in one: it must hold the largest there can be, a
     transaction's."""

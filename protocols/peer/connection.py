@@ -65,9 +65,19 @@ class Link:
     """What both ends have in common. `receive` is called with all that comes, `outgoing` is to be sent after it."""
 
     def __init__(
-        self, config: PeerConfig, me: PeerId, kind: LinkKind, nonce: bytes, admit: Admit, *, loopback: bool
+        self,
+        config: PeerConfig,
+        me: PeerId,
+        kind: LinkKind,
+        nonce: bytes,
+        admit: Admit,
+        *,
+        loopback: bool,
+        wall_clock_ms: int = 0,
     ) -> None:
-        """`loopback`: the peer is on this machine. `nonce` are bytes that nobody can know beforehand."""
+        """`loopback`: the peer is on this machine. `nonce` are bytes that nobody can know beforehand. `wall_clock_ms`:
+        ms since 1970, now.
+        """
         if len(nonce) != NONCE_BYTES:
             raise ValueError(f"a nonce of {len(nonce)} bytes")
         self.me, self.kind = me, kind
@@ -79,6 +89,7 @@ class Link:
         self._config = config
         self._secret = config.secret.encode()
         self._nonce = nonce
+        self._wall_clock_ms = wall_clock_ms
         self._admit = admit
         self._loopback = loopback
         self._frames = FrameReader(config.handshake_bytes_max)
@@ -145,10 +156,21 @@ class Dialer(Link):
     """The end that opened the connection, to reach broker `to`. Its first bytes are `outgoing` from the start."""
 
     def __init__(
-        self, config: PeerConfig, me: PeerId, kind: LinkKind, nonce: bytes, admit: Admit, *, loopback: bool, to: int
+        self,
+        config: PeerConfig,
+        me: PeerId,
+        kind: LinkKind,
+        nonce: bytes,
+        admit: Admit,
+        *,
+        loopback: bool,
+        to: int,
+        wall_clock_ms: int = 0,
     ) -> None:
-        super().__init__(config, me, kind, nonce, admit, loopback=loopback)
+        super().__init__(config, me, kind, nonce, admit, loopback=loopback, wall_clock_ms=wall_clock_ms)
         self.to = to
+        self.clocks_apart: str | None = None
+        """Set when the peer's clock is further from this one than it may be, by what."""
         self._hello = self._send(Hello(VERSION, VERSION, kind, *me, to, nonce))
 
     def _shake(self, frame: AnyFrame, raw: BytesLike) -> None:
@@ -163,12 +185,25 @@ class Dialer(Link):
             self.peer = PeerId(frame.cluster_id, frame.broker_id, frame.broker_epoch, frame.directory_id)
             self.version = frame.version
             self._challenge = bytes(raw)
+            if self._wall_clock_ms and frame.wall_clock_ms:
+                self._compare_clocks(frame.wall_clock_ms)
             self._send(Answer(prove(self._secret, b"dialer", self._hello, self._challenge)))
         elif isinstance(frame, Accepted) and self.peer is not None:
             self._check_proof(frame.proof, b"acceptor")
             self._opened()
         else:
             raise unexpected(frame)
+
+    def _compare_clocks(self, theirs_ms: int) -> None:
+        """What was on the way counts for their clock: it takes little of what is allowed."""
+        difference_ms = theirs_ms - self._wall_clock_ms
+        if abs(difference_ms) > self._config.clock_difference_ms_max:
+            way = "ahead of" if difference_ms > 0 else "behind"
+            seconds, most = abs(difference_ms) // 1000, self._config.clock_difference_ms_max / 1000
+            self.clocks_apart = (
+                f"the clock of broker {self.to} is {seconds} s {way} this one's; they may differ by {most:g} s "
+                "(peer.clock_difference_ms_max)"
+            )
 
 
 class Acceptor(Link):
@@ -183,8 +218,9 @@ class Acceptor(Link):
         *,
         loopback: bool,
         kinds: tuple[LinkKind, ...] = ("replica",),
+        wall_clock_ms: int = 0,
     ) -> None:
-        super().__init__(config, me, kinds[0], nonce, admit, loopback=loopback)
+        super().__init__(config, me, kinds[0], nonce, admit, loopback=loopback, wall_clock_ms=wall_clock_ms)
         self._kinds = kinds
 
     def _shake(self, frame: AnyFrame, raw: BytesLike) -> None:
@@ -218,7 +254,7 @@ class Acceptor(Link):
         self.peer = PeerId(hello.cluster_id, hello.broker_id, hello.broker_epoch, hello.directory_id)
         self.version = VERSION
         self._hello = bytes(raw)
-        self._challenge = self._send(Challenge(VERSION, *self.me, self._nonce))
+        self._challenge = self._send(Challenge(VERSION, *self.me, self._nonce, self._wall_clock_ms))
 
 
 def one_line(text: str) -> str:

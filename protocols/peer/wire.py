@@ -104,6 +104,8 @@ class Challenge(_Handshake, tag=1):
     broker_epoch: Number
     directory_id: Id
     nonce: Nonce
+    wall_clock_ms: Number = 0
+    """Milliseconds since 1970 where it is sent; 0 where that is not said."""
 
 
 class Answer(_Handshake, tag=2):

@@ -110,9 +110,11 @@ class Members:
         await self.prepare()
         await self.register()
 
-    async def prepare(self) -> None:
+    async def prepare(self, meet: Callable[[Members], Awaitable[None]] | None = None) -> None:
         """All but the registration: whoever is refused is refused here, before there is an engine. The cluster is made
         if it is not there. Raises ClusterRefused, MetadataUnavailable, OSError.
+
+        `meet` is called before anything is changed, where there is a cluster; what it raises is raised.
         """
         try:
             found = await self._offload(load_identity, self._files)
@@ -126,6 +128,9 @@ class Members:
         self._identity = Identity(self._cluster, cluster_id, self.broker_id, directory_id, lease_id)
         self._record = msgspec.structs.replace(self._record, directory_id=directory_id)
         await self._store.barrier()
+        if meet is not None and self._store.get(META) is not None:
+            next_step(wanted, self._identity, self._view())
+            await meet(self)
         await self._advance(to_registration=False)
 
     async def register(self, *, lost: Iterable[str] = ()) -> None:
@@ -147,8 +152,7 @@ class Members:
         until = trio.current_time() + _TAKEN_S
         while True:
             wanted = Wanted(self._cluster, self.broker_id, self._record, self._new_meta)
-            keys = (META, directory_key(self.broker_id), broker_key(self.broker_id))
-            step = next_step(wanted, self._identity, View(*map(self._store.get, keys)))
+            step = next_step(wanted, self._identity, self._view())
             changed = self._changed
             try:
                 if isinstance(step, Revoke):
@@ -171,6 +175,10 @@ class Members:
                     await self._store.change(step.guards, step.puts)
             except Conflict:
                 continue
+
+    def _view(self) -> View:
+        keys = (META, directory_key(self.broker_id), broker_key(self.broker_id))
+        return View(*map(self._store.get, keys))
 
     async def _save(self, **changes: Any) -> None:
         assert self._identity is not None

@@ -25,6 +25,7 @@ from gateway.etcd_process import EtcdProcess
 from gateway.server import Server, serve
 from protocols.peer.config import PeerConfig
 from routing.cluster.cluster import Cluster
+from routing.cluster.records import directory_key
 from tests.support.replica_node import batch_of
 
 ANY = "127.0.0.1:0"
@@ -150,6 +151,13 @@ async def test_who_does_not_fit_gets_one_line(etcd: EtcdProcess, tmp_path: Path)
         assert set(where) == {"native", "peer"}
         wrong = config(etcd.address, tmp_path, "fitting", 2, secret="other")
         assert "the peer has another peer.secret than broker 1" in await refused(wrong)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gateway.peers.wall_clock_ms", iter((10**12, 10**12 + 60_000)).__next__)
+            apart = "the clock of broker 1 is 60 s "  # ahead or behind: either may look first
+            assert apart in await refused(config(etcd.address, tmp_path, "fitting", 2))
+        store = server.broker.cluster.store  # type: ignore[union-attr]
+        assert store.get(directory_key(2)) is None, "who is refused has changed nothing"
+        assert not (tmp_path / "2" / "cluster.json").exists()
         wrong = config(etcd.address, tmp_path, "fitting", 2, secret="")
         assert "broker 1 has a peer.secret, its peer has none" in await refused(wrong)
         other = config(etcd.address, tmp_path / "other", "fitting", 1)

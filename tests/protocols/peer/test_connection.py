@@ -130,6 +130,22 @@ def test_who_does_not_get_through(what: str, differs: dict[str, Any], code: Erro
     assert text in str(error)
 
 
+@pytest.mark.parametrize(("there_ms", "said"), [
+    (1_000_000, None),
+    (1_030_000, None),
+    (1_045_500, "the clock of broker 2 is 45 s ahead of this one's; they may differ by 30 s"),
+    (900_000, "the clock of broker 2 is 100 s behind this one's"),
+    (0, None),
+])  # fmt: skip
+def test_clocks_are_compared_where_both_are_told(there_ms: int, said: str | None) -> None:
+    dialer = Dialer(CONFIG, ONE, "replica", b"1" * 32, welcome, loopback=True, to=2, wall_clock_ms=1_000_000)
+    acceptor = Acceptor(CONFIG, TWO, b"2" * 32, welcome, loopback=True, wall_clock_ms=there_ms)
+    shake(dialer, acceptor)
+    assert dialer.open
+    assert (dialer.clocks_apart or "").startswith(said or "")
+    assert (dialer.clocks_apart is None) == (said is None)
+
+
 def test_versions_that_do_not_meet() -> None:
     dialer, acceptor = pair()
     hello = wire.decode(bytes(dialer.outgoing)[4:])
