@@ -63,6 +63,7 @@ class Member:
             end_turn=broker.end_turn,
             has_room=lambda: flusher.unflushed_bytes <= flusher.unflushed_bytes_max,
             revision=lambda: self.part.store.revision,
+            engine=broker.engine,
         )
         self.cluster.begun()
         async with registered(self.part, lost=self.cluster.lost), trio.open_nursery() as nursery:

@@ -1,7 +1,8 @@
 """The links to other brokers: accepting them on the peer address, dialling everybody, and dialling again.
 
 1. Every broker dials every other member, as often as it takes: `redial_ms_min` after a link that stood, up to
-   `redial_ms_max` apart where none does. So there are two links between any two brokers, one each way.
+   `redial_ms_max` apart where none does. It does so twice, for replicas and for clients, so that a replica that catches
+   up never stands before a delivery: between any two brokers there are four links, two each way.
 2. Who the members are, where they are and whether a peer may be what it says is the `Directory`'s to know. A broker
    that was never registered dials nobody. One that is not any more stays what it was, for as long as the others know
    it: they may have no metadata either, and their promises go over these links. One that has registered anew ends all
@@ -32,13 +33,15 @@ from gateway.connection import Connection, Shell
 from gateway.errors import StartError
 from gateway.listener import Listener, format_address
 from gateway.outbox import Outboxes
-from protocols.peer.adapter import PeerAdapter
+from protocols.peer.adapter import AcceptedAdapter, PeerAdapter
+from protocols.peer.adapter_engine import ForwardingAdapter, ServedAdapter
 from protocols.peer.adapter_replica import FollowerAdapter, LeaderAdapter
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import Acceptor, Dialer, PeerId
-from protocols.peer.wire import NONCE_BYTES, ErrorCode, PeerError
+from protocols.peer.wire import NONCE_BYTES, ErrorCode, LinkKind, PeerError
 from protocols.peers import is_loopback
 from protocols.sansio import Outbox
+from routing.cluster.engine import Engine
 from routing.cluster.members import Members
 from routing.cluster.replicas import Replicas
 
@@ -127,11 +130,16 @@ class Peers:
         end_turn: Callable[[], None],
         has_room: Callable[[], bool] = lambda: True,
         revision: Callable[[], int] = lambda: 0,
+        engine: Engine | None = None,
     ) -> None:
-        """`end_turn` ends `Replicas.end_turn`'s turn as well, before the outboxes are flushed."""
+        """Without `engine` there are links for replicas alone. `end_turn` ends the turn of `Replicas` and `Engine` as
+        well, before the outboxes are flushed.
+        """
         self._config = config
         self._directory = directory
         self._replicas = replicas
+        self._engine = engine
+        self._kinds: tuple[LinkKind, ...] = ("replica",) if engine is None else ("replica", "engine")
         self._has_room = has_room
         self._revision = revision
         limits = msgspec.structs.replace(limits, connections_max=_LINKS_MAX)
@@ -167,11 +175,13 @@ class Peers:
         while True:
             await trio.sleep(self._config.heartbeat_ms / 1000)
             self._replicas.tick()
+            if self._engine is not None:
+                self._engine.tick()
             self.shell.end_turn()
 
     # ---- accepting
 
-    def _accepted(self, outbox: Outbox, peer: str, certificate_name: str | None) -> PeerAdapter:
+    def _accepted(self, outbox: Outbox, peer: str, certificate_name: str | None) -> AcceptedAdapter:
         me = self._identity()
         who = me or PeerId("", 0, 0, "")
         whom = ("from", peer.rpartition(":")[0])
@@ -183,9 +193,23 @@ class Peers:
         def over(error: PeerError) -> None:
             self._note(whom, "the link of a peer is over" if adapter.opened else "a peer was refused", error)
 
-        link = Acceptor(self._config, who, _nonce(), admit, loopback=is_loopback(peer), wall_clock_ms=wall_clock_ms())
-        adapter = _Accepted(link, outbox, self._replicas, clock=trio.current_time, config=self._config)
-        adapter.over = over
+        link = Acceptor(
+            self._config,
+            who,
+            _nonce(),
+            admit,
+            loopback=is_loopback(peer),
+            kinds=self._kinds,
+            wall_clock_ms=wall_clock_ms(),
+        )
+
+        def make() -> PeerAdapter:
+            if link.kind == "engine" and self._engine is not None:
+                serving = self._engine.serving
+                return ServedAdapter(link, outbox, serving, clock=trio.current_time, config=self._config)
+            return FollowerAdapter(link, outbox, self._replicas, clock=trio.current_time, config=self._config)
+
+        adapter = AcceptedAdapter(link, outbox, make, over, clock=trio.current_time, config=self._config)
         if me is None:
             adapter.end(PeerError(ErrorCode.NOT_A_MEMBER, "this broker is not registered now"))
         return adapter
@@ -209,10 +233,11 @@ class Peers:
         while True:
             me = self._identity()
             async with trio.open_nursery() as nursery:
-                tasks: dict[tuple[int, str], trio.CancelScope] = {}
+                tasks: dict[tuple[int, str, LinkKind], trio.CancelScope] = {}
                 while self._identity() == me:
                     changed = self._changed
-                    wanted = set(self._directory.addresses.items()) if me is not None else set()
+                    there = self._directory.addresses.items() if me is not None else ()
+                    wanted = {(broker, address, kind) for broker, address in there for kind in self._kinds}
                     for key in tasks.keys() - wanted:
                         tasks.pop(key).cancel()
                     for key in wanted - tasks.keys():
@@ -226,18 +251,20 @@ class Peers:
         self._me = self._directory.me or self._me
         return self._me
 
-    async def _keep_dialling(self, me: PeerId, broker: int, address: str, scope: trio.CancelScope) -> None:
+    async def _keep_dialling(
+        self, me: PeerId, broker: int, address: str, kind: LinkKind, scope: trio.CancelScope
+    ) -> None:
         shortest, longest = self._config.redial_ms_min / 1000, self._config.redial_ms_max / 1000
         wait_s = shortest
         with scope:
             while True:
-                stood = await self._dial(me, broker, address)
+                stood = await self._dial(me, broker, address, kind)
                 wait_s = shortest if stood else min(wait_s * 2, longest)
                 await trio.sleep(wait_s * random.uniform(0.8, 1.2))
 
-    async def _dial(self, me: PeerId, broker: int, address: str) -> bool:
+    async def _dial(self, me: PeerId, broker: int, address: str, kind: LinkKind) -> bool:
         """Have a link until it is over; whether there was one."""
-        whom = ("to", broker)
+        whom = ("to", broker, kind)
         try:
             with trio.fail_after(self._config.dial_timeout_ms / 1000):
                 sock = await _connect(address)
@@ -246,7 +273,7 @@ class Peers:
             reason = error.strerror or str(error) if isinstance(error, OSError) else "no answer"
             self._note(whom, "a peer cannot be reached", f"broker {broker} at {address}: {reason}")
             return False
-        adapter: LeaderAdapter | None = None
+        adapter: PeerAdapter | None = None
         link: Dialer | None = None
 
         def admit(peer: PeerId) -> None:
@@ -254,27 +281,19 @@ class Peers:
             if link is not None and link.clocks_apart is not None:
                 self._note(("clock", broker), "clocks are apart", link.clocks_apart)
 
-        def make(outbox: Outbox, peer: str, certificate_name: str | None) -> LeaderAdapter:
+        def make(outbox: Outbox, peer: str, certificate_name: str | None) -> PeerAdapter:
             nonlocal adapter, link
             link = Dialer(
                 self._config,
                 me,
-                "replica",
+                kind,
                 _nonce(),
                 admit,
                 loopback=is_loopback(peer),
                 to=broker,
                 wall_clock_ms=wall_clock_ms(),
             )
-            adapter = LeaderAdapter(
-                link,
-                outbox,
-                self._replicas,
-                clock=trio.current_time,
-                config=self._config,
-                has_room=self._has_room,
-                revision=self._revision,
-            )
+            adapter = self._dialled(link, outbox)
             return adapter
 
         connection = Connection(sock, peer_address, DOOR, self.shell, make)
@@ -287,6 +306,20 @@ class Peers:
         why = f"broker {broker} at {address}: {failure or 'the connection ended'}"
         self._note(whom, "the link to a peer is over" if adapter.opened else "no link to a peer", why)
         return adapter.opened
+
+    def _dialled(self, link: Dialer, outbox: Outbox) -> PeerAdapter:
+        clock, config = trio.current_time, self._config
+        if link.kind == "engine" and self._engine is not None:
+            return ForwardingAdapter(link, outbox, self._engine.forwarding, clock=clock, config=config)
+        return LeaderAdapter(
+            link,
+            outbox,
+            self._replicas,
+            clock=clock,
+            config=config,
+            has_room=self._has_room,
+            revision=self._revision,
+        )
 
 
 async def probe(config: PeerConfig, me: PeerId, brokers: Mapping[int, str]) -> None:
@@ -324,18 +357,6 @@ async def _probe_one(config: PeerConfig, me: PeerId, broker: int, address: str) 
                 pass
             if link.clocks_apart is not None:
                 raise StartError(link.clocks_apart)
-
-
-class _Accepted(FollowerAdapter):
-    """Says why it ended to whoever accepted it."""
-
-    over: Callable[[PeerError], None] | None = None
-
-    def end(self, error: PeerError) -> None:
-        """See `PeerAdapter`."""
-        if not self.closed and self.over is not None and not error.told:
-            self.over(error)
-        super().end(error)
 
 
 def wall_clock_ms() -> int:

@@ -25,6 +25,7 @@ from delay.timer_service import TimerService
 from routing.alarms import Alarms
 from routing.clients import Client
 from routing.cluster.cluster import Cluster
+from routing.cluster.engine import Engine
 from routing.cluster.health import Health, names_by_id
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
@@ -99,6 +100,14 @@ class Broker:
                 want_turn=self._want_turn,
                 wall_clock_ms=wall_clock_ms,
             )
+        self.engine: Engine | None = None
+        """What the brokers of a cluster do for each other's clients."""
+        self.wait_for_room = flusher.wait_for_room
+        """Returns when publishers may go on."""
+        if cluster is not None:
+            self.engine = Engine(cluster=cluster, spawn=nursery.start_soon, want_turn=self._want_turn)
+            self.wait_for_room = self._wait_for_room
+            cluster.remote_home = self.engine.forwarding.home
         self.checkpoints = Checkpoints(files, space, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
         self.storage = Storage(
             files,
@@ -118,7 +127,8 @@ class Broker:
             timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
         )
         self.topology, self.offsets = self.storage.recover(host, metadata)
-        if cluster is not None:
+        if cluster is not None and self.engine is not None:
+            self.engine.serve(self)
             self.topology.catalog.spread = cluster.revisions.everywhere
         self.rights = Rights(self.topology.catalog, users, kind_of=self._kind_of, vhosts=self.topology.vhosts)
         self.rights.user_deleted = self._user_deleted
@@ -244,6 +254,8 @@ class Broker:
             confirming, self.confirming = self.confirming, {}
             for session in confirming:
                 session.confirms.note()
+        if self.engine is not None:
+            self.engine.end_turn()
         if self.after_turn is not None:
             self.after_turn()
 
@@ -254,6 +266,11 @@ class Broker:
     def _want_turn(self) -> None:
         """Have a turn end soon."""
         self.timers.at(trio.current_time(), _nothing)
+
+    async def _wait_for_room(self) -> None:
+        await self.flusher.wait_for_room()
+        if self.engine is not None:
+            await self.engine.forwarding.wait_for_room()
 
     @property
     def blocked(self) -> str | None:
@@ -297,7 +314,8 @@ class Broker:
 
     def consumer_gone(self, queue: Queue | Stream) -> None:
         """A queue lost a consumer; one that was declared auto-delete goes with its last."""
-        if isinstance(queue, Queue) and queue.auto_delete and not queue.consumers and not queue.deleted:
+        gone = queue.auto_delete and not queue.consumers and not queue.deleted
+        if gone and isinstance(queue, Queue) and not queue.elsewhere:
             self.topology.drop_queue(queue)
         else:
             if isinstance(queue, Queue):

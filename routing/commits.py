@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from core_log.errors import LogUnavailable, MetadataUnavailable
 from core_log.partition_log import PartitionLog
@@ -39,7 +40,15 @@ class _Line:
         self.written: deque[tuple[int, _Waiter]] = deque()
 
 
-def storage_error(log: PartitionLog) -> StorageUnavailable:
+class Refusing(Protocol):
+    """What may refuse to be written."""
+
+    @property
+    def error(self) -> OSError | None:
+        """Why it does."""
+
+
+def storage_error(log: Refusing) -> StorageUnavailable:
     """What to tell a client whose message the log could not take."""
     return StorageUnavailable(f"the log cannot be written: {log.error}")
 

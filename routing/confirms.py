@@ -7,10 +7,13 @@ for; when that is met, and everything before it, the sink gets one cumulative `c
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from routing.cluster.streams import Stream, Watch
 from routing.errors import BrokerError
 from routing.message import Slab
+from routing.queues.runs_of import runs_of
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -21,13 +24,21 @@ _Requirements = dict["PartitionLog", int]
 
 
 class _Pending:
-    __slots__ = ("error", "first", "last", "settled")
+    __slots__ = ("error", "first", "last", "settled", "watches")
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(self, first: int, last: int, watches: Sequence[Watch]) -> None:
+        self.watches = watches
         self.first = first
         self.last = last
         self.settled = False
         self.error: BrokerError | None = None
+
+    def refused(self) -> list[tuple[int, int]]:
+        """First and last number of each run that is not safe."""
+        if self.error is not None:
+            return [(self.first, self.last)]
+        found = sorted({at for watch in self.watches for one in watch.refused for at in range(one[0], one[1] + 1)})
+        return [(self.first + first, self.first + first + count - 1) for first, count in runs_of(found)]
 
 
 class Confirms:
@@ -41,36 +52,55 @@ class Confirms:
         self._pending: deque[_Pending] = deque()
         self._requirements: _Requirements = {}
         self._needs_sync = False
-        self._parts: list[tuple[int, _Requirements, bool, BrokerError | None]] = []
-        """Runs of publishes of this turn that were ended by a refusal: last number, what they wait for, or why not."""
+        self._parts: list[tuple[int, _Requirements, bool, BrokerError | None, Sequence[Watch]]] = []
+        """Runs of publishes of this turn that were ended by a refusal: last number, what they wait for, or why not;
+        who will know what was refused."""
 
-    def require(self, slab: Slab, targets: list[tuple[PartitionLog, int]]) -> None:
-        """The last publish is safe when all these logs have got so far."""
+    def require(
+        self, slab: Slab, targets: list[tuple[PartitionLog, int]], *, asks: bool = False, behind: int = 0
+    ) -> None:
+        """The last publish, but for `behind` messages at its end, is safe when all these logs have got so far; `asks`:
+        queues elsewhere may refuse some of it.
+        """
+        if asks:
+            self._end_part(self.published - behind - len(slab.bodies))
         self._requirements.update(targets)
         if slab.properties.persistent:
             self._needs_sync = True
+        if asks:
+            logs: Sequence[tuple[object, int]] = targets
+            count = len(slab.bodies)
+            watches = [log.watch(end, count) for log, end in logs if isinstance(log, Stream)]
+            self._end_part(self.published - behind, watches)
 
     def refuse(self, count: int, error: BrokerError) -> None:
         """The last `count` publishes were not even taken."""
         self._end_part(self.published - count)
-        self._parts.append((self.published, {}, False, error))
+        self._parts.append((self.published, {}, False, error, ()))
 
-    def _end_part(self, last: int) -> None:
+    def _end_part(self, last: int, watches: Sequence[Watch] = ()) -> None:
         """What was published up to `last` since the last part waits for the requirements that came together."""
-        self._parts.append((last, self._requirements, self._needs_sync, None))
+        self._parts.append((last, self._requirements, self._needs_sync, None, watches))
         self._requirements, self._needs_sync = {}, False
 
     def note(self) -> None:
         """The turn ends, everything is appended: wait for what it published."""
         self._end_part(self.published)
         parts, self._parts = self._parts, []
-        for last, requirements, needs_sync, error in parts:
+        for last, requirements, needs_sync, error, watches in parts:
             if last > self._noted:
-                self._wait(last, requirements, needs_sync, error)
+                self._wait(last, requirements, needs_sync, error, watches)
         self._advance()
 
-    def _wait(self, last: int, requirements: _Requirements, needs_sync: bool, error: BrokerError | None) -> None:
-        pending = _Pending(self._noted + 1, last)
+    def _wait(
+        self,
+        last: int,
+        requirements: _Requirements,
+        needs_sync: bool,
+        error: BrokerError | None,
+        watches: Sequence[Watch],
+    ) -> None:
+        pending = _Pending(self._noted + 1, last, watches)
         self._pending.append(pending)
         self._noted = last
         if not requirements:
@@ -88,12 +118,20 @@ class Confirms:
         session = self._session
         while pending and pending[0].settled:
             entry = pending.popleft()
-            if entry.error is None:
+            refused = entry.refused()
+            if not refused:
                 up_to = entry.last
             elif not session.closed:
-                if up_to:
-                    session.sink.confirm(up_to)
-                    up_to = 0
-                session.sink.refuse(entry.first, entry.last)
+                confirmed = entry.first - 1
+                for first, last in refused:
+                    if first - 1 > confirmed:
+                        up_to = first - 1
+                    if up_to:
+                        session.sink.confirm(up_to)
+                        up_to = 0
+                    session.sink.refuse(first, last)
+                    confirmed = last
+                if refused[-1][1] < entry.last:
+                    up_to = entry.last
         if up_to and not session.closed:
             session.sink.confirm(up_to)

@@ -15,8 +15,16 @@ import trio
 from routing import directories
 from routing.clients import Client
 from routing.commits import storage_errors
-from routing.errors import BrokerError, InvalidArgument, LimitExceeded, NotAllowed, PreconditionFailed
+from routing.errors import (
+    BrokerError,
+    InvalidArgument,
+    LimitExceeded,
+    NotAllowed,
+    PreconditionFailed,
+    StorageUnavailable,
+)
 from routing.grants import Grants
+from routing.queues.queue import Queue
 from routing.topics.stream_settings import STREAM, check_adoption, check_declaration, topic_config, topic_name
 from routing.topics.topic import Topic
 from routing.topics.topic_config import log_config
@@ -182,9 +190,11 @@ class Control:
         await topology.change(lambda: plans.alter_queue(topology.vhost(vhost), name, changes, owner))
 
     async def check_queue(self, name: str, owner: object = None, *, vhost: str = DEFAULT_VHOST) -> QueueInfo:
-        """Raises NotFound, ResourceLocked."""
+        """Raises NotFound, ResourceLocked; StorageUnavailable if another broker leads the queue and does not answer."""
         queue = self.topology.vhost(vhost).source(name, owner)
-        return QueueInfo(name, queue.message_count, len(queue.consumers))
+        if isinstance(queue, Queue) and queue.elsewhere:
+            await queue.refresh()
+        return QueueInfo(name, queue.message_count, queue.consumer_count)
 
     async def delete_queue(
         self,
@@ -205,6 +215,13 @@ class Control:
             count = stream.message_count
             await self.delete_topic(stream.topic.name)
             return count
+        queue = topology.vhost(vhost).queues.get(name)
+        if queue is not None and queue.elsewhere:
+            try:
+                await queue.refresh()
+            except StorageUnavailable:
+                if if_unused or if_empty:
+                    raise
         plan = await topology.change(
             lambda: plans.delete_queue(topology.vhost(vhost), name, if_unused=if_unused, if_empty=if_empty, owner=owner)
         )
@@ -215,7 +232,8 @@ class Control:
 
         Raises NotFound, ResourceLocked, NotImplementedYet (a stream).
         """
-        return self.topology.vhost(vhost).queue(name, owner, "queue.purge").purge()
+        queue = self.topology.vhost(vhost).queue(name, owner, "queue.purge")
+        return await queue.purge_elsewhere() if queue.elsewhere else queue.purge()
 
     async def bind(
         self, destination_kind: str, destination: str, exchange: str, pattern: str,

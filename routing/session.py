@@ -20,8 +20,10 @@ from routing.consumer import DeliverySink as DeliverySink
 from routing.consumer import EachSink, consumer_priority
 from routing.consumer import Got as Got
 from routing.deduplication import deliver_new
-from routing.errors import BrokerError, LimitExceeded, PreconditionFailed
+from routing.elsewhere import get_elsewhere
+from routing.errors import BrokerError, PreconditionFailed
 from routing.message import Slab
+from routing.overflowing import publish_what_fits
 from routing.queues.retries import Cause
 from routing.topics.stream import Stream
 from routing.unsettled import Outcome as Outcome
@@ -111,11 +113,12 @@ class Session:
             if mandatory and not self.closed:
                 self.sink.returned(slab, "NO_ROUTE")
         elif route.guarded and (room := route.room()) < len(slab.bodies):
-            self._publish_what_fits(route, slab, room, False)
+            publish_what_fits(self, route, slab, room, False)
         else:
-            self._put(route, slab)
+            self.put(route, slab)
 
-    def _put(self, route: Route, slab: Slab) -> list[tuple[PartitionLog, int]]:
+    def put(self, route: Route, slab: Slab) -> list[tuple[PartitionLog, int]]:
+        """Put a slab where the route leads; the durable logs it went to, with the offsets it ends at."""
         return deliver_new(route, slab, self.broker.clock.now_ms()) if route.remembering else route.deliver(slab)
 
     def _publish(self, route: Route, slab: Slab, mandatory: bool, confirm: bool) -> None:
@@ -143,23 +146,11 @@ class Session:
         if route.guarded:
             room = route.room()
             if room < len(slab.bodies):
-                self._publish_what_fits(route, slab, room, confirm)
+                publish_what_fits(self, route, slab, room, confirm)
                 return
-        targets = self._put(route, slab)
+        targets = self.put(route, slab)
         if confirm and targets:
-            self.confirms.require(slab, targets)
-
-    def _publish_what_fits(self, route: Route, slab: Slab, room: int, confirm: bool) -> None:
-        """A queue takes only the first `room` messages: the others are refused, and go where they are taken."""
-        count = len(slab.bodies)
-        if room:
-            fitting = slab.part(0, room)
-            targets = self._put(route, fitting)
-            if confirm:
-                self.confirms.require(fitting, targets)
-        route.overflowing().deliver(slab.part(room, count))
-        if confirm:
-            self.confirms.refuse(count - room, LimitExceeded("a queue is full"))
+            self.confirms.require(slab, targets, asks=route.asks)
 
     # --- consuming ---------------------------------------------------------------------
 
@@ -189,9 +180,14 @@ class Session:
             context=context,
             priority=consumer_priority(arguments, queue),
         )
-        queue.attach(consumer, arguments or {})
+        attached = queue.attach(consumer, arguments or {})
+        if attached is not None:
+            await attached
+        if self.closed:
+            consumer.queue.detach(consumer)
+            return consumer
         self.consumers.append(consumer)
-        queue.wake()
+        consumer.queue.wake()
         return consumer
 
     def cancel(self, consumer: Consumer) -> None:
@@ -203,7 +199,8 @@ class Session:
 
     def queue_gone(self, consumer: Consumer) -> None:
         """The queue was deleted under the consumer."""
-        self.consumers.remove(consumer)
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
         self.sink.cancelled(consumer)
 
     async def get(self, queue_name: str, *, no_ack: bool) -> Got | None:
@@ -211,6 +208,8 @@ class Session:
         meanwhile.
         """
         queue = self.vhost.queue(queue_name, self.owner, "basic.get")
+        if queue.elsewhere:
+            return await get_elsewhere(self, queue, no_ack=no_ack)
         queue.rules.used()
         while True:
             first, count, redelivered = queue.head() if queue.groups is None else queue.groups.first()
@@ -392,6 +391,8 @@ class Session:
             queue.give_back_offsets(offsets, Cause.REQUEUED)
         elif outcome is Outcome.RELEASE:
             queue.give_back_offsets(offsets, Cause.LOST)
+        elif outcome is Outcome.UNSEEN or outcome is Outcome.UNSEEN_AGAIN:
+            queue.not_seen(offsets, outcome is Outcome.UNSEEN_AGAIN)
         else:
             queue.reject(offsets)
         consumer = entry.consumer

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from routing.topology.virtual_host import VirtualHost
 
 EXCHANGE = "amq.rabbitmq.trace"
+PEER = "peer"
+"""The protocol of sessions that stand for consumers of other brokers."""
 _PROPERTIES = {
     "content_type": "content_type",
     "content_encoding": "content_encoding",
@@ -52,7 +54,9 @@ class Trace:
         self._note(f"publish.{slab.exchange}", session, slab, 0, len(slab.bodies), {"routed_queues": queues})
 
     def delivered(self, session: Session, queue: str, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
-        """A session gets messages of a queue."""
+        """A session gets messages of a queue. Those of other brokers' clients are traced there."""
+        if session.protocol == PEER:
+            return
         self._note(f"deliver.{queue}", session, slab, start, stop, {"redelivered": int(redelivered)})
 
     def _note(self, key: str, session: Session, slab: Slab, start: int, stop: int, more: dict[str, Any]) -> None:

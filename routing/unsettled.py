@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 
 class Outcome(Enum):
-    """What becomes of delivered messages; RELEASE puts them back without a verdict of who had them."""
+    """What becomes of delivered messages; RELEASE puts them back without a verdict of who had them, UNSEEN those that
+    came to another broker and no further, UNSEEN_AGAIN such as had been delivered before.
+    """
 
     ACK = "ack"
     REQUEUE = "requeue"
     DISCARD = "discard"
     RELEASE = "release"
+    UNSEEN = "unseen"
+    UNSEEN_AGAIN = "unseen_again"
 
 
 class Unsettled:

@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from protocols.peer.config import PeerConfig
-from protocols.peer.connection import Link
+from protocols.peer.connection import Acceptor, Link
 from protocols.peer.wire import AnyFrame, Error, ErrorCode, PeerError, encode
 from protocols.sansio import Outbox
 
@@ -23,6 +23,8 @@ class PeerAdapter:
         self.link = link
         self.failure: PeerError | None = None
         """Why the link was closed, if it was not the connection that ended."""
+        self.ended: Callable[[PeerError], None] | None = None
+        """Called when this side ends the link."""
         self.opened = False
         """It was open, whatever became of it."""
         self.closed = self.published = self.held = False
@@ -58,9 +60,7 @@ class PeerAdapter:
             if self.link.open and not self.opened:
                 self.opened = True
                 self._link_opened()
-            for frame in frames:
-                if not self.closed:
-                    self._take(frame)
+            await self._take_all(frames)
         except PeerError as error:
             self.end(error)
 
@@ -92,6 +92,8 @@ class PeerAdapter:
         if self.closed:
             return
         self.failure = error
+        if self.ended is not None and not error.told:
+            self.ended(error)
         self._outbox.write(b"" if error.told else encode(Error(int(error.code), str(error))))
         self.closed = True
         self._lose()
@@ -114,6 +116,11 @@ class PeerAdapter:
         """Whether the peer has heard nothing of this side for long enough."""
         return self._clock() - self._said_s >= self._config.heartbeat_ms / 2000
 
+    async def _take_all(self, frames: Sequence[AnyFrame]) -> None:
+        for frame in frames:
+            if not self.closed:
+                self._take(frame)
+
     def _link_opened(self) -> None:
         raise NotImplementedError
 
@@ -122,3 +129,47 @@ class PeerAdapter:
 
     def _take(self, frame: AnyFrame) -> None:
         raise NotImplementedError
+
+
+class AcceptedAdapter(PeerAdapter):
+    """The end of who was dialled, until it is known what for: then `make` makes the one that has the link."""
+
+    def __init__(
+        self,
+        link: Acceptor,
+        outbox: Outbox,
+        make: Callable[[], PeerAdapter],
+        over: Callable[[PeerError], None],
+        *,
+        clock: Callable[[], float],
+        config: PeerConfig,
+    ) -> None:
+        """`over` is called when this side ends the link."""
+        self._real: PeerAdapter | None = None
+        self._make = make
+        self._is_closed = False
+        super().__init__(link, outbox, clock=clock, config=config)
+        self.ended = over
+
+    @property
+    def closed(self) -> bool:
+        """See `protocols.sansio.Adapter`."""
+        return self._is_closed or (self._real is not None and self._real.closed)
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        self._is_closed = closed
+
+    def _link_opened(self) -> None:
+        self._real = real = self._make()
+        real.opened = True
+        real.ended = self.ended
+        real._link_opened()
+
+    def _link_lost(self) -> None:
+        if self._real is not None:
+            self._real.connection_lost()
+
+    async def _take_all(self, frames: Sequence[AnyFrame]) -> None:
+        if frames and self._real is not None:
+            await self._real._take_all(frames)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from protocols.buffers import BytesLike, FrameReader
 from protocols.peer.config import PeerConfig
@@ -38,6 +38,7 @@ from protocols.peer.wire import (
     decode,
     encode,
 )
+from protocols.peer.wire_engine import decode as decode_engine
 
 
 class PeerId(NamedTuple):
@@ -100,7 +101,7 @@ class Link:
         """The frames that `data` completes, once the link is open. Raises PeerError, and is not called again then."""
         frames: list[AnyFrame] = []
         for raw in self._frames.feed(data):
-            frame = decode(raw)
+            frame: Any = (decode_engine if self.open and self.kind == "engine" else decode)(raw)
             if isinstance(frame, Error):
                 raise PeerError(frame.code, one_line(frame.text), told=True)
             if self.open:

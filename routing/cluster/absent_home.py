@@ -5,7 +5,7 @@ What is metadata works: declaring, binding, deleting, listing. All else says who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 from core_log.errors import LogUnavailable
@@ -122,7 +122,7 @@ class AbsentQueue(Queue):
     def remember(self, who: str | None, window_ms: int) -> None:
         """See `Queue`."""
 
-    def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> None:
+    def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> Awaitable[None] | None:
         """Refused."""
         self._refuse()
 

@@ -36,7 +36,7 @@ class Definition:
 class DestinationSet:
     """The queues of one home partition that a route leads to; `plain` as long as none of them asks for anything."""
 
-    __slots__ = ("__weakref__", "definition", "keeps_time", "plain", "queues", "records")
+    __slots__ = ("__weakref__", "definition", "keeps_time", "once_in_ms", "plain", "queues", "records")
 
     def __init__(self, definition: Definition, queues: tuple[Queue, ...]) -> None:
         self.definition = definition
@@ -44,6 +44,8 @@ class DestinationSet:
         self.plain = True
         self.keeps_time = False
         """A queue gives its messages a time to live, so it has to be known when they came."""
+        self.once_in_ms = 0
+        """In this time no queue takes a message twice, says the route; for who leads the home elsewhere."""
         self.records = RecordWriter(definition.id)
 
     def columns_of(self, slab: Slab) -> Columns | None:

@@ -14,10 +14,10 @@ offset until it is settled), or is delayed (`timing.py`); what has been settled 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from routing.errors import AccessRefused
+from routing.errors import AccessRefused, BrokerError
 from routing.facts import priority_of
 from routing.message import Slab
 from routing.queues import limits
@@ -47,6 +47,9 @@ _GATHERED_MAX = 512
 
 class Queue:
     """One queue."""
+
+    elsewhere = False
+    """Another broker leads it: what is asked of it has to be waited for."""
 
     __slots__ = (
         "__weakref__", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
@@ -108,6 +111,11 @@ class Queue:
         return self.turns.consumers
 
     @property
+    def consumer_count(self) -> int:
+        """How many there are, whatever brokers their clients are at."""
+        return len(self.turns.consumers)
+
+    @property
     def message_count(self) -> int:
         """Messages that could be delivered now."""
         if self.levels is None and self.groups is None:
@@ -151,11 +159,23 @@ class Queue:
 
     # --- messages in -------------------------------------------------------------------
 
-    def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> None:
-        """Make it a consumer of this queue. Raises AccessRefused when there is an exclusive one, or must be none."""
+    def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> Awaitable[None] | None:
+        """Make it a consumer of this queue: it is one unless the answer has to be awaited. Raises AccessRefused when
+        there is an exclusive one, or must be none.
+        """
         if self.consumers and (consumer.exclusive or self.consumers[0].exclusive):
             raise AccessRefused(f"queue '{self.name}' in vhost '{self.vhost}' in exclusive use")
         self.turns.add(consumer)
+        return None
+
+    def adopt(self, consumer: Consumer) -> None:
+        """Make a consumer of what stood for this queue before one of this. It may not be possible: then it is told."""
+        consumer.queue = self
+        try:
+            self.attach(consumer, {})
+        except BrokerError:
+            consumer.session.queue_gone(consumer)
+        self.wake()
 
     def detach(self, consumer: Consumer) -> None:
         """It consumes no more."""
@@ -325,6 +345,24 @@ class Queue:
         for first, count in runs_of(offsets):
             self.line_of(first).placed.add(first, count, redelivered=redelivered)
         self.rules.came_back(offsets)
+
+    def not_seen(self, offsets: Sequence[int], redelivered: bool) -> None:
+        """Deliveries that nobody was given after all are back where they stood."""
+        if self.deleted or self.groups is not None or self.returns is not None or self.rules.timed:
+            return self.give_back_offsets(offsets)
+        self.not_taken(offsets, redelivered)
+        self.wake()
+
+    async def take_one(self, *, no_ack: bool) -> tuple[Slab, int, bool, int] | None:
+        """Get a message of a queue that is led elsewhere: slab of one, place, redelivered, how many are left."""
+        raise NotImplementedError
+
+    async def purge_elsewhere(self) -> int:
+        """`purge` for a queue that is led elsewhere."""
+        raise NotImplementedError
+
+    async def refresh(self) -> None:
+        """Have its counts be what they are now, wherever it is led. Raises StorageUnavailable."""
 
     @property
     def stands_open(self) -> bool:

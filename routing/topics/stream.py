@@ -129,6 +129,11 @@ class Stream:
         """Messages it holds."""
         return self._partition.next_offset - self._log.log_start_offset
 
+    @property
+    def consumer_count(self) -> int:
+        """How many there are."""
+        return len(self.consumers)
+
     def close(self) -> None:
         """It is deleted, or only a topic from now on: its consumers are told."""
         self.deleted = True

@@ -225,7 +225,7 @@ def delete_queue(vhost: VirtualHost, name: str, *, if_unused: bool, if_empty: bo
     def check() -> None:
         if if_unused or if_empty:
             queue.require_led()
-        if if_unused and queue.consumers:
+        if if_unused and queue.consumer_count:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' in use")
         if if_empty and queue.message_count:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' not empty")

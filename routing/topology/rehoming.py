@@ -25,6 +25,11 @@ def rehome(topology: Topology, index: int, home: Home, host: QueueHost) -> None:
     for vhost in topology.vhosts.values():
         vhost.router.forget_all()
     for queue in list(old.queues.values()):
+        vhost = topology.vhosts.get(queue.vhost)
+        successor = home.queues.get(queue.id)
+        if vhost is not None and successor is not None and vhost.queues.get(queue.name) is successor:
+            for consumer in queue.turns.drain():
+                successor.adopt(consumer)
         queue.retire()
 
 

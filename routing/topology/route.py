@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 
 
 _AVOIDING_MAX = 64
+_ENDLESS = 1 << 30
 
 
 class Route:
     """See the module."""
 
     __slots__ = (
-        "_avoiding", "_heeding", "_here", "_open", "_passing", "delayed", "durable_homes", "guarded", "histories",
-        "homes", "queues", "remembering", "sole", "topics",
+        "_avoiding", "_heeding", "_here", "_once_in_ms", "_open", "_passing", "asks", "delayed", "durable_homes",
+        "guarded", "histories", "homes", "queues", "remembering", "sole", "topics",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +61,9 @@ class Route:
         """Queues that have messages wait, while the others get them at once."""
         self.guarded = [queue for queue in queues if queue.settings.guards_publishing]
         """Queues that publishers have to ask."""
+        self.asks = any(queue.elsewhere for queue in self.guarded)
+        """Some of them are led elsewhere: what they refuse is known later."""
+        self._once_in_ms = once_in_ms
         self.remembering = [queue for queue in queues if once_in_ms or queue.settings.deduplication_window_ms]
         """Queues that take no message twice."""
         self._avoiding: dict[frozenset[Queue], Route] = {}
@@ -72,6 +76,8 @@ class Route:
         self.homes: list[tuple[Home, DestinationSet]] = [
             (home, home.destination_set(tuple(members))) for home, members in by_home.items()
         ]
+        for _, destinations in self.homes if once_in_ms else ():
+            destinations.once_in_ms = once_in_ms
         self.durable_homes = [home for home in by_home if home.durable]
         self.topics = topics
         remain = topics or self.durable_homes or any(queue.history is not None for queue in queues)
@@ -103,7 +109,7 @@ class Route:
 
     def room(self) -> int:
         """How many messages the fullest of the guarded queues takes now."""
-        return min(room(queue) for queue in self.guarded)
+        return min((room(queue) for queue in self.guarded if not queue.elsewhere), default=_ENDLESS)
 
     def avoiding(self, queues: frozenset[Queue]) -> Route:
         """Where messages go that some queues must not get."""
@@ -112,7 +118,8 @@ class Route:
             if len(self._avoiding) >= _AVOIDING_MAX:
                 self._avoiding.clear()
             left = [queue for queue in self.queues if queue not in queues]
-            found = self._avoiding[queues] = Route(left, self.topics, delayed=self.delayed)
+            found = Route(left, self.topics, delayed=self.delayed, once_in_ms=self._once_in_ms)
+            self._avoiding[queues] = found
         return found
 
     def here(self) -> Route:

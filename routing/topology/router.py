@@ -151,6 +151,19 @@ class Router:
             found.append(route)
         return in_parts(slab, found)
 
+    def to_queues(self, queues: tuple[Queue, ...], exchange: str, once_in_ms: int) -> Route:
+        """The route to queues that another broker has worked out. Delays count: it has seen to what may wait."""
+        key = Reached(queues, (), False, True, (), once_in_ms)
+        route = self._equal.get(key)
+        if route is None:
+            if len(self._equal) >= self._routes_cached_max:
+                self.forget_all()
+            for queue in queues if exchange else ():
+                if once_in_ms or queue.seen is not None:
+                    queue.remember(exchange, once_in_ms)
+            route = self._equal[key] = Route(list(queues), [], delayed=True, once_in_ms=once_in_ms)
+        return route
+
     def _entrance(self, name: str) -> Exchange:
         exchange = self._vhost.exchange(name)
         if exchange.internal:

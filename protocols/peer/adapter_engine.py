@@ -1,0 +1,363 @@
+"""The two ends of an `engine` link: who dials has clients of queues that who is dialled leads.
+
+1. Both are what `routing.cluster.forwarding` and `routing.cluster.serving` see of the other broker; they translate
+   calls to frames and frames to calls, and hold nothing but what a turn has brought.
+2. What comes is taken in its order. What the other knows of the metadata and this one does not yet is waited for, a
+   moment; meanwhile nothing more is read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from protocols.peer import wire_engine as wire
+from protocols.peer.adapter import PeerAdapter
+from protocols.peer.adapter_slabs import SlabReader, to_entry
+from protocols.peer.config import PeerConfig
+from protocols.peer.connection import Acceptor, Dialer
+from protocols.peer.wire import ErrorCode, PeerError
+from protocols.peer.wire_engine import NAMES, AnyEngineFrame
+from protocols.sansio import Outbox
+from routing import errors
+from routing.cluster.forwarding import Answer, Forwarding, NotLed
+from routing.cluster.remote_queue import Attachment
+from routing.cluster.serving import ServedBroker, Serving
+from routing.cluster.streams import Kept, Records, Slabs
+from routing.message import Slab
+from routing.unsettled import Outcome
+
+_FRAME_BYTES = 32 << 20
+"""A frame is sent when it has grown to this, whatever else the turn brings."""
+_DELIVERED_MAX = 1 << 16
+
+_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.NotFound,
+        errors.AccessRefused,
+        errors.PreconditionFailed,
+        errors.ResourceLocked,
+        errors.InvalidArgument,
+        errors.LimitExceeded,
+        errors.StorageUnavailable,
+        errors.NotImplementedYet,
+        NotLed,
+    )
+}
+"""What an answer may name; anything else is `StorageUnavailable`."""
+
+_OUTCOMES: dict[str, Outcome] = {outcome.value: outcome for outcome in Outcome}
+
+
+class _EngineAdapter(PeerAdapter):
+    """What both ends have in common."""
+
+    def _write(self, frame: AnyEngineFrame) -> None:
+        self._said_s = self._clock()
+        for piece in wire.encode(frame):
+            self._outbox.write(piece)
+
+    def _unexpected(self, frame: object) -> PeerError:
+        return PeerError(ErrorCode.UNEXPECTED_FRAME, f"a frame '{type(frame).__name__}' that is not due")
+
+
+class ForwardingAdapter(_EngineAdapter):
+    """The end of who dialled; `routing.cluster.forwarding.EngineLink`."""
+
+    def __init__(
+        self, link: Dialer, outbox: Outbox, forwarding: Forwarding, *, clock: Callable[[], float], config: PeerConfig
+    ) -> None:
+        super().__init__(link, outbox, clock=clock, config=config)
+        self._forwarding = forwarding
+        self._slabs = SlabReader()
+        self._publish = wire.Publish(0, [], [], [])
+        self._publish_bytes = 0
+        self._settled: list[wire.SettleEntry] = []
+        self._credit: dict[int, wire.CreditEntry] = {}
+
+    # ---- `EngineLink`
+
+    def publish(self, log: str, leader_epoch: int, kept: Kept) -> None:
+        """See `EngineLink`."""
+        what = kept.what
+        if isinstance(what, Slabs):
+            slab = to_entry(what.slab)
+            entry = wire.PublishEntry(log, leader_epoch, kept.position, list(what.queue_ids), what.once_in_ms, slab)
+            self._publish.slabs.append(entry)
+        else:
+            self._publish.records.append(_records_entry(log, leader_epoch, kept, what))
+        self._publish_bytes += kept.size_bytes
+        if self._publish_bytes > _FRAME_BYTES:
+            self.flush()
+
+    def wait(self, log: str, leader_epoch: int, sync_before: int, heard_before: int) -> None:
+        """See `EngineLink`."""
+        self._publish.waiting.append(wire.WaitingEntry(log, leader_epoch, sync_before, heard_before))
+
+    def settle(self, number: int, outcome: Outcome, ranges: list[int]) -> None:
+        """See `EngineLink`."""
+        settled = self._settled
+        if settled and settled[-1].number == number and settled[-1].outcome == outcome.value:
+            before = settled[-1].ranges
+            if before and before[-1] + 1 == ranges[0]:
+                before[-1] = ranges[1]
+                ranges = ranges[2:]
+            before += ranges
+        else:
+            settled.append(wire.SettleEntry(number, outcome.value, list(ranges)))
+
+    def credit(self, number: int, messages: int, size_bytes: int) -> None:
+        """See `EngineLink`."""
+        self._credit[number] = wire.CreditEntry(number, messages, size_bytes)
+
+    def flush(self) -> None:
+        """See `EngineLink`."""
+        publish = self._publish
+        if publish.slabs or publish.records or publish.waiting:
+            publish.revision = self._forwarding.revision
+            self._write(publish)
+            self._publish = wire.Publish(0, [], [], [])
+            self._publish_bytes = 0
+        if self._settled:
+            self._write(wire.Settle(self._settled))
+            self._settled = []
+        if self._credit:
+            self._write(wire.Credit(list(self._credit.values())))
+            self._credit = {}
+
+    def beat(self) -> None:
+        """Say something, if it is time to."""
+        if self._silent():
+            self._write(wire.Credit([]))
+
+    def consume(self, request: int, log: str, leader_epoch: int, queue_id: int, attachment: Attachment) -> None:
+        """See `EngineLink`."""
+        consumer = attachment.consumer
+        assert consumer is not None
+        self._write(
+            wire.Consume(
+                request,
+                self._forwarding.revision,
+                attachment.number,
+                log,
+                leader_epoch,
+                queue_id,
+                consumer.tag.encode("utf-8", NAMES),
+                consumer.no_ack,
+                consumer.exclusive,
+                consumer.priority,
+                attachment.granted,
+                attachment.granted_bytes,
+                b"",
+            )
+        )
+
+    def cancel(self, number: int) -> None:
+        """See `EngineLink`."""
+        self._write(wire.Cancel(number))
+
+    def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
+        """See `EngineLink`."""
+        query: Any = what
+        self._write(wire.Ask(request, self._forwarding.revision, query, log, leader_epoch, queue_id, number))
+
+    # ---- what comes
+
+    def _link_opened(self) -> None:
+        self._write(wire.Begin(self._forwarding.process))
+        self._forwarding.linked(self)
+
+    def _link_lost(self) -> None:
+        self._forwarding.lost(self)
+
+    def _take(self, frame: Any) -> None:
+        forwarding = self._forwarding
+        if isinstance(frame, wire.Deliver):
+            for entry in frame.entries:
+                slab = self._slabs.read(entry.slab)
+                forwarding.delivered(self, entry.number, entry.first_id, entry.redelivered, slab)
+        elif isinstance(frame, wire.Done):
+            for done in frame.entries:
+                forwarding.done(done.log, done.leader_epoch, done.written, done.committed, _pairs(done.refused))
+        elif isinstance(frame, wire.Answer):
+            forwarding.answered(frame.request, self._answer(frame))
+        elif isinstance(frame, wire.Over):
+            forwarding.over(frame.number, queue_is_gone=frame.queue_is_gone)
+        elif isinstance(frame, wire.NotLed):
+            forwarding.not_led(self, frame.log, frame.leader_epoch)
+        else:
+            raise self._unexpected(frame)
+
+    def _answer(self, frame: wire.Answer) -> Answer:
+        if frame.error:
+            return Answer(_ERRORS.get(frame.error, errors.StorageUnavailable)(frame.text))
+        got = frame.got
+        if got is None:
+            return Answer(None, frame.messages, frame.consumers)
+        slab = self._slabs.read(got.slab)
+        return Answer(None, frame.messages, frame.consumers, got.number, got.first_id, got.redelivered, slab)
+
+
+def _records_entry(log: str, leader_epoch: int, kept: Kept, what: Records) -> wire.RecordsEntry:
+    keys, blocks = what.keys, what.header_blocks
+    return wire.RecordsEntry(
+        log,
+        leader_epoch,
+        kept.position,
+        len(what.bodies),
+        wire.common(keys) if isinstance(keys, bytes) else wire.joined(keys),
+        wire.common(blocks) if isinstance(blocks, bytes) else wire.joined(blocks),
+        wire.joined(what.bodies),
+    )
+
+
+class ServedAdapter(_EngineAdapter):
+    """The end of who was dialled; `routing.cluster.serving.ServedLink`."""
+
+    def __init__(
+        self, link: Acceptor, outbox: Outbox, serving: Serving, *, clock: Callable[[], float], config: PeerConfig
+    ) -> None:
+        super().__init__(link, outbox, clock=clock, config=config)
+        self._serving = serving
+        self._served: ServedBroker | None = None
+        self._slabs = SlabReader()
+        self._deliveries: list[wire.DeliverEntry] = []
+        self._deliveries_bytes = 0
+        self._done: list[wire.DoneEntry] = []
+
+    # ---- `ServedLink`
+
+    @property
+    def writable(self) -> bool:
+        """See `ServedLink`."""
+        return self._outbox.writable
+
+    def deliver(self, number: int, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        """See `ServedLink`."""
+        for at in range(start, stop, _DELIVERED_MAX):
+            end = min(at + _DELIVERED_MAX, stop)
+            entry = wire.DeliverEntry(number, first_id + at - start, redelivered, to_entry(slab, at, end))
+            self._deliveries.append(entry)
+            self._deliveries_bytes += len(entry.slab.bodies[1])
+        if self._deliveries_bytes > _FRAME_BYTES:
+            self._send_deliveries()
+
+    def _send_deliveries(self) -> None:
+        if self._deliveries:
+            self._write(wire.Deliver(self._deliveries))
+            self._deliveries = []
+            self._deliveries_bytes = 0
+
+    def done(self, log: str, leader_epoch: int, written: int, committed: int, refused: Sequence[int]) -> None:
+        """See `ServedLink`."""
+        self._done.append(wire.DoneEntry(log, leader_epoch, written, committed, list(refused)))
+
+    def not_led(self, log: str, leader_epoch: int) -> None:
+        """See `ServedLink`."""
+        self._write(wire.NotLed(log, leader_epoch))
+
+    def answer(self, request: int, answer: Answer) -> None:
+        """See `ServedLink`."""
+        self._send_deliveries()
+        error = answer.error
+        name, text = ("", "") if error is None else (type(error).__name__, str(error)[:1000])
+        got = None
+        if answer.slab is not None:
+            got = wire.DeliverEntry(answer.number, answer.first_id, answer.redelivered, to_entry(answer.slab))
+        self._write(wire.Answer(request, name, text, answer.messages, answer.consumers, got))
+
+    def over(self, number: int, *, queue_is_gone: bool) -> None:
+        """See `ServedLink`."""
+        self._send_deliveries()
+        self._write(wire.Over(number, queue_is_gone))
+
+    def flush(self) -> None:
+        """See `ServedLink`."""
+        self._send_deliveries()
+        if self._done:
+            self._write(wire.Done(self._done))
+            self._done = []
+
+    def beat(self) -> None:
+        """Say something, if it is time to."""
+        if self._silent():
+            self._write(wire.Done([]))
+
+    # ---- what comes
+
+    def _link_opened(self) -> None:
+        self._outbox.on_writable = self._writable
+        self._served = self._serving.linked(self)
+
+    def _link_lost(self) -> None:
+        if self._served is not None:
+            self._serving.lost(self._served)
+
+    def _writable(self) -> None:
+        if self._served is not None:
+            self._served.resume()
+
+    async def _take_all(self, frames: Sequence[Any]) -> None:
+        for frame in frames:
+            revision = getattr(frame, "revision", 0)
+            if revision > self._serving.revision:
+                await self._serving.catch_up(revision)
+                self._heard_s = self._clock()
+            if not self.closed:
+                self._take(frame)
+
+    def _take(self, frame: Any) -> None:
+        served = self._served
+        if served is None:
+            raise self._unexpected(frame)
+        if isinstance(frame, wire.Publish):
+            for entry in frame.slabs:
+                slab = self._slabs.read(entry.slab)
+                served.publish(entry.log, entry.leader_epoch, entry.position, entry.queue_ids, entry.once_in_ms, slab)
+            for records in frame.records:
+                self._take_records(served, records)
+            for waiting in frame.waiting:
+                served.wait(waiting.log, waiting.leader_epoch, waiting.heard_before)
+        elif isinstance(frame, wire.Settle):
+            for settled in frame.entries:
+                served.settle(settled.number, _OUTCOMES[settled.outcome], _pairs(settled.ranges))
+        elif isinstance(frame, wire.Credit):
+            for credit in frame.entries:
+                served.credit(credit.number, credit.messages, credit.size_bytes)
+        elif isinstance(frame, wire.Ask):
+            served.ask(frame.request, frame.query, frame.log, frame.leader_epoch, frame.queue_id or 0, frame.number)
+        elif isinstance(frame, wire.Consume):
+            served.consume(
+                frame.request,
+                frame.log,
+                frame.leader_epoch,
+                frame.queue_id or 0,
+                frame.number,
+                tag=frame.tag.decode("utf-8", NAMES),
+                no_ack=frame.no_ack,
+                exclusive=frame.exclusive,
+                priority=frame.priority,
+                messages=frame.messages,
+                size_bytes=frame.size_bytes,
+            )
+        elif isinstance(frame, wire.Cancel):
+            served.cancel(frame.number)
+        elif isinstance(frame, wire.Begin):
+            served.begin(frame.process)
+        else:
+            raise self._unexpected(frame)
+
+    def _take_records(self, served: ServedBroker, entry: wire.RecordsEntry) -> None:
+        count = entry.count
+        keys = wire.split_or_common(entry.keys, count)
+        blocks = wire.split_or_common(entry.header_blocks, count)
+        records = Records(keys, blocks, wire.split(entry.bodies, count))
+        served.append(entry.log, entry.leader_epoch, entry.position, records)
+
+
+def _pairs(ranges: Sequence[int]) -> Sequence[int]:
+    """Firsts and lasts. Raises PeerError."""
+    if len(ranges) % 2 or any(first > last for first, last in zip(ranges[::2], ranges[1::2])):
+        raise PeerError(ErrorCode.MALFORMED_FRAME, "ranges without an end")
+    return ranges

@@ -1,0 +1,343 @@
+"""What this broker asks of the others for its clients: the streams to logs they lead, consumers of their queues.
+
+1. Links come and go (`linked`, `lost`), leaders change (`moved`): streams send again, consumers attach again, questions
+   are asked again, for up to `timeout_s`. A link is one from this broker; the other broker answers over it.
+2. All that a turn has for a broker leaves when the turn ends. What is asked in between comes after it.
+3. Consumers have numbers that no other consumer of this process has ever had.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import trio
+
+from routing.cluster.remote_home import RemoteHome
+from routing.cluster.remote_queue import unseen
+from routing.cluster.streams import Kept, Stream
+from routing.errors import NotFound, StorageUnavailable
+from routing.message import Slab
+from routing.unsettled import Outcome
+
+if TYPE_CHECKING:
+    from routing.cluster.cluster import Cluster
+    from routing.cluster.remote_queue import Attachment, RemoteQueue
+    from routing.consumer import Consumer
+
+TIMEOUT_S = 10.0
+_AGAIN_S = 0.05
+
+
+class Answer(NamedTuple):
+    """To a question, or to an attachment. Without `error` it was done; `number` and what follows is what was got."""
+
+    error: Exception | None = None
+    messages: int = 0
+    consumers: int = 0
+    number: int = 0
+    first_id: int = 0
+    redelivered: bool = False
+    slab: Slab | None = None
+
+
+class NotLed(Exception):
+    """The answer of a broker that does not lead what it was asked for."""
+
+
+class EngineLink(Protocol):
+    """To another broker. What is not answered by return is collected until `flush`."""
+
+    @property
+    def broker(self) -> int:
+        """Its id."""
+
+    def publish(self, log: str, leader_epoch: int, kept: Kept) -> None:
+        """Send messages."""
+
+    def wait(self, log: str, leader_epoch: int, sync_before: int, heard_before: int) -> None:
+        """Say that somebody waits, and how far answers have come."""
+
+    def settle(self, number: int, outcome: Outcome, ranges: list[int]) -> None:
+        """Say what became of deliveries: first and last id of each range."""
+
+    def credit(self, number: int, messages: int, size_bytes: int) -> None:
+        """Let a consumer have more: all that it may have been sent."""
+
+    def flush(self) -> None:
+        """Send all of that."""
+
+    def beat(self) -> None:
+        """Show that this broker lives, if nothing has shown it for a while."""
+
+    def consume(self, request: int, log: str, leader_epoch: int, queue_id: int, attachment: Attachment) -> None:
+        """Attach a consumer."""
+
+    def cancel(self, number: int) -> None:
+        """Take it off."""
+
+    def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
+        """Ask about a queue: "count", "purge", "get" or "get_no_ack"."""
+
+
+class Forwarding:
+    """See the module. `spawn` starts tasks, `want_turn` has a turn soon."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        spawn: Callable[..., Any],
+        want_turn: Callable[[], None],
+        now_s: Callable[[], float] = trio.current_time,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.cluster = cluster
+        self.spawn = spawn
+        self.want_turn = want_turn
+        self.now_s = now_s
+        self.timeout_s = timeout_s
+        self.links: dict[int, EngineLink] = {}
+        self.streams: dict[str, Stream] = {}
+        self.dirty: dict[Stream, None] = {}
+        self.numbers: dict[int, RemoteQueue] = {}
+        """Whose consumer has a number."""
+        self.process = secrets.randbits(62)
+        """Positions and numbers are this process's."""
+        self._next_number = 1
+        self._next_request = 1
+        self._asked: dict[int, tuple[EngineLink, list[Answer], trio.Event]] = {}
+        self._changed = trio.Event()
+        self._room = trio.Event()
+        cluster.moved.append(self._moved)
+
+    @property
+    def revision(self) -> int:
+        """The metadata's that is applied here."""
+        return self.cluster.store.revision
+
+    def leader_of(self, log: str) -> tuple[int | None, int]:
+        """See `Cluster.leader_of`."""
+        return self.cluster.leader_of(log)
+
+    def whereabouts(self, log: str) -> str:
+        """Why nothing can be sent to a log, for a sentence."""
+        broker, _ = self.leader_of(log)
+        if broker is None:
+            return "has no leader now"
+        return f"is led by broker {broker}, " + ("which does not take it" if broker in self.links else "which is away")
+
+    # ---- homes and streams
+
+    def home(self, index: int) -> RemoteHome:
+        """What stands for a home that is led elsewhere."""
+        return RemoteHome(index, self)
+
+    def stream(self, log: str) -> Stream:
+        """The stream to a log, for as long as the process lives: positions never begin anew."""
+        found = self.streams.get(log)
+        if found is None:
+            found = self.streams[log] = Stream(log, self)
+            found.look()
+        return found
+
+    def new_number(self, queue: RemoteQueue) -> int:
+        """For a consumer of a queue."""
+        number = self._next_number
+        self._next_number += 1
+        self.numbers[number] = queue
+        return number
+
+    # ---- turns and time
+
+    def end_turn(self) -> None:
+        """Send what the turn has brought; see rule 2."""
+        if self.dirty:
+            self._send()
+        for link in tuple(self.links.values()):
+            link.flush()
+
+    def _send(self) -> None:
+        dirty, self.dirty = self.dirty, {}
+        for stream in dirty:
+            stream.look()
+            stream.send()
+
+    def flush(self, link: EngineLink) -> None:
+        """Have all that was said so far arrive before what is asked now."""
+        if self.dirty:
+            self._send()
+        link.flush()
+
+    def tick(self) -> None:
+        """Time has passed."""
+        now_s = self.now_s()
+        for stream in tuple(self.streams.values()):
+            stream.tick(now_s)
+        self.room_changed()
+
+    async def wait_for_room(self) -> None:
+        """Return when no stream has too much that is not answered."""
+        while not all(stream.has_room for stream in self.streams.values()):
+            await self._room.wait()
+
+    def room_changed(self) -> None:
+        """Somebody may go on publishing."""
+        if self._room.statistics().tasks_waiting and all(stream.has_room for stream in self.streams.values()):
+            room, self._room = self._room, trio.Event()
+            room.set()
+
+    # ---- links
+
+    def linked(self, link: EngineLink) -> None:
+        """There is a link to a broker, in place of any other."""
+        before = self.links.get(link.broker)
+        if before is not None:
+            self.lost(before)
+        self.links[link.broker] = link
+        self._look()
+
+    def lost(self, link: EngineLink) -> None:
+        """A link is over."""
+        if self.links.get(link.broker) is link:
+            del self.links[link.broker]
+        for request, (asked, answers, event) in list(self._asked.items()):
+            if asked is link:
+                answers.append(Answer(NotLed()))
+                event.set()
+                del self._asked[request]
+        self._look()
+        for queue in dict.fromkeys(self.numbers.values()):
+            queue.lost(link)
+
+    def _moved(self, log: str) -> None:
+        """The leader of a log has changed, or its epoch."""
+        stream = self.streams.get(log)
+        if stream is not None:
+            stream.look()
+            self.dirty[stream] = None
+        broker, _ = self.leader_of(log)
+        for queue in [one for one in dict.fromkeys(self.numbers.values()) if one.home.name == log]:
+            for link in tuple(self.links.values()):
+                if link.broker != broker:
+                    queue.lost(link)
+        self._tell()
+        self.want_turn()
+
+    def _look(self) -> None:
+        for stream in self.streams.values():
+            stream.look()
+        self._tell()
+        self.want_turn()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    # ---- what comes
+
+    def delivered(self, link: EngineLink, number: int, first_id: int, redelivered: bool, slab: Slab) -> None:
+        """Messages for a consumer."""
+        queue = self.numbers.get(number)
+        if queue is not None:
+            queue.delivered(link, number, first_id, redelivered, slab)
+        else:
+            unseen(link, number, first_id, len(slab.bodies), redelivered)
+
+    def over(self, number: int, *, queue_is_gone: bool) -> None:
+        """A consumer is gone at the leader."""
+        queue = self.numbers.get(number)
+        if queue is not None:
+            queue.over(number, queue_is_gone=queue_is_gone)
+
+    def done(self, log: str, leader_epoch: int, written: int, committed: int, refused: Sequence[int]) -> None:
+        """How far a leader is."""
+        stream = self.streams.get(log)
+        if stream is not None:
+            stream.done(leader_epoch, written, committed, refused)
+
+    def not_led(self, link: EngineLink, log: str, leader_epoch: int) -> None:
+        """What was published to a log was not taken."""
+        stream = self.streams.get(log)
+        if stream is not None:
+            stream.not_led(link, leader_epoch)
+
+    def answered(self, request: int, answer: Answer) -> None:
+        """To a question."""
+        asked = self._asked.pop(request, None)
+        if asked is not None:
+            asked[1].append(answer)
+            asked[2].set()
+        elif answer.slab is not None and answer.number:
+            queue = self.numbers.get(answer.number)  # nobody waits for it any more
+            if queue is not None:
+                queue.not_wanted(answer.number, answer.first_id, answer.redelivered)
+
+    # ---- questions
+
+    async def ask(self, queue: RemoteQueue, what: str) -> Answer:
+        """Ask the leader of a queue: "count", "purge", "get", "get_no_ack". Raises StorageUnavailable, NotFound."""
+
+        def send(link: EngineLink, request: int, leader_epoch: int) -> None:
+            number = queue.getter(link).number if what == "get" else 0
+            link.ask(request, what, queue.home.name, leader_epoch, queue.id, number)
+
+        answer = await self._until_answered(queue, send, self.now_s() + self.timeout_s)
+        if answer.error is not None:
+            raise answer.error
+        return answer
+
+    async def consume(self, queue: RemoteQueue, consumer: Consumer, *, patient: bool = False) -> Attachment | None:
+        """Attach a consumer; None if it went meanwhile. With `patient` for as long as it takes. Raises what the leader
+        says, and StorageUnavailable.
+        """
+        attached: list[Attachment | None] = []
+
+        def send(link: EngineLink, request: int, leader_epoch: int) -> bool:
+            attachment = queue.attaching(consumer, link)
+            attached[:] = [attachment]
+            if attachment is not None:
+                link.consume(request, queue.home.name, leader_epoch, queue.id, attachment)
+            return attachment is not None
+
+        answer = await self._until_answered(queue, send, float("inf") if patient else self.now_s() + self.timeout_s)
+        if answer.error is not None:
+            raise answer.error
+        return attached[0] if attached else None
+
+    async def _until_answered(
+        self, queue: RemoteQueue, send: Callable[[EngineLink, int, int], Any], deadline_s: float
+    ) -> Answer:
+        """Ask whoever leads, until somebody answers who does. `send` may answer that there is no need (False)."""
+        log = queue.home.name
+        while True:
+            changed = self._changed
+            broker, leader_epoch = self.leader_of(log)
+            link = self.links.get(broker) if broker is not None else None
+            answer: Answer | None = None
+            if queue.deleted:
+                return Answer(NotFound(f"no queue '{queue.name}' in vhost '{queue.vhost}'"))
+            if link is not None:
+                request = self._next_request
+                self._next_request += 1
+                answers: list[Answer] = []
+                event = trio.Event()
+                self._asked[request] = link, answers, event
+                self.flush(link)
+                if send(link, request, leader_epoch) is False:
+                    del self._asked[request]
+                    return Answer()
+                try:
+                    with trio.move_on_at(deadline_s):
+                        await event.wait()
+                finally:
+                    self._asked.pop(request, None)
+                answer = answers[0] if answers else None
+            if answer is not None and not isinstance(answer.error, NotLed):
+                return answer
+            if self.now_s() >= deadline_s:
+                what = f"queue '{queue.name}' in vhost '{queue.vhost}' {self.whereabouts(log)}"
+                return Answer(StorageUnavailable(what if link is None else f"{what}: no answer"))
+            with trio.move_on_at(min(deadline_s, self.now_s() + _AGAIN_S) if link is not None else deadline_s):
+                await changed.wait()

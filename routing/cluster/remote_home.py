@@ -1,0 +1,75 @@
+"""A home that another broker leads: what is published to it is sent there, its queues are `RemoteQueue`s."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack, cast
+
+from routing.cluster.absent_home import AbsentHome
+from routing.cluster.remote_queue import RemoteQueue
+from routing.cluster.streams import Slabs, Stream
+from routing.commits import storage_error
+from routing.errors import StorageUnavailable
+from routing.message import Slab
+from routing.queues.destination_sets import Definition, DestinationSet
+from routing.queues.queue import Queue
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+    from routing.cluster.forwarding import Forwarding
+    from routing.queues.home import Declared
+    from routing.queues.host import QueueHost
+    from routing.queues.queue_partition import QueuePartition
+
+_SLAB_MESSAGES_MAX = 1 << 16
+
+
+class RemoteHome(AbsentHome):
+    """See the module; made by `Forwarding.home`."""
+
+    def __init__(self, index: int, forwarding: Forwarding) -> None:
+        self.name = f"home-{index}"
+        super().__init__(index, lambda: forwarding.leader_of(self.name)[0])
+        self.forwarding = forwarding
+        self.stream: Stream = forwarding.stream(self.name)
+
+    @property
+    def error(self) -> StorageUnavailable | None:  # type: ignore[override]
+        """See `Home`."""
+        return None if self.stream.error is None else storage_error(self.stream)
+
+    @property
+    def log(self) -> PartitionLog:
+        """What a confirm asks of a log is all that a stream answers."""
+        return cast("PartitionLog", self.stream)
+
+    @property
+    def next_offset(self) -> int:  # type: ignore[override]
+        """See `Home`."""
+        return self.stream.next_position
+
+    def destination_set(self, queues: tuple[Queue, ...]) -> DestinationSet:
+        """See `Home`; each route has its own."""
+        ordered = tuple(sorted(queues, key=lambda queue: queue.id))
+        return DestinationSet(Definition(0, tuple(queue.id for queue in ordered), 0, 0), ordered)
+
+    def enqueue(self, slab: Slab, destinations: DestinationSet) -> int:
+        """See `Home`."""
+        ids, once_in_ms = destinations.definition.queue_ids, destinations.once_in_ms
+        count = len(slab.bodies)
+        if count <= _SLAB_MESSAGES_MAX:
+            return self.stream.take(count, slab.size, Slabs(ids, once_in_ms, slab))
+        for start in range(0, count, _SLAB_MESSAGES_MAX):
+            part = slab.part(start, min(start + _SLAB_MESSAGES_MAX, count))
+            end = self.stream.take(len(part.bodies), part.size, Slabs(ids, once_in_ms, part))
+        return end
+
+    def prepare(self, destinations: DestinationSet) -> None:
+        """See `Home`."""
+
+    def make_queue(self, queue_id: int, name: str, host: QueueHost, **declared: Unpack[Declared]) -> Queue:
+        """See `Home`."""
+        # What it has of a partition is all that a `RemoteQueue` asks for.
+        here = cast("QueuePartition", self)
+        queue = self.queues[queue_id] = RemoteQueue(queue_id, name, here, host, **declared)
+        queue.home = self
+        return queue

@@ -1,0 +1,347 @@
+"""What this broker does for the clients of others, with the queues that it leads.
+
+1. What another broker publishes is taken in the order of its positions, each once: what this broker has in this leader
+   epoch is dropped when it comes again. The answer is how far the log has got with it. What queues refuse (they are
+   full, or the disk is) is told as positions, and counts as done.
+2. A consumer of another broker is a session here with one consumer, whose credit that broker grants. The ids of its
+   deliveries are the session's. When the link is lost all is given back at once.
+3. Nothing is done for a home that this broker does not lead now: the answer is that it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from core_log.errors import LogUnavailable, MetadataUnavailable
+from routing.cluster.forwarding import Answer, NotLed
+from routing.cluster.published import Publisher, Taken
+from routing.cluster.served import PeerConsumer, ServedLink, Sink
+from routing.cluster.streams import Records
+from routing.deduplication import deliver_new
+from routing.errors import BrokerError, NotFound, PreconditionFailed
+from routing.message import Slab
+from routing.queues.queue import Queue
+from routing.queues.queue_partition import QueuePartition
+from routing.session import Session
+from routing.unsettled import Outcome
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+    from routing.broker import Broker
+
+_LOST_FOR_S = 10.0
+"""A queue that goes with its last consumer stays for so long when that one's link is lost."""
+_BEHIND_S = 0.5
+
+
+class ServedBroker:
+    """One link from another broker, and what is done for it."""
+
+    def __init__(self, serving: Serving, link: ServedLink) -> None:
+        self.link = link
+        self.publisher: Publisher | None = None
+        self._serving = serving
+        self._broker = serving.broker
+        self._sessions: dict[int, Session] = {}
+        """By the number of the consumer."""
+
+    # ---- publishing
+
+    def begin(self, process: int) -> None:
+        """Which process it is."""
+        self.publisher = self._serving.publisher(self.link.broker, process)
+        for taken in self.publisher.logs.values():
+            taken.again()
+
+    def publish(
+        self, log: str, leader_epoch: int, position: int, queue_ids: Sequence[int], once_in_ms: int, slab: Slab
+    ) -> None:
+        """Take a slab for queues of a home."""
+        home = self._serving.home(log, leader_epoch)
+        if home is None or self.publisher is None:
+            self.link.not_led(log, leader_epoch)
+            return
+        taken = self._taken(log, leader_epoch, home.log)
+        count = len(slab.bodies)
+        end = position + count
+        if end <= taken.next_position:
+            return
+        if position < taken.next_position:
+            slab = slab.part(taken.next_position - position, count)
+            position = taken.next_position
+        queues = tuple(home.queues[queue_id] for queue_id in queue_ids if queue_id in home.queues)
+        offset = self._put(home, queues, once_in_ms, slab, position, taken) if queues else 0
+        taken.add(end, offset)
+
+    def _put(
+        self, home: QueuePartition, queues: tuple[Queue, ...], once_in_ms: int, slab: Slab, position: int, taken: Taken
+    ) -> int:
+        """Put a slab into queues, as `Session.publish` does; up to where the log has to get."""
+        broker = self._broker
+        vhost = broker.topology.vhosts[queues[0].vhost]
+        route = vhost.router.to_queues(queues, slab.exchange, once_in_ms)
+        count = fitting = len(slab.bodies)
+        if route.error() is not None:
+            fitting = 0
+        elif route.guarded:
+            fitting = min(route.room(), count)
+        try:
+            if fitting:
+                part = slab.part(0, fitting)
+                if route.remembering:
+                    deliver_new(route, part, broker.clock.now_ms())
+                else:
+                    route.deliver(part)
+            if fitting < count and route.error() is None:
+                route.overflowing().deliver(slab.part(fitting, count))
+        except LogUnavailable:
+            fitting = 0
+        if fitting < count:
+            broker.refused_messages += count - fitting
+            taken.refuse(position + fitting, position + count - 1)
+        return home.next_offset
+
+    def append(self, log: str, leader_epoch: int, position: int, records: Records) -> None:
+        """Take records for a partition of a topic."""
+        self.link.not_led(log, leader_epoch)
+
+    def _taken(self, log: str, leader_epoch: int, where: PartitionLog) -> Taken:
+        assert self.publisher is not None
+        logs = self.publisher.logs
+        found = logs.get(log)
+        if found is None or found.leader_epoch != leader_epoch or found.log is not where:
+            if found is not None:
+                found.close()
+                self.publisher.news.pop(found, None)
+            found = logs[log] = Taken(log, leader_epoch, where, self.publisher)
+        return found
+
+    def wait(self, log: str, leader_epoch: int, heard_before: int) -> None:
+        """Somebody there waits for what it published to be committed."""
+        found = self.publisher.logs.get(log) if self.publisher is not None else None
+        if found is not None and found.leader_epoch == leader_epoch:
+            found.heard(heard_before)
+            found.sync_wanted = True
+            assert self.publisher is not None
+            self.publisher.news[found] = None
+
+    # ---- consuming
+
+    def consume(
+        self,
+        request: int,
+        log: str,
+        leader_epoch: int,
+        queue_id: int,
+        number: int,
+        *,
+        tag: str,
+        no_ack: bool,
+        exclusive: bool,
+        priority: int,
+        messages: int,
+        size_bytes: int,
+    ) -> None:
+        """Attach a consumer."""
+        queue = self._queue(request, log, leader_epoch, queue_id)
+        if queue is None:
+            return
+        session = self._session(number, queue)
+        consumer = PeerConsumer(session, queue, tag, no_ack=no_ack, exclusive=exclusive, priority=priority)
+        consumer.allowed, consumer.allowed_bytes = messages, size_bytes
+        try:
+            queue.attach(consumer, {})
+        except BrokerError as error:
+            self._end(number)
+            self.link.answer(request, Answer(error))
+            return
+        session.consumers.append(consumer)
+        self.link.answer(request, Answer())
+        queue.wake()
+
+    def credit(self, number: int, messages: int, size_bytes: int) -> None:
+        """A consumer may be sent more."""
+        session = self._sessions.get(number)
+        for consumer in session.consumers if session is not None else ():
+            assert isinstance(consumer, PeerConsumer)
+            consumer.allowed, consumer.allowed_bytes = messages, size_bytes
+            consumer.queue.wake()
+
+    def cancel(self, number: int) -> None:
+        """A consumer consumes no more."""
+        session = self._sessions.get(number)
+        if session is not None:
+            for consumer in list(session.consumers):
+                session.cancel(consumer)
+            self._end_if_idle(number)
+
+    def settle(self, number: int, outcome: Outcome, ranges: Sequence[int]) -> None:
+        """What became of deliveries; of those that are not known nothing is said."""
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+            try:
+                session.settle(first, last, outcome)
+            except PreconditionFailed:
+                continue
+        self._end_if_idle(number)
+
+    def _session(self, number: int, queue: Queue) -> Session:
+        found = self._sessions.get(number)
+        if found is None:
+            sink = Sink(self.link, number)
+            found = self._broker.session(sink, protocol="peer", owner=self, vhost=queue.vhost)
+            self._sessions[number] = found
+        return found
+
+    def _end_if_idle(self, number: int) -> None:
+        session = self._sessions[number]
+        if not session.consumers and not session.unsettled:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        self._sessions.pop(number).close()
+
+    def resume(self) -> None:
+        """The link takes deliveries again."""
+        for session in self._sessions.values():
+            session.resume()
+
+    # ---- questions
+
+    def _queue(self, request: int, log: str, leader_epoch: int, queue_id: int) -> Queue | None:
+        """The queue that is meant; None: it was said why not."""
+        home = self._serving.home(log, leader_epoch)
+        if home is None:
+            self.link.answer(request, Answer(NotLed()))
+            return None
+        queue = home.queues.get(queue_id)
+        if queue is None:
+            self.link.answer(request, Answer(NotFound("no such queue")))
+        return queue
+
+    def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
+        """Answer a question about a queue."""
+        queue = self._queue(request, log, leader_epoch, queue_id)
+        if queue is None:
+            return
+        if what == "count":
+            queue.rules.used()
+            self.link.answer(request, Answer(None, queue.message_count, queue.consumer_count))
+        elif what == "purge":
+            self.link.answer(request, Answer(None, queue.purge(), queue.consumer_count))
+        else:
+            self._broker.spawn(self._get, request, queue, number, what == "get_no_ack")
+
+    async def _get(self, request: int, queue: Queue, number: int, no_ack: bool) -> None:
+        session = self._session(number, queue)
+        try:
+            got = await session.get(queue.name, no_ack=no_ack)
+        except BrokerError as error:
+            answer = Answer(error)
+        else:
+            answer = Answer(None, queue.message_count, queue.consumer_count)
+            if got is not None and not session.closed:
+                slab = got.slab.part(got.index, got.index + 1)
+                answer = Answer(
+                    None, got.message_count, queue.consumer_count, number, got.delivery_id, got.redelivered, slab
+                )
+        if not session.closed:
+            self.link.answer(request, answer)
+        self._broker.end_turn()
+
+    # ---- turns and the end
+
+    def end_turn(self) -> None:
+        """Send what the turn has brought."""
+        publisher = self.publisher
+        if publisher is not None and publisher.news:
+            news, publisher.news = publisher.news, {}
+            for taken in news:
+                taken.tell(self.link)
+        self.link.flush()
+
+    def lost(self) -> None:
+        """The link is over: all that was given out is back."""
+        queues: dict[Queue, None] = {}
+        for session in list(self._sessions.values()):
+            for consumer in session.consumers:
+                queue = consumer.queue
+                queue.detach(consumer)
+                if isinstance(queue, Queue):
+                    queues[queue] = None
+            session.consumers.clear()
+            session.close()
+        self._sessions.clear()
+        for queue in queues:
+            queue.wake()
+            if queue.auto_delete:
+                at = trio.current_time() + _LOST_FOR_S
+                self._broker.timers.at(at, partial(self._broker.consumer_gone, queue))
+
+
+class Serving:
+    """See the module; of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.links: dict[int, ServedBroker] = {}
+        self._publishers: dict[int, Publisher] = {}
+
+    def home(self, log: str, leader_epoch: int) -> QueuePartition | None:
+        """A home, if this broker leads it in that epoch and may serve now."""
+        cluster = self.broker.cluster
+        prefix, _, number = log.rpartition("-")
+        if cluster is None or prefix != "home" or not number.isdecimal():
+            return None
+        if cluster.leader_of(log) != (cluster.broker_id, leader_epoch) or not cluster.may_append(log):
+            return None
+        stripes = self.broker.topology.stripes
+        home = stripes[int(number)] if int(number) < len(stripes) else None
+        return home if isinstance(home, QueuePartition) else None
+
+    @property
+    def revision(self) -> int:
+        """The metadata's that is applied here."""
+        cluster = self.broker.cluster
+        return cluster.store.revision if cluster is not None else 0
+
+    async def catch_up(self, revision: int) -> None:
+        """Wait for a revision of the metadata, but not for long: what is not known here then is not led here."""
+        if self.broker.cluster is not None:
+            with trio.move_on_after(_BEHIND_S), suppress(MetadataUnavailable):
+                await self.broker.cluster.store.caught_up(revision)
+
+    def publisher(self, broker: int, process: int) -> Publisher:
+        """What is known of a process of another broker; of a former one nothing is any more."""
+        found = self._publishers.get(broker)
+        if found is None or found.process != process:
+            if found is not None:
+                found.close()
+            found = self._publishers[broker] = Publisher(process)
+        return found
+
+    def linked(self, link: ServedLink) -> ServedBroker:
+        """There is a link from a broker, in place of any other."""
+        before = self.links.get(link.broker)
+        if before is not None:
+            self.lost(before)
+        found = self.links[link.broker] = ServedBroker(self, link)
+        return found
+
+    def lost(self, served: ServedBroker) -> None:
+        """A link is over."""
+        if self.links.get(served.link.broker) is served:
+            del self.links[served.link.broker]
+        served.lost()
+
+    def end_turn(self) -> None:
+        """Send what the turn has brought."""
+        for served in tuple(self.links.values()):
+            served.end_turn()

@@ -1,0 +1,228 @@
+"""What this broker sends to a log that another one leads, in order: to those who wait for it, it is that log.
+
+Positions count the messages that this process has sent to the log; they are to a `Stream` what offsets are to a log.
+`CommitWaiter` and `Route` ask nothing else of either.
+
+1. What is sent is kept until the leader has it: written, and committed where somebody waits for that. When the link is
+   lost all that is kept is sent again, over the next one or to the next leader, in the same order. A leader drops what
+   it has by position (`serving.py`).
+2. Without a leader that can be reached for `NO_LEADER_S` publishes are refused (`error`), those under way wait on.
+   What nobody answers for `forward_timeout_s` has failed: whoever waits is told so.
+3. What is kept is bounded: publishers are not read from while it is more than `WINDOW_BYTES` (`has_room`).
+4. What a leader's queues refuse is told apart only to those who ask beforehand (`watch`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from routing.cluster.forwarding import EngineLink, Forwarding
+    from routing.message import Slab
+
+WINDOW_BYTES = 8 << 20
+NO_LEADER_S = 1.0
+_RETRY_S = 0.05
+_MESSAGE_BYTES = 64
+"""What a message takes besides its body, about."""
+
+
+class Slabs(NamedTuple):
+    """A slab for queues of a home."""
+
+    queue_ids: tuple[int, ...]
+    once_in_ms: int
+    slab: Slab
+
+
+class Records(NamedTuple):
+    """Records for a partition of a topic."""
+
+    keys: bytes | list[bytes]
+    header_blocks: bytes | list[bytes]
+    bodies: list[bytes]
+
+
+class Kept(NamedTuple):
+    """What was sent and is not answered yet: positions [position, end)."""
+
+    position: int
+    end: int
+    size_bytes: int
+    since_s: float
+    what: Slabs | Records
+
+
+class Watch:
+    """Somebody wants to know which of the messages before `end` a queue refuses: `refused` are pairs of first and last,
+    counted from 0.
+    """
+
+    __slots__ = ("count", "end", "refused")
+
+    def __init__(self, end: int, count: int) -> None:
+        self.end = end
+        self.count = count
+        self.refused: list[tuple[int, int]] = []
+
+    def note(self, first: int, last: int) -> None:
+        """A leader refused these positions."""
+        start = self.end - self.count
+        first, last = max(first, start) - start, min(last, self.end - 1) - start
+        if first <= last and (first, last) not in self.refused:
+            self.refused.append((first, last))
+
+
+class Stream:
+    """See the module; made by `Forwarding.stream`."""
+
+    def __init__(self, name: str, forwarding: Forwarding) -> None:
+        self.name = self.directory = name
+        self.next_position = 0
+        self.written_offset = self.committed_offset = 0
+        self.error: OSError | None = None
+        self.listeners: list[Callable[[Stream], None]] = []
+        self.kept: deque[Kept] = deque()
+        self.kept_bytes = 0
+        self.sync_before = 0
+        """Somebody waits until all before this position is committed."""
+        self._forwarding = forwarding
+        self._link: EngineLink | None = None
+        self._leader_epoch = 0
+        self._sent_before = self._asked_before = 0
+        """Positions below were sent over this link; below the second it knows that somebody waits."""
+        self._away_since_s: float | None = None
+        self._refused_by: tuple[EngineLink, int] | None = None
+        self._refused_at_s = 0.0
+        self._watches: deque[Watch] = deque()
+
+    @property
+    def log_end_offset(self) -> int:
+        """Behind what was sent last."""
+        return self.next_position
+
+    @property
+    def has_room(self) -> bool:
+        """Publishers need not wait."""
+        return self.kept_bytes < WINDOW_BYTES or self.error is not None
+
+    # ---- what is sent
+
+    def take(self, count: int, size_bytes: int, what: Slabs | Records) -> int:
+        """Send messages when the turn ends; the position behind the last."""
+        position = self.next_position
+        self.next_position = end = position + count
+        size_bytes += _MESSAGE_BYTES * count
+        if self._away_since_s is None and self._link is None:
+            self._away_since_s = self._forwarding.now_s()
+        self.kept.append(Kept(position, end, size_bytes, self._forwarding.now_s(), what))
+        self.kept_bytes += size_bytes
+        self._forwarding.dirty[self] = None
+        return end
+
+    def request_sync(self) -> None:
+        """Somebody waits until all that was sent so far is committed."""
+        if self.sync_before < self.next_position:
+            self.sync_before = self.next_position
+            self._forwarding.dirty[self] = None
+
+    def watch(self, end: int, count: int) -> Watch:
+        """Note which of the `count` messages before position `end` are refused."""
+        found = Watch(end, count)
+        self._watches.append(found)
+        return found
+
+    def send(self) -> None:
+        """The turn ends: hand what was not sent to the link, if there is one."""
+        link = self._link
+        if link is None:
+            return
+        if self._sent_before < self.next_position:
+            for kept in self._unsent():
+                link.publish(self.name, self._leader_epoch, kept)
+            self._sent_before = self.next_position
+        if self._asked_before < self.sync_before:
+            self._asked_before = self.sync_before
+            link.wait(self.name, self._leader_epoch, self.sync_before, self.written_offset)
+
+    def _unsent(self) -> Sequence[Kept]:
+        found: list[Kept] = []
+        for kept in reversed(self.kept):
+            if kept.position < self._sent_before:
+                break
+            found.append(kept)
+        found.reverse()
+        return found
+
+    # ---- where it goes
+
+    def look(self) -> None:
+        """Who leads the log, or whether there is a link to it, may have changed."""
+        broker, leader_epoch = self._forwarding.leader_of(self.name)
+        link = self._forwarding.links.get(broker) if broker is not None else None
+        if link is not None and self._refused_by == (link, leader_epoch):
+            if self._forwarding.now_s() < self._refused_at_s + _RETRY_S:
+                link = None
+            else:
+                self._refused_by = None
+        if link is self._link and (link is None or leader_epoch == self._leader_epoch):
+            return
+        self._link, self._leader_epoch = link, leader_epoch
+        self._sent_before = self.kept[0].position if self.kept else self.next_position
+        self._asked_before = 0
+        if link is None:
+            self._away_since_s = self._forwarding.now_s()
+        else:
+            self._away_since_s = self.error = None
+            self._forwarding.dirty[self] = None
+
+    def not_led(self, link: EngineLink, leader_epoch: int) -> None:
+        """The broker that was asked does not lead the log, or not yet."""
+        if link is self._link and leader_epoch == self._leader_epoch:
+            self._refused_by, self._refused_at_s = (link, leader_epoch), self._forwarding.now_s()
+            self.look()
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed."""
+        self.look()
+        if self._away_since_s is not None and now_s - self._away_since_s >= NO_LEADER_S and self.error is None:
+            self.error = OSError(f"{self.name} {self._forwarding.whereabouts(self.name)}")
+        if self.kept and now_s - self.kept[0].since_s >= self._forwarding.timeout_s:
+            self._fail(f"{self.name}: no answer for {self._forwarding.timeout_s:g} s")
+
+    def _fail(self, why: str) -> None:
+        """Tell whoever waits that it is not known to be safe, and send it no more."""
+        before, self.error = self.error, OSError(why)
+        self.kept.clear()
+        self.kept_bytes = 0
+        self._watches.clear()
+        self._tell()
+        self.error = before
+
+    # ---- what is answered
+
+    def done(self, leader_epoch: int, written: int, committed: int, refused: Sequence[int]) -> None:
+        """How far the leader is."""
+        if leader_epoch != self._leader_epoch:
+            return
+        for watch in self._watches if refused else ():
+            for first, last in zip(refused[::2], refused[1::2], strict=True):
+                watch.note(first, last)
+        self.written_offset = max(self.written_offset, min(written, self.next_position))
+        self.committed_offset = max(self.committed_offset, min(committed, self.next_position))
+        while self._watches and self._watches[0].end <= self.written_offset:
+            self._watches.popleft()
+        kept = self.kept
+        while kept:
+            end = kept[0].end
+            if end > (self.committed_offset if kept[0].position < self.sync_before else self.written_offset):
+                break
+            self.kept_bytes -= kept.popleft().size_bytes
+        self._tell()
+        self._forwarding.room_changed()
+
+    def _tell(self) -> None:
+        for listener in tuple(self.listeners):
+            listener(self)

@@ -1,0 +1,30 @@
+"""What a session does where another broker leads the queue: there it is waited for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from routing.consumer import Got
+from routing.unsettled import Unsettled
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
+    from routing.session import Session
+
+
+async def get_elsewhere(session: Session, queue: Queue, *, no_ack: bool) -> Got | None:
+    """`Session.get`. Raises StorageUnavailable, NotFound."""
+    found = await queue.take_one(no_ack=no_ack)
+    if found is None:
+        return None
+    slab, place, redelivered, left = found
+    if session.closed:
+        queue.give_back_offsets([place])
+        return None
+    if session.vhost.trace is not None:
+        session.vhost.trace.delivered(session, queue.name, slab, 0, 1, redelivered)
+    delivery_id = session.next_id
+    session.next_id += 1
+    if not no_ack:
+        session.unsettled.append(Unsettled(delivery_id, delivery_id + 1, place, queue, None))
+    return Got(delivery_id, slab, 0, redelivered, left)

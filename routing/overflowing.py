@@ -1,0 +1,26 @@
+"""Publishes that do not fit into a queue which refuses what is too much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from routing.errors import LimitExceeded
+from routing.message import Slab
+
+if TYPE_CHECKING:
+    from routing.session import Session
+    from routing.topology.route import Route
+
+
+def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, confirm: bool) -> None:
+    """A queue takes only the first `room` messages: the others are refused, and go where they are taken."""
+    count = len(slab.bodies)
+    confirms = session.confirms
+    if room:
+        fitting = slab.part(0, room)
+        targets = session.put(route, fitting)
+        if confirm:
+            confirms.require(fitting, targets, asks=route.asks, behind=count - room)
+    route.overflowing().deliver(slab.part(room, count))
+    if confirm:
+        confirms.refuse(count - room, LimitExceeded("a queue is full"))
