@@ -29,7 +29,7 @@ from gateway.outbox import Outboxes
 from gateway.peers import DOOR, MembersDirectory, Peers, probe
 from protocols.peer.connection import PeerId
 from routing.broker import Broker
-from routing.cluster.cluster import PREFERRED_AFTER_S, Cluster
+from routing.cluster.cluster import Cluster
 from routing.cluster.members import Members
 from routing.cluster.standing import Standing
 
@@ -45,7 +45,7 @@ class Member:
         self.part = part
         self.listener = listener
         lag_s = config.cluster.replica_lag_time_max_ms / 1000
-        replication = ReplicationConfig(replica_lag_time_max_s=lag_s, preferred_after_s=PREFERRED_AFTER_S)
+        replication = ReplicationConfig(replica_lag_time_max_s=lag_s)
         self.cluster = Cluster(part.store, part.members, part.elections, replication=replication)
         self._config = config
 

@@ -35,6 +35,7 @@ class Follower:
         self._first: tuple[BytesLike, ...] = ()
         """What to append after that."""
         self.refused: Refused | None = None
+        self.retries = 0
         self._leader_watermark = 0
         self._tag = 0
         self._missed = False
@@ -78,6 +79,7 @@ class Follower:
         if message.leader_epoch != self.epoch or self.needs_repair or self.log.truncating:
             return
         self._tag = message.tag
+        self.refused = None
         log = self.log
         self._missed = message.after != log.log_end_offset
         if message.batches and not self._missed:
@@ -124,8 +126,15 @@ class Follower:
             return False
         return message.answers == (self.log.log_end_offset, self.log.last_epoch)
 
+    def ask_again(self) -> None:
+        """What was refused may be granted by now."""
+        self.refused = self._told = None
+        self.retries += 1
+
     def on_refused(self, message: Refused) -> None:
         """Begin anew where the leader's log does, or wait for the metadata to say who leads."""
+        if message.reason == "fenced_epoch" and message.leader_epoch <= self.epoch:
+            return  # it is about a position of the epoch before
         if message.reason != "out_of_range":
             self.refused = message
         elif self._concerns(message):

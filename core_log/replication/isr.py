@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -25,10 +24,10 @@ class ReplicationConfig(msgspec.Struct, frozen=True, kw_only=True):
     link_down_max_s: float = 1.0
     grant_s: float = 1.0
     """How long a follower that reports promises not to lead itself."""
-    preferred_after_s: float = math.inf
-    """How long the first replica has to be in sync before it is made the leader again."""
     grant_share: float = 0.9
     """What part of that the leader counts on: clocks run apart."""
+    transfer_max_s: float = 1.0
+    """How long a leader takes nothing while the one that it hands over to has not got all."""
 
 
 def high_watermark(

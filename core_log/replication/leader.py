@@ -17,9 +17,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from core_log.batch_header import parse_header
 from core_log.errors import OffsetOutOfRange
@@ -90,14 +91,14 @@ class Leader:
         self.epoch_start = log.log_end_offset
         self.state, self.revision = state, revision
         self.pending: Change | None = None
-        self.fenced = False
-        """Somebody has a later epoch: nobody is served any more."""
+        self._later_epoch = 0
         self.handing_over = False
         """It was asked to be somebody else's: nobody is served unless that failed."""
+        self.closed_until_s: float | None = None
+        """It is to be handed over: nothing is appended, until then at most."""
         self.serve_from_s = serve_from_s
         """Before, nobody is served: this broker had promised not to lead."""
         self._sync_before = self.epoch_start
-        self._preferred_since_s = math.inf
         self.followers = {broker: Progress(0, now_s) for broker in state.replicas if broker != me}
 
     # ---- what the metadata says
@@ -107,7 +108,30 @@ class Leader:
         if revision <= self.revision:
             return
         self.state, self.revision = state, revision
+        self._state_changed()
+
+    def renewed(self, state: LogState, revision: int) -> None:
+        """The metadata names this process in the next epoch."""
+        self.log.begin_epoch(state.leader_epoch)
+        self.epoch = state.leader_epoch
+        for progress in self.followers.values():
+            progress.accepted = progress.asked = False
+        self.state, self.revision = state, revision
+        self._state_changed()
+
+    def _state_changed(self) -> None:
+        state = self.state
+        for broker, progress in self.followers.items():
+            if broker not in state.replicas:
+                progress.reported, progress.accepted, progress.asked = -1, False, False
+        if state.transfer is None:
+            self.closed_until_s = None
         self.refused()
+
+    @property
+    def fenced(self) -> bool:
+        """Somebody has a later epoch: nobody is served any more."""
+        return self._later_epoch > self.epoch
 
     def refused(self) -> None:
         """The change that was asked for cannot happen any more."""
@@ -136,7 +160,8 @@ class Leader:
 
     def may_append(self) -> bool:
         """Whether what is appended now can be committed, as far as is known here."""
-        return not (self.fenced or self.handing_over) and len(self.state.isr) >= self.state.min_insync
+        closed = self.fenced or self.handing_over or self.closed_until_s is not None
+        return not closed and len(self.state.isr) >= self.state.min_insync
 
     @property
     def watermark_is_known(self) -> bool:
@@ -169,11 +194,11 @@ class Leader:
     def on_position(self, broker: int, position: Position, now_s: float) -> Reply | None:
         """Take a follower's order; an answer if it cannot be followed. `link_up` came before."""
         progress = self.followers.get(broker)
-        if progress is None:
+        if progress is None or broker not in self.state.replicas:
             return Refused(self.name, "not_leader", self.me, self.epoch)
         if position.leader_epoch != self.epoch:
             reason = "fenced_epoch" if position.leader_epoch < self.epoch else "unknown_epoch"
-            self.fenced = self.fenced or position.leader_epoch > self.epoch
+            self._later_epoch = max(self._later_epoch, position.leader_epoch)
             return Refused(self.name, reason, self.me, self.epoch)  # type: ignore[arg-type]
         progress.refusing = position.refusing
         answer = self._compare(position)
@@ -305,13 +330,8 @@ class Leader:
     def _wanted(
         self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
     ) -> tuple[LogState | None, list[Guard]]:
-        mine = brokers.get(self.me)
         if self.log.error is not None:
             return self.resignation(brokers, now_s, prefix)
-        if mine is not None and mine.draining:
-            found, guards = self.resignation(brokers, now_s, prefix)
-            if found is not None:
-                return found, guards
         state = self.state
         left = tuple(member for member in state.isr if member[0] != self.me and self._leaves(member, brokers, now_s))
         isr: Members = tuple(member for member in state.isr if member not in left)
@@ -323,45 +343,55 @@ class Leader:
                 isr += ((broker, brokers[broker].epoch),)
                 guards.append(Guard(broker_key(prefix, broker), create_revision=brokers[broker].epoch))
         if isr == state.isr:
-            return self._preferred(brokers, now_s, prefix)
+            return (None, []) if state.transfer is None else self._transfer(state.transfer, brokers, now_s, prefix)
         trusted = tuple(m for m in left if m[0] not in brokers or self.name not in brokers[m[0]].lost)
         return state.with_isr(isr, state.elr + trusted), guards
+
+    def _transfer(
+        self, to: int, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
+    ) -> tuple[LogState | None, list[Guard]]:
+        """Rule 5, step by step: None while there is something to wait for."""
+        progress = self.followers.get(to)
+        found = self._handed_to(to, brokers, now_s, prefix) if progress is not None and progress.accepted else None
+        if self.closed_until_s is None and found is not None:
+            self.closed_until_s = now_s + self.config.transfer_max_s
+        if progress is None or found is None or self.closed_until_s is None or now_s >= self.closed_until_s:
+            return msgspec.structs.replace(self.state, transfer=None), []
+        end = self.log.log_end_offset
+        self._sync_before = end
+        self.log.sync_to(end)
+        if progress.reported < end:
+            return None, []
+        if self.log.high_watermark < end and now_s < self.closed_until_s - self.config.transfer_max_s / 2:
+            return None, []  # whoever waits for what was appended is answered here, not after a retry elsewhere
+        return found
 
     def resignation(
         self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes = b""
     ) -> tuple[LogState | None, list[Guard]]:
-        """Somebody else of the ISR, who can work, instead of this one.
-
-        The next need not wait its promises out if this one has: then nobody before it serves any more.
-        """
-        resigned = now_s >= self.serve_from_s
-        for broker, epoch in self.state.isr:
-            found = brokers.get(broker)
-            progress = self.followers.get(broker)
-            if progress is None or found is None or found.refusing or found.draining or progress.refusing:
-                continue
-            if found.epoch == progress.epoch and (epoch == found.epoch or self.name not in found.lost):
-                guard = Guard(broker_key(prefix, broker), create_revision=found.epoch)
-                return self.state.led_by(broker, found.epoch, resigned=resigned), [guard]
+        """Somebody else of the ISR, who can work, instead of this one."""
+        for broker in self.state.isr_brokers:
+            found = self._handed_to(broker, brokers, now_s, prefix)
+            if found is not None:
+                return found
         return None, []
 
-    def _preferred(
-        self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
-    ) -> tuple[LogState | None, list[Guard]]:
-        """The first replica instead of this one, as soon as it has everything and has been in sync for a while."""
-        first = self.state.replicas[0] if self.state.replicas else self.me
-        progress, found = self.followers.get(first), brokers.get(first)
-        member = (first, progress.epoch) if progress is not None else None
-        if first == self.me or member not in self.state.isr or progress is None or found is None:
-            self._preferred_since_s = math.inf
-            return None, []
-        self._preferred_since_s = min(self._preferred_since_s, now_s)
-        waits = now_s - self._preferred_since_s < self.config.preferred_after_s or now_s < self.serve_from_s
-        unfit = found.epoch != progress.epoch or found.refusing or found.draining or progress.refusing
-        if waits or unfit or not progress.accepted or progress.reported < self.log.log_end_offset:
-            return None, []
-        guard = Guard(broker_key(prefix, first), create_revision=found.epoch)
-        return self.state.led_by(first, found.epoch, resigned=True), [guard]
+    def _handed_to(
+        self, broker: int, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes
+    ) -> tuple[LogState, list[Guard]] | None:
+        """A member of the ISR as the leader; None if it cannot be.
+
+        It need not wait its promises out if this one has: then nobody before it serves any more.
+        """
+        found, progress, epoch = brokers.get(broker), self.followers.get(broker), dict(self.state.isr).get(broker)
+        if progress is None or found is None or epoch is None or found.epoch != progress.epoch:
+            return None
+        if found.refusing or found.draining or progress.refusing:
+            return None
+        if epoch != found.epoch and self.name in found.lost:
+            return None
+        guard = Guard(broker_key(prefix, broker), create_revision=found.epoch)
+        return self.state.led_by(broker, found.epoch, resigned=now_s >= self.serve_from_s), [guard]
 
     def _leaves(self, member: tuple[int, int], brokers: Mapping[int, BrokerState], now_s: float) -> bool:
         progress, broker = self.followers.get(member[0]), brokers.get(member[0])
@@ -380,7 +410,7 @@ class Leader:
             and found is not None
             and progress.accepted
             and found.epoch == progress.epoch
-            and not (progress.refusing or found.refusing or found.draining)
+            and not (progress.refusing or found.refusing)
             and now_s - progress.caught_up_s <= self.config.replica_lag_time_max_s
             and may_join(progress.reported, self.log.high_watermark, self.epoch_start)
         )

@@ -56,6 +56,8 @@ class Replica:
         if state.leader == self.me and state.leader_broker_epoch == self.broker_epoch:
             if isinstance(role, Leader) and role.epoch == state.leader_epoch:
                 role.on_state(state, self.revision)
+            elif isinstance(role, Leader) and role.epoch + 1 == state.leader_epoch:
+                role.renewed(state, self.revision)  # nobody can have led between
             else:
                 self._lead(state, now_s)
         elif state.leader is None or state.leader == self.me or self.me not in state.replicas:

@@ -7,6 +7,9 @@
 3. Whoever leaves while the ISR is below `min_insync` goes to the ELR (KIP-966): nothing can be committed then, so it
    still has all that was. As soon as the ISR is large enough again the ELR is empty.
 4. A leader epoch belongs to one process: it rises whenever a leader begins, also if the same broker leads again.
+5. `transfer` is a member of the ISR that the leader is asked to hand over to. Whoever leads next, it is done with.
+6. Replicas move by way of `target`: as long as it is set the log has its old replicas and the new ones. When the old
+   ones go the leader epoch rises: what one of them said before it dropped the log counts nowhere any more.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ class LogState(
         "resigned": "x",
         "factor": "f",
         "minimum": "w",
+        "transfer": "t",
+        "target": "to",
     },
 ):
     """See the module."""
@@ -52,6 +57,9 @@ class LogState(
     """How many replicas there should be; 0: as there are."""
     minimum: int = 0
     """What `min_insync` should be, once there are so many; 0: as it is."""
+    transfer: int | None = None
+    target: tuple[int, ...] | None = None
+    """The replicas that it shall have, the preferred leader first."""
 
     @property
     def isr_brokers(self) -> list[int]:
@@ -63,17 +71,23 @@ class LogState(
         members = {broker for broker, _ in isr}
         kept = {} if len(isr) >= self.min_insync else dict(elr)
         elr = tuple(sorted(member for member in kept.items() if member[0] not in members))
-        return msgspec.structs.replace(self, isr=isr, elr=elr)
+        transfer = self.transfer if self.transfer in members else None
+        return msgspec.structs.replace(self, isr=isr, elr=elr, transfer=transfer)
 
     def led_by(self, broker: int, broker_epoch: int, *, resigned: bool = False) -> LogState:
         """Another leader, or the same one in another process."""
         return msgspec.structs.replace(
-            self, leader=broker, leader_broker_epoch=broker_epoch, leader_epoch=self.leader_epoch + 1, resigned=resigned
+            self,
+            leader=broker,
+            leader_broker_epoch=broker_epoch,
+            leader_epoch=self.leader_epoch + 1,
+            resigned=resigned,
+            transfer=None,
         )
 
     def led_by_nobody(self) -> LogState:
         """No leader until somebody who may lead comes back."""
-        return msgspec.structs.replace(self, leader=None, leader_broker_epoch=0)
+        return msgspec.structs.replace(self, leader=None, leader_broker_epoch=0, transfer=None)
 
 
 def encode(state: LogState) -> bytes:

@@ -35,7 +35,6 @@ from routing.cluster.trust import Trust
 
 logger = logging.getLogger(__name__)
 
-PREFERRED_AFTER_S = 2.0
 _SAVE_INTERVAL_S = 5.0
 _RESIGN_POLL_S = 0.02
 
@@ -64,7 +63,7 @@ class Cluster:
         """Called with the name of a log whose leader, or whose role here, has changed: to be a replica is one."""
         self.remote_home: Callable[[int], Any] | None = None
         """Makes what stands for a home that is led elsewhere; by default nothing can be done with such."""
-        self._replication = replication or ReplicationConfig(preferred_after_s=PREFERRED_AFTER_S)
+        self._replication = replication or ReplicationConfig()
         self._clock = clock
         self._known: dict[str, tuple[int | None, int, bool, object]] = {}
         self._saved: dict[str, int] = {}

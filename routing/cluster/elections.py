@@ -25,6 +25,7 @@ from core_log.replication.election import elect
 from core_log.replication.state import BrokerState, LogState, decode, encode, log_key
 from routing.cluster.controller import Candidate
 from routing.cluster.members import Broker, Members
+from routing.cluster.moves import Moves
 from routing.cluster.placement import (
     FACTOR,
     Place,
@@ -55,7 +56,7 @@ class Known(NamedTuple):
 def broker_states(brokers: Iterable[Broker]) -> dict[int, BrokerState]:
     """The registered brokers as elections see them."""
     return {
-        broker.broker_id: BrokerState(broker.epoch, broker.record.lost, broker.record.refusing, broker.record.draining)
+        broker.broker_id: BrokerState(broker.epoch, broker.record.lost, broker.record.refusing, broker.draining)
         for broker in brokers
     }
 
@@ -79,7 +80,7 @@ def places_of(brokers: Iterable[Broker]) -> list[Place]:
     return [
         Place(broker.broker_id, broker.epoch, broker.record.rack)
         for broker in brokers
-        if not (broker.record.draining or broker.record.refusing)
+        if not (broker.draining or broker.record.refusing)
     ]
 
 
@@ -124,6 +125,18 @@ class Elections:
 
     async def run(self) -> None:
         """Decide as long as this broker is the controller, until cancelled."""
+        moves = Moves(
+            self._store,
+            self._candidate,
+            states=lambda: self.logs,
+            brokers=lambda: broker_states(self._members.brokers.values()),
+            write=self._write,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(moves.run)
+            await self._run()
+
+    async def _run(self) -> None:
         batch_logs = BATCH_LOGS
         while True:
             woken = self._woken

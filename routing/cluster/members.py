@@ -23,12 +23,14 @@ from routing.cluster.identity import Identity, load_identity, save_identity
 from routing.cluster.joining import ClusterRefused, Revoke, View, Wait, Wanted, check_identity, next_step
 from routing.cluster.records import (
     BROKERS,
+    DRAINS,
     META,
     BrokerRecord,
     ClusterMeta,
     broker_key,
     decode,
     directory_key,
+    drain_key,
     encode,
 )
 
@@ -47,6 +49,13 @@ class Broker(NamedTuple):
     broker_id: int
     epoch: int
     record: BrokerRecord
+    drained: bool = False
+    """An operator wants it to lead nothing."""
+
+    @property
+    def draining(self) -> bool:
+        """It shall lead nothing: because it stops, or because an operator wants that."""
+        return self.drained or self.record.draining
 
 
 class Members:
@@ -232,9 +241,11 @@ class Members:
     # --- following ---------------------------------------------------------------------
 
     def _applied(self, revision: int, entries: Sequence[MetadataEntry]) -> None:
-        concerned = [entry for entry in entries if entry.key.startswith(BROKERS) or entry.key == META]
+        concerned = [entry for entry in entries if entry.key.startswith((BROKERS, DRAINS)) or entry.key == META]
         for entry in concerned:
-            if entry.key != META:
+            if entry.key.startswith(DRAINS):
+                self._note_drain(int(entry.key.removeprefix(DRAINS)))
+            elif entry.key != META:
                 self._note(entry.key, entry.value, entry.create_revision)
         if concerned:
             self._tell()
@@ -244,11 +255,17 @@ class Members:
         if value is None:
             self.brokers.pop(number, None)
         else:
-            self.brokers[number] = Broker(number, epoch, decode(value, BrokerRecord))
+            drained = self._store.get(drain_key(number)) is not None
+            self.brokers[number] = Broker(number, epoch, decode(value, BrokerRecord), drained)
         if number == self.broker_id:
             here = self.brokers.get(number)
             mine = here is not None and self._store.lease_id and here.record.directory_id == self._record.directory_id
             self.epoch = epoch if mine else 0
+
+    def _note_drain(self, number: int) -> None:
+        if number in self.brokers:
+            drained = self._store.get(drain_key(number)) is not None
+            self.brokers[number] = self.brokers[number]._replace(drained=drained)
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, trio.Event()

@@ -90,7 +90,7 @@ def grown(state: LogState, places: Sequence[Place], start: int) -> LogState:
     place among its kind: see `ring`.
     """
     lacking = state.factor - len(state.replicas)
-    if lacking > 0:
+    if lacking > 0 and state.target is None:
         others = [place for place in ring(places, start, len(places)) if place.broker not in state.replicas]
         added = tuple(place.broker for place in others[:lacking])
         if added:

@@ -3,6 +3,8 @@
 meta               what the cluster is; written once
 directories/<id>   which data directory a broker id belongs to; no lease
 brokers/<id>       a broker that runs, under its lease; its create revision is the *broker epoch*
+drains/<id>        an operator wants this broker to lead nothing; no lease, no value
+settings           what operators set for all brokers while they run
 controller         the broker that elects leaders, under that one's lease; create revision: *controller epoch*
 p/<log>            a replicated log: `core_log/replication/state.py`
 t/...              the topology: `routing/topology/catalog.py`
@@ -18,6 +20,8 @@ META = b"meta"
 CONTROLLER = b"controller"
 BROKERS = b"brokers/"
 DIRECTORIES = b"directories/"
+DRAINS = b"drains/"
+SETTINGS = b"settings"
 FORMAT = 1
 
 READY = "ready"
@@ -66,12 +70,23 @@ class ControllerRecord(msgspec.Struct, frozen=True):
     broker: int
 
 
-_Record = TypeVar("_Record", ClusterMeta, DirectoryRecord, BrokerRecord, ControllerRecord)
+class ClusterSettings(msgspec.Struct, frozen=True):
+    """What operators set for all brokers while they run; None: as each broker is configured."""
+
+    catch_up_bytes_per_s: int | None = None
+
+
+_Record = TypeVar("_Record", ClusterMeta, DirectoryRecord, BrokerRecord, ControllerRecord, ClusterSettings)
 
 
 def broker_key(broker_id: int) -> bytes:
     """The key of a broker that runs."""
     return BROKERS + b"%d" % broker_id
+
+
+def drain_key(broker_id: int) -> bytes:
+    """The key that is there as long as a broker shall lead nothing."""
+    return DRAINS + b"%d" % broker_id
 
 
 def directory_key(broker_id: int) -> bytes:

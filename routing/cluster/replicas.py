@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _COLD_READS_MAX = 2
 _RETRY_S = 1.0
+_ASK_AGAIN_S = 0.005
+_RETRIES_MAX = 6
+"""Later ones come with the tick."""
 _PASSES_MAX = 4
 """What is committed may make something else committed within a turn, but not for ever."""
 
@@ -81,13 +84,13 @@ class Allowance:
     """So many bytes a second, as they come; at most one second's are kept."""
 
     def __init__(self, bytes_per_s: int, now_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._bytes = float(bytes_per_s)
         self._at_s = now_s
 
     def left(self, now_s: float) -> int:
         """How many there are now."""
-        self._bytes = min(self._bytes + (now_s - self._at_s) * self._bytes_per_s, self._bytes_per_s)
+        self._bytes = min(self._bytes + (now_s - self._at_s) * self.bytes_per_s, self.bytes_per_s)
         self._at_s = now_s
         return int(self._bytes)
 
@@ -122,11 +125,12 @@ class Replicas:
         """Called for a leader whose ISR may have to change: see `Leader.wish`."""
         self.assumed: Callable[[str], None] | None = None
         """Called with a log's name when this broker's role in it has changed."""
+        self.catch_up = Allowance(catch_up_bytes_per_s, clock())
+        """For those who are not in sync, all together."""
         self._clock = clock
         self._spawn = spawn
         self._want_turn = want_turn
         self._read_bytes_max = read_bytes_max
-        self._catch_up = Allowance(catch_up_bytes_per_s, clock())
         self._by_log: dict[PartitionLog, Replica] = {}
         self._news: dict[ReplicaLog, None] = {}
         self._held: dict[int, dict[ReplicaLog, None]] = {}
@@ -159,6 +163,9 @@ class Replicas:
         before = replica.role
         replica.on_state(state, revision, self._clock())
         self._assumed(replica, before)
+        if isinstance(replica.role, Leader) and state.transfer is not None and self.decide is not None:
+            self.decide(replica.role)
+        self._want_turn()
 
     def registered(self, broker_epoch: int) -> None:
         """This broker stands in the metadata under an epoch of its own, or with 0 does not any more."""
@@ -231,7 +238,9 @@ class Replicas:
             answer = role.on_position(link.broker, position, now_s)
             if isinstance(answer, Diverging | Refused):
                 link.answer(answer)
-            if self.decide is not None and (position.refusing or link.broker not in role.state.isr_brokers):
+            if self.decide is not None and (
+                position.refusing or role.state.transfer is not None or link.broker not in role.state.isr_brokers
+            ):
                 self.decide(role)  # others leave by the clock, which `tick` looks at
             self._news[replica.log] = None
         self.has_room(link)
@@ -252,11 +261,23 @@ class Replicas:
             role.on_diverging(reply)
         else:
             role.on_refused(reply)
+            if role.refused is not None and role.retries < _RETRIES_MAX and (role, "ask") not in self._busy:
+                self._busy.add((role, "ask"))
+                self._spawn(self._ask_again, replica, role)
         log = replica.log
         if log.written_offset == log.log_end_offset or role.needs_repair:
             self._news[log] = None
         else:
             self._news.pop(log, None)  # when it is written, one position says all of it
+
+    async def _ask_again(self, replica: Replica, role: Follower) -> None:
+        """Who is refused knew of a new leader earlier than that one itself, most likely."""
+        await trio.sleep(_ASK_AGAIN_S * 2**role.retries)
+        self._busy.discard((role, "ask"))
+        if replica.role is role and role.refused is not None:
+            role.ask_again()
+            self._news[replica.log] = None
+            self._want_turn()
 
     # ---- turns
 
@@ -324,11 +345,11 @@ class Replicas:
                     late.append((replica, role, link))
         for replica, role, link in late:
             before = room[link]
-            room[link] = min(before, max(self._catch_up.left(now_s), 0))
+            room[link] = min(before, max(self.catch_up.left(now_s), 0))
             allowed = room[link]
             self._lead(replica, role, link, room, batches, now_s)
             used = allowed - room[link]
-            self._catch_up.take(used)
+            self.catch_up.take(used)
             room[link] = before - used
         for to, messages in batches.items():
             to.send(messages)
@@ -379,7 +400,7 @@ class Replicas:
                 now_s = self._clock()
                 message = role.sending(link.broker, tuple(batches), now_s, end=written)
                 if link.broker not in role.state.isr_brokers:
-                    self._catch_up.take(sum(map(len, batches)))
+                    self.catch_up.take(sum(map(len, batches)))
                 link.send((message,))
         self._news[role.log] = None
         self._want_turn()

@@ -17,13 +17,15 @@ from core_log.errors import LogUnavailable, OffsetOutOfRange
 from core_log.files import BytesLike, FaultyFiles
 from core_log.metadata.store import Guard, MetadataEntry
 from core_log.replica_log import ReplicaLog
-from core_log.replication import election
 from core_log.replication.follower import Follower
 from core_log.replication.leader import Leader
 from core_log.replication.messages import Batches, Diverging, Position, Refused
+from core_log.replication.moves import Mover
 from core_log.replication.replica import Replica
 from core_log.replication.state import BrokerState, Change, LogState, broker_key, decode, encode, log_key
+from tests.simulation import moving
 from tests.simulation.clockwork import drive
+from tests.simulation.control import PREFIX, control
 from tests.simulation.disk import SimFlusher
 from tests.simulation.machine import Link, Machine, Notes, SimLog
 from tests.simulation.metadata import LEASE_S
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 
 TICK_S = 0.2
 SILENCE_MAX_S = 0.7
-CONTROLLER = b"controller"
-PREFIX = b""
 
 
 class Process:
@@ -59,6 +59,7 @@ class Process:
         self.broker_epoch = 0
         self.waiting: list[tuple[Leader, int, bytes]] = []
         self.busy: set[object] = set()
+        self.mover = Mover(moving.CONFIG)
         self.stops_refusing()
 
     def stops_refusing(self) -> None:
@@ -97,21 +98,32 @@ class Process:
         notes = None if data is None else msgspec.msgpack.decode(data, type=Notes)
         saved = high_watermarks.load(self.files, "")
         for name, config in self.world.logs.items():
-            log = SimLog.open_replica(
-                self.files, name, config, self.flusher, wall_clock_ms=lambda: 0, high_watermark=saved.get(name, 0)
-            )
-            assert isinstance(log, SimLog)
-            log.mirror = self.world.read(log)
-            replica = Replica(name, log, self.me, self.world.config, now_s=self.local_s())
+            if not moving.is_here(self, name):
+                continue
+            replica = self.open(name, saved.get(name, 0))
             if notes is None or name in notes.lost or (notes.boot != self.machine.boot and config.fsync != "commit"):
                 replica.lost = True
-            self.replicas[name] = replica
-            log.listeners.append(lambda _: self.run(0.0, self.turn))
         self.lease = None if notes is None else notes.lease
         self.save_notes()
         lost = [name for name, replica in self.replicas.items() if replica.lost]
         self.note(f"starts, {[r.log.log_end_offset for r in self.replicas.values()]}, lost {lost}")
         self.run(0.0, self.tick)
+
+    def open(self, name: str, watermark: int) -> Replica:
+        """Have a replica of a log. Raises OSError."""
+        log = SimLog.open_replica(
+            self.files,
+            moving.directory(self, name),
+            self.world.logs[name],
+            self.flusher,
+            wall_clock_ms=lambda: 0,
+            high_watermark=watermark,
+        )
+        assert isinstance(log, SimLog)
+        log.mirror = self.world.read(log)
+        replica = self.replicas[name] = Replica(name, log, self.me, self.world.config, now_s=self.local_s())
+        log.listeners.append(lambda _: self.run(0.0, self.turn))
+        return replica
 
     def save_notes(self) -> None:
         lost = [name for name, replica in self.replicas.items() if replica.lost]
@@ -156,7 +168,7 @@ class Process:
             except OSError:
                 pass
         self.turn(again=True)
-        self.control()
+        control(self)
 
     def _renew(self, sent_s: float) -> None:
         metadata = self.world.metadata
@@ -230,14 +242,14 @@ class Process:
         """All that is new, if it gets through."""
         if not self.world.metadata.reachable(self.me) or not self.broker_epoch:
             return
-        news = [item for item in self.world.metadata.history if item[0] > self.applied]
+        news = [item for item in moving.history(self) if item[0] > self.applied]
         for revision, entries in news:
             self.applied = revision
             for entry in entries:
                 self._apply(entry)
         if news:
             self.turn()
-            self.control()
+            control(self)
 
     def _apply(self, entry: MetadataEntry) -> None:
         if entry.value is None:
@@ -249,14 +261,23 @@ class Process:
             if entry.value is None:
                 self.brokers.pop(broker, None)
             else:
-                self.brokers[broker] = BrokerState(entry.create_revision, msgspec.msgpack.decode(entry.value))
+                lost = msgspec.msgpack.decode(entry.value)
+                self.brokers[broker] = BrokerState(entry.create_revision, lost, draining=moving.drains(self, broker))
+        elif entry.key.startswith(moving.DRAINS):
+            moving.on_drain(self, int(entry.key.partition(b"/")[2]))
         elif entry.key.startswith(b"p/") and entry.value is not None:
             self._on_state(entry.key[2:].decode(), decode(entry.value), entry.mod_revision)
 
     def _on_state(self, name: str, state: LogState, revision: int) -> None:
-        replica = self.replicas[name]
+        moving.keep(self, name, state)
+        replica = self.replicas.get(name)
+        if replica is None:
+            return
         lost, before = replica.lost, replica.role
+        epoch = before.epoch if isinstance(before, Leader) else 0
         replica.on_state(state, revision, self.local_s())
+        if replica.role is before and isinstance(before, Leader) and before.epoch != epoch:
+            self.world.checker.leads(self, name, before)
         if lost and not replica.lost:
             try:
                 self.save_notes()
@@ -273,44 +294,6 @@ class Process:
             for broker, link in self.links_in.items():
                 role.link_up(broker, link.epoch, self.local_s())
         self.waiting = [wait for wait in self.waiting if any(r.role is wait[0] for r in self.replicas.values())]
-
-    def control(self) -> None:
-        """Be the controller, if it is this one."""
-        if not self.broker_epoch or self.brokers.get(self.me, BrokerState(0)).epoch != self.broker_epoch:
-            return
-        metadata, mine = self.world.metadata, self.entries.get(CONTROLLER)
-        lease = self.lease
-        if mine is None:
-            if CONTROLLER not in self.busy:
-                self.busy.add(CONTROLLER)
-                create = (Guard(CONTROLLER, create_revision=0),)
-                self.ask(
-                    lambda: metadata.commit(create, ((CONTROLLER, b"%d" % self.me),), lease),
-                    lambda *_: self.busy.discard(CONTROLLER),
-                )
-            return
-        if mine.value != b"%d" % self.me:
-            return
-        for name in self.replicas:
-            entry = self.entries.get(log_key(PREFIX, name))
-            if entry is None or entry.value is None or (name, entry.mod_revision) in self.busy:
-                continue
-            state = decode(entry.value)
-            wanted = election.elect(name, state, self.brokers)
-            if wanted is None:
-                continue
-            key = (name, entry.mod_revision)
-            self.busy.add(key)
-            guards = [
-                Guard(entry.key, mod_revision=entry.mod_revision),
-                Guard(CONTROLLER, create_revision=mine.create_revision),
-            ]
-            if wanted.leader is not None:
-                guards.append(Guard(broker_key(PREFIX, wanted.leader), create_revision=wanted.leader_broker_epoch))
-            self.ask(partial(metadata.commit, guards, ((entry.key, encode(wanted)),)), partial(self._controlled, key))
-
-    def _controlled(self, key: object, found: object, known: bool) -> None:
-        self.busy.discard(key)
 
     # ---- links
 
@@ -466,7 +449,8 @@ class Process:
 
     def on_position(self, link: Link, position: Position) -> None:
         """A follower's order."""
-        role = self.replicas[position.log].role
+        replica = self.replicas.get(position.log)
+        role = replica.role if replica is not None else None
         other = link.ends[0].me
         if isinstance(role, Leader):
             answer = role.on_position(other, position, self.local_s())
@@ -482,7 +466,8 @@ class Process:
 
     def on_message(self, link: Link, message: Batches | Diverging | Refused) -> None:
         """What a leader sent."""
-        role = self.replicas[message.log].role
+        replica = self.replicas.get(message.log)
+        role = replica.role if replica is not None else None
         if isinstance(role, Follower) and role.leader == link.ends[1].me:
             if isinstance(message, Batches):
                 role.on_batches(message)

@@ -39,7 +39,7 @@ class History:
         self.confirmed_end = 0
         self.committed_end = 0
         self.reader_watermark = 0
-        self.confirmed = self.given = 0
+        self.confirmed = self.given = self.handed_over = 0
 
 
 class Checker:
@@ -67,6 +67,7 @@ class Checker:
         """A leader begins: it has all that anybody was given or told."""
         history = self.histories[name]
         log = process.replicas[name].log
+        history.handed_over += role.state.resigned
         before = history.leaders.setdefault(role.epoch, process)
         if before is not process:
             raise Violation(f"2: broker {process.me} leads {name} in epoch {role.epoch} as {before.me} did")
@@ -160,7 +161,9 @@ class Checker:
             process = world.machines[member[0]].process
             if process is None or not is_trusted(name, member, brokers):
                 continue
-            replica = process.replicas[name]
+            replica = process.replicas.get(name)
+            if replica is None:
+                raise Violation(f"1: broker {process.me} of {state.isr}, {state.elr} has no replica of {name}")
             if replica.lost and (process.broker_epoch == 0 or process.broker_epoch != member[1]):
                 continue  # it will say so before anybody can elect it
             if replica.log.local_committed < history.confirmed_end:
@@ -184,7 +187,7 @@ class Checker:
             process = machine.process
             if process is None or now_s < process.paused_until_s:
                 continue
-            role = process.replicas[name].role
+            role = process.replicas[name].role if name in process.replicas else None
             if isinstance(role, Leader) and role.may_serve(process.local_s(), process.lease_until_s):
                 serving.append(process.me)
         if len(serving) > 1:
@@ -196,6 +199,8 @@ class Checker:
             state = self.state_of(name)
             if state.leader is None or len(state.isr) < len(state.replicas):
                 return f"{name}: leader {state.leader}, ISR {state.isr}, ELR {state.elr}"
+            if self.world.moves and (state.target, state.transfer, state.leader) != (None, None, state.replicas[0]):
+                return f"{name}: it moves: {state}"
             logs = [self.world.machines[broker].process.replicas[name].log for broker in state.replicas]  # type: ignore[union-attr]
             ends = {(log.log_end_offset, log.high_watermark) for log in logs}
             if len(ends) > 1 or any(end != watermark for end, watermark in ends):
@@ -207,8 +212,8 @@ class Checker:
     def at_the_end(self) -> None:
         """All replicas, on their disks, have all that was committed."""
         for name in self.histories:
-            for machine in self.world.machines.values():
-                process = machine.process
+            for broker in self.state_of(name).replicas:
+                process = self.world.machines[broker].process
                 assert process is not None
                 self._has_committed(process, name, "at the end")
                 log = process.replicas[name].log

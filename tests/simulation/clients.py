@@ -11,9 +11,9 @@ from tests.simulation.machine import SimLog
 
 def produce(process: Process, name: str, values: list[bytes], gap: int, waits: bool) -> None:
     """A client's batch, if this is the leader."""
-    replica = process.replicas[name]
-    role = replica.role
-    if not isinstance(role, Leader) or not role.may_append():
+    replica = process.replicas.get(name)
+    role = replica.role if replica is not None else None
+    if replica is None or not isinstance(role, Leader) or not role.may_append():
         return
     if not role.may_serve(process.local_s(), process.lease_until_s):
         return
@@ -32,9 +32,9 @@ def produce(process: Process, name: str, values: list[bytes], gap: int, waits: b
 
 def consume(process: Process, name: str, share: float) -> None:
     """A reader that follows epochs."""
-    replica = process.replicas[name]
-    role = replica.role
-    if not isinstance(role, Leader) or not role.may_serve(process.local_s(), process.lease_until_s):
+    replica = process.replicas.get(name)
+    role = replica.role if replica is not None else None
+    if replica is None or not isinstance(role, Leader) or not role.may_serve(process.local_s(), process.lease_until_s):
         return
     log = replica.log
     offset = log.log_start_offset + int(share * (log.high_watermark - log.log_start_offset))

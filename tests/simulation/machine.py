@@ -56,6 +56,8 @@ class Machine:
         self.failing: dict[str, int] = {}
         self.room_bytes: int | None = None
         self.process: Process | None = None
+        self.dropped: dict[str, int] = {}
+        """How often it has moved a log aside."""
 
 
 class Notes(msgspec.Struct):

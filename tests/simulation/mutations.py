@@ -13,7 +13,7 @@ from unittest import mock
 import msgspec
 
 from core_log.replica_log import ReplicaLog
-from core_log.replication import election, isr, leader
+from core_log.replication import election, isr, leader, moves
 from core_log.replication.follower import Follower
 from core_log.replication.leader import Leader
 from core_log.replication.messages import Diverging, Position, Reply
@@ -168,6 +168,46 @@ def fills_gaps_with_what_comes() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def drops_replicas_before_others_joined() -> Iterator[None]:
+    """Replicas go although not all that come instead are in sync: those that are not stand in the ISR all the same."""
+
+    def wrong(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogState | None:
+        target = state.target or ()
+        isr = dict(state.isr) | {each: brokers[each].epoch for each in target if each in brokers}
+        return real(log, msgspec.structs.replace(state, isr=tuple(isr.items())), brokers)
+
+    real = moves.switched
+    with mock.patch.object(moves, "switched", wrong):
+        yield
+
+
+@contextmanager
+def serves_on_while_it_hands_over() -> Iterator[None]:
+    """A leader that hands over serves until it sees that it has."""
+    real = Leader.may_serve
+
+    def wrong(self: Leader, now_s: float, lease_until_s: float) -> bool:
+        self.handing_over = False
+        return real(self, now_s, lease_until_s)
+
+    with mock.patch.object(Leader, "may_serve", wrong):
+        yield
+
+
+@contextmanager
+def believes_replicas_that_were_dropped() -> Iterator[None]:
+    """Replicas that go leave the epoch as it is: what one said before it dropped the log counts when it is back."""
+
+    def wrong(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogState | None:
+        found = real(log, state, brokers)
+        return None if found is None else msgspec.structs.replace(found, leader_epoch=state.leader_epoch)
+
+    real = moves.switched
+    with mock.patch.object(moves, "switched", wrong):
+        yield
+
+
 Mutation = Callable[[], Any]
 
 CAUGHT_BY: dict[Mutation, int] = {
@@ -185,3 +225,10 @@ CAUGHT_BY: dict[Mutation, int] = {
     heeds_old_answers: 737,
     fills_gaps_with_what_comes: 22,
 }
+
+CAUGHT_WITH_MOVES_BY: dict[Mutation, int] = {
+    drops_replicas_before_others_joined: 0,
+    serves_on_while_it_hands_over: 0,
+    believes_replicas_that_were_dropped: 4,
+}
+"""In worlds with `moves`."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 from collections.abc import Callable
 
 import msgspec
@@ -19,6 +18,7 @@ from core_log.partition_log import PartitionLog
 from core_log.record_batch import parse_header
 from core_log.replication.isr import ReplicationConfig
 from core_log.replication.state import BrokerState, LogState, encode, log_key
+from tests.simulation import moving
 from tests.simulation.broker import Process
 from tests.simulation.checker import Checker, Violation
 from tests.simulation.clients import consume, produce
@@ -33,17 +33,15 @@ SETTLE_S = 20.0
 class World:
     """See the module."""
 
-    def __init__(self, seed: int, *, until: int | None = None, trace: bool = False) -> None:
+    def __init__(self, seed: int, *, moves: bool = False, until: int | None = None, trace: bool = False) -> None:
         self.seed = seed
+        self.moves = moves
+        """Four brokers, and an operator: `moving.py`."""
         self.clockwork = Clockwork(seed, until=until, trace=trace)
         dice = self.clockwork.dice
         self.metadata = Metadata(self.clockwork, self._etcd_reachable)
         self.metadata.changed = self._tell_watchers
-        # Odd ones above a million: a schedule that is remembered stays what it was.
-        preferred_after_s = 1.0 if seed > 1_000_000 and seed % 2 else math.inf
-        self.config = ReplicationConfig(
-            replica_lag_time_max_s=2.0, link_down_max_s=0.5, grant_s=0.5, preferred_after_s=preferred_after_s
-        )
+        self.config = ReplicationConfig(replica_lag_time_max_s=2.0, link_down_max_s=0.5, grant_s=0.5)
         fsync = dice.choice(["commit"] * 7 + ["interval", "never"])
         self.min_insync = dice.choice([2, 2, 2, 1])
         self.logs = {
@@ -55,7 +53,7 @@ class World:
             )
             for name in ("x", "y")[: dice.choice([1, 1, 2])]
         }
-        self.machines = {broker: Machine(broker, dice.uniform(0.95, 1.05)) for broker in (1, 2, 3)}
+        self.machines = {broker: Machine(broker, dice.uniform(0.95, 1.05)) for broker in range(1, 5 if moves else 4)}
         self.checker = Checker(self)
         self.touched: set[Process] = set()
         self.cut: set[tuple[int, int]] = set()
@@ -289,6 +287,8 @@ class World:
         clockwork = self.clockwork
         clockwork.after(1.0, self.client)
         clockwork.after(1.2, self.fault)
+        if self.moves:
+            clockwork.after(1.3, lambda: moving.operate(self))
         clockwork.run(1.2 + FAULTS_S)
         clockwork.note("no more faults")
         self.faults = False
@@ -310,17 +310,18 @@ class World:
         for pair in list(self.cut):
             self.heal(pair)
         self.no_etcd.clear()
+        moving.no_more(self)
         for machine in self.machines.values():
             self._repair(machine)
             if machine.process is not None:
                 machine.process.paused_until_s = min(machine.process.paused_until_s, self.clockwork.now_s + 0.5)
 
 
-def run_seed(seed: int, *, until: int | None = None, trace: bool = False) -> World:
+def run_seed(seed: int, *, moves: bool = False, until: int | None = None, trace: bool = False) -> World:
     """One schedule. Raises Violation with the end of its story."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    world = World(seed, until=until, trace=trace)
+    world = World(seed, moves=moves, until=until, trace=trace)
     try:
         world.run()
     except Exception as error:

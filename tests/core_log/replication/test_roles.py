@@ -258,31 +258,3 @@ def test_what_nobody_waits_for_is_synced_before_anybody_leaves() -> None:
     exchange(leader, 2, follower, 3.1)
     write(two)
     assert two.flushed_offset == 1
-
-
-def test_the_first_replica_leads_again_when_it_has_everything_and_has_been_in_sync_for_a_while() -> None:
-    logs = [open_replica(MemoryFiles()) for _ in range(2)]
-    state = LogState(replicas=(2, 1), isr=((1, 10), (2, 20)), leader=1, leader_broker_epoch=10, leader_epoch=3)
-    config = ReplicationConfig(preferred_after_s=2.0)
-    leader = Leader("x", logs[0], 1, state, 100, config, now_s=0.0, serve_from_s=0.0)
-    leader.link_up(2, 20, 0.0)
-    follower = Follower("x", logs[1], 1, 3)
-    logs[0].append(make_batch([b"a"] * 5))
-    for now_s in (1.0, 1.5, 4.0):
-        exchange(leader, 2, follower, now_s)
-        assert leader.wish(BROKERS, now_s) is None, "it lacks five records, or has been there for too short a time"
-    for log in logs:
-        log.request_sync()
-        flush(log)
-    exchange(leader, 2, follower, 5.0)
-    draining = {2: BrokerState(20, draining=True), 1: BROKERS[1]}
-    assert leader.wish(draining, 5.0) is None
-    wish = leader.wish(BROKERS, 5.0)
-    assert wish is not None
-    assert (wish.state.leader, wish.state.leader_epoch, wish.state.resigned) == (2, 4, True)
-    assert not leader.may_append()
-    assert not leader.may_serve(5.0, 100.0), "until it is known what became of it"
-    never = Leader("x", open_replica(MemoryFiles()), 1, state, 100, CONFIG, now_s=0.0, serve_from_s=0.0)
-    never.link_up(2, 20, 0.0)
-    exchange(never, 2, Follower("x", open_replica(MemoryFiles()), 1, 3), 50.0)
-    assert never.wish(BROKERS, 50.0) is None
