@@ -222,8 +222,12 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
     def native(outbox: Outbox, peer: str, certificate_name: str | None) -> Adapter:
         return NativeAdapter(broker, outbox, peer=peer, clock=clock, config=config.native, authenticate=authenticate)
 
-    makers: dict[str, MakeAdapter] = {"amqp": amqp, "mqtt": mqtt, "native": native}
-    return makers | {door: makers[plain] for door, plain in TLS_DOORS.items()}
+    def natives(outbox: Outbox, peer: str, certificate_name: str | None) -> Adapter:
+        return NativeAdapter(
+            broker, outbox, peer=peer, clock=clock, config=config.native, authenticate=authenticate, door="natives"
+        )
+
+    return {"amqp": amqp, "amqps": amqp, "mqtt": mqtt, "mqtts": mqtt, "native": native, "natives": natives}
 
 
 def tune_process() -> None:

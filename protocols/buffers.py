@@ -36,7 +36,7 @@ def plain(value: Any) -> Any:
     """Structs, nested ones too, as the arrays they are on the wire."""
     if isinstance(value, msgspec.Struct):
         return [plain(item) for item in msgspec.structs.astuple(value)]
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
 

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
+from core_log.absent_log import AbsentLog
 from core_log.disk_space import DiskSpace
 from core_log.files import Files
 from core_log.log_flusher import LogFlusher
@@ -22,11 +23,13 @@ from core_log.metadata.store import MetadataStore
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
 from delay.timer_service import TimerService
+from routing import directories
 from routing.alarms import Alarms
 from routing.clients import Client
 from routing.cluster.cluster import Cluster
 from routing.cluster.engine import Engine
 from routing.cluster.health import Health, names_by_id
+from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.consumer_timeouts import ConsumerTimeouts
@@ -119,6 +122,8 @@ class Broker:
             defer=self._defer,
             now_ms=self.clock.now_ms,
         )
+        if cluster is not None:
+            self.storage.topic_logs = TopicLogs(cluster, self.commits)
         self.spawn = nursery.start_soon
         self.traces: dict[str, Trace] = {}
         """Of virtual hosts in which tracing is on."""
@@ -130,6 +135,7 @@ class Broker:
         if cluster is not None and self.engine is not None:
             self.engine.serve(self)
             self.topology.catalog.spread = cluster.revisions.everywhere
+            self.topology.topic_gone = self._topic_gone
         self.rights = Rights(self.topology.catalog, users, kind_of=self._kind_of, vhosts=self.topology.vhosts)
         self.rights.user_deleted = self._user_deleted
         self.transactions = self.storage.open_transactions(self.topology, self.commits)
@@ -198,7 +204,8 @@ class Broker:
         return [partition.log for partition in (*self.topology.led, self.topology.transient)]
 
     def _topic_logs(self) -> list[PartitionLog]:
-        return [partition.log for topic in self.topology.topics.values() for partition in topic.partitions]
+        logs = [partition.log for topic in self.topology.topics.values() for partition in topic.partitions]
+        return [log for log in logs if not isinstance(log, AbsentLog)]
 
     # --- turns -------------------------------------------------------------------------
 
@@ -209,6 +216,24 @@ class Broker:
         """A topic goes: nothing is written to its logs any more, and nobody waits for them."""
         self.commits.forget(partition.log)
         self._dirty.pop(partition, None)
+
+    def _topic_gone(self, topic: Topic) -> None:
+        """A topic that brokers share is deleted, by any of them: what is here of it goes."""
+        if self.storage.topic_logs is None or not topic.uid:
+            return
+        places = [partition.log.directory for partition in topic.partitions if partition.log.directory]
+        for partition in topic.partitions:
+            self.forget_partition(partition)
+        self.storage.topic_logs.close(topic)
+        self.offsets.forget_topic(topic.name)
+        self.spawn(self._remove_directories, places)
+
+    async def _remove_directories(self, places: list[str]) -> None:
+        try:
+            await trio.to_thread.run_sync(directories.note_deletion, self.files, places)
+            await trio.to_thread.run_sync(directories.remove_noted, self.files, places)
+        except OSError as error:
+            logger.warning("the files of a deleted topic stay until the next start: %s", error)
 
     def _defer(self, partition: QueuePartition) -> None:
         """Have a partition write its settlements a little later, together with all that ask for it meanwhile."""
@@ -364,8 +389,9 @@ class Broker:
                     give_back(partition)
             if trio.current_time() >= retention_due or self.blocked:
                 retention_due = trio.current_time() + self.config.retention_check_interval_ms / 1000
-                for log in self._topic_logs():
-                    log.apply_retention(wall_clock_ms())
+                for topic in list(self.topology.topics.values()):
+                    for topic_partition in topic.partitions:
+                        topic_partition.apply_retention()
             self.end_turn()
 
     async def _tend_disk(self) -> None:

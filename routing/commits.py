@@ -104,6 +104,12 @@ class CommitWaiter:
         if line is not None:
             self._fail(line, StorageUnavailable("the log was closed"))
 
+    def fail(self, log: PartitionLog, error: StorageUnavailable) -> None:
+        """What is appended to a log may be committed by nobody here: tell whoever still waits for it."""
+        line = self._lines.get(log)
+        if line is not None:
+            self._fail(line, error)
+
     def _advanced(self, log: PartitionLog) -> None:
         line = self._lines.get(log)
         if line is None:

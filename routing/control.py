@@ -27,7 +27,7 @@ from routing.grants import Grants
 from routing.queues.queue import Queue
 from routing.topics.stream_settings import STREAM, check_adoption, check_declaration, topic_config, topic_name
 from routing.topics.topic import Topic
-from routing.topics.topic_config import log_config
+from routing.topics.topic_config import log_config, replication
 from routing.topology import plans
 from routing.topology.binding import Binding, Destination
 from routing.topology.catalog import DEFAULT_VHOST
@@ -277,6 +277,9 @@ class Control:
             raise InvalidArgument(f"partitions must be 1 to {self.config.partitions_max}, not {partitions}")
         settings = dict(config or {})
         log_config(settings, self.config)
+        said = replication(settings)
+        if self._broker.cluster is None and said.asked > 1:
+            raise InvalidArgument(f"topic config replication.factor={said.asked} is more than there are brokers (1)")
         return await self._make_topic(name, {"partitions": partitions, "config": settings}, lambda entry: Plan([entry]))
 
     async def _make_topic(self, name: str, value: dict[str, Any], plan: Callable[[Entry], Plan]) -> Topic:
@@ -284,10 +287,12 @@ class Control:
             raise PreconditionFailed(f"topic '{name}' exists")
         if len(self.topology.topics) >= self.config.topics_max:
             raise LimitExceeded(f"there are {self.config.topics_max} topics already")
+        if self._broker.storage.topic_logs is not None:
+            return await self._make_shared_topic(name, value, plan)
         self._changing.add(name)
         try:
             with storage_errors():
-                topic = self._broker.storage.create_topic(name, value["partitions"], value["config"])
+                topic = self._broker.storage.create_topic(name, value)
             try:
                 await self.topology.change(lambda: plan(Entry(topic_key(name), value, True, topic)))
             except BrokerError:
@@ -296,6 +301,22 @@ class Control:
         finally:
             self._changing.discard(name)
         return topic
+
+    async def _make_shared_topic(self, name: str, value: dict[str, Any], plan: Callable[[Entry], Plan]) -> Topic:
+        """The same in a cluster: brokers open its logs when they see it."""
+        logs = self._broker.storage.topic_logs
+        assert logs is not None
+
+        def with_logs() -> Plan:
+            if name in self.topology.topics:
+                raise PreconditionFailed(f"topic '{name}' exists")
+            uid, puts, guards = logs.states(value["partitions"], replication(value["config"]))
+            found = plan(Entry(topic_key(name), value | {"uid": uid}, True))
+            found.also, found.relied = puts, guards
+            return found
+
+        await self.topology.change(with_logs)
+        return self.topology.topic(name)
 
     async def _make_stream(
         self,
@@ -333,7 +354,10 @@ class Control:
                 await self._make_topic(place, value, plan)
                 return
             check_adoption(place, len(topic.partitions), topic.config, arguments, self.config)
-            entry = Entry(topic_key(place), {"partitions": 1, "config": topic.config, "stream": said}, True, topic)
+            value = {"partitions": 1, "config": topic.config, "stream": said}
+            if topic.uid:
+                value["uid"] = topic.uid
+            entry = Entry(topic_key(place), value, True, topic)
             await self.topology.change(lambda: plan(entry))
 
     async def delete_topic(self, name: str) -> None:
@@ -341,6 +365,9 @@ class Control:
         topic = self.topology.topic(name)
         if name in self._changing:
             raise PreconditionFailed(f"topic '{name}' is being deleted")
+        if topic.uid:
+            await self.topology.change(lambda: self._plan_shared_removal(name, topic))
+            return
         files = self._broker.files
         places = [partition.log.directory for partition in topic.partitions]
         self._changing.add(name)
@@ -357,6 +384,12 @@ class Control:
                 await trio.to_thread.run_sync(directories.remove_noted, files, places)
         finally:
             self._changing.discard(name)
+
+    def _plan_shared_removal(self, name: str, topic: Topic) -> Plan:
+        plan = self.topology.plan_topic_removal(name)
+        if self._broker.storage.topic_logs is not None and self.topology.topic(name) is topic:
+            plan.also = self._broker.storage.topic_logs.removals(topic)
+        return plan
 
     def _close(self, topic: Topic) -> None:
         for partition in topic.partitions:

@@ -26,9 +26,9 @@ _DELETING = "deleting"
 _DAMAGED = "damaged"
 
 
-def topic_directory(name: str, index: int) -> str:
-    """Where a partition of a topic lies."""
-    return f"{TOPICS}/{name}-{index}"
+def topic_directory(name: str, index: int, uid: str = "") -> str:
+    """Where a partition of a topic lies; one that brokers share has the topic's id in its name."""
+    return f"{TOPICS}/{name}-{index}.{uid}" if uid else f"{TOPICS}/{name}-{index}"
 
 
 def require_undamaged(files: Files, directory: str, *, accept_damage: bool) -> None:

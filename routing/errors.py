@@ -44,6 +44,14 @@ class StorageUnavailable(BrokerError):
     """The log cannot be written now (disk full, I/O error); nothing was confirmed. Trying again later may work."""
 
 
+class NotLeader(StorageUnavailable):
+    """Another broker leads the partition, or nobody does at this moment."""
+
+
+class NotEnoughReplicas(StorageUnavailable):
+    """Fewer replicas are in sync than have to be: nothing could be committed now."""
+
+
 class UnknownExchangeType(InvalidArgument):
     """An exchange kind that does not exist here."""
 

@@ -6,7 +6,7 @@ Nothing here runs afterwards but `open_topic`, for topics that are made later.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from core_log.log_flusher import LogFlusher
 from core_log.metadata.embedded import EmbeddedStore
 from core_log.metadata.store import MetadataStore
 from core_log.partition_log import LogConfig, PartitionLog
+from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.directories import make_room_for, require_undamaged, tidy_topics, topic_directory
@@ -76,6 +77,8 @@ class Storage:
     ) -> None:
         self.stores: list[PartitionLog] = []
         """The logs of keyed stores."""
+        self.topic_logs: TopicLogs | None = None
+        """Of a broker in a cluster."""
         self._files = files
         self._config = config
         self._flusher = flusher
@@ -117,7 +120,7 @@ class Storage:
         for partition in stripes:
             catalog.ids.skip(restore(files, partition))
         for (_, name), entry in catalog.entries("topic"):
-            topology.add_topic(self.open_topic(name, entry["partitions"], entry["config"]), entry)
+            topology.add_topic(self.open_topic(name, entry), entry)
         tidy_topics(files, {p.log.directory for topic in topology.topics.values() for p in topic.partitions})
         topology.recover_bindings()
         return topology, offsets
@@ -168,17 +171,21 @@ class Storage:
             defer=self._defer if config.settle_delay_ms else None,
         )
 
-    def open_topic(self, name: str, partitions: int, config: dict[str, str]) -> Topic:
-        """Open the logs of a topic, made where they are not there. Raises OSError."""
-        settings = log_config(config, self._config)
-        opened = [
-            TopicPartition(name, index, self._open(topic_directory(name, index), settings), self._mark_dirty)
-            for index in range(partitions)
-        ]
-        return Topic(name, config, opened)
+    def open_topic(self, name: str, value: Mapping[str, Any]) -> Topic:
+        """Open the logs of a topic as its entry says, made where they are not there. Raises OSError."""
+        settings = log_config(value["config"], self._config)
+        uid = value.get("uid", "")
+        opened = [self._open_partition(name, index, uid, settings) for index in range(value["partitions"])]
+        return Topic(name, value["config"], opened, uid)
 
-    def create_topic(self, name: str, partitions: int, config: dict[str, str]) -> Topic:
+    def _open_partition(self, name: str, index: int, uid: str, settings: LogConfig) -> TopicPartition:
+        directory = topic_directory(name, index, uid)
+        if self.topic_logs is not None and uid:
+            return self.topic_logs.open(name, uid, index, directory, settings, self._mark_dirty)
+        return TopicPartition(name, index, self._open(directory, settings), self._mark_dirty)
+
+    def create_topic(self, name: str, value: Mapping[str, Any]) -> Topic:
         """`open_topic` for one that is new: whatever lies in its place goes. Raises OSError."""
-        for index in range(partitions):
+        for index in range(value["partitions"]):
             make_room_for(self._files, topic_directory(name, index))
-        return self.open_topic(name, partitions, config)
+        return self.open_topic(name, value)

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from core_log import errors as log_errors
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import validate
 from delay.timer_service import Timer
 from protocols.native import wire
+from protocols.native.adapter_errors import ENGINE_ERRORS, engine_error
+from protocols.native.adapter_metadata import describe, node_id, nodes, partitions
 from protocols.native.adapter_rights import may_see, require_rights
 from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
@@ -37,29 +37,6 @@ from routing.grants import Access, Grants
 from routing.topics.topic import Topic, TopicPartition
 
 SERVER = "millrace 0.1.0"
-
-_CODES: dict[type[Exception], ErrorCode] = {
-    errors.NotFound: ErrorCode.NOT_FOUND,
-    errors.AccessRefused: ErrorCode.ACCESS_REFUSED,
-    errors.NotAllowed: ErrorCode.ACCESS_REFUSED,
-    errors.ResourceLocked: ErrorCode.ACCESS_REFUSED,
-    errors.PreconditionFailed: ErrorCode.PRECONDITION_FAILED,
-    errors.InvalidArgument: ErrorCode.INVALID_ARGUMENT,
-    errors.LimitExceeded: ErrorCode.LIMIT_EXCEEDED,
-    errors.StorageUnavailable: ErrorCode.STORAGE_UNAVAILABLE,
-    errors.BrokerError: ErrorCode.INVALID_ARGUMENT,
-    log_errors.LogUnavailable: ErrorCode.STORAGE_UNAVAILABLE,
-    log_errors.BatchTooLarge: ErrorCode.BATCH_TOO_LARGE,
-    log_errors.CorruptBatch: ErrorCode.CORRUPT_BATCH,
-    log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
-}
-_EngineError = (errors.BrokerError, log_errors.LogError)
-
-
-def engine_error(error: Exception) -> WireError:
-    """What the client is told of an error of the engine."""
-    code = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
-    return wire_error(code, str(error))
 
 
 class _Refused(Exception):
@@ -120,13 +97,17 @@ class NativeAdapter:
         clock: Callable[[], float],
         config: NativeConfig,
         authenticate: Authenticate | None = None,
+        door: str = "native",
     ) -> None:
-        """`peer` is the address, for the loopback rule; without `authenticate` everybody is the anonymous user."""
+        """`peer` is the address, for the loopback rule; without `authenticate` everybody is the anonymous user. `door`
+        is the one it came by.
+        """
         self._broker = broker
         self._outbox = outbox
         self._clock = clock
         self._config = config
         self._authenticate = authenticate
+        self._door = door
         self._frames = FrameReader(config.request_bytes_max)
         self._greeted = False
         self._grants: Grants
@@ -197,7 +178,7 @@ class NativeAdapter:
             reply = await self._HANDLERS[type(request)](self, request)
         except _Refused as refusal:
             reply = wire.ErrorReply(request.correlation_id, refusal.error)
-        except _EngineError as error:
+        except ENGINE_ERRORS as error:
             reply = wire.ErrorReply(request.correlation_id, engine_error(error))
         if reply is not None:
             self._send(reply)
@@ -234,7 +215,9 @@ class NativeAdapter:
         self._greeted = True
         names = ("request_bytes_max", "fetch_bytes_max", "fetch_wait_ms_max", "produce_timeout_ms_max")
         limits = {name: getattr(self._config, name) for name in (*names, "requests_in_flight_max")}
-        return wire.HelloReply(request.correlation_id, wire.VERSION, SERVER, self._config.node_id, limits)
+        return wire.HelloReply(
+            request.correlation_id, wire.VERSION, SERVER, node_id(self._broker, self._config), limits
+        )
 
     async def _authenticated(self, credentials: tuple[str, str] | None) -> str | None:
         """Who the peer is; None: not welcome."""
@@ -248,7 +231,7 @@ class NativeAdapter:
         return user if await is_welcome(self._authenticate, user, password.encode(), self.peer) else None
 
     async def _metadata(self, request: wire.Metadata) -> wire.Reply:
-        topics: list[tuple[str, WireError | None, list[tuple[int, int, int]]]] = []
+        topics: list[tuple[str, WireError | None, list[wire.PartitionMetadata]]] = []
         if request.topics is None:
             names = [name for name in sorted(self._broker.topics) if may_see(self._grants, name)]
         else:
@@ -264,13 +247,11 @@ class NativeAdapter:
                     raise _Refused(ErrorCode.UNKNOWN_TOPIC, f"no topic {name!r}")
             except _Refused as refusal:
                 topics.append((name, refusal.error, []))
-            except _EngineError as error:
+            except ENGINE_ERRORS as error:
                 topics.append((name, engine_error(error), []))
             else:
-                led = [(p.index, self._config.node_id, p.log.leader_epoch) for p in topic.partitions]
-                topics.append((name, None, led))
-        node = (self._config.node_id, self._config.advertised_host, self._config.advertised_port)
-        return wire.MetadataReply(request.correlation_id, [node], topics)
+                topics.append((name, None, partitions(self._broker, self._config, topic)))
+        return wire.MetadataReply(request.correlation_id, nodes(self._broker, self._config, self._door), topics)
 
     async def _create_missing(self, name: str) -> Topic | None:
         """The topic, made if that is allowed; None if not."""
@@ -296,19 +277,8 @@ class NativeAdapter:
 
     async def _describe_topic(self, request: wire.DescribeTopic) -> wire.Reply:
         topic = self._topic(request.name)
-        partitions = [
-            wire.PartitionDescription(
-                partition.index,
-                self._config.node_id,
-                partition.log.leader_epoch,
-                partition.log.log_start_offset,
-                partition.log.high_watermark,
-                partition.log.log_end_offset,
-                partition.log.size_bytes,
-            )
-            for partition in topic.partitions
-        ]
-        return wire.DescribeTopicReply(request.correlation_id, topic.name, topic.config, partitions)
+        found = describe(self._broker, self._config, topic)
+        return wire.DescribeTopicReply(request.correlation_id, topic.name, topic.config, found)
 
     async def _describe_broker(self, request: wire.DescribeBroker) -> wire.Reply:
         broker = self._broker
@@ -352,17 +322,25 @@ class NativeAdapter:
 
     def _partition(self, name: str, index: int, access: Access = "read") -> TopicPartition:
         self._grants.require(access, "topic", name)
-        partitions = self._topic(name).partitions
-        if index >= len(partitions):
-            raise _Refused(ErrorCode.UNKNOWN_PARTITION, f"topic {name!r} has {len(partitions)} partitions")
-        return partitions[index]
+        found = self._topic(name).partitions
+        if index >= len(found):
+            raise _Refused(ErrorCode.UNKNOWN_PARTITION, f"topic {name!r} has {len(found)} partitions")
+        return found[index]
+
+    def _led(self, name: str, index: int, access: Access = "read") -> TopicPartition:
+        """The same, of a partition that this broker leads now. Raises NotLeader as well."""
+        partition = self._partition(name, index, access)
+        refused = partition.leadership.refusal() if partition.leadership is not None else None
+        if refused is not None:
+            raise refused
+        return partition
 
     def _log_or_error(self, name: str, index: int) -> PartitionLog | WireError:
         try:
-            return self._partition(name, index).log
+            return self._led(name, index).log
         except _Refused as refusal:
             return refusal.error
-        except errors.AccessRefused as error:
+        except errors.BrokerError as error:
             return engine_error(error)
 
     def _check_in_flight(self) -> None:
@@ -383,11 +361,11 @@ class NativeAdapter:
                     raise _Refused(ErrorCode.BLOCKED, f"producers are blocked: {self._broker.blocked}")
                 if entry.topic not in self._broker.topics:
                     await self._create_missing(entry.topic)
-                log, base_offset = self._append(entry)
+                log, base_offset = self._append(entry, request.acks)
             except _Refused as refusal:
                 pending.settle(index, -1, refusal.error)
                 continue
-            except _EngineError as error:
+            except ENGINE_ERRORS as error:
                 pending.settle(index, -1, engine_error(error))
                 continue
             if request.acks == wire.ACKS_NONE:
@@ -401,8 +379,12 @@ class NativeAdapter:
             pending.timer = self._broker.timers.at(self._clock() + timeout_ms / 1000, pending.timed_out)
             self._pending[pending] = None
 
-    def _append(self, entry: wire.ProduceEntry) -> tuple[PartitionLog, int]:
-        partition = self._partition(entry.topic, entry.partition, "write")
+    def _append(self, entry: wire.ProduceEntry, acks: int) -> tuple[PartitionLog, int]:
+        partition = self._led(entry.topic, entry.partition, "write")
+        if acks == wire.ACKS_ALL and partition.leadership is not None:
+            short = partition.leadership.shortage()
+            if short is not None:
+                raise short
         refused_round = self._refused_rounds.get((entry.topic, entry.partition), -1)
         if entry.round <= refused_round:
             raise _Refused(ErrorCode.OUT_OF_ORDER)
@@ -436,20 +418,21 @@ class NativeAdapter:
         entries: list[tuple[WireError | None, int | None, int]] = []
         for topic, index, which in request.entries:
             try:
-                log = self._partition(topic, index).log
+                partition = self._led(topic, index)
+                log = partition.log
             except _Refused as refusal:
                 entries.append((refusal.error, None, -1))
                 continue
-            except errors.AccessRefused as error:
+            except errors.BrokerError as error:
                 entries.append((engine_error(error), None, -1))
                 continue
             if which == wire.EARLIEST:
                 entries.append((None, log.log_start_offset, -1))
             elif which == wire.LATEST:
-                # What was appended before the question counts, though nobody may have asked for its sync yet.
-                with suppress(log_errors.LogUnavailable):
-                    await log.wait_committed(log.log_end_offset)
-                entries.append((None, log.high_watermark, -1))
+                try:
+                    entries.append((None, await partition.latest(), -1))
+                except errors.StorageUnavailable as error:
+                    entries.append((engine_error(error), None, -1))
             else:
                 try:
                     found = await log.offset_for_timestamp_cold(which)

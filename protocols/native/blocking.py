@@ -109,7 +109,7 @@ class BlockingClient:
         for name, error, partitions in self._call(request, wire.MetadataReply).topics:
             if error is not None:
                 raise error_from_wire(error)
-            found[name] = [partition for partition, _, _ in partitions]
+            found[name] = [one.partition for one in partitions]
         return found
 
     def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:

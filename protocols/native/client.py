@@ -431,7 +431,7 @@ async def partitions_of(link: Link, topic: str, *, create_missing: bool, timeout
         reply = await link.call(request, wire.MetadataReply, timeout_ms=left_ms)
         ((_, error, partitions),) = reply.topics
         if error is None:
-            return [partition for partition, _, _ in partitions]
+            return [found.partition for found in partitions]
         if error[0] != ErrorCode.NOT_LEADER:
             raise error_from_wire(error)
         await trio.sleep(link.config.reconnect_backoff_ms / 1000)

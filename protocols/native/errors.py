@@ -40,6 +40,7 @@ class ErrorCode(IntEnum):
     NOT_LEADER = 21
     SHUTTING_DOWN = 22
     BLOCKED = 23
+    NOT_ENOUGH_REPLICAS = 24
 
 
 MEANINGS: dict[ErrorCode, str] = {
@@ -66,6 +67,7 @@ MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.NOT_LEADER: "another node leads the partition; ask for metadata again",
     ErrorCode.SHUTTING_DOWN: "the broker is stopping; the connection closes",
     ErrorCode.BLOCKED: "the broker is low on disk or memory: producers wait until it has room",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than acks -1 asks for; nothing was appended",
 }
 
 RETRIABLE = frozenset(
@@ -76,6 +78,7 @@ RETRIABLE = frozenset(
         ErrorCode.NOT_LEADER,
         ErrorCode.SHUTTING_DOWN,
         ErrorCode.BLOCKED,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
     }
 )
 
@@ -156,6 +159,18 @@ class Blocked(StorageUnavailable):
     code = ErrorCode.BLOCKED
 
 
+class NotLeader(MillraceError):
+    """Another broker leads the partition, or nobody does now."""
+
+    code = ErrorCode.NOT_LEADER
+
+
+class NotEnoughReplicas(StorageUnavailable):
+    """Fewer replicas of the partition are in sync than have to be; nothing was appended."""
+
+    code = ErrorCode.NOT_ENOUGH_REPLICAS
+
+
 class AuthenticationFailed(MillraceError):
     """User or password are wrong."""
 
@@ -178,7 +193,7 @@ _CLASSES: dict[int, type[MillraceError]] = {
     int(kind.code): kind
     for kind in (
         RequestTimedOut, UnknownTopic, UnknownPartition, OffsetOutOfRange, BatchTooLarge, StorageUnavailable,
-        Blocked, AuthenticationFailed, PreconditionFailed, NotFound,
+        Blocked, NotLeader, NotEnoughReplicas, AuthenticationFailed, PreconditionFailed, NotFound,
     )
 }  # fmt: skip
 

@@ -195,11 +195,21 @@ class HelloReply(Reply, tag=0):
     limits: dict[str, int]
 
 
+class PartitionMetadata(Struct, array_like=True, gc=False):
+    """Who leads a partition (-1: nobody), in which epoch; who has it, and who of these has all that is committed."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: list[int] = []
+    isr: list[int] = []
+
+
 class MetadataReply(Reply, tag=1):
-    """nodes: (id, host, port); topics: (name, error, [(partition, leader's node id, leader epoch)])."""
+    """nodes: (id, host, port); topics: (name, error, partitions)."""
 
     nodes: list[tuple[int, str, int]]
-    topics: list[tuple[str, WireError | None, list[tuple[int, int, int]]]]
+    topics: list[tuple[str, WireError | None, list[PartitionMetadata]]]
 
 
 class CreateTopicReply(Reply, tag=2):
@@ -220,6 +230,8 @@ class PartitionDescription(Struct, array_like=True, gc=False):
     high_watermark: int
     log_end_offset: int
     size_bytes: int
+    replicas: list[int] = []
+    isr: list[int] = []
 
 
 class DescribeTopicReply(Reply, tag=4):

@@ -81,6 +81,7 @@ class Cluster:
         self._files = files
         self._flusher = flusher
         self._spawn = spawn
+        self._want_turn = want_turn
         self._wall_clock_ms = wall_clock_ms
         self._saved = high_watermarks.load(files, "")
         self._trust = Trust(files, self.members.record.boot)
@@ -224,6 +225,7 @@ class Cluster:
     def _tell(self, name: str) -> None:
         for listener in tuple(self.moved):
             listener(name)
+        self._want_turn()
 
     # ---- watermarks
 

@@ -12,8 +12,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
+import trio
+
+from core_log.errors import LogUnavailable
 from core_log.murmur2 import partition_of_key
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, encode_headers
@@ -22,6 +26,7 @@ from routing.commits import storage_error
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab, record_encoder
 from routing.runs import BATCH_HEADER_BYTES, RECORD_BYTES, Run, in_batches, record_bytes
+from routing.topics.leadership import Leadership
 from routing.topics.stream_records import source_headers, source_lead
 
 logger = logging.getLogger(__name__)
@@ -29,6 +34,7 @@ logger = logging.getLogger(__name__)
 _HEADER_BLOCKS_MAX = 1024
 _KEYS_MAX = 65536
 _BATCH_BYTES = 900 << 10
+_LATEST_TIMEOUT_S = 5.0
 PARTITION_KEY_HEADER = "x-partition-key"
 _HEADER_BYTES = PARTITION_KEY_HEADER.encode()
 """Every protocol's property bytes have the names of headers as they are."""
@@ -37,13 +43,20 @@ _HEADER_BYTES = PARTITION_KEY_HEADER.encode()
 class TopicPartition:
     """One partition: its log, and the slabs waiting to be sealed into it."""
 
-    __slots__ = ("_mark_dirty", "_open", "_segments", "index", "log", "next_offset", "topic_name")
+    __slots__ = ("_mark_dirty", "_open", "_segments", "index", "leadership", "log", "next_offset", "topic_name")
 
     def __init__(
-        self, topic_name: str, index: int, log: PartitionLog, mark_dirty: Callable[[TopicPartition], None]
+        self,
+        topic_name: str,
+        index: int,
+        log: PartitionLog,
+        mark_dirty: Callable[[TopicPartition], None],
+        leadership: Leadership | None = None,
     ) -> None:
         self.topic_name = topic_name
         self.index = index
+        self.leadership = leadership
+        """Of one that other brokers may have; None: it is this broker's alone."""
         self.log = log
         self.next_offset = log.log_end_offset
         self._mark_dirty = mark_dirty
@@ -81,7 +94,42 @@ class TopicPartition:
             log.append(builder.build(), base_offset=base_offset)
         self._open.clear()
 
+    async def latest(self) -> int:
+        """The offset behind all that was appended before the question, though nobody may have asked for its sync yet.
+
+        Raises StorageUnavailable if it is not known who has it.
+        """
+        log = self.log
+        with suppress(LogUnavailable), trio.move_on_after(_LATEST_TIMEOUT_S):
+            await log.wait_committed(log.log_end_offset)
+        refused = self.leadership.refusal() if self.leadership is not None else None
+        if refused is not None:
+            raise refused
+        return log.high_watermark
+
+    def take_log(self, log: PartitionLog) -> None:
+        """It has a log of its own now."""
+        self.log = log
+        self.next_offset = log.log_end_offset
+        self._segments = len(log.segments)
+        log.listeners.append(self._log_advanced)
+
+    def drop_open(self) -> None:
+        """What was not sealed yet cannot be any more."""
+        self._open.clear()
+
+    def error(self) -> StorageUnavailable | None:
+        """Why it cannot take messages that are to be committed now."""
+        leadership = self.leadership
+        if leadership is not None:
+            refused = leadership.refusal() or leadership.shortage()
+            if refused is not None:
+                return refused
+        return storage_error(self.log) if self.log.error is not None else None
+
     def _log_advanced(self, log: PartitionLog) -> None:
+        if self.leadership is not None and not self._open:
+            self.next_offset = log.log_end_offset  # also of what another leader had appended
         if self._open and log.error is None:
             self._mark_dirty(self)
         if len(log.segments) != self._segments:
@@ -94,7 +142,9 @@ class TopicPartition:
         self._segments = len(log.segments)
 
     def apply_retention(self) -> None:
-        """Drop what the log need not keep; the next look comes with the housekeeping."""
+        """Drop what the log need not keep, unless another leader does; the next look comes with the housekeeping."""
+        if self.leadership is not None and self.leadership.refusal() is not None:
+            return
         try:
             self.log.apply_retention(time.time_ns() // 1_000_000)
         except OSError as error:
@@ -105,11 +155,13 @@ class Topic:
     """A named set of partitions; `config` is as given when it was created."""
 
     __slots__ = (
-        "_header_blocks", "_partition_of_key", "_record_bytes_max", "config", "is_stream", "name", "partitions",
+        "_header_blocks", "_partition_of_key", "_record_bytes_max", "config", "is_stream", "name", "partitions", "uid",
     )  # fmt: skip
 
-    def __init__(self, name: str, config: dict[str, str], partitions: list[TopicPartition]) -> None:
+    def __init__(self, name: str, config: dict[str, str], partitions: list[TopicPartition], uid: str = "") -> None:
         self.name = name
+        self.uid = uid
+        """Of one that brokers share; no other topic ever has it."""
         self.config = config
         self.partitions = partitions
         self.is_stream = False
@@ -126,8 +178,10 @@ class Topic:
     def error(self) -> StorageUnavailable | None:
         """Why a partition cannot take messages now."""
         for partition in self.partitions:
-            if partition.log.error is not None:
-                return storage_error(partition.log)
+            if partition.log.error is not None or partition.leadership is not None:
+                failed = partition.error()
+                if failed is not None:
+                    return failed
         return None
 
     def require_room(self, slab: Slab) -> None:

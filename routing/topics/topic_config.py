@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +22,10 @@ _INTEGERS = {
     "segment.index.bytes": ("index_bytes_max", 64, (1 << 31) - 1),
     "fsync.interval.ms": ("fsync_interval_ms", 1, _LARGE),
 }
+_FACTOR, _MINIMUM = "replication.factor", "min.insync.replicas"
+_UNCLEAN = ("unclean.leader.election", "unclean.leader.election.enable")
+FACTOR_DEFAULT = 3
+_FACTOR_MAX = 1_000
 _FSYNC = ("commit", "interval", "never")
 
 
@@ -34,16 +39,43 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
             settings["fsync"] = text
         elif name in _INTEGERS:
             field, least, most = _INTEGERS[name]
-            try:
-                value = int(text)
-            except ValueError:
-                raise InvalidArgument(f"topic config {name}={text!r} is not a whole number") from None
-            if value < least:
-                raise InvalidArgument(f"topic config {name}={value} is less than {least}")
-            if value > most:
-                raise InvalidArgument(f"topic config {name}={value} is more than {most}")
-            settings[field] = value
-        else:
-            known = ", ".join(["fsync", *_INTEGERS])
+            settings[field] = _integer(name, text, least, most)
+        elif name not in (_FACTOR, _MINIMUM, *_UNCLEAN):
+            known = ", ".join(["fsync", *_INTEGERS, _FACTOR, _MINIMUM, _UNCLEAN[0]])
             raise InvalidArgument(f"unknown topic config {name!r}; known are {known}")
     return msgspec.convert(settings, LogConfig)
+
+
+class Replication(NamedTuple):
+    """How many replicas a topic's partitions should have."""
+
+    factor: int
+    minimum: int
+    """So many have to be in sync for anything to be committed."""
+    asked: int
+    """The factor that somebody asked for; 0: nobody did, and it may be less as long as there are fewer brokers."""
+
+
+def replication(config: Mapping[str, str]) -> Replication:
+    """What a topic's configuration says of its replicas. Raises InvalidArgument."""
+    for name in _UNCLEAN:
+        if config.get(name, "false") != "false":
+            raise InvalidArgument(f"topic config {name}={config[name]!r}: only 'false' is possible in this version")
+    asked = _integer(_FACTOR, config[_FACTOR], 1, _FACTOR_MAX) if _FACTOR in config else 0
+    factor = asked or FACTOR_DEFAULT
+    minimum = 2 if factor >= FACTOR_DEFAULT else 1
+    if _MINIMUM in config:
+        minimum = _integer(_MINIMUM, config[_MINIMUM], 1, factor)
+    return Replication(factor, minimum, asked)
+
+
+def _integer(name: str, text: str, least: int, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise InvalidArgument(f"topic config {name}={text!r} is not a whole number") from None
+    if value < least:
+        raise InvalidArgument(f"topic config {name}={value} is less than {least}")
+    if value > most:
+        raise InvalidArgument(f"topic config {name}={value} is more than {most}")
+    return value

@@ -101,10 +101,17 @@ class Catalog:
         return puts
 
     async def change(
-        self, entries: Sequence[Entry], guards: Sequence[Key] = (), *, check: Callable[[], None] | None = None
+        self,
+        entries: Sequence[Entry],
+        guards: Sequence[Key] = (),
+        *,
+        check: Callable[[], None] | None = None,
+        also: Sequence[Put] = (),
+        relied: Sequence[Guard] = (),
     ) -> None:
         """Write entries, all or none, as long as neither they nor `guards` are other than they are now, and wait until
-        they are durable and applied, at all that share the store. For `check` see `MetadataStore.change`.
+        they are durable and applied, at all that share the store. For `check` see `MetadataStore.change`; `also` and
+        `relied` are a plan's.
 
         Where a store takes only so much at once, the entries are written in pieces, in their order: what depends on
         others goes before them. Raises Conflict, MetadataUnavailable, BatchTooLarge, and what `check` raises.
@@ -117,7 +124,8 @@ class Catalog:
             # Nobody else writes, and who plans has what is being written wait for each other.
             await store.change((), puts, check=check)
             return
-        relied = [self._guard(self._key(key)) for key in guards]
+        relied = [*relied, *(self._guard(self._key(key)) for key in guards)]
+        puts = [*(put for put in also if put[1] is not None), *puts, *(put for put in also if put[1] is None)]
         while puts:
             piece, puts = puts[: store.puts_max], puts[store.puts_max :]
             own = [self._guard(key) for key, _ in piece]

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from core_log.metadata.store import Guard, Put
+
 Key = tuple[str, ...]
 """Kind of entity, then its virtual host if it has one, then what names it there."""
 
@@ -34,6 +36,10 @@ class Plan:
     guards: list[Key] = field(default_factory=list)
     check: Callable[[], None] | None = None
     """Called again right before the entries are applied: what it raises takes back what was written."""
+    also: list[Put] = field(default_factory=list)
+    """What else is put into a shared store with the entries: what comes, before them, what goes, behind."""
+    relied: list[Guard] = field(default_factory=list)
+    """What of it must not change until then."""
     message_count: int = 0
     """How many messages the queue has that goes."""
 

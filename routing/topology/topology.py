@@ -56,7 +56,7 @@ class Topology:
         host: QueueHost,
         spawn: Callable[..., Any],
         stream_host: StreamHost,
-        open_topic: Callable[[str, int, dict[str, str]], Topic],
+        open_topic: Callable[[str, Mapping[str, Any]], Topic],
     ) -> None:
         self.config = config
         self.catalog = catalog
@@ -69,6 +69,8 @@ class Topology:
         self.stream_host = stream_host
         self.follow_policies: Callable[[str], Awaitable[None]] | None = None
         """Has all of a virtual host live by its policies; for those that others have changed."""
+        self.topic_gone: Callable[[Topic], None] | None = None
+        """Told of a topic that is deleted, whoever did it."""
         self.vhost_made: Callable[[VirtualHost], None] | None = None
         """Called with each that is made from now on."""
         self.place_queue: Callable[[int, Mapping[str, Any]], int] = lambda queue_id, _: queue_id % config.stripes
@@ -161,7 +163,9 @@ class Topology:
             self._in_flight.add(plan)
             try:
                 with storage_errors():
-                    await self.catalog.change(durable, plan.guards, check=plan.check)
+                    await self.catalog.change(
+                        durable, plan.guards, check=plan.check, also=plan.also, relied=plan.relied
+                    )
                 break
             except Conflict:
                 continue
@@ -343,11 +347,13 @@ class Topology:
         name, value = entry.key[1], entry.value
         if value is not None:
             topic = self._in_flight.live(entry.key) or self.topics.get(name)
-            self.add_topic(topic or self._open_topic(name, value["partitions"], value["config"]), value)
+            self.add_topic(topic or self._open_topic(name, value), value)
             return
         topic = self.topics.pop(name, None)
         if topic is None:
             return
+        if self.topic_gone is not None:
+            self.topic_gone(topic)
         for vhost in self.vhosts.values():
             self._apply_along(Removal(vhost).topic(name))
         for vhost in self.vhosts.values():

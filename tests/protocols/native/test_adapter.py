@@ -135,7 +135,7 @@ async def test_topics_are_created_described_and_deleted() -> None:
         assert await refused(peer, create) == ErrorCode.PRECONDITION_FAILED
         metadata = await peer.ask(wire.Metadata(0, None, False))
         assert isinstance(metadata, wire.MetadataReply)
-        assert metadata.topics == [("t", None, [(0, 0, 0), (1, 0, 0), (2, 0, 0)])]
+        assert metadata.topics == [("t", None, [wire.PartitionMetadata(n, 0, 0, [0], [0]) for n in range(3)])]
         assert await produced(peer, ("t", 2, batch_of(b"a", b"b"))) == [(None, 0)]
         described = await peer.ask(wire.DescribeTopic(0, "t"))
         assert isinstance(described, wire.DescribeTopicReply)
@@ -153,6 +153,9 @@ async def test_topics_are_created_described_and_deleted() -> None:
         (wire.CreateTopic(0, "__reserved", 1, {}), ErrorCode.INVALID_ARGUMENT),
         (wire.CreateTopic(0, "x", 1, {"no.such": "1"}), ErrorCode.INVALID_ARGUMENT),
         (wire.CreateTopic(0, "x", 5, {}), ErrorCode.INVALID_ARGUMENT),
+        (wire.CreateTopic(0, "x", 1, {"replication.factor": "2"}), ErrorCode.INVALID_ARGUMENT),
+        (wire.CreateTopic(0, "x", 1, {"unclean.leader.election": "true"}), ErrorCode.INVALID_ARGUMENT),
+        (wire.CreateTopic(0, "x", 1, {"min.insync.replicas": "4"}), ErrorCode.INVALID_ARGUMENT),
         (wire.Bind(0, "t", "no such exchange", "#", {}), ErrorCode.NOT_FOUND),
         (wire.CommitOffsets(0, "g", [("u", 0, 1, "")]), ErrorCode.UNKNOWN_TOPIC),
         (wire.CommitOffsets(0, "g", [("t", 9, 1, "")]), ErrorCode.UNKNOWN_PARTITION),

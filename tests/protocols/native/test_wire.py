@@ -44,7 +44,7 @@ REQUESTS: list[tuple[wire.Request, list[Any]]] = [
 REPLIES: list[tuple[wire.Reply, list[Any]]] = [
     (wire.ErrorReply(None, ERROR), [255, None, [8, False, "no topic 't'"]]),
     (wire.HelloReply(1, 1, "millrace", 0, {"request_bytes_max": 5}), [0, 1, 1, "millrace", 0, {"request_bytes_max": 5}]),  # noqa: E501
-    (wire.MetadataReply(2, [(0, "h", 1)], [("t", None, [(0, 0, 7)]), ("u", ERROR, [])]), [1, 2, [[0, "h", 1]], [["t", None, [[0, 0, 7]]], ["u", list(ERROR), []]]]),  # noqa: E501
+    (wire.MetadataReply(2, [(0, "h", 1)], [("t", None, [wire.PartitionMetadata(0, 0, 7, [0, 1], [1])]), ("u", ERROR, [])]), [1, 2, [[0, "h", 1]], [["t", None, [[0, 0, 7, [0, 1], [1]]]], ["u", list(ERROR), []]]]),  # noqa: E501
     (wire.CreateTopicReply(3), [2, 3]),
     (wire.DeleteTopicReply(4), [3, 4]),
     (
@@ -52,7 +52,7 @@ REPLIES: list[tuple[wire.Reply, list[Any]]] = [
         [12, 5, [[-1, 2, 3, 4, 5]], 6, 7, "low on disk"],
     ),
     (wire.AdministerReply(5, {"rows": [["a", 1, None]]}), [13, 5, {"rows": [["a", 1, None]]}]),
-    (wire.DescribeTopicReply(5, "t", {"a": "b"}, [wire.PartitionDescription(0, 0, 1, 2, 3, 4, 5)]), [4, 5, "t", {"a": "b"}, [[0, 0, 1, 2, 3, 4, 5]]]),  # noqa: E501
+    (wire.DescribeTopicReply(5, "t", {"a": "b"}, [wire.PartitionDescription(0, 0, 1, 2, 3, 4, 5, [0], [0])]), [4, 5, "t", {"a": "b"}, [[0, 0, 1, 2, 3, 4, 5, [0], [0]]]]),  # noqa: E501
     (wire.BindReply(6), [5, 6]),
     (wire.UnbindReply(7), [6, 7]),
     (wire.ProduceReply(8, [(None, 17), (ERROR, -1)]), [7, 8, [[None, 17], [list(ERROR), -1]]]),

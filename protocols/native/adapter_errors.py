@@ -1,0 +1,32 @@
+"""What the errors of the engine are called in the native protocol."""
+
+from __future__ import annotations
+
+from core_log import errors as log_errors
+from protocols.native.errors import ErrorCode, WireError, wire_error
+from routing import errors
+
+_CODES: dict[type[Exception], ErrorCode] = {
+    errors.NotFound: ErrorCode.NOT_FOUND,
+    errors.AccessRefused: ErrorCode.ACCESS_REFUSED,
+    errors.NotAllowed: ErrorCode.ACCESS_REFUSED,
+    errors.ResourceLocked: ErrorCode.ACCESS_REFUSED,
+    errors.PreconditionFailed: ErrorCode.PRECONDITION_FAILED,
+    errors.InvalidArgument: ErrorCode.INVALID_ARGUMENT,
+    errors.LimitExceeded: ErrorCode.LIMIT_EXCEEDED,
+    errors.NotLeader: ErrorCode.NOT_LEADER,
+    errors.NotEnoughReplicas: ErrorCode.NOT_ENOUGH_REPLICAS,
+    errors.StorageUnavailable: ErrorCode.STORAGE_UNAVAILABLE,
+    errors.BrokerError: ErrorCode.INVALID_ARGUMENT,
+    log_errors.LogUnavailable: ErrorCode.STORAGE_UNAVAILABLE,
+    log_errors.BatchTooLarge: ErrorCode.BATCH_TOO_LARGE,
+    log_errors.CorruptBatch: ErrorCode.CORRUPT_BATCH,
+    log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
+}
+ENGINE_ERRORS = (errors.BrokerError, log_errors.LogError)
+
+
+def engine_error(error: Exception) -> WireError:
+    """What the client is told of an error of the engine."""
+    code = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
+    return wire_error(code, str(error))

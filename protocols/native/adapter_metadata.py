@@ -1,0 +1,69 @@
+"""Which brokers there are and who leads what, as clients are told.
+
+In a cluster a broker's address is the one that it advertises for the same door: who came by TLS is sent on by TLS.
+"""
+
+from __future__ import annotations
+
+from protocols.native import wire
+from protocols.native.config import NativeConfig
+from routing.broker import Broker
+from routing.topics.topic import Topic, TopicPartition
+
+NOBODY = -1
+"""Who leads a partition that nobody leads."""
+
+
+def node_id(broker: Broker, config: NativeConfig) -> int:
+    """This broker's."""
+    return config.node_id if broker.cluster is None else broker.cluster.broker_id
+
+
+def nodes(broker: Broker, config: NativeConfig, door: str) -> list[tuple[int, str, int]]:
+    """(node id, host, port) of all brokers with such a door; an empty host: the address that the client is at."""
+    cluster = broker.cluster
+    if cluster is None:
+        return [(config.node_id, config.advertised_host, config.advertised_port)]
+    found = []
+    for member in sorted(cluster.members.brokers.values()):
+        host, _, port = member.record.addresses.get(door, "").rpartition(":")
+        if host:
+            found.append((member.broker_id, host.strip("[]"), int(port)))
+    return found
+
+
+def partitions(broker: Broker, config: NativeConfig, topic: Topic) -> list[wire.PartitionMetadata]:
+    """Who leads each partition of a topic, and who has it."""
+    return [_partition(broker, config, partition) for partition in topic.partitions]
+
+
+def _partition(broker: Broker, config: NativeConfig, partition: TopicPartition) -> wire.PartitionMetadata:
+    if partition.leadership is None:
+        me = node_id(broker, config)
+        return wire.PartitionMetadata(partition.index, me, partition.log.leader_epoch, [me], [me])
+    standing = partition.leadership.standing
+    leader = NOBODY if standing.leader is None else standing.leader
+    return wire.PartitionMetadata(
+        partition.index, leader, standing.leader_epoch, list(standing.replicas), list(standing.isr)
+    )
+
+
+def describe(broker: Broker, config: NativeConfig, topic: Topic) -> list[wire.PartitionDescription]:
+    """Each partition as far as it is on this broker."""
+    found = []
+    for partition in topic.partitions:
+        said, log = _partition(broker, config, partition), partition.log
+        found.append(
+            wire.PartitionDescription(
+                partition.index,
+                said.leader,
+                said.leader_epoch,
+                log.log_start_offset,
+                log.high_watermark,
+                log.log_end_offset,
+                log.size_bytes,
+                said.replicas,
+                said.isr,
+            )
+        )
+    return found

@@ -1,0 +1,170 @@
+"""The partitions of topics in a cluster: their logs on this broker, and who leads them.
+
+1. A topic has an id that no other ever has, `uid`; the logs of its partitions, and their directories, are named by it.
+   So what an earlier topic of that name left behind is never taken for this one's.
+2. The states of its logs are put together with its entry (`states`): who sees the topic sees where it is. They go with
+   it.
+3. Where this broker is a replica the partition has a `ReplicaLog`, else an `AbsentLog`; becoming one, in a log that
+   grows, makes it the former.
+4. Who ceases to lead tells everybody who waits for what it had not committed that this failed: another leader may have
+   put something else there.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable
+
+from core_log.absent_log import AbsentLog
+from core_log.log_config import LogConfig
+from core_log.metadata.store import Guard, Put
+from core_log.partition_log import PartitionLog
+from core_log.replication.state import encode, log_key
+from routing.cluster.cluster import Cluster
+from routing.cluster.elections import places_of
+from routing.cluster.placement import new_state, spread
+from routing.cluster.records import broker_key
+from routing.commits import CommitWaiter
+from routing.errors import InvalidArgument, NotEnoughReplicas, NotLeader, StorageUnavailable
+from routing.topics.leadership import Standing
+from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic_config import Replication
+
+logger = logging.getLogger(__name__)
+
+
+def log_name(uid: str, index: int) -> str:
+    """The name of the log of a partition."""
+    return f"topic-{uid}-{index}"
+
+
+class PartitionLeadership:
+    """A `Leadership` as the metadata and this broker's role have it."""
+
+    __slots__ = ("_cluster", "_name", "_what", "leads")
+
+    def __init__(self, cluster: Cluster, name: str, what: str) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._what = what
+        self.leads = False
+
+    @property
+    def standing(self) -> Standing:
+        """See `Leadership`."""
+        state = self._cluster.state_of(self._name)
+        if state is None:
+            return Standing(None, 0, (), ())
+        return Standing(state.leader, state.leader_epoch, state.replicas, tuple(state.isr_brokers))
+
+    def refusal(self) -> StorageUnavailable | None:
+        """See `Leadership`."""
+        role = self._cluster.role_of(self._name)
+        if role is not None and self._cluster.may_serve(role):
+            return None
+        leader, epoch = self._cluster.leader_of(self._name)
+        if leader is None:
+            return NotLeader(f"nobody leads {self._what} now")
+        if leader == self._cluster.broker_id:
+            return NotLeader(f"broker {leader} may not act as the leader of {self._what} now (epoch {epoch})")
+        return NotLeader(f"broker {leader} leads {self._what} (epoch {epoch})")
+
+    def shortage(self) -> StorageUnavailable | None:
+        """See `Leadership`."""
+        role = self._cluster.role_of(self._name)
+        if role is None or role.may_append():
+            return None
+        state = role.state
+        return NotEnoughReplicas(
+            f"{len(state.isr)} replicas of {self._what} are in sync, {state.min_insync} have to be"
+        )
+
+
+class TopicLogs:
+    """See the module. `dropped` is told of partitions whose leadership was lost, `gone` of those of a deleted topic."""
+
+    def __init__(self, cluster: Cluster, commits: CommitWaiter) -> None:
+        self._cluster = cluster
+        self._commits = commits
+        self._partitions: dict[str, tuple[TopicPartition, PartitionLeadership, Callable[[], PartitionLog]]] = {}
+        cluster.moved.append(self._moved)
+
+    def states(self, partitions: int, said: Replication) -> tuple[str, list[Put], list[Guard]]:
+        """The id of a new topic, and what to put with its entry under which guards. Raises InvalidArgument."""
+        cluster = self._cluster
+        places = places_of(cluster.members.brokers.values())
+        if said.asked > len(places):
+            text = f"topic config replication.factor={said.asked} is more than there are brokers ({len(places)})"
+            raise InvalidArgument(text)
+        if not places:
+            raise StorageUnavailable("no broker is there that could have the topic")
+        known = cluster.elections.logs.values()
+        leads = Counter(log.state.replicas[0] for log in known if log.state.replicas)
+        held = Counter(broker for log in known for broker in log.state.replicas)
+        uid = secrets.token_hex(8)
+        puts: list[Put] = []
+        for index, chosen in enumerate(spread(partitions, places, said.factor, leads, held)):
+            state = new_state(chosen, factor=said.factor, minimum=said.minimum)
+            puts.append((log_key(b"", log_name(uid, index)), encode(state)))
+        guards = [Guard(broker_key(place.broker), create_revision=place.epoch) for place in places]
+        return uid, puts, guards
+
+    def removals(self, topic: Topic) -> list[Put]:
+        """What goes with the topic's entry."""
+        return [(log_key(b"", log_name(topic.uid, index)), None) for index in range(len(topic.partitions))]
+
+    def open(
+        self,
+        topic: str,
+        uid: str,
+        index: int,
+        directory: str,
+        settings: LogConfig,
+        mark_dirty: Callable[[TopicPartition], None],
+    ) -> TopicPartition:
+        """A partition of a topic, with its log where this broker has it."""
+        name, what = log_name(uid, index), f"partition {index} of topic '{topic}'"
+
+        def log() -> PartitionLog:
+            if self._cluster.is_replica(name):
+                try:
+                    return self._cluster.open_log(name, directory, settings)
+                except OSError as error:
+                    logger.error("%s cannot be opened: %s", what, error)
+            return AbsentLog(what, settings)
+
+        leadership = PartitionLeadership(self._cluster, name, what)
+        partition = TopicPartition(topic, index, log(), mark_dirty, leadership)
+        self._partitions[name] = partition, leadership, log
+        self._moved(name)
+        return partition
+
+    def close(self, topic: Topic) -> None:
+        """The topic is gone. Blocks."""
+        for index, partition in enumerate(topic.partitions):
+            name = log_name(topic.uid, index)
+            self._partitions.pop(name, None)
+            partition.drop_open()
+            self._commits.fail(partition.log, StorageUnavailable(f"topic '{topic.name}' is deleted"))
+            self._cluster.close_log(name)
+            partition.log.close()
+
+    def _moved(self, name: str) -> None:
+        found = self._partitions.get(name)
+        if found is None:
+            return
+        partition, leadership, open_log = found
+        if isinstance(partition.log, AbsentLog) and self._cluster.is_replica(name):
+            partition.take_log(open_log())
+        led, leadership.leads = leadership.leads, self._cluster.role_of(name) is not None
+        if leadership.leads:
+            partition.next_offset = partition.log.log_end_offset
+        elif led:
+            partition.drop_open()
+            error = leadership.refusal()
+            assert error is not None
+            self._commits.fail(partition.log, error)
+            for listener in tuple(partition.log.listeners):
+                listener(partition.log)  # readers that wait at its end are not told of anything here any more

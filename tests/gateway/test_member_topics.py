@@ -1,0 +1,153 @@
+"""Topics of a cluster: made at any broker, led by one, kept by three; what clients are told by each of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from core_log.absent_log import AbsentLog
+from core_log.replica_log import ReplicaLog
+from gateway.etcd_process import EtcdProcess
+from protocols.native import wire
+from protocols.native.client import Client, Link, LinkConfig
+from protocols.native.errors import ErrorCode, MillraceError
+from routing.errors import NotLeader
+from tests.gateway.test_member import Running, three, until
+from tests.support.replica_node import batch_of
+
+
+@asynccontextmanager
+async def link(broker: Running) -> AsyncIterator[Link]:
+    found = Link(f"127.0.0.1:{broker.server.ports['native']}", LinkConfig())
+    await found.connect()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(found.run)
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+_rounds = itertools.count()
+
+
+async def produce(to: Link, *entries: tuple[str, int], acks: int = -1) -> list[tuple[int, int]]:
+    """(error code or 0, base offset) of each."""
+    again = next(_rounds)
+    said = [wire.ProduceEntry(topic, index, again, memoryview(batch_of(0, 10, 10))) for topic, index in entries]
+    with trio.fail_after(10):
+        reply = await to.request(wire.Produce(0, acks, 5000, said), wire.ProduceReply)  # type: ignore[arg-type]
+    return [(error[0] if error is not None else 0, offset) for error, offset in reply.entries]
+
+
+async def fetch(to: Link, topic: str, index: int, offset: int = 0, wait_ms: int = 0) -> wire.FetchedPartition:
+    entry = wire.FetchEntry(topic, index, offset, 1 << 20)
+    with trio.fail_after(10):
+        return (await to.request(wire.Fetch(0, wait_ms, 1, 1 << 20, [entry]), wire.FetchReply)).entries[0]
+
+
+async def leaders(to: Link, topic: str) -> list[wire.PartitionMetadata]:
+    reply = await to.request(wire.Metadata(0, [topic], False), wire.MetadataReply)
+    ((_, error, partitions),) = reply.topics
+    assert error is None, error
+    return partitions
+
+
+async def test_a_topic_made_at_one_broker_is_led_and_kept_by_all(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "topics") as (nursery, brokers):
+        async with Client(f"127.0.0.1:{brokers[2].server.ports['native']}") as client:
+            await client.create_topic("t", partitions=3)
+            with pytest.raises(MillraceError, match=r"replication.factor=4 is more than there are brokers \(3\)"):
+                await client.create_topic("u", config={"replication.factor": "4"})
+            await client.create_topic("one", config={"replication.factor": "1"})
+        for broker in brokers.values():  # whoever changed something is answered when all know it
+            for partition in broker.server.broker.topics["t"].partitions:
+                assert isinstance(partition.log, ReplicaLog)
+        async with link(brokers[1]) as first, link(brokers[2]) as second, link(brokers[3]) as third:
+            links = {1: first, 2: second, 3: third}
+            reply = await third.request(wire.Metadata(0, ["t"], False), wire.MetadataReply)
+            assert reply.nodes == [(n, "127.0.0.1", brokers[n].server.ports["native"]) for n in (1, 2, 3)]
+            told = reply.topics[0][2]
+            assert sorted(partition.leader for partition in told) == [1, 2, 3]
+            assert all(sorted(partition.replicas) == sorted(partition.isr) == [1, 2, 3] for partition in told)
+            for partition in told:
+                for number, one in links.items():
+                    leads = number == partition.leader
+                    expected = (0, 0) if leads else (ErrorCode.NOT_LEADER, -1)
+                    assert await produce(one, ("t", partition.partition)) == [expected]
+                    fetched = await fetch(one, "t", partition.partition)
+                    if leads:
+                        assert (fetched.error, fetched.high_watermark) == (None, 10)
+                    else:
+                        assert fetched.error is not None
+                        text = f"broker {partition.leader} leads partition {partition.partition} of topic 't' (epoch 1)"
+                        assert fetched.error == (ErrorCode.NOT_LEADER, True, text)
+            logs = [[p.log for p in broker.server.broker.topics["t"].partitions] for broker in brokers.values()]
+            await until(lambda: all(log.high_watermark == 10 for line in logs for log in line))
+            # One that only one broker has.
+            (alone,) = await leaders(first, "one")
+            assert alone.replicas == alone.isr == [alone.leader]
+            assert await produce(links[alone.leader], ("one", 0)) == [(0, 0)]
+            other = brokers[alone.leader % 3 + 1].server.broker.topics["one"]
+            assert isinstance(other.partitions[0].log, AbsentLog)
+            assert isinstance(other.error(), NotLeader)
+            # A leader goes: who waits at the end is told, and another goes on.
+            leader = told[0].leader
+            rest = [links[number] for number in (1, 2, 3) if number != leader]
+            offset_known = await fetch(links[leader], "t", 0, 10)
+            assert offset_known.error is None
+            nursery.start_soon(brokers[leader].stop)
+            await until(
+                lambda: brokers[leader % 3 + 1].cluster.state_of(_log(brokers, leader % 3 + 1)).leader != leader
+            )  # type: ignore[union-attr]
+            now = (await leaders(rest[0], "t"))[0]
+            assert now.leader not in (leader, -1)
+            assert now.leader_epoch == 2
+            with trio.fail_after(10):
+                while (await produce(links[now.leader], ("t", 0)))[0] != (0, 10):
+                    await trio.sleep(0.05)
+            await brokers[leader].over.wait()
+            brokers[leader] = Running(brokers[leader].config)
+            await nursery.start(brokers[leader].run)
+            again = brokers[leader].server.broker.topics["t"].partitions[0].log
+            await until(lambda: again.high_watermark == 20)
+            # It is the preferred leader, and gets its partition back by itself.
+            await until(lambda: brokers[leader].cluster.may_append(_log(brokers, leader)))
+            async with link(brokers[leader]) as back:
+                assert await produce(back, ("t", 0)) == [(0, 20)]
+                async with Client(f"127.0.0.1:{brokers[leader].server.ports['native']}") as client:
+                    await client.delete_topic("t")
+            for broker in brokers.values():
+                assert "t" not in broker.server.broker.topics
+                assert not [name for name in broker.cluster.replicas.by_name if name.startswith("topic-")][1:]
+            await until(lambda: not any(list(tmp_path.glob("*/topics/t-*")) + list(tmp_path.glob("*/deleting/*"))))
+
+
+def _log(brokers: dict[int, Running], number: int) -> str:
+    return f"topic-{brokers[number].server.broker.topics['t'].uid}-0"
+
+
+async def test_too_few_replicas_refuse_before_anything_is_appended(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "few") as (nursery, brokers):
+        async with Client(f"127.0.0.1:{brokers[1].server.ports['native']}") as client:
+            await client.create_topic("t", config={"min.insync.replicas": "3"})
+        async with link(brokers[1]) as asked:
+            (partition,) = await leaders(asked, "t")
+        leader, gone = partition.leader, partition.leader % 3 + 1
+        async with link(brokers[leader]) as to:
+            assert await produce(to, ("t", 0)) == [(0, 0)]
+            await brokers[gone].stop()
+            log = brokers[leader].server.broker.topics["t"].partitions[0].log
+            await until(lambda: len(brokers[leader].cluster.state_of(_log(brokers, leader)).isr) == 2)  # type: ignore[union-attr]
+            assert await produce(to, ("t", 0)) == [(ErrorCode.NOT_ENOUGH_REPLICAS, -1)]
+            assert log.log_end_offset == 10
+            assert await produce(to, ("t", 0), acks=1) == [(0, 10)]
+            fetched = await fetch(to, "t", 0, 10)
+            assert (fetched.error, fetched.high_watermark, len(fetched.records)) == (None, 10, 0)
+            brokers[gone] = Running(brokers[gone].config)
+            await nursery.start(brokers[gone].run)
+            await until(lambda: log.high_watermark == 20)
+            assert await produce(to, ("t", 0)) == [(0, 20)]
