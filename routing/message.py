@@ -180,7 +180,9 @@ class Slab:
     shared by all who deliver this slab: encode a fan-out once per wire form.
     """
 
-    __slots__ = ("bodies", "exchange", "facts", "keys", "properties", "raws", "routing_key", "size", "wire")
+    __slots__ = (
+        "_highest_facts", "bodies", "exchange", "facts", "keys", "properties", "raws", "routing_key", "size", "wire",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -203,6 +205,7 @@ class Slab:
         self.facts = facts
         self.size = sum(map(len, bodies)) if size is None else size
         self.wire: dict[Any, Any] | None = None
+        self._highest_facts = -1
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -222,7 +225,11 @@ class Slab:
     @property
     def highest_facts(self) -> int:
         """Below `TIMED_FROM` no message has a time to live or a delay, below `DELAYED_FROM` none has a delay."""
-        return self.properties.facts if self.facts is None else max(self.facts)
+        if self.facts is None:
+            return self.properties.facts
+        if self._highest_facts < 0:
+            self._highest_facts = max(self.facts)
+        return self._highest_facts
 
     @property
     def plain(self) -> bool:

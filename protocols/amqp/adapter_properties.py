@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocols.amqp import property_edits, wire
+from protocols.amqp.digit_columns import DIGITS_MAX, FEW, LANES_MAX, combined
 from protocols.amqp.errors import AmqpError, SyntaxFault
 from protocols.amqp.properties import BasicProperties, Step, decode_properties, encode_properties, layout_of
 from protocols.sansio import LocalProtocolError
-from routing.facts import DELAY_MS_MAX, PRIORITY_MAX, TTL_MASK, TTL_MS_MAX, pack
+from routing.facts import DELAY_MS_MAX, DELAYED_FROM, PRIORITY_MAX, TTL_MASK, TTL_MS_MAX, pack
 from routing.message import (
     NAME_ENCODING_ERRORS,
     RESERVED_HEADER_PREFIX,
@@ -255,17 +256,18 @@ def facts_of(raw: bytes, user: str) -> int | None:
     return facts if pos == len(raw) else None
 
 
-def ruled_facts(facts: int, priorities: list[int], expirations: list[bytes]) -> list[int]:
+def ruled_facts(facts: int, priorities: bytes, digits: list[bytes]) -> list[int]:
     """See `mixed_runs.RuledFacts`. An expiration has so few digits that it is no greater than `TTL_MS_MAX`."""
     if priorities:
         facts &= ~(PRIORITY_MAX << 1)
-    if expirations:
-        facts &= ~(TTL_MASK << 9)
-    if not expirations:
+    if not digits:
         return [facts | priority << 1 for priority in priorities]
-    if not priorities:
-        return [facts | int(digits) + 1 << 9 for digits in expirations]
-    return [facts | int(digits) + 1 << 9 | level << 1 for level, digits in zip(priorities, expirations, strict=True)]
+    facts &= ~(TTL_MASK << 9)
+    count = len(digits[0])
+    if FEW <= count <= LANES_MAX and len(digits) <= DIGITS_MAX and facts < DELAYED_FROM:
+        return combined(facts + (1 << 9), 9, digits, 1, priorities)
+    levels = priorities or bytes(count)
+    return [facts | int(bytes(one)) + 1 << 9 | level << 1 for level, one in zip(levels, zip(*digits), strict=True)]
 
 
 def _delay_ms(headers: dict[str, Any]) -> int:

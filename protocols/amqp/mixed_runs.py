@@ -20,9 +20,10 @@ from protocols.amqp.properties import fixed_parts
 from protocols.amqp.publish_run import UNIFORM_MIN, Family, PublishRun, Route
 
 Facts = Callable[[bytes], int | None]
-RuledFacts = Callable[[int, list[int], list[bytes]], list[int]]
-"""Given the facts of one property list, and the priorities and expirations (digits) of others that differ from it in
-these two alone (an empty list where they have none): the facts of those."""
+RuledFacts = Callable[[int, bytes, list[bytes]], list[int]]
+"""Given the facts of one property list, and the priorities and expirations of others that differ from it in these two
+alone: the facts of those. Priorities are a byte each; expirations have one number of digits, and are given as columns
+of them, the highest place first. Either is empty where they have none."""
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _CONTENT_HEAD = struct.Struct(">BHIIQ")
@@ -66,6 +67,7 @@ class _Shape:
         "head",
         "head_bytes",
         "missed",
+        "raw_bytes",
         "read_fixed",
         "ruling",
         "taken",
@@ -78,6 +80,7 @@ class _Shape:
         self.facts = facts
         self.head = _FRAME_HEAD.pack(2, channel, 12 + len(raw)) + b"\x00\x3c\x00\x00"
         self.between = b"\xce\x03" + channel.to_bytes(2, "big")
+        self.raw_bytes = len(raw)
         self.read_fixed, self.ruling = fixed_parts(raw)
         self.fixed = self.read_fixed(raw)
         layout = struct.Struct(f">{method_bytes}s11sQ{len(raw)}s4sI")
@@ -122,16 +125,17 @@ class _Shape:
 
     def facts_from(self, start: int, columns: _Columns, ruled_facts: RuledFacts) -> list[int]:
         """The facts of what was taken into the columns from `start` on; stops before an expiration that is none."""
-        ruling = self.ruling
-        if ruling is None:
-            return [self.facts] * (len(columns.raws) - start)
-        at, digits = ruling.priority_at, ruling.expiration
-        raws = columns.raws[start:]
-        expirations = [] if digits is None else [raw[digits] for raw in raws]
-        if expirations and not b"".join(expirations).isdigit():
-            good = next(index for index, one in enumerate(expirations) if not one.isdigit())
-            del raws[good:], expirations[good:]
-        return ruled_facts(self.facts, [] if at is None else [raw[at] for raw in raws], expirations)
+        ruling, raws = self.ruling, columns.raws[start:] if start else columns.raws
+        if ruling is None or not raws:
+            return [self.facts] * len(raws)
+        at, expiration, size = ruling.priority_at, ruling.expiration, self.raw_bytes
+        joined = b"".join(raws)
+        digits = [] if expiration is None else [joined[place::size] for place in expiration]
+        if digits and not b"".join(digits).isdigit():
+            wrong = min(index for column in digits for index, one in enumerate(column) if not 48 <= one <= 57)
+            joined = joined[: wrong * size]
+            digits = [column[:wrong] for column in digits]
+        return ruled_facts(self.facts, b"" if at is None else joined[at::size], digits) if joined else []
 
     @property
     def is_misleading(self) -> bool:

@@ -96,7 +96,7 @@ class Ruling:
     """Where priority and expiration are in a property list; None where it has none."""
 
     priority_at: int | None
-    expiration: slice | None
+    expiration: range | None
     """Its digits."""
 
 
@@ -125,7 +125,7 @@ def fixed_parts(raw: bytes) -> tuple[Callable[[bytes], tuple[bytes, ...]], Rulin
             is_plain = step is Step.EXPIRATION and 1 < size <= 1 + _PLAIN_DIGITS_MAX
             head = 1 if is_plain or step is Step.SHORT_STRING else size
             if is_plain:
-                expiration = slice(pos + 1, pos + size)
+                expiration = range(pos + 1, pos + size)
         fixed[-1] += head
         if size > head:
             fixed += (size - head, 0)

@@ -41,7 +41,11 @@ class _Mover:
         if facts:
             # Slabs of what waits need not know what their messages asked for.
             offsets = consumer.session.unsettled[-1].offsets_of(first_id, first_id + stop - start)
-            part.facts = list(map(without_delay, facts.each(offsets, int(part.properties.persistent))))
+            each = list(map(without_delay, facts.each(offsets, int(part.properties.persistent))))
+            part = Slab(
+                part.exchange, part.routing_key, part.properties, part.bodies, part.size,
+                keys=part.keys, raws=part.raws, facts=each,
+            )  # fmt: skip
         self.arrived.append(part)
         self.delivered += stop - start
         self.changed.set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from routing.message import Properties, Slab
@@ -92,11 +94,17 @@ class Gathered:
                 break
             slab, start = entry.slab, entry.first
             stop = bisect_left(offsets, entry.end, at)
-            places = [offset - start for offset in offsets[at:stop]]
             bodies, keys, raws = slab.bodies, slab.keys, slab.raws
-            self._bodies += [bodies[place] for place in places]
-            self._keys += [slab.routing_key] * len(places) if keys is None else [keys[place] for place in places]
-            self._raws += [slab.properties.raw] * len(places) if raws is None else [raws[place] for place in places]
+            if stop - at == 1:
+                place = offsets[at] - start
+                self._bodies.append(bodies[place])
+                self._keys.append(slab.routing_key if keys is None else keys[place])
+                self._raws.append(slab.properties.raw if raws is None else raws[place])
+            else:
+                pick = itemgetter(*[offset - start for offset in offsets[at:stop]])
+                self._bodies += pick(bodies)
+                self._keys += repeat(slab.routing_key, stop - at) if keys is None else pick(keys)
+                self._raws += repeat(slab.properties.raw, stop - at) if raws is None else pick(raws)
             at = stop
         self.offsets += offsets[:at]
         return at

@@ -161,6 +161,16 @@ class Levels:
             self._occupied ^= 1 << level
         return -1
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return self.top_level() < 0 and not self.fresh.count
+
+    @property
+    def may_be_several(self) -> bool:
+        """False: all that waits stands in one line, if it has been sorted in."""
+        return self._occupied & self._occupied - 1 != 0
+
     def descending(self) -> list[Line]:
         """The lines in which something waits, the highest first."""
         return [self._lines[level] for level in sorted(self._lines, reverse=True) if self._lines[level].count]

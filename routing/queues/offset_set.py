@@ -67,15 +67,18 @@ class OffsetSet:
         if self._tail_count:
             self._push(self._tail_first, self._tail_count)
         self._tail_first, self._tail_count = offsets[-1], 1
-        packed = array("Q", [offset << 16 for offset in offsets])
-        packed.pop()
+        packed = [offset << 16 for offset in offsets]
+        del packed[-1]
         chunks = self._chunks
+        if chunks and len(chunks[-1]) + len(packed) <= _CHUNK_RANGES:
+            chunks[-1].extend(packed)
+            return
         at = 0
         while at < len(packed):
             if not chunks or len(chunks[-1]) >= _CHUNK_RANGES:
                 chunks.append(array("Q"))
             stop = at + _CHUNK_RANGES - len(chunks[-1])
-            chunks[-1] += packed[at:stop]
+            chunks[-1].extend(packed[at:stop])
             at = stop
 
     def _push(self, first: int, count: int) -> None:

@@ -122,6 +122,13 @@ class Queue:
             return self.line.count
         return sum(line.count for line in self.lines())
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message could be delivered now; told sooner than how many could."""
+        if self.groups is not None:
+            return not self.message_count
+        return not self.line.count if self.levels is None else self.levels.is_empty
+
     def lines(self) -> Sequence[Line]:
         """Everywhere that messages wait."""
         lines = (self.line,) if self.levels is None else self.levels.lines()
@@ -207,7 +214,7 @@ class Queue:
 
     def wake(self) -> None:
         """Something changed that may allow a delivery, if anything waits for one."""
-        if not self.awake and self.turns.consumers and self.message_count:
+        if not self.awake and self.turns.consumers and not self.is_empty:
             self.awake = True
             self.host.runnable(self)
 
@@ -392,12 +399,12 @@ class Queue:
             limits.enforce(self)
 
     def _deliver(self) -> None:
-        window = self.settings.priority_window
+        window, consumers = self.settings.priority_window, self.turns.consumers
         while True:
             first, count, redelivered = self.head()
             if not count:
                 return
-            consumer, credit = self.turns.choose(self.message_count)
+            consumer, credit = self.turns.choose(self.message_count if len(consumers) > 1 else count)
             if consumer is None:
                 return
             level = -1
@@ -406,7 +413,7 @@ class Queue:
                 credit = min(credit, consumer.window_credit(window, level))
                 if credit <= 0:
                     return
-            if count < SCATTERED_BELOW and count < credit and self.message_count > count and not window:
+            if count < SCATTERED_BELOW and count < credit and not window and self._goes_on(count):
                 gathered = gather(self, min(credit, _GATHERED_MAX))
                 if gathered is not None:
                     slab, offsets, redelivered = gathered
@@ -429,6 +436,11 @@ class Queue:
                 consumer.session.hand_over_scattered(consumer, self, slab, offsets, redelivered)
                 continue
             consumer.session.hand_over(consumer, entry.slab, start, start + count, first, redelivered)
+
+    def _goes_on(self, count: int) -> bool:
+        """Whether more waits, or may, than the `count` that come next."""
+        line, levels = self.next_line(), self.levels
+        return line.count > count or (levels is not None and line is not levels.fresh and levels.may_be_several)
 
     def skip_unreadable(self, offset: int) -> None:
         """Give up on a message that the log does not hold any more."""

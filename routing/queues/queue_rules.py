@@ -284,7 +284,9 @@ class QueueRules:
         for offset, level in enumerate(column, first):
             sorted_in[level].append(offset)
         for level, offsets in sorted_in.items():
-            if offsets[-1] - offsets[0] < 2 * len(offsets):
+            if len(offsets) == 1:
+                levels.at(level).ready.append(offsets[0], 1)
+            elif offsets[-1] - offsets[0] < 2 * len(offsets):
                 for start, count in runs_of(offsets):
                     levels.at(level).ready.append(start, count)
             else:

@@ -174,10 +174,10 @@ def test_lists_that_agree_in_what_counts_ask_for_the_same(raw: bytes, noise: byt
     if read_fixed(other) == read_fixed(raw):
         facts = facts_of(raw, USER)
         if facts is not None and ruling is not None:
-            priorities = [] if ruling.priority_at is None else [other[ruling.priority_at]]
-            expirations = [] if ruling.expiration is None else [other[ruling.expiration]]
-            is_ruled = not expirations or expirations[0].isdigit()
-            (facts,) = ruled_facts(facts, priorities, expirations) if is_ruled else [None]
+            priorities = b"" if ruling.priority_at is None else other[ruling.priority_at :][:1]
+            digits = [other[place : place + 1] for place in ruling.expiration or ()]
+            is_ruled = not digits or b"".join(digits).isdigit()
+            (facts,) = ruled_facts(facts, priorities, digits) if is_ruled else [None]
         assert facts_of(other, USER) == facts
 
 
