@@ -64,11 +64,13 @@ class OffsetSet:
         if not offsets:
             return
         self.count += len(offsets)
-        if self._tail_count:
-            self._push(self._tail_first, self._tail_count)
-        self._tail_first, self._tail_count = offsets[-1], 1
         packed = [offset << 16 for offset in offsets]
         del packed[-1]
+        if self._tail_count == 1:
+            packed.insert(0, self._tail_first << 16)
+        elif self._tail_count:
+            self._push(self._tail_first, self._tail_count)
+        self._tail_first, self._tail_count = offsets[-1], 1
         chunks = self._chunks
         if chunks and len(chunks[-1]) + len(packed) <= _CHUNK_RANGES:
             chunks[-1].extend(packed)
