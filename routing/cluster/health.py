@@ -38,7 +38,7 @@ def place(log: str, topics: Mapping[str, str]) -> tuple[str, int]:
 
 def names_by_id(topics: Iterable[Topic]) -> dict[str, str]:
     """What `place` goes by."""
-    return {getattr(topic, "uid", topic.name): topic.name for topic in topics}
+    return {topic.uid: topic.name for topic in topics}
 
 
 def is_leaderless(state: LogState) -> bool:

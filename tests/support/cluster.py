@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -167,17 +167,21 @@ class ClusterProcesses:
             except MillraceError:
                 pass
             if time.monotonic() > deadline:
-                raise AssertionError(f"broker {of}: {what or 'what is waited for'} did not come to be: {found}")
+                raise AssertionError(
+                    f"broker {of}: {what or 'what is waited for'} did not come to be: {in_short(found)}"
+                )
             time.sleep(0.05)
 
-    def until_whole(self, *, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until all brokers run, and every partition has a leader and all replicas in its ISR."""
+    def until_whole(self, *, timeout_s: float = PATIENCE_S, topics: Collection[str] | None = None) -> None:
+        """Wait until all brokers run, and every partition, or those of some topics, has a leader and all replicas in
+        its ISR.
+        """
         for number in self.brokers:
-            self.until(self.is_whole, of=number, timeout_s=timeout_s, what="a whole cluster")
+            self.until(partial(self.is_whole, topics=topics), of=number, timeout_s=timeout_s, what="a whole cluster")
 
-    def is_whole(self, status: Status) -> bool:
+    def is_whole(self, status: Status, topics: Collection[str] | None = None) -> bool:
         """Whether nothing is missing."""
-        partitions = status["partitions"]
+        partitions = [one for one in status["partitions"] if topics is None or one["topic"] in topics]
         return sum(broker["alive"] for broker in status["brokers"]) == len(self.brokers) and all(
             one["leader"] is not None and sorted(one["isr"]) == sorted(one["replicas"]) for one in partitions
         )
@@ -189,6 +193,17 @@ class ClusterProcesses:
                 found: int | None = one["leader"]
                 return found
         return None
+
+
+def in_short(status: Status) -> str:
+    """Who is there, and which partitions are not as they should be."""
+    alive = [broker["id"] for broker in status.get("brokers", ()) if broker["alive"]]
+    wanting = [
+        "{topic}-{partition} led by {leader} in epoch {epoch}, isr {isr} of {replicas}".format_map(one)
+        for one in status.get("partitions", ())
+        if one["leader"] is None or len(one["isr"]) < len(one["replicas"])
+    ]
+    return f"alive {alive}, controller {status.get('controller')}, {len(wanting)} partitions wanting: {wanting[:20]}"
 
 
 @contextmanager

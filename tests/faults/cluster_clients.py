@@ -1,0 +1,365 @@
+"""Clients of a cluster that is shaken: they try again until they are answered, and note what they were told.
+
+1. A message says which stream it is of, which key it has and the how-manieth of its key it is. A producer goes on only
+   when a message is confirmed: what it could not tell, it publishes again, and remembers that it did (`retried`).
+2. Every client picks brokers at random and takes any error for a reason to pick another one.
+3. They end when `stop` is set; what is not confirmed then is unknown.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pika
+import pika.exceptions
+
+from benchmarks.wire_proto import BrokerError, Mqtt, packet, utf8
+from core_log.record_batch import BatchBuilder, decode_runs, validate
+from protocols.native.blocking import BlockingClient
+from protocols.native.errors import MillraceError, OffsetOutOfRange
+from tests.faults.wire_clients import wire_options
+from tests.support.broker_process import BrokerProcess
+from tests.support.cluster import ClusterProcesses
+
+KEYS = 6
+_ANSWER_S = 4.0
+_NO_HEADERS = b"\0"
+
+Message = tuple[int, int]
+"""Key and number."""
+
+
+@dataclass
+class Ledger:
+    """What the world outside knows of a stream."""
+
+    name: str
+    published: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(KEYS), 0))
+    """How many of each key."""
+    confirmed: set[Message] = field(default_factory=set)
+    retried: set[Message] = field(default_factory=set)
+    received: list[tuple[Message, bool]] = field(default_factory=list)
+    """In order, and whether it was marked as redelivered."""
+    confirmed_at: float = field(default_factory=time.monotonic)
+    longest_gap_s: float = 0.0
+    """Between two confirmations."""
+
+    def take(self, key: int, count: int = 1) -> list[Message]:
+        """The next messages of a key."""
+        first = self.published[key]
+        self.published[key] += count
+        return [(key, number) for number in range(first, first + count)]
+
+    def body(self, message: Message) -> bytes:
+        """A message as bytes; lengths differ."""
+        return b"%s %d %d " % (self.name.encode(), *message) + b"." * (message[1] * 7 % 300)
+
+    def parse(self, body: bytes) -> Message:
+        """The inverse; all of it is checked."""
+        name, key, number, _ = body.split(b" ", 3)
+        message = int(key), int(number)
+        assert name == self.name.encode(), f"{self.name}: {body!r} is of another stream"
+        assert body == self.body(message), f"{self.name}: {message} was changed on the way"
+        return message
+
+    def note(self, messages: list[Message]) -> None:
+        """They are confirmed."""
+        now = time.monotonic()
+        self.longest_gap_s = max(self.longest_gap_s, now - self.confirmed_at)
+        self.confirmed_at = now
+        self.confirmed.update(messages)
+
+
+class Worker(ABC):
+    """A client in a thread of its own. What it finds wrong is in `failure`."""
+
+    def __init__(self, cluster: ClusterProcesses, ledger: Ledger, seed: int) -> None:
+        self.cluster, self.ledger = cluster, ledger
+        self.dice = random.Random(seed)
+        self.stop = threading.Event()
+        self.failure: BaseException | None = None
+        self.last_error = ""
+        self._thread = threading.Thread(target=self._main, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """End, and raise what it found wrong."""
+        self.stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), f"{type(self).__name__} does not end; last error: {self.last_error}"
+        if self.failure is not None:
+            raise self.failure
+
+    def _main(self) -> None:
+        try:
+            while not self.stop.is_set():
+                try:
+                    self.work(self._any_broker())
+                except self.expected as error:
+                    self.last_error = repr(error)
+                    self.stop.wait(0.1)
+        except BaseException as error:
+            self.failure = error
+
+    def _any_broker(self) -> BrokerProcess:
+        return self.dice.choice(list(self.cluster.brokers.values()))
+
+    expected: tuple[type[BaseException], ...] = (MillraceError, OSError)
+    """What a broker that is gone, paused, cut off or full looks like."""
+
+    @abstractmethod
+    def work(self, broker: BrokerProcess) -> None:
+        """One connection. Raises what is `expected`."""
+
+
+# --- native -------------------------------------------------------------------------------------
+
+
+class _Leaders:
+    """Connections to the leaders of a topic's partitions, as any broker names them."""
+
+    def __init__(self, cluster: ClusterProcesses, topic: str, any_broker: Callable[[], BrokerProcess]) -> None:
+        self._cluster, self._topic, self._any = cluster, topic, any_broker
+        self._clients: dict[int, BlockingClient] = {}
+        self._leaders: dict[int, int] = {}
+
+    def client(self, partition: int) -> BlockingClient:
+        """Raises MillraceError."""
+        leader = self._leaders.get(partition)
+        if leader is None:
+            asked = self._any()
+            with BlockingClient(f"{asked.host}:{asked.native_port}", timeout_s=2) as client:
+                page = client.administer("cluster.partitions")
+            rows = [dict(zip(page["columns"], row, strict=True)) for row in page["rows"]]
+            self._leaders = {row["partition"]: row["leader"] for row in rows if row["topic"] == self._topic}
+            leader = self._leaders.get(partition)
+            if leader is None:
+                raise MillraceError(f"nobody leads {self._topic}-{partition}")
+        if leader not in self._clients:
+            self._clients[leader] = BlockingClient(self._cluster.server(leader), timeout_s=_ANSWER_S)
+        return self._clients[leader]
+
+    def forget(self) -> None:
+        """Look again, and connect again."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        self._leaders.clear()
+
+
+class NativeProducer(Worker):
+    """Batches of records with acks=all; `offsets` are values by (partition, offset), as confirmed."""
+
+    def __init__(self, cluster: ClusterProcesses, ledger: Ledger, seed: int, partitions: int) -> None:
+        super().__init__(cluster, ledger, seed)
+        self._partitions = partitions
+        self.offsets: dict[tuple[int, int], bytes] = {}
+        self._leaders = _Leaders(cluster, ledger.name, self._any_broker)
+        self._pending: tuple[int, list[Message]] | None = None
+
+    def work(self, broker: BrokerProcess) -> None:
+        """See `Worker`."""
+        try:
+            while not self.stop.is_set():
+                if self._pending is None:
+                    key = self.dice.randrange(KEYS)
+                    self._pending = key % self._partitions, self.ledger.take(key, self.dice.choice((1, 1, 2, 10, 50)))
+                partition, messages = self._pending
+                values = [self.ledger.body(message) for message in messages]
+                builder = BatchBuilder(0, 0, int(time.time() * 1000))
+                builder.add_run(0, b"%d" % messages[0][0], values, _NO_HEADERS)
+                base = self._leaders.client(partition).produce(
+                    self.ledger.name, partition, builder.build(), timeout_ms=int(_ANSWER_S * 1000)
+                )
+                assert base is not None
+                self.offsets.update(((partition, base + place), value) for place, value in enumerate(values))
+                self.ledger.note(messages)
+                self._pending = None
+        except self.expected:
+            if self._pending is not None:
+                self.ledger.retried.update(self._pending[1])
+            self._leaders.forget()
+            raise
+
+
+class NativeReader(Worker):
+    """Reads a partition as far as anybody may; `seen` are values by offset."""
+
+    def __init__(self, cluster: ClusterProcesses, ledger: Ledger, seed: int, partition: int) -> None:
+        super().__init__(cluster, ledger, seed)
+        self.partition = partition
+        self.seen: dict[int, bytes] = {}
+        self.position = 0
+        self._leaders = _Leaders(cluster, ledger.name, self._any_broker)
+
+    def work(self, broker: BrokerProcess) -> None:
+        """See `Worker`."""
+        try:
+            while not self.stop.is_set():
+                client = self._leaders.client(self.partition)
+                self.take(client.fetch(self.ledger.name, self.partition, self.position, max_wait_ms=200).batches)
+        except OffsetOutOfRange as error:
+            raise AssertionError(f"{self.ledger.name}-{self.partition}: what was read is not there: {error}") from None
+        except self.expected:
+            self._leaders.forget()
+            raise
+
+    def take(self, batches: list[memoryview]) -> None:
+        """Note what was read."""
+        for batch in batches:
+            validate(batch)
+            for run in decode_runs(batch):
+                for offset, value in enumerate(run.values, run.first_offset):
+                    assert value is not None
+                    if offset >= self.position:
+                        self.seen[offset] = bytes(value)
+                        self.position = offset + 1
+
+
+# --- AMQP and MQTT ------------------------------------------------------------------------------
+
+_PIKA = (pika.exceptions.AMQPError, OSError)
+_PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+def pika_connection(broker: BrokerProcess) -> pika.BlockingConnection:
+    """A connection that notices within seconds when nobody answers."""
+    return pika.BlockingConnection(
+        pika.ConnectionParameters(
+            broker.host, broker.amqp_port, heartbeat=2, socket_timeout=2, stack_timeout=4, blocked_connection_timeout=3
+        )
+    )
+
+
+class AmqpPublisher(Worker):
+    """A persistent message at a time to the queue of the stream's name, with confirms."""
+
+    expected = _PIKA
+    _pending: Message | None = None
+
+    def work(self, broker: BrokerProcess) -> None:
+        """See `Worker`."""
+        connection = pika_connection(broker)
+        try:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            while not self.stop.is_set():
+                message = self._pending = self._pending or self.ledger.take(self.dice.randrange(KEYS))[0]
+                channel.basic_publish("", self.ledger.name, self.ledger.body(message), _PERSISTENT, mandatory=True)
+                self.ledger.note([message])
+                self._pending = None
+        except self.expected:
+            if self._pending is not None:
+                self.ledger.retried.add(self._pending)
+            raise
+        finally:
+            _close(connection)
+
+
+class AmqpConsumer(Worker):
+    """Consumes the queue of the stream's name, and acknowledges everything."""
+
+    expected = _PIKA
+
+    def work(self, broker: BrokerProcess) -> None:
+        """See `Worker`."""
+        connection = pika_connection(broker)
+        try:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=50)
+            for method, _, body in channel.consume(self.ledger.name, inactivity_timeout=0.2):
+                if method is not None:
+                    self.ledger.received.append((self.ledger.parse(body), method.redelivered))
+                    channel.basic_ack(method.delivery_tag)
+                if self.stop.is_set():
+                    break
+        finally:
+            _close(connection)
+
+
+class MqttPublisher(Worker):
+    """A QoS 1 message at a time, to an MQTT topic of the stream's name."""
+
+    expected = (OSError, BrokerError, AssertionError)
+    _pending: Message | None = None
+
+    def work(self, broker: BrokerProcess) -> None:
+        """See `Worker`."""
+        options = wire_options(broker.mqtt_port)
+        options.host = broker.host
+        connection = Mqtt.open(options)
+        connection.sock.settimeout(_ANSWER_S)
+        packet_id = 0
+        try:
+            while not self.stop.is_set():
+                message = self._pending = self._pending or self.ledger.take(self.dice.randrange(KEYS))[0]
+                packet_id = packet_id % 65535 + 1
+                body = utf8(self.ledger.name) + struct.pack(">H", packet_id) + self.ledger.body(message)
+                connection.sock.sendall(packet(0x32, body))
+                if _read(connection, 4) != struct.pack(">HH", 0x4002, packet_id):
+                    raise BrokerError("not the answer that is due")
+                self.ledger.note([message])
+                self._pending = None
+        except self.expected:
+            if self._pending is not None:
+                self.ledger.retried.add(self._pending)
+            raise
+        finally:
+            connection.sock.close()
+
+
+def _read(connection: Mqtt, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = connection.sock.recv(size - len(data))
+        if not more:
+            raise BrokerError("the broker closed the connection")
+        data += more
+    return data
+
+
+def _close(connection: pika.BlockingConnection) -> None:
+    try:
+        connection.close()
+    except _PIKA:
+        pass
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def check_order(name: str, messages: list[Message]) -> None:
+    """The first time each message is there, those of its key before it were. Raises AssertionError."""
+    latest: dict[int, int] = {}
+    known: set[Message] = set()
+    for message in messages:
+        if message in known:
+            continue
+        known.add(message)
+        key, number = message
+        assert latest.get(key, -1) < number, f"{name}: {message} after {latest[key]} of its key"
+        latest[key] = number
+
+
+def check_received(ledger: Ledger, seed: int) -> None:
+    """All that was confirmed came, in the order of its key, and again only if marked or published again."""
+    where = f"{ledger.name}, seed {seed}"
+    times: dict[Message, int] = {}
+    for message, redelivered in ledger.received:
+        times[message] = times.get(message, 0) + 1
+        again = times[message] > 1
+        assert not again or redelivered or message in ledger.retried, f"{where}: {message} twice and not marked"
+    missing = ledger.confirmed - times.keys()
+    assert not missing, f"{where}: {len(missing)} lost of those confirmed, such as {sorted(missing)[:5]}"
+    strange = [message for message in times if message[1] >= ledger.published[message[0]]]
+    assert not strange, f"{where}: {strange[:5]} were never published"
+    check_order(where, [message for message, _ in ledger.received])

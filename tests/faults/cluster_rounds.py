@@ -1,0 +1,329 @@
+"""Shake a cluster of real processes under load, round after round, and check what it promised.
+
+    python -m tests.faults.cluster_rounds [--rounds N] [--seed S] [--only FAULT] [--directory DIR]
+
+A round has clients publish and consume on all doors, does something to the cluster, puts it right again, waits until
+every partition has all replicas in its ISR, and checks:
+
+1. every record and message that was confirmed is there, unchanged, records at the offsets that producers were told;
+2. the order of each key is that of publishing;
+3. what came twice is marked as redelivered, or was published again because its confirmation did not come;
+4. what a reader of a topic was given stays what it is.
+
+At the end all brokers stop, and their replicas of the topic must be equal byte for byte.
+
+What happens is drawn from a seed; the moments at which processes run cannot be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from core_log.record_batch import validate
+from protocols.native.blocking import BlockingClient
+from routing.cluster.health import QUEUES
+from tests.faults.cluster_clients import (
+    AmqpConsumer,
+    AmqpPublisher,
+    Ledger,
+    MqttPublisher,
+    NativeProducer,
+    NativeReader,
+    Worker,
+    check_order,
+    check_received,
+    pika_connection,
+)
+from tests.support.cluster import ClusterProcesses, cluster_processes
+from tests.support.peer_relay import PeerRelay
+
+PARTITIONS = 3
+RECORDS, OVER_AMQP, OVER_MQTT = "rounds-records", "rounds-amqp", "rounds-mqtt"
+MODULE = "tests.faults.faulty_broker"
+"""Wraps the brokers, so that a signal fills the disk of one."""
+WHOLE_S = 60.0
+DRAINED_S = 60.0
+
+
+class ClusterWorld:
+    """What the clients of a cluster know; see the module. `doors` are those that are used."""
+
+    def __init__(self, cluster: ClusterProcesses, seed: int, doors: tuple[str, ...]) -> None:
+        self.cluster = cluster
+        self.seed = seed
+        self.dice = random.Random(seed)
+        self.doors = doors
+        self.records, self.amqp, self.mqtt = Ledger(RECORDS), Ledger(OVER_AMQP), Ledger(OVER_MQTT)
+        self.offsets: dict[tuple[int, int], bytes] = {}
+        """Confirmed records, by partition and offset."""
+        self.seen: dict[tuple[int, int], bytes] = {}
+        """Records that a reader was given."""
+        self.positions = dict.fromkeys(range(PARTITIONS), 0)
+        self.faults: dict[str, Callable[[], Iterator[None]]] = {
+            "kill": self._kill,
+            "stop": self._stop,
+            "pause": self._pause,
+            "isolate": self._isolate,
+            "cut": self._cut,
+            "etcd": self._etcd,
+            "full": self._full,
+        }
+
+    @property
+    def ledgers(self) -> list[Ledger]:
+        """Those that are used."""
+        by_door = {"native": self.records, "amqp": self.amqp, "mqtt": self.mqtt}
+        return [by_door[door] for door in self.doors]
+
+    def prepare(self) -> None:
+        """Make the topic and the queues."""
+        self.until_whole()
+        if "native" in self.doors:
+            with BlockingClient(self.cluster.server(1), timeout_s=30) as client:
+                client.create_topic(RECORDS, partitions=PARTITIONS)
+        if "amqp" in self.doors or "mqtt" in self.doors:
+            connection = pika_connection(self.cluster.brokers[2])
+            channel = connection.channel()
+            channel.queue_declare(OVER_AMQP, durable=True)
+            channel.queue_declare(OVER_MQTT, durable=True)
+            channel.queue_bind(OVER_MQTT, "amq.topic", OVER_MQTT)
+            connection.close()
+        self.until_whole()
+
+    def until_whole(self) -> None:
+        """Everything that is used is replicated again."""
+        topics = {"native": {RECORDS}, "amqp": {QUEUES}, "mqtt": {QUEUES}}
+        used = set[str]().union(*(topics[door] for door in self.doors))
+        self.cluster.until_whole(timeout_s=WHOLE_S, topics=used)
+
+    # --- faults: what is before the yield does it, what is after it puts it right
+
+    def _victim(self) -> int:
+        return self.dice.choice(list(self.cluster.brokers))
+
+    def _kill(self) -> Iterator[None]:
+        victim = self._victim()
+        self.cluster.kill9(victim)
+        yield
+        self.cluster.restart(victim)
+
+    def _stop(self) -> Iterator[None]:
+        victim = self._victim()
+        code = self.cluster.brokers[victim].terminate()
+        assert code == 0, f"broker {victim} stopped with code {code}"
+        yield
+        self.cluster.restart(victim)
+
+    def _pause(self) -> Iterator[None]:
+        victim = self._victim()
+        self.cluster.pause(victim)
+        yield
+        self.cluster.resume(victim)
+
+    def _isolate(self) -> Iterator[None]:
+        relay = self._relay
+        relay.isolate(self._victim())
+        yield
+        relay.heal(hang_up=self.dice.random() < 0.5)
+
+    def _cut(self) -> Iterator[None]:
+        relay = self._relay
+        source, target = self.dice.sample(list(self.cluster.brokers), 2)
+        relay.cut(source, target)
+        yield
+        relay.heal(hang_up=self.dice.random() < 0.5)
+
+    def _etcd(self) -> Iterator[None]:
+        self.cluster.pause_etcd()
+        yield
+        self.cluster.resume_etcd()
+
+    def _full(self) -> Iterator[None]:
+        victim = self.cluster.brokers[self._victim()]
+        victim.process.send_signal(signal.SIGUSR1)
+        yield
+        victim.process.send_signal(signal.SIGUSR2)
+
+    @property
+    def _relay(self) -> PeerRelay:
+        assert self.cluster.relay is not None
+        return self.cluster.relay
+
+    # --- rounds
+
+    def round(self, only: str | None = None, *, hold_s: float | None = None) -> str:
+        """Load, fault, mend, check; what was done and how it went, in a line. Raises AssertionError with the seed."""
+        name = only or self.dice.choice(list(self.faults))
+        hold_s = self.dice.uniform(1, 7) if hold_s is None else hold_s
+        before = {ledger.name: len(ledger.confirmed) for ledger in self.ledgers}
+        for ledger in self.ledgers:
+            ledger.longest_gap_s, ledger.confirmed_at = 0.0, time.monotonic()
+        workers = self._workers()
+        for worker in workers:
+            worker.start()
+        try:
+            time.sleep(self.dice.uniform(0.5, 1.5))
+            fault = self.faults[name]()
+            next(fault)
+            time.sleep(hold_s)
+            next(fault, None)
+            time.sleep(self.dice.uniform(0, 1))
+            self.until_whole()
+            self._confirmed_again(workers)
+        finally:
+            self._end(workers)
+        self.check(workers)
+        done = ", ".join(
+            f"{ledger.name} {len(ledger.confirmed) - before[ledger.name]} confirmed, longest gap "
+            f"{ledger.longest_gap_s:.1f} s"
+            for ledger in self.ledgers
+        )
+        return f"{name} for {hold_s:.1f} s: {done}"
+
+    def _workers(self) -> list[Worker]:
+        def seed() -> int:
+            return self.dice.randrange(1 << 30)
+
+        found: list[Worker] = []
+        if "native" in self.doors:
+            found.append(NativeProducer(self.cluster, self.records, seed(), PARTITIONS))
+            for partition in range(PARTITIONS):
+                reader = NativeReader(self.cluster, self.records, seed(), partition)
+                reader.position = self.positions[partition]
+                found.append(reader)
+        if "amqp" in self.doors:
+            found += [AmqpPublisher(self.cluster, self.amqp, seed()), AmqpConsumer(self.cluster, self.amqp, seed())]
+        if "mqtt" in self.doors:
+            found += [MqttPublisher(self.cluster, self.mqtt, seed()), AmqpConsumer(self.cluster, self.mqtt, seed())]
+        return found
+
+    def _confirmed_again(self, workers: list[Worker]) -> None:
+        """Publishers are confirmed again, all of them: the cluster is whole."""
+        since = time.monotonic()
+        while any(ledger.confirmed_at < since for ledger in self.ledgers):
+            stuck = [f"{type(worker).__name__}: {worker.failure or worker.last_error}" for worker in workers]
+            assert time.monotonic() < since + WHOLE_S, f"seed {self.seed}: nothing is confirmed any more: {stuck}"
+            time.sleep(0.02)
+
+    def _end(self, workers: list[Worker]) -> None:
+        """Publishers first; consumers when they have what was confirmed, or have had time enough for it."""
+        consumers = [worker for worker in workers if isinstance(worker, AmqpConsumer)]
+        for worker in workers:
+            if worker not in consumers:
+                worker.finish()
+        deadline = time.monotonic() + DRAINED_S
+        for worker in consumers:
+            ledger = worker.ledger
+            while ledger.confirmed - {message for message, _ in ledger.received} and time.monotonic() < deadline:
+                if worker.failure is not None:
+                    break
+                time.sleep(0.1)
+        time.sleep(0.3 if consumers else 0)
+        for worker in consumers:
+            worker.finish()
+
+    def check(self, workers: list[Worker]) -> None:
+        """See the module's list."""
+        for worker in workers:
+            if isinstance(worker, NativeProducer):
+                self.offsets.update(worker.offsets)
+            elif isinstance(worker, NativeReader):
+                number = worker.partition
+                self.seen.update(((number, offset), value) for offset, value in worker.seen.items())
+                self.positions[number] = worker.position
+        if "native" in self.doors:
+            self._check_records()
+        for ledger in (self.amqp, self.mqtt):
+            check_received(ledger, self.seed)
+
+    def _check_records(self) -> None:
+        """Read the topic from its start, each partition from its leader."""
+        where = f"{RECORDS}, seed {self.seed}"
+        found: dict[tuple[int, int], bytes] = {}
+        for partition in range(PARTITIONS):
+            reader = NativeReader(self.cluster, self.records, 0, partition)
+            leader = self.cluster.leader(RECORDS, partition)
+            assert leader is not None
+            with BlockingClient(self.cluster.server(leader), timeout_s=30) as client:
+                end = client.list_offsets(RECORDS, partition, "latest")
+                assert end is not None
+                while reader.position < end:
+                    reader.take(client.fetch(RECORDS, partition, reader.position).batches)
+            found.update(((partition, offset), value) for offset, value in reader.seen.items())
+            check_order(f"{where}, partition {partition}", list(map(self.records.parse, reader.seen.values())))
+        for what, told in (("confirmed", self.offsets), ("read before", self.seen)):
+            wrong = sorted(place for place, value in told.items() if found.get(place) != value)
+            assert not wrong, f"{where}: {len(wrong)} records are not as {what}, (partition, offset) {wrong[:5]}"
+
+    def check_replicas(self) -> None:
+        """Stop everything; the replicas of the topic and of the queues are equal, as far as the shorter one goes."""
+        self.until_whole()
+        self.cluster.each(lambda broker: broker.terminate())
+        compared = 0
+        first, *others = [broker.data_dir for broker in self.cluster.brokers.values()]
+        for path in sorted(first.rglob("*.log")):
+            name = path.relative_to(first)
+            if name.parts[0] not in ("topics", "queues", "offsets"):
+                continue
+            for other in others:
+                if (other / name).exists():
+                    compared += _compare(path, other / name)
+        assert compared, "no replicas to compare"
+
+
+def _compare(one: Path, other: Path) -> int:
+    """How many batches of two files are equal; all must be, to the end of the shorter. Raises AssertionError."""
+    mine, theirs = one.read_bytes(), other.read_bytes()
+    common, position, count = min(len(mine), len(theirs)), 0, 0
+    while position + 12 <= common:
+        end = position + 12 + int.from_bytes(mine[position + 8 : position + 12], "big")
+        if end > common:
+            break
+        assert mine[position:end] == theirs[position:end], f"{one} and {other} differ from byte {position} on"
+        validate(mine[position:end])
+        position, count = end, count + 1
+    return count
+
+
+@contextmanager
+def shaken_cluster(directory: Path, seed: int, doors: tuple[str, ...]) -> Iterator[ClusterWorld]:
+    """A cluster whose disks can be filled, with topic and queues."""
+    os.environ["FAULTY_BROKER_FAULT"] = "full"
+    with cluster_processes(directory, module=MODULE) as cluster:
+        world = ClusterWorld(cluster, seed, doors)
+        world.prepare()
+        yield world
+
+
+DOORS = ("native",)
+"""What is replicated and served everywhere."""
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    parser.add_argument("--only", help="always this fault")
+    parser.add_argument("--doors", default=",".join(DOORS))
+    parser.add_argument("--directory", type=Path)
+    options = parser.parse_args()
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="cluster-rounds-"))
+    print(f"seed {options.seed}, in {directory}", flush=True)
+    with shaken_cluster(directory, options.seed, tuple(filter(None, options.doors.split(",")))) as world:
+        for number in range(options.rounds):
+            print(f"{number + 1}: {world.round(options.only)}", flush=True)
+        world.check_replicas()
+    print("all that was promised is so")
+
+
+if __name__ == "__main__":
+    main()
