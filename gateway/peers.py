@@ -35,6 +35,7 @@ from gateway.listener import Listener, format_address
 from gateway.outbox import Outboxes
 from protocols.peer.adapter import AcceptedAdapter, PeerAdapter
 from protocols.peer.adapter_engine import ForwardingAdapter, ServedAdapter
+from protocols.peer.adapter_feed import Feeds
 from protocols.peer.adapter_replica import FollowerAdapter, LeaderAdapter
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import Acceptor, Dialer, PeerId
@@ -139,6 +140,9 @@ class Peers:
         self._directory = directory
         self._replicas = replicas
         self._engine = engine
+        self._feeds = Feeds()
+        if engine is not None:
+            engine.ask_offsets_by(self._feeds)
         self._kinds: tuple[LinkKind, ...] = ("replica",) if engine is None else ("replica", "engine")
         self._has_room = has_room
         self._revision = revision
@@ -205,8 +209,7 @@ class Peers:
 
         def make() -> PeerAdapter:
             if link.kind == "engine" and self._engine is not None:
-                serving = self._engine.serving
-                return ServedAdapter(link, outbox, serving, clock=trio.current_time, config=self._config)
+                return ServedAdapter(link, outbox, self._engine, clock=trio.current_time, config=self._config)
             return FollowerAdapter(link, outbox, self._replicas, clock=trio.current_time, config=self._config)
 
         adapter = AcceptedAdapter(link, outbox, make, over, clock=trio.current_time, config=self._config)
@@ -310,7 +313,7 @@ class Peers:
     def _dialled(self, link: Dialer, outbox: Outbox) -> PeerAdapter:
         clock, config = trio.current_time, self._config
         if link.kind == "engine" and self._engine is not None:
-            return ForwardingAdapter(link, outbox, self._engine.forwarding, clock=clock, config=config)
+            return ForwardingAdapter(link, outbox, self._engine, self._feeds, clock=clock, config=config)
         return LeaderAdapter(
             link,
             outbox,

@@ -108,7 +108,7 @@ class Broker:
         self.wait_for_room = flusher.wait_for_room
         """Returns when publishers may go on."""
         if cluster is not None:
-            self.engine = Engine(cluster=cluster, spawn=nursery.start_soon, want_turn=self._want_turn)
+            self.engine = Engine(cluster, spawn=nursery.start_soon, want_turn=self._want_turn)
             self.wait_for_room = self._wait_for_room
             cluster.remote_home = self.engine.forwarding.home
         self.checkpoints = Checkpoints(files, space, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
@@ -131,7 +131,10 @@ class Broker:
         self._host = host = Host(
             timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
         )
-        self.topology, self.offsets = self.storage.recover(host, metadata)
+        positions = None
+        if self.engine is not None:
+            positions = self.engine.keep_offsets(self.storage, lambda topic: topic in self.topology.topics)
+        self.topology, self.offsets = self.storage.recover(host, metadata, positions)
         if cluster is not None and self.engine is not None:
             self.engine.serve(self)
             self.topology.catalog.spread = cluster.revisions.everywhere
@@ -295,7 +298,7 @@ class Broker:
     async def _wait_for_room(self) -> None:
         await self.flusher.wait_for_room()
         if self.engine is not None:
-            await self.engine.forwarding.wait_for_room()
+            await self.engine.wait_for_room()
 
     @property
     def blocked(self) -> str | None:

@@ -174,6 +174,7 @@ class Control:
             )
         )
         if plan.entries:
+            await self._known_to_others()
             return QueueInfo(plan.entries[0].key[2], 0, 0)
         return await self.check_queue(name, owner, vhost=vhost)
 
@@ -267,6 +268,12 @@ class Control:
         binding = Binding.make(*ends, pattern, arguments, syntax)
         topology = self.topology
         await topology.change(lambda: plan(topology.vhost(vhost), binding, owner))
+        await self._known_to_others()
+
+    async def _known_to_others(self) -> None:
+        """What queues that end with this broker want is known to all who may publish."""
+        if self._broker.engine is not None:
+            await self._broker.engine.interests.settled()
 
     # --- topics ------------------------------------------------------------------------
 

@@ -17,6 +17,9 @@ from core_log.log_flusher import LogFlusher
 from core_log.metadata.embedded import EmbeddedStore
 from core_log.metadata.store import MetadataStore
 from core_log.partition_log import LogConfig, PartitionLog
+from routing.cluster.cluster import Cluster
+from routing.cluster.offsets import PREFIX as OFFSETS
+from routing.cluster.offsets import ReplicatedOffsets
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
@@ -35,6 +38,11 @@ from routing.transactions import Transactions
 
 STORE_BATCH_BYTES_MAX = LogConfig().message_bytes_max
 """The largest batch of a keyed store."""
+_STORE = LogConfig(
+    fsync="commit", retention_ms=-1, retention_bytes=-1, tail_cache_bytes=0, message_bytes_max=STORE_BATCH_BYTES_MAX
+)
+_REPLICA_CACHE_BYTES = 1 << 20
+"""Of group offsets, for followers."""
 _SCRATCH = "scratch"
 _BATCH_ROOM_BYTES = 32 << 20
 """What a batch of a home partition may be larger than the largest body: properties and key, or 1 MiB of others."""
@@ -88,8 +96,10 @@ class Storage:
         self._defer = defer
         self._now_ms = now_ms
 
-    def recover(self, host: Host, metadata: MetadataStore | None = None) -> tuple[Topology, OffsetStore]:
-        """Read everything back; blocks. The topology is this broker's own, unless it is in a store of others as well.
+    def recover(
+        self, host: Host, metadata: MetadataStore | None = None, offsets: ReplicatedOffsets | None = None
+    ) -> tuple[Topology, OffsetStore | ReplicatedOffsets]:
+        """Read everything back; blocks. The topology and group offsets are this broker's own, unless others share them.
 
         Raises LogDamaged, CorruptBatch, OSError.
         """
@@ -102,7 +112,7 @@ class Storage:
         else:
             catalog = Catalog(metadata, shared=True)
             CatalogMirror(metadata, own, self._spawn)
-        offsets = OffsetStore(self._open_store("offsets/0"))
+        positions = offsets or OffsetStore(self._open_store("offsets/0"))
         stripe_count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
         stripes = [self._open_home(f"queues/{index}", index, config.fsync) for index in range(stripe_count)]
         transient = self._open_home(f"{_SCRATCH}/0", -1, "never")
@@ -113,7 +123,7 @@ class Storage:
             transient=transient,
             host=host,
             spawn=self._spawn,
-            stream_host=StreamHost(config, offsets, runnable=host.runnable, spawn=self._spawn, turn=self._loaded),
+            stream_host=StreamHost(config, positions, runnable=host.runnable, spawn=self._spawn, turn=self._loaded),
             open_topic=self.open_topic,
         )
         topology.recover_queues()
@@ -123,7 +133,18 @@ class Storage:
             topology.add_topic(self.open_topic(name, entry), entry)
         tidy_topics(files, {p.log.directory for topic in topology.topics.values() for p in topic.partitions})
         topology.recover_bindings()
-        return topology, offsets
+        return topology, positions
+
+    def open_offsets(self, cluster: Cluster, topic_exists: Callable[[str], bool]) -> ReplicatedOffsets:
+        """Group offsets that a cluster shares. Raises OSError."""
+        settings = msgspec.structs.replace(_STORE, tail_cache_bytes=_REPLICA_CACHE_BYTES)
+        return ReplicatedOffsets(
+            cluster,
+            count=cluster.members.meta.offsets,
+            open_log=lambda number: cluster.open_log(f"{OFFSETS}{number}", f"offsets/{number}", settings),
+            spawn=self._spawn,
+            topic_exists=topic_exists,
+        )
 
     def open_transactions(self, topology: Topology, commits: CommitWaiter) -> Transactions:
         """Open the store of transactions, and apply again what is still in it. Raises as `recover`, LogUnavailable."""
@@ -138,14 +159,7 @@ class Storage:
 
     def _open_store(self, directory: str, batch_bytes_max: int = STORE_BATCH_BYTES_MAX) -> KeyedStore:
         require_undamaged(self._files, directory, accept_damage=self._config.accept_damage)
-        settings = LogConfig(
-            fsync="commit",
-            retention_ms=-1,
-            retention_bytes=-1,
-            tail_cache_bytes=0,
-            message_bytes_max=batch_bytes_max,
-        )
-        log = self._open(directory, settings)
+        log = self._open(directory, msgspec.structs.replace(_STORE, message_bytes_max=batch_bytes_max))
         self.stores.append(log)
         return KeyedStore(log)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter import PeerAdapter
+from protocols.peer.adapter_feed import FeedIn, FeedOut, Feeds
 from protocols.peer.adapter_slabs import SlabReader, to_entry
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import Acceptor, Dialer
@@ -20,9 +21,10 @@ from protocols.peer.wire import ErrorCode, PeerError
 from protocols.peer.wire_engine import NAMES, AnyEngineFrame
 from protocols.sansio import Outbox
 from routing import errors
-from routing.cluster.forwarding import Answer, Forwarding, NotLed
+from routing.cluster.engine import Engine
+from routing.cluster.forwarding import Answer, NotLed
 from routing.cluster.remote_queue import Attachment
-from routing.cluster.serving import ServedBroker, Serving
+from routing.cluster.serving import ServedBroker
 from routing.cluster.streams import Kept, Records, Slabs
 from routing.message import Slab
 from routing.unsettled import Outcome
@@ -66,10 +68,18 @@ class ForwardingAdapter(_EngineAdapter):
     """The end of who dialled; `routing.cluster.forwarding.EngineLink`."""
 
     def __init__(
-        self, link: Dialer, outbox: Outbox, forwarding: Forwarding, *, clock: Callable[[], float], config: PeerConfig
+        self,
+        link: Dialer,
+        outbox: Outbox,
+        engine: Engine,
+        feeds: Feeds,
+        *,
+        clock: Callable[[], float],
+        config: PeerConfig,
     ) -> None:
         super().__init__(link, outbox, clock=clock, config=config)
-        self._forwarding = forwarding
+        self._forwarding = engine.forwarding
+        self._feed = FeedOut(link.to, outbox, engine.interests, feeds)
         self._slabs = SlabReader()
         self._publish = wire.Publish(0, [], [], [])
         self._publish_bytes = 0
@@ -167,9 +177,11 @@ class ForwardingAdapter(_EngineAdapter):
     def _link_opened(self) -> None:
         self._write(wire.Begin(self._forwarding.process))
         self._forwarding.linked(self)
+        self._feed.begin()
 
     def _link_lost(self) -> None:
         self._forwarding.lost(self)
+        self._feed.lose()
 
     def _take(self, frame: Any) -> None:
         forwarding = self._forwarding
@@ -187,7 +199,7 @@ class ForwardingAdapter(_EngineAdapter):
         elif isinstance(frame, wire.NotLed):
             forwarding.not_led(self, frame.log, frame.leader_epoch)
         else:
-            raise self._unexpected(frame)
+            self._feed.take(frame)
 
     def _answer(self, frame: wire.Answer) -> Answer:
         if frame.error:
@@ -216,10 +228,12 @@ class ServedAdapter(_EngineAdapter):
     """The end of who was dialled; `routing.cluster.serving.ServedLink`."""
 
     def __init__(
-        self, link: Acceptor, outbox: Outbox, serving: Serving, *, clock: Callable[[], float], config: PeerConfig
+        self, link: Acceptor, outbox: Outbox, engine: Engine, *, clock: Callable[[], float], config: PeerConfig
     ) -> None:
         super().__init__(link, outbox, clock=clock, config=config)
-        self._serving = serving
+        self._engine = engine
+        self._serving = engine.serving
+        self._feed: FeedIn | None = None
         self._served: ServedBroker | None = None
         self._slabs = SlabReader()
         self._deliveries: list[wire.DeliverEntry] = []
@@ -289,6 +303,8 @@ class ServedAdapter(_EngineAdapter):
     def _link_opened(self) -> None:
         self._outbox.on_writable = self._writable
         self._served = self._serving.linked(self)
+        engine = self._engine
+        self._feed = FeedIn(self.broker, self._outbox, engine.interests, engine.offsets, engine.spawn)
 
     def _link_lost(self) -> None:
         if self._served is not None:
@@ -345,8 +361,8 @@ class ServedAdapter(_EngineAdapter):
             served.cancel(frame.number)
         elif isinstance(frame, wire.Begin):
             served.begin(frame.process)
-        else:
-            raise self._unexpected(frame)
+        elif self._feed is not None:
+            self._feed.take(frame)
 
     def _take_records(self, served: ServedBroker, entry: wire.RecordsEntry) -> None:
         count = entry.count

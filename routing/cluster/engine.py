@@ -2,31 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from routing.cluster.forwarding import Forwarding
+from routing.cluster.interests import Interests
+from routing.cluster.offsets import Forward, ReplicatedOffsets
 from routing.cluster.serving import Serving
 
 if TYPE_CHECKING:
     from routing.broker import Broker
+    from routing.cluster.cluster import Cluster
+    from routing.storage import Storage
 
 
 class Engine:
     """See the module. It has to be there before the engine's homes are, `serve` once they are."""
 
     serving: Serving
+    interests: Interests
+    offsets: ReplicatedOffsets
 
-    def __init__(self, **forwarding: Any) -> None:
-        self.forwarding = Forwarding(**forwarding)
+    def __init__(self, cluster: Cluster, *, spawn: Callable[..., Any], want_turn: Callable[[], None]) -> None:
+        self.cluster = cluster
+        self.spawn = spawn
+        self.want_turn = want_turn
+        self.forwarding = Forwarding(cluster, spawn=spawn, want_turn=want_turn)
+
+    def keep_offsets(self, storage: Storage, topic_exists: Callable[[str], bool]) -> ReplicatedOffsets:
+        """Group offsets are shared. Raises OSError."""
+        self.offsets = storage.open_offsets(self.cluster, topic_exists)
+        return self.offsets
 
     def serve(self, broker: Broker) -> None:
         """The broker has its homes."""
         self.serving = Serving(broker)
+        self.interests = Interests(broker.topology, want_turn=self.want_turn, now_ms=broker.clock.now_ms)
+        self.interests.brokers = self._others
+        self.cluster.members.listeners.append(self._brokers_changed)
+
+    def ask_offsets_by(self, forward: Forward) -> None:
+        """How group offsets that others have are asked for."""
+        self.offsets.forward = forward
+
+    def _others(self) -> set[int]:
+        members = self.cluster.members
+        return members.brokers.keys() - {members.broker_id}
+
+    def _brokers_changed(self) -> None:
+        self.interests.forget_all_but(self._others())
+
+    async def wait_for_room(self) -> None:
+        """Wait while a broker takes less than comes for it."""
+        await self.forwarding.wait_for_room()
+        await self.interests.wait_for_room()
 
     def end_turn(self) -> None:
         """Send what the turn has brought."""
         self.serving.end_turn()
         self.forwarding.end_turn()
+        self.interests.end_turn()
 
     def tick(self) -> None:
         """A moment has passed."""

@@ -172,6 +172,12 @@ class Interests:
             self._remove(broker, interest)
         self._of.pop(broker, None)
 
+    def forget_all_but(self, brokers: Collection[int]) -> None:
+        """Only these are there."""
+        for broker in [broker for broker in self._of if broker not in brokers]:
+            self.forget(broker)
+        self._wake()
+
     def _remove(self, broker: int, interest: Interest) -> None:
         if self._of.get(broker, {}).pop(interest, interest) is None:
             others = self._others(interest.vhost)

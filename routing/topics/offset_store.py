@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import msgpack
 
@@ -14,6 +15,19 @@ Partition = tuple[str, int]
 """Topic name and partition number."""
 Committed = tuple[int, str]
 """Offset of the next record to read, and the committer's own note."""
+
+
+class Positions(Protocol):
+    """What is asked without waiting: of `OffsetStore`, or in a cluster of what stands for it."""
+
+    def known(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
+        """What the group has committed, from memory."""
+
+    def note(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        """Store offsets that nobody waits for. Raises LogUnavailable."""
+
+    def count(self, partition: Partition, prefix: str) -> int:
+        """How many groups whose names begin so have come somewhere in a partition."""
 
 
 class OffsetStore:

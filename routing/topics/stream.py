@@ -24,7 +24,7 @@ from core_log.errors import CorruptBatch, LogError, LogUnavailable, OffsetOutOfR
 from core_log.partition_log import PartitionLog
 from routing.config import BrokerConfig
 from routing.errors import LimitExceeded, NotImplementedYet, PreconditionFailed
-from routing.topics.offset_store import OffsetStore
+from routing.topics.offset_store import Positions
 from routing.topics.stream_cache import Chunk, LogChunks, StreamCache
 from routing.topics.stream_records import StreamReader
 from routing.topics.stream_settings import Origin, Start, consumer_settings, told_config
@@ -51,7 +51,7 @@ class StreamHost:
     def __init__(
         self,
         config: BrokerConfig,
-        offsets: OffsetStore,
+        offsets: Positions,
         *,
         runnable: Callable[[Any], None],
         spawn: Spawn,
