@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from gateway.etcd_process import EtcdProcess
+from routing.errors import StorageUnavailable
 from routing.message import Slab
-from tests.gateway.test_member import three, until
+from tests.gateway.test_member import Running, three, until
 from tests.routing.harness import TRANSIENT, Client, Engine
 
 
@@ -58,20 +60,36 @@ async def test_subscriptions_and_names_of_queues_reach_beyond_their_broker(etcd:
 
 
 async def test_group_offsets_are_kept_once_and_told_by_all(etcd: EtcdProcess, tmp_path: Path) -> None:
-    async with three(etcd, tmp_path, "offsets") as (_nursery, brokers):
+    async with three(etcd, tmp_path, "offsets") as (nursery, brokers):
         first = brokers[1].server.broker
-        await first.create_topic("t", partitions=1)
+        for topic in ("t", "gone"):
+            await first.create_topic(topic, partitions=1)
         place = ("t", 0)
         groups = [f"group {number}" for number in range(9)]
         for at, group in enumerate(groups):
             broker = brokers[1 + at % 3].server.broker
-            await broker.offsets.commit(group, {place: (at + 1, "note")})
+            await broker.offsets.commit(group, {place: (at + 1, "note"), ("gone", 0): (7, "")})
         for broker in brokers.values():
             for at, group in enumerate(groups):
                 assert await broker.server.broker.offsets.fetch(group, [place]) == {place: (at + 1, "note")}
         await brokers[2].stop()
+        await first.delete_topic("gone")
         with trio.fail_after(10):
             for at, group in enumerate(groups):
                 assert await first.offsets.fetch(group) == {place: (at + 1, "note")}
                 await first.offsets.commit(group, {place: (at + 100, "")})
                 assert await brokers[3].server.broker.offsets.fetch(group) == {place: (at + 100, "")}
+        await brokers[3].stop()
+        with pytest.raises(StorageUnavailable, match=r"too few|nobody leads"):
+            await first.offsets.commit(groups[0], {place: (0, "")})
+        brokers[2] = Running(brokers[2].config)
+        await nursery.start(brokers[2].run)
+        second = brokers[2].server.broker
+        with trio.fail_after(20):
+            for at, group in enumerate(groups):
+                while True:
+                    try:
+                        assert await second.offsets.fetch(group) == {place: (at + 100, "")}
+                        break
+                    except StorageUnavailable:
+                        await trio.sleep(0.05)
