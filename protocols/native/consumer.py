@@ -1,7 +1,7 @@
 """The consumer: fetches ahead of the application, decodes batch by batch, and remembers how far it was read.
 
-1. One task keeps one fetch under way for all partitions whose read-ahead is below `prefetch_bytes`; what comes waits as
-   undecoded batches. A batch is decoded when the application gets to it.
+1. One task for each broker keeps one fetch under way for all partitions that it leads and whose read-ahead is below
+   `prefetch_bytes`; what comes waits as undecoded batches. A batch is decoded when the application gets to it.
 2. The *position* of a partition is the offset of the next record the application will get. `commit` stores positions:
    what was handed out counts as consumed.
 3. `seek` and `assign` start a new generation of the partition: whatever was under way for the old one is thrown away.
@@ -12,14 +12,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Self
 
 import trio
 
 from protocols.native import wire
-from protocols.native.client import LinkConfig, Service, list_offsets, partitions_of
-from protocols.native.errors import ErrorCode, MillraceError, error_from_wire
+from protocols.native.client import LinkConfig, Service, list_offsets
+from protocols.native.errors import ConnectionLost, ErrorCode, MillraceError, NotLeader, error_from_wire
+from protocols.native.link import Link
 from protocols.native.records import ConsumerRecord, batch_records, offset_after, split_batches
 
 Partition = tuple[str, int]
@@ -69,7 +70,7 @@ class Consumer(Service):
 
     def __init__(
         self,
-        server: str,
+        server: str | Sequence[str],
         group: str | None = None,
         *,
         auto_offset_reset: OffsetReset = "latest",
@@ -94,7 +95,7 @@ class Consumer(Service):
         self._fetched: deque[_Fetched] = deque()
         self._arrived = trio.Event()
         self._fetch_wanted = trio.Event()
-        self._fetch_scope: trio.CancelScope | None = None
+        self._fetches: dict[Link, trio.CancelScope | None] = {}
         self._failure: MillraceError | None = None
         self._records: list[ConsumerRecord] = []
         self._next = 0
@@ -113,7 +114,7 @@ class Consumer(Service):
         partitions: list[Partition] = []
         for item in [what] if isinstance(what, str) or _is_partition(what) else what:
             if isinstance(item, str):
-                numbers = await partitions_of(self._link, item, create_missing=False)
+                numbers = await self._leaders.partitions(item, create_missing=False)
                 partitions += [(item, number) for number in numbers]
             else:
                 partitions.append(item)  # type: ignore[arg-type]
@@ -130,7 +131,7 @@ class Consumer(Service):
             return {}
         if self._reset == "error":
             raise error_from_wire((ErrorCode.OFFSET_OUT_OF_RANGE, False, f"no committed offset for {partitions}"))
-        offsets = await list_offsets(self._link, partitions, self._reset)
+        offsets = await list_offsets(self._leaders, partitions, self._reset)
         return {key: offset or 0 for key, offset in zip(partitions, offsets)}
 
     @property
@@ -169,9 +170,9 @@ class Consumer(Service):
         keys = list(self._positions if partitions is None else partitions)
         if not keys:
             return
-        offsets = await list_offsets(self._link, keys, which)
+        offsets = await list_offsets(self._leaders, keys, which)
         if None in offsets:
-            latest = await list_offsets(self._link, keys, "latest")
+            latest = await list_offsets(self._leaders, keys, "latest")
             offsets = [end if offset is None else offset for offset, end in zip(offsets, latest)]
         self._seek({key: offset or 0 for key, offset in zip(keys, offsets)})
 
@@ -240,10 +241,11 @@ class Consumer(Service):
         while not self._decode_next():
             if self._failure is not None:
                 failure, self._failure = self._failure, None
-                self._fetch_wanted.set()
+                self._look_again()
                 raise failure
-            if self._link.failure is not None:
-                raise self._link.failure
+            broken = self._leaders.failure
+            if broken is not None:
+                raise broken
             self._arrived = trio.Event()
             await self._arrived.wait()
 
@@ -258,7 +260,7 @@ class Consumer(Service):
             if fetched.generation != position.generation:
                 continue
             position.buffered_bytes -= len(fetched.batch)
-            self._fetch_wanted.set()
+            self._look_again()
             self._records = batch_records(position.topic, position.partition, fetched.batch, position.offset)
             self._next = 0
             self._current = fetched
@@ -277,33 +279,61 @@ class Consumer(Service):
 
     def _restart(self) -> None:
         """The partitions to fetch have changed."""
-        self._fetch_wanted.set()
-        if self._fetch_scope is not None:
-            self._fetch_scope.cancel()
+        self._look_again()
+        for scope in self._fetches.values():
+            if scope is not None:
+                scope.cancel()
+
+    def _look_again(self) -> None:
+        wanted, self._fetch_wanted = self._fetch_wanted, trio.Event()
+        wanted.set()
 
     async def _fetch_ahead(self) -> None:
-        self._link.on_change = self._arrived_set
-        while True:
-            wanted = [p for p in self._positions.values() if p.buffered_bytes < self._prefetch_bytes]
-            if not wanted or self._failure is not None:
-                self._fetch_wanted = trio.Event()
-                await self._fetch_wanted.wait()
-                continue
-            generations = [position.generation for position in wanted]
-            entries = [wire.FetchEntry(p.topic, p.partition, p.fetch_offset, self._partition_max_bytes) for p in wanted]
-            request = wire.Fetch(0, self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes, entries)
-            reply: wire.FetchReply | None = None
-            with trio.CancelScope() as self._fetch_scope:
-                try:
-                    await self._link.wait_connected()
-                    reply = await self._link.request(request, wire.FetchReply, wait_ms=self._fetch_max_wait_ms)
-                except MillraceError as error:
-                    await self._note_error(error)
-            self._fetch_scope = None
-            if reply is not None:
-                for position, generation, fetched in zip(wanted, generations, reply.entries):
-                    if generation == position.generation:
-                        await self._take(position, fetched)
+        """Have a task for each broker that leads something of what is read."""
+        self._leaders.on_change = self._leaders_changed
+        async with trio.open_nursery() as nursery:
+            while True:
+                changed = self._fetch_wanted
+                for key in self._positions:
+                    link = self._leaders.link_to(*key)
+                    if link is not None and link not in self._fetches:
+                        self._fetches[link] = None
+                        nursery.start_soon(self._fetch_from, link)
+                await changed.wait()
+
+    async def _fetch_from(self, link: Link) -> None:
+        """Keep a fetch under way to one broker as long as it is a leader that is connected."""
+        try:
+            while True:
+                changed = self._fetch_wanted
+                led = [p for p in self._positions.values() if self._leaders.link_to(p.topic, p.partition) is link]
+                if not led:
+                    return
+                wanted = [p for p in led if p.buffered_bytes < self._prefetch_bytes]
+                if not wanted or self._failure is not None:
+                    await changed.wait()
+                    continue
+                await self._fetch_once(link, wanted)
+        finally:
+            del self._fetches[link]
+
+    async def _fetch_once(self, link: Link, wanted: list[_Position]) -> None:
+        generations = [position.generation for position in wanted]
+        entries = [wire.FetchEntry(p.topic, p.partition, p.fetch_offset, self._partition_max_bytes) for p in wanted]
+        request = wire.Fetch(0, self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes, entries)
+        reply: wire.FetchReply | None = None
+        with trio.CancelScope() as self._fetches[link]:
+            try:
+                reply = await link.request(request, wire.FetchReply, wait_ms=self._fetch_max_wait_ms)
+            except MillraceError as error:
+                if isinstance(error, ConnectionLost):
+                    self._leaders.stale((p.topic, p.partition) for p in wanted)
+                await self._note_error(error)
+        self._fetches[link] = None
+        if reply is not None:
+            for position, generation, fetched in zip(wanted, generations, reply.entries):
+                if generation == position.generation:
+                    await self._take(position, fetched)
 
     async def _take(self, position: _Position, fetched: wire.FetchedPartition) -> None:
         """Queue what came for a partition."""
@@ -320,6 +350,9 @@ class Consumer(Service):
                     if generation == position.generation:
                         position.move(offset)
                     return
+            if isinstance(error, NotLeader):
+                self._leaders.stale([(position.topic, position.partition)])
+                return
             await self._note_error(error)
             return
         try:
@@ -341,8 +374,9 @@ class Consumer(Service):
             self._failure = error
             self._arrived.set()
 
-    def _arrived_set(self) -> None:
+    def _leaders_changed(self) -> None:
         self._arrived.set()
+        self._look_again()
 
 
 def _is_partition(what: object) -> bool:

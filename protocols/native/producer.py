@@ -7,7 +7,9 @@
    lost, the partition *recovers*: what is under way is awaited, what failed goes back to the front in its old order, a
    new round begins, and one batch is sent at a time until one succeeds. The broker refuses the rest of the old round,
    so records of a partition never overtake each other.
-3. Delivery is at least once: a batch whose reply was lost is sent again, and may be stored twice.
+3. Each partition's batches go to its leader (`leaders.py`); when that changes, what is under way at the old one is
+   answered first, or its connection ends. Delivery is at least once: a batch whose reply was lost is sent again, and
+   may be stored twice.
 4. Memory is bounded by `buffer_bytes_max`, counting every record from `send` to its answer.
 """
 
@@ -17,24 +19,26 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import trio
 
 from protocols.native import wire
-from protocols.native.client import LinkConfig, Service, partitions_of
+from protocols.native.client import LinkConfig, Service
 from protocols.native.errors import (
     BatchTooLarge,
     BufferFull,
     ConnectionLost,
     DeliveryTimedOut,
     MillraceError,
+    NotLeader,
     ProtocolError,
     UnknownPartition,
     error_from_wire,
 )
+from protocols.native.link import Link
 from protocols.native.partitioner import KeyPartitions
 from protocols.native.records import (
     BATCH_OVERHEAD_BYTES,
@@ -115,7 +119,7 @@ class Delivery:
 class _Partition:
     """What waits for one partition, in order: refused batches, full ones, the open one; and what is under way."""
 
-    __slots__ = ("failed", "in_flight", "index", "open", "ready", "recovering", "resume_at", "round", "topic")
+    __slots__ = ("failed", "in_flight", "index", "link", "open", "ready", "recovering", "resume_at", "round", "topic")
 
     def __init__(self, topic: str, index: int) -> None:
         self.topic = topic
@@ -127,6 +131,8 @@ class _Partition:
         self.recovering = False
         self.resume_at = 0.0
         self.round = 0
+        self.link: Link | None = None
+        """By which what is under way was sent."""
 
     def batches(self) -> list[_Batch]:
         """All that is not finished."""
@@ -164,7 +170,7 @@ class Producer(Service):
 
     def __init__(
         self,
-        server: str,
+        server: str | Sequence[str],
         *,
         acks: Acks = "all",
         batch_bytes: int = 256 << 10,
@@ -282,7 +288,7 @@ class Producer(Service):
                 raise batch.error
 
     async def _learn(self, topic: str) -> _Topic:
-        numbers = await partitions_of(self._link, topic, create_missing=True, timeout_ms=self._max_block_ms)
+        numbers = await self._leaders.partitions(topic, create_missing=True, timeout_ms=self._max_block_ms)
         return self._topics.setdefault(topic, _Topic(topic, len(numbers)))
 
     async def _wait_for_room(self, size: int) -> None:
@@ -307,7 +313,7 @@ class Producer(Service):
     # Sending
 
     async def _send_batches(self) -> None:
-        self._link.on_change = lambda: self._wake.set()
+        self._leaders.on_change = lambda: self._wake.set()
         while True:
             due_at = self._send_due(trio.current_time())
             self._wake = trio.Event()
@@ -320,14 +326,14 @@ class Producer(Service):
         for queue in list(self._active):
             self._expire(queue, now)
             due_at = min(due_at, self._due_at(queue, now))
-        if self._link.failure is not None:
-            self._fail_all(self._link.failure)
-        while self._link.connected and self._link.requests_in_flight < self._link.limits["requests_in_flight_max"]:
-            chosen = self._choose(now)
-            if not chosen:
-                break
-            self._post(chosen)
-        return due_at
+        failure = self._leaders.failure
+        if failure is not None:
+            self._fail_all(failure)
+        while True:
+            link, chosen = self._choose(now)
+            if link is None:
+                return due_at
+            self._post(link, chosen)
 
     def _due_at(self, queue: _Partition, now: float) -> float:
         """When something will be due that is not now."""
@@ -338,13 +344,22 @@ class Producer(Service):
             times.append(queue.resume_at)
         return min((at for at in times if at > now), default=math.inf)
 
-    def _choose(self, now: float) -> list[tuple[_Partition, _Batch]]:
-        """At most one batch of each partition, for one request."""
+    def _choose(self, now: float) -> tuple[Link | None, list[tuple[_Partition, _Batch]]]:
+        """At most one batch of each partition that one broker leads, for one request to it; None: there is nothing."""
         chosen: list[tuple[_Partition, _Batch]] = []
-        bytes_left = self._link.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES
+        chosen_link: Link | None = None
+        bytes_left = 0
         for queue in self._active:
             batch = self._next(queue, now)
             if batch is None:
+                continue
+            link = self._leaders.link_to(queue.topic, queue.index)
+            if link is None or (queue.link is not link and queue.in_flight):
+                continue  # what is under way elsewhere is answered first
+            if chosen_link is None and link.requests_in_flight < link.limits["requests_in_flight_max"]:
+                chosen_link = link
+                bytes_left = link.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES
+            if link is not chosen_link:
                 continue
             bytes_left -= batch.size + len(queue.topic) * 4 + 64
             if chosen and (bytes_left < 0 or len(chosen) >= _REQUEST_ENTRIES_MAX):
@@ -354,8 +369,9 @@ class Producer(Service):
             else:
                 queue.open = None
             queue.in_flight.append(batch)
+            queue.link = link
             chosen.append((queue, batch))
-        return chosen
+        return chosen_link, chosen
 
     def _next(self, queue: _Partition, now: float) -> _Batch | None:
         """The batch of a partition that may be sent now; it stays where it is."""
@@ -370,9 +386,9 @@ class Producer(Service):
             return queue.open
         return None
 
-    def _post(self, chosen: list[tuple[_Partition, _Batch]]) -> None:
+    def _post(self, link: Link, chosen: list[tuple[_Partition, _Batch]]) -> None:
         posted, entries = [], []
-        bytes_max = self._link.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES
+        bytes_max = link.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES
         for queue, batch in chosen:
             if batch.data is None:
                 batch.data = batch.build(self._compression)
@@ -389,9 +405,9 @@ class Producer(Service):
         answered = partial(self._answered, posted)
         try:
             if self._acks == wire.ACKS_NONE:
-                self._link.post(request, None, on_sent=answered)
+                link.post(request, None, on_sent=answered)
             else:
-                self._link.post(request, answered, wait_ms=timeout_ms)
+                link.post(request, answered, wait_ms=timeout_ms)
         except MillraceError as error:
             answered(error)
 
@@ -415,6 +431,8 @@ class Producer(Service):
         if error is not None and error.retriable:
             queue.failed.append(batch)
             queue.recovering = True
+            if isinstance(error, NotLeader | ConnectionLost):
+                self._leaders.stale([(queue.topic, queue.index)])
         else:
             self._finish_batch(queue, batch, base_offset, error)
             if not queue.failed:
