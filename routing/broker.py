@@ -29,6 +29,8 @@ from routing.clients import Client
 from routing.cluster.cluster import Cluster
 from routing.cluster.engine import Engine
 from routing.cluster.health import Health, names_by_id
+from routing.cluster.homes import Homes, elsewhere
+from routing.cluster.replicas import Replicas
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
@@ -53,6 +55,9 @@ from routing.topology.catalog import DEFAULT_VHOST
 from routing.tracing import Trace, flush
 
 logger = logging.getLogger(__name__)
+
+_PASSES_MAX = 4
+"""What is given out may let more be given out within a turn, but not for ever."""
 
 
 class Broker:
@@ -100,7 +105,7 @@ class Broker:
                 files,
                 flusher,
                 spawn=nursery.start_soon,
-                want_turn=self._want_turn,
+                want_turn=self.want_turn,
                 wall_clock_ms=wall_clock_ms,
             )
         self.engine: Engine | None = None
@@ -108,7 +113,7 @@ class Broker:
         self.wait_for_room = flusher.wait_for_room
         """Returns when publishers may go on."""
         if cluster is not None:
-            self.engine = Engine(cluster, spawn=nursery.start_soon, want_turn=self._want_turn)
+            self.engine = Engine(cluster, spawn=nursery.start_soon, want_turn=self.want_turn)
             self.wait_for_room = self._wait_for_room
             cluster.remote_home = self.engine.forwarding.home
         self.checkpoints = Checkpoints(files, space, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
@@ -131,17 +136,22 @@ class Broker:
         self._host = host = Host(
             timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
         )
-        positions = None
-        if self.engine is not None:
-            positions = self.engine.keep_offsets(self.storage, lambda topic: topic in self.topology.topics)
-        self.topology, self.offsets = self.storage.recover(host, metadata, positions)
+        homes = positions = None
         if cluster is not None and self.engine is not None:
+            homes = [elsewhere(cluster, index) for index in range(cluster.members.meta.homes)]
+            positions = self.engine.keep_offsets(self.storage, lambda topic: topic in self.topology.topics)
+        self.topology, self.offsets = self.storage.recover(host, metadata, homes, positions)
+        self.homes: Homes | None = None
+        """The home partitions as a member of a cluster has them."""
+        if cluster is not None and self.engine is not None:
+            self.homes = Homes(self, cluster)
             self.engine.serve(self)
             self.topology.catalog.spread = cluster.revisions.everywhere
             self.topology.topic_gone = self._topic_gone
         self.rights = Rights(self.topology.catalog, users, kind_of=self._kind_of, vhosts=self.topology.vhosts)
         self.rights.user_deleted = self._user_deleted
         self.transactions = self.storage.open_transactions(self.topology, self.commits)
+        self.transactions.replicated = cluster is not None
         self._hand_on(Control(self), PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 
@@ -171,6 +181,8 @@ class Broker:
         """Write down where everything stands. Sessions must be closed; a log that refuses writes is left as it is."""
         for session in list(self.sessions):
             session.close()
+        if self.homes is not None:
+            await self.homes.close()
         await self.checkpoints.stop()
         for partition in self.topology.led:
             partition.settlements_due()
@@ -186,7 +198,7 @@ class Broker:
                 logger.error("%s: deliveries are left over, the next start goes by the log", log.directory)
             elif log.error is None and log.committed_offset >= partition.next_offset:
                 try:
-                    self.checkpoints.save(partition, clean_checkpoint(partition))
+                    self.checkpoints.save(log, clean_checkpoint(partition))
                 except OSError as error:
                     logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
         for log in [*logs, *self.storage.stores]:
@@ -258,6 +270,8 @@ class Broker:
 
     def end_turn(self) -> None:
         """Deliver, write and confirm what has come together; see the module's rule 1."""
+        if self.homes is not None:
+            self.homes.begin_turn()
         self._pump()
         dead_letters = self.dead_letters
         if dead_letters.due:
@@ -273,7 +287,7 @@ class Broker:
             for partition in dirty:
                 partition.seal()
         if self.cluster is not None:
-            self.cluster.replicas.end_turn()
+            self._replicate(self.cluster.replicas)
         if dead_letters.published:
             dead_letters.note_commits()
         if self.flusher.unflushed_bytes > self.alarms.room_bytes:
@@ -287,11 +301,25 @@ class Broker:
         if self.after_turn is not None:
             self.after_turn()
 
+    def _replicate(self, replicas: Replicas) -> None:
+        """Tell other brokers what is new. What that makes committed is given out."""
+        replicas.end_turn()
+        for _ in range(_PASSES_MAX):
+            if not self._runnable and not self._dirty:
+                break
+            self._pump()
+            dirty, self._dirty = self._dirty, {}
+            for partition in dirty:
+                partition.seal()
+            replicas.end_turn()
+        if self._runnable or self._dirty or self.dead_letters.due:
+            self.want_turn()
+
     def _flushed(self) -> None:
         self.alarms.check()
         self.end_turn()
 
-    def _want_turn(self) -> None:
+    def want_turn(self) -> None:
         """Have a turn end soon."""
         self.timers.at(trio.current_time(), _nothing)
 

@@ -78,6 +78,11 @@ class Confirms:
         self._end_part(self.published - count)
         self._parts.append((self.published, {}, False, error, ()))
 
+    def lost(self, log: PartitionLog, error: BrokerError) -> None:
+        """What was published in this turn and is to be safe in this log is not taken."""
+        self._end_part(self.published)
+        self._parts = [(part[0], {}, False, error, ()) if log in part[1] else part for part in self._parts]
+
     def _end_part(self, last: int, watches: Sequence[Watch] = ()) -> None:
         """What was published up to `last` since the last part waits for the requirements that came together."""
         self._parts.append((last, self._requirements, self._needs_sync, None, watches))

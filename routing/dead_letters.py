@@ -76,12 +76,18 @@ class _Waiting:
 class _Flight:
     """Originals whose copies were published together, and what these wait for."""
 
-    __slots__ = ("offsets", "queue", "size", "sync", "targets")
+    __slots__ = ("offsets", "queue", "reason", "size", "sync", "targets")
 
     def __init__(
-        self, queue: Queue, offsets: Sequence[int], targets: dict[PartitionLog, int], size: int, sync: bool
+        self,
+        waiting: _Waiting,
+        offsets: Sequence[int],
+        targets: dict[PartitionLog, int],
+        size: int,
+        sync: bool,
     ) -> None:
-        self.queue = queue
+        self.queue = waiting.queue
+        self.reason = waiting.reason
         self.offsets = offsets
         self.targets = targets
         self.size = size
@@ -123,6 +129,16 @@ class DeadLetters:
         self._waiting.clear()
         self._flights.clear()
         self.published.clear()
+
+    def lost(self, log: PartitionLog) -> None:
+        """What was appended to a log may not stay: copies that it has are made again, for where they go now."""
+        lost = [flight for flight in (*self._flights, *self.published) if log in flight.targets]
+        self.published = [flight for flight in self.published if log not in flight.targets]
+        for flight in lost:
+            self._flights.pop(flight, None)
+            self._in_flight -= len(flight.offsets)
+            self._in_flight_bytes -= flight.size
+            self.add(flight.queue, flight.offsets, flight.reason)
 
     # --- in a turn ---------------------------------------------------------------------
 
@@ -287,7 +303,7 @@ class DeadLetters:
         if not targets or not waiting.queue.durable:
             waiting.queue.settle_offsets(offsets)
             return True
-        flight = _Flight(waiting.queue, offsets, targets, slab.size, slab.properties.persistent)
+        flight = _Flight(waiting, offsets, targets, slab.size, slab.properties.persistent)
         self.published.append(flight)
         self._in_flight += len(offsets)
         self._in_flight_bytes += slab.size
@@ -302,19 +318,20 @@ class DeadLetters:
         self._flights[flight] = None
 
         def done(error: StorageUnavailable | None) -> None:
+            if flight not in self._flights:
+                return  # put back, or lost
             if error is None or all(log.closed for log in flight.targets):
                 self._landed(flight)
             else:
                 # The copies are in their queues, and in memory until the log takes them: they are not made again.
                 later = trio.current_time() + self._config.dead_letter_retry_ms / 1000
-                self._broker.timers.at(later, lambda: self._await(flight))
+                self._broker.timers.at(later, lambda: self._await(flight) if flight in self._flights else None)
 
         targets = [(log, offset) for log, offset in flight.targets.items() if not log.closed]
         self._broker.commits.when_committed(targets, done, sync=flight.sync)
 
     def _landed(self, flight: _Flight) -> None:
-        if self._flights.pop(flight, self) is self:
-            return  # put back
+        del self._flights[flight]
         self._in_flight -= len(flight.offsets)
         self._in_flight_bytes -= flight.size
         flight.queue.settle_offsets(flight.offsets)

@@ -204,14 +204,13 @@ class Session:
         self.sink.cancelled(consumer)
 
     async def get(self, queue_name: str, *, no_ack: bool) -> Got | None:
-        """Take one message, waiting for the disk if need be; None when the queue is empty, or the session was closed
-        meanwhile.
-        """
+        """Take one message, waiting for the disk if need be; None when the queue is empty, or the session closed."""
         queue = self.vhost.queue(queue_name, self.owner, "basic.get")
         if queue.elsewhere:
             return await get_elsewhere(self, queue, no_ack=no_ack)
         queue.rules.used()
         while True:
+            queue.require_led()
             first, count, redelivered = queue.head() if queue.groups is None else queue.groups.first()
             if not count:
                 return None
@@ -219,8 +218,8 @@ class Session:
             if entry is not None:
                 break
             await queue.partition.load_now(first, queue)
-            if self.closed:
-                return None
+            if self.closed or queue.deleted:
+                return None if self.closed else await self.get(queue_name, no_ack=no_ack)
         if queue.groups is None:
             queue.take(1)
         else:

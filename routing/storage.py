@@ -6,8 +6,8 @@ Nothing here runs afterwards but `open_topic`, for topics that are made later.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.directories import make_room_for, require_undamaged, tidy_topics, topic_directory
 from routing.queue_host import Host
+from routing.queues.home import Home
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.replay import restore
 from routing.topics.offset_store import OffsetStore
@@ -46,6 +47,9 @@ _REPLICA_CACHE_BYTES = 1 << 20
 _SCRATCH = "scratch"
 _BATCH_ROOM_BYTES = 32 << 20
 """What a batch of a home partition may be larger than the largest body: properties and key, or 1 MiB of others."""
+
+_REPLICATED_TAIL_BYTES = 8 << 20
+_Home = TypeVar("_Home", bound=QueuePartition)
 
 _SEGMENT_SHARE = 32
 """A segment takes no more than this part of the disk, """
@@ -97,9 +101,14 @@ class Storage:
         self._now_ms = now_ms
 
     def recover(
-        self, host: Host, metadata: MetadataStore | None = None, offsets: ReplicatedOffsets | None = None
+        self,
+        host: Host,
+        metadata: MetadataStore | None = None,
+        homes: Sequence[Home] | None = None,
+        offsets: ReplicatedOffsets | None = None,
     ) -> tuple[Topology, OffsetStore | ReplicatedOffsets]:
-        """Read everything back; blocks. The topology and group offsets are this broker's own, unless others share them.
+        """Read everything back; blocks. The topology, homes of durable queues and group offsets are this broker's own,
+        unless others share them: then `homes` are what stands for these.
 
         Raises LogDamaged, CorruptBatch, OSError.
         """
@@ -113,13 +122,15 @@ class Storage:
             catalog = Catalog(metadata, shared=True)
             CatalogMirror(metadata, own, self._spawn)
         positions = offsets or OffsetStore(self._open_store("offsets/0"))
-        stripe_count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
-        stripes = [self._open_home(f"queues/{index}", index, config.fsync) for index in range(stripe_count)]
-        transient = self._open_home(f"{_SCRATCH}/0", -1, "never")
+        stripes: list[Home] = list(homes or ())
+        if homes is None:
+            count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
+            stripes += [self._open_home(f"queues/{index}", index) for index in range(count)]
+        transient = self._open_home(f"{_SCRATCH}/0", -1)
         topology = Topology(
             config,
             catalog,
-            stripes=list(stripes),
+            stripes=stripes,
             transient=transient,
             host=host,
             spawn=self._spawn,
@@ -127,7 +138,7 @@ class Storage:
             open_topic=self.open_topic,
         )
         topology.recover_queues()
-        for partition in stripes:
+        for partition in topology.led:
             catalog.ids.skip(restore(files, partition))
         for (_, name), entry in catalog.entries("topic"):
             topology.add_topic(self.open_topic(name, entry), entry)
@@ -163,26 +174,36 @@ class Storage:
         self.stores.append(log)
         return KeyedStore(log)
 
-    def _open_home(self, directory: str, index: int, fsync: Literal["commit", "interval", "never"]) -> QueuePartition:
+    def _open_home(self, directory: str, index: int) -> QueuePartition:
+        settings = self.home_settings()
+        if index < 0:
+            settings = msgspec.structs.replace(settings, fsync="never")
+        return self.make_home(index, self._open(directory, settings))
+
+    def home_settings(self, *, replicated: bool = False) -> LogConfig:
+        """The settings of a home's log; followers read what it has in memory."""
         config = self._config
-        settings = LogConfig(
+        return LogConfig(
             segment_bytes=config.queue_segment_bytes,
             retention_ms=-1,
             retention_bytes=-1,
-            fsync=fsync,
+            fsync=config.fsync,
             fsync_interval_ms=config.fsync_interval_ms,
             message_bytes_max=config.message_bytes_max + _BATCH_ROOM_BYTES,
-            tail_cache_bytes=0,
+            tail_cache_bytes=_REPLICATED_TAIL_BYTES if replicated else 0,
         )
-        return QueuePartition(
+
+    def make_home(self, index: int, log: PartitionLog, kind: type[_Home] = QueuePartition) -> _Home:  # type: ignore[assignment]
+        """The home partition of a log that is led here, without its queues."""
+        return kind(
             index,
-            self._open(directory, settings),
-            config,
+            log,
+            self._config,
             spawn=self._spawn,
             mark_dirty=self._mark_dirty,
             loaded=self._loaded,
             now_ms=self._now_ms,
-            defer=self._defer if config.settle_delay_ms else None,
+            defer=self._defer if self._config.settle_delay_ms else None,
         )
 
     def open_topic(self, name: str, value: Mapping[str, Any]) -> Topic:

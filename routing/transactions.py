@@ -8,6 +8,8 @@
    the whole is applied in one go, and the record is removed when the logs it concerns are durable.
 4. At a start what is still recorded is applied again. What a crash left of the first time may come twice, and is marked
    redelivered; settlements of messages that are gone change nothing.
+   In a cluster the record is this broker's alone, and a commit is answered when all is committed: if the broker ends
+   before, who was not answered may find a part of it.
 5. A rejected message that goes to a dead letter exchange leaves its queue when its copy is committed, as always: a
    crash before brings it back.
 6. If the disk refuses before the commit is decided, nothing has happened, and the session has its settlements back. If
@@ -162,6 +164,8 @@ class Transactions:
         self._bytes_max = bytes_max
         self._now_ms = now_ms
         self._next_id = 1 + max((int.from_bytes(key, "big") for key, _ in store.items()), default=0)
+        self.replicated = False
+        """Queues are replicated: who commits is answered when all logs have it."""
         self._applied: set[bytes] = set()
         """Records that are only waiting to be removed."""
 
@@ -207,6 +211,8 @@ class Transactions:
             home.seal()
             if home.log.error is None and await self._committed(home.log):
                 return
+            if home.retired:
+                raise StorageUnavailable(str(home.error))
             await trio.sleep(_RETRY_S)
 
     async def _committed(self, log: PartitionLog) -> bool:
@@ -238,11 +244,21 @@ class Transactions:
             try:
                 plan.prepare()
                 break
-            except LogUnavailable:  # decided is decided
-                await trio.sleep(_RETRY_S)
+            except LogUnavailable as error:
+                if any(home.retired for home in plan.published):
+                    self._applied.add(key)  # of nothing: it is to be removed
+                    self._remove(key)
+                    raise StorageUnavailable(str(error)) from error
+                await trio.sleep(_RETRY_S)  # decided is decided
         plan.apply()
         self._applied.add(key)
-        self._remove_when_durable(key, plan.logs())
+        logs = plan.logs()
+        self._remove_when_durable(key, logs)
+        if self.replicated:
+            # The record is on this disk alone.
+            for log in logs:
+                if not await self._committed(log):
+                    raise StorageUnavailable("the commit may have taken effect in part: a queue has another leader")
 
     def _remove_when_durable(self, key: bytes, logs: Sequence[PartitionLog]) -> None:
         def done(error: StorageUnavailable | None) -> None:

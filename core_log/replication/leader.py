@@ -12,7 +12,8 @@
 5. A leader whose disk refuses, or whose broker is draining, hands over to a member of the ISR: one swap, after which it
    serves nobody.
 6. If it is not the first of the replicas, it hands over to that one, when that has everything there is.
-7. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time.
+7. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time; but who
+   would join has to keep what is committed.
 """
 
 from __future__ import annotations
@@ -313,6 +314,10 @@ class Leader:
             now_s - self.followers[broker].caught_up_s > half_s for broker in self.maximal() if broker in self.followers
         ):
             self._sync_before = end
+        elif any(
+            progress.accepted and progress.reported < self.log.high_watermark for progress in self.followers.values()
+        ):
+            self._sync_before = max(self._sync_before, self.log.high_watermark)  # who would join has to keep that
         self.log.sync_to(self._sync_before)
 
     def wish(self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes = b"") -> Change | None:

@@ -34,6 +34,7 @@ class AbsentHome:
 
     durable = True
     next_offset = 0
+    suspended = False
 
     def __init__(self, index: int, leader: Callable[[], int | None]) -> None:
         self.index = index

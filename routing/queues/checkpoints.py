@@ -22,6 +22,7 @@ from core_log.checkpoint import load, save
 from core_log.disk_space import DiskSpace
 from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.files import Files
+from core_log.partition_log import PartitionLog
 from routing.commits import CommitWaiter
 from routing.errors import StorageUnavailable
 from routing.queues.journal import Journal
@@ -55,9 +56,9 @@ class Checkpoint(NamedTuple):
     queues: dict[int, QueueCheckpoint]
 
 
-def checkpoint_path(partition: QueuePartition) -> str:
-    """Where a partition's checkpoint lies."""
-    return f"{partition.log.directory}/checkpoint"
+def checkpoint_path(log: PartitionLog) -> str:
+    """Where the checkpoint of a home partition lies."""
+    return f"{log.directory}/checkpoint"
 
 
 # --- the file ----------------------------------------------------------------------------------------------------
@@ -126,10 +127,9 @@ def _listed(ranges: list[list[int]]) -> list[Range]:
     return [(first, count) for first, count in ranges]
 
 
-def load_checkpoint(files: Files, partition: QueuePartition) -> Checkpoint | None:
+def load_checkpoint(files: Files, log: PartitionLog) -> Checkpoint | None:
     """The last checkpoint, if there is one and it is of this log."""
-    log = partition.log
-    content = load(files, checkpoint_path(partition))
+    content = load(files, checkpoint_path(log))
     if content is None:
         return None
     try:
@@ -169,7 +169,7 @@ def _standby_of(partition: QueuePartition) -> Standby:
 
 def save_checkpoint(files: Files, partition: QueuePartition, content: bytes) -> None:
     """Write a checkpoint; what it speaks of must be durable in the log. Raises OSError."""
-    save(files, checkpoint_path(partition), content)
+    save(files, checkpoint_path(partition.log), content)
 
 
 # --- while the broker runs ------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Checkpoints:
     def _next(self, partition: QueuePartition, journal: Journal, known: Standby, queue_ids: list[int]) -> Standby:
         """The next checkpoint, worked out in a thread. Raises OSError, CorruptBatch, OffsetOutOfRange."""
         log = partition.log
-        last = load_checkpoint(self._files, partition)
+        last = load_checkpoint(self._files, log)
         standby = last.standby if last is not None else Standby(log.log_start_offset)
         if standby.offset < journal.start:
             standby.read(log, journal.start)
@@ -249,7 +249,7 @@ class Checkpoints:
 
         def work() -> list[Straggler]:
             content, stragglers = make()
-            self.save(partition, content)
+            self.save(log, content)
             partition.checkpointed = end
             return stragglers
 
@@ -275,9 +275,9 @@ class Checkpoints:
 
         self._commits.when_committed([(log, end)], durable)
 
-    def save(self, partition: QueuePartition, content: bytes) -> None:
+    def save(self, log: PartitionLog, content: bytes) -> None:
         """As `save_checkpoint`, with some of the disk's reserve if there is no other room: it is what makes room."""
-        self._space.save(checkpoint_path(partition), content)
+        self._space.save(checkpoint_path(log), content)
 
     async def stop(self) -> None:
         """No more, and nothing is written again; one that is being written is waited for, it must not replace what is

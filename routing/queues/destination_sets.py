@@ -36,12 +36,14 @@ class Definition:
 class DestinationSet:
     """The queues of one home partition that a route leads to; `plain` as long as none of them asks for anything."""
 
-    __slots__ = ("__weakref__", "definition", "keeps_time", "once_in_ms", "plain", "queues", "records")
+    __slots__ = ("__weakref__", "definition", "keeps_time", "once_in_ms", "plain", "queues", "records", "simple")
 
     def __init__(self, definition: Definition, queues: tuple[Queue, ...]) -> None:
         self.definition = definition
         self.queues = queues
         self.plain = True
+        self.simple = True
+        """The same, where `plain` is not said because more has to be done."""
         self.keeps_time = False
         """A queue gives its messages a time to live, so it has to be known when they came."""
         self.once_in_ms = 0

@@ -16,7 +16,7 @@ def room(queue: Queue) -> int:
     settings, sizes = queue.settings, queue.rules.sizes
     left: int = 1 << 30
     if settings.max_length is not None:
-        left = settings.max_length - queue.message_count
+        left = settings.max_length - queue.message_count - queue.partition.held_for(queue)
     if sizes is not None and settings.max_length_bytes is not None:
         left = left if sizes.waiting_bytes < settings.max_length_bytes else 0
     return max(0, left) + sum(max(0, min(consumer.credit(), 1 << 20)) for consumer in queue.consumers)

@@ -50,6 +50,12 @@ def unpack(packed: array[int]) -> Iterator[Range]:
         yield one >> COUNT_BITS, (one & COUNT_MASK) + 1
 
 
+def holds(packed: array[int], offset: int) -> bool:
+    """Whether an offset lies in one of the rising ranges."""
+    at = bisect_right(packed, offset << COUNT_BITS | COUNT_MASK) - 1
+    return at >= 0 and offset - (packed[at] >> COUNT_BITS) <= packed[at] & COUNT_MASK
+
+
 def merged(ranges: Iterable[Range]) -> list[Range]:
     """Ranges in any order, overlapping or not, as sorted, disjoint ones."""
     out: list[Range] = []

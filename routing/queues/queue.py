@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from routing.errors import AccessRefused, BrokerError
+from routing.errors import AccessRefused, BrokerError, StorageUnavailable
 from routing.facts import priority_of
 from routing.message import Slab
 from routing.queues import limits
@@ -112,7 +112,7 @@ class Queue:
 
     @property
     def consumer_count(self) -> int:
-        """How many there are, whatever brokers their clients are at."""
+        """How many there are, at all brokers."""
         return len(self.turns.consumers)
 
     @property
@@ -195,18 +195,16 @@ class Queue:
             self.awake = True
             self.host.runnable(self)
 
-    def admit(self, first: int, slab: Slab, now_ms: int) -> None:
-        """Add messages that ask for something, or that come to a queue that does."""
-        count = len(slab.bodies)
-        facts = slab.properties.facts if slab.facts is None else slab.facts
-        arrival = Arrival(first, count, now_ms, facts)
-        ranges: Iterable[Range] = ((first, count),)
-        if slab.delayed:
+    def admit(self, arrival: Arrival, *, delayed: bool) -> None:
+        """Add messages that ask for something, or that come to a queue that does; `delayed`: some have to wait."""
+        ranges: Iterable[Range] = ((arrival.first, arrival.count),)
+        if delayed:
             ranges = self.rules.delay(arrival)
         line = self.line if self.levels is None else self.levels.fresh
-        for range_first, number in ranges:
-            line.ready.append(range_first, number)
-        self.rules.came(first, slab, ranges)
+        for first, count in ranges:
+            line.ready.append(first, count)
+        if self.rules.sizes is not None:
+            self.rules.came(ranges)
         self.fresh.append(arrival)
         if not self.awake:
             self.awake = True
@@ -386,6 +384,8 @@ class Queue:
 
     def pump(self) -> None:
         """Deliver what can be delivered: messages to consumers with credit; then look after those that stay."""
+        if self.partition.suspended:
+            return
         if self.groups is not None:
             if self.fresh:
                 self.rules.sort_in()
@@ -489,24 +489,24 @@ class Queue:
     def retire(self) -> None:
         """Another object is this queue from now on: what sessions say of this one means nothing any more."""
         if not self.deleted:
-            self.deleted = True
-            self.history = None  # retires as one of the home's queues
+            self.deleted, self.history = True, None  # that retires as one of the home's queues
             self.clear()
             for consumer in self.turns.drain():
                 consumer.session.queue_gone(consumer)
 
     def require_led(self) -> None:
-        """Raises StorageUnavailable where another broker leads the queue, so that nothing is known of its messages."""
+        """Raises StorageUnavailable where another broker leads the queue, or this one may not serve it now."""
+        if self.partition.suspended:
+            raise self.partition.error or StorageUnavailable(f"queue '{self.name}' is not ready yet")
 
     def clear(self) -> None:
         """The queue is deleted: forget everything."""
         if self.history is not None:
             follow(self, 0, self.host)
-        self.line.clear()
         if self.levels is not None:
             self.levels = Levels(self.levels.highest)
         if self.groups is not None:
             self.groups.disband()
-            self.line.clear()
+        self.line.clear()
         self.fresh.clear()
         self.rules.stop()

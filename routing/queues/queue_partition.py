@@ -29,6 +29,7 @@ from routing.commits import storage_error
 from routing.config import BrokerConfig
 from routing.errors import StorageUnavailable
 from routing.message import Slab
+from routing.queues.arrivals import Arrival
 from routing.queues.batches import build_batches, keep_together
 from routing.queues.cold_chunks import Spawn
 from routing.queues.dead_prefix import delete_dead_prefix
@@ -75,6 +76,11 @@ _SETTLED_MAX = 4096
 
 class QueuePartition:
     """See the module. `index` is its stripe number, -1 for the transient one."""
+
+    suspended = False
+    """Nothing is given out now."""
+    retired = False
+    """Another broker leads it from now on."""
 
     def __init__(
         self,
@@ -177,6 +183,12 @@ class QueuePartition:
 
     def _admit(self, first: int, slab: Slab, destinations: DestinationSet) -> None:
         """Messages that ask for something, or queues that do."""
+        arrival = self._arrived(first, slab, destinations)
+        for queue in destinations.queues:
+            queue.admit(arrival, delayed=slab.delayed)
+
+    def _arrived(self, first: int, slab: Slab, destinations: DestinationSet) -> Arrival:
+        """Note what has to be known of messages as long as they are there."""
         now_ms = self._now_ms()
         columns = destinations.columns_of(slab)
         if columns is not None:
@@ -185,7 +197,14 @@ class QueuePartition:
                 self._open_bytes_max = _SCATTERED_BATCH_BYTES
             self.facts.add(first, each_of(columns, len(slab.bodies)), now_ms)
         for queue in destinations.queues:
-            queue.admit(first, slab, now_ms)
+            if queue.rules.sizes is not None:
+                queue.rules.measure(first, slab)
+        facts = slab.properties.facts if slab.facts is None else slab.facts
+        return Arrival(first, len(slab.bodies), now_ms, facts)
+
+    def held_for(self, queue: Queue) -> int:
+        """Messages that were taken for a queue and are not in it yet."""
+        return 0
 
     def prepare(self, destinations: DestinationSet) -> None:
         """Define a destination set that is not defined yet, so that `enqueue` cannot be refused. Raises
@@ -263,7 +282,7 @@ class QueuePartition:
         """
         self._seal_data()
         queues = self.queues
-        sets = [self.sets.get(tuple(queues[queue_id] for queue_id in one.queue_ids)) for one in stragglers]
+        sets = [self.destination_set(tuple(queues[queue_id] for queue_id in one.queue_ids)) for one in stragglers]
         for destinations in sets:
             if destinations.definition.offset < 0:
                 self.define(destinations.definition)

@@ -422,15 +422,18 @@ class QueueRules:
 
     # --- sizes -------------------------------------------------------------------------
 
-    def came(self, first: int, slab: Slab, ranges: Iterable[Range]) -> None:
-        """Note the sizes of new messages, where they count, and that those of these ranges stand in line."""
-        sizes, queue = self.sizes, self._queue
-        if sizes is not None:
-            column = array("I", map(len, slab.bodies))
-            sizes.note(first, column)
-            queue.partition.note_sizes(queue.id, first, column)
-            for range_first, count in ranges:
-                sizes.come(range_first, count)
+    def measure(self, first: int, slab: Slab) -> None:
+        """Note the sizes of new messages; only where they count."""
+        assert self.sizes is not None
+        column = array("I", map(len, slab.bodies))
+        self.sizes.note(first, column)
+        self._queue.partition.note_sizes(self._queue.id, first, column)
+
+    def came(self, ranges: Iterable[Range]) -> None:
+        """Messages stand in line that were measured; only where sizes count."""
+        assert self.sizes is not None
+        for first, count in ranges:
+            self.sizes.come(first, count)
 
     def gone(self, first: int, count: int) -> None:
         """Messages left the line."""

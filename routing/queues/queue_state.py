@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from routing.queues.packed_ranges import COUNT_BITS
+from routing.queues.packed_ranges import COUNT_BITS, holds
 from routing.queues.settlement import RETURNED_KEY, SEEN_KEY, SIZES_KEY, decode_returned, decode_seen, decode_sizes
 
 State = dict[str, Any]
@@ -40,15 +40,21 @@ class StateChanges:
             for queue_id, first, sizes in decode_sizes(value):
                 self._sizes[queue_id].append((first, sizes))
 
-    def fold(self, states: dict[int, State], live: Mapping[int, array[int]]) -> dict[int, State]:
-        """The states of queues with all that was said; `live` are packed ranges of what is there, by queue id."""
+    def fold(
+        self, states: dict[int, State], live: Mapping[int, array[int]], *, seen_since_ms: int = 0
+    ) -> dict[int, State]:
+        """The states of queues with all that was said; `live` are packed ranges of what is there, by queue id. Ids that
+        were seen before `seen_since_ms` matter to nobody.
+        """
         folded = {}
         for queue_id, packed in live.items():
             state = dict(states.get(queue_id) or {})
             if queue_id in self._returns:
-                state["returns"] = state.get("returns", {}) | self._returns[queue_id]
+                returns = state.get("returns", {}) | self._returns[queue_id]
+                state["returns"] = {offset: known for offset, known in returns.items() if holds(packed, offset)}
             if queue_id in self._seen:
-                state["seen"] = [*state.get("seen", ()), *self._seen[queue_id]]
+                seen = [*state.get("seen", ()), *self._seen[queue_id]]
+                state["seen"] = [lot for lot in seen if lot[0] >= seen_since_ms]
             sizes = [*state.pop("sizes", ()), *self._sizes.get(queue_id, ())]
             if sizes and packed:
                 oldest = packed[0] >> COUNT_BITS

@@ -7,6 +7,9 @@ partition knows.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable, Iterator
+
 from core_log.files import Files
 from routing.queues import restoring
 from routing.queues.checkpoints import Checkpoint, QueueCheckpoint, encode_checkpoint, load_checkpoint, save_checkpoint
@@ -14,6 +17,7 @@ from routing.queues.checkpoints import checkpoint_path as checkpoint_path
 from routing.queues.destination_sets import Definition
 from routing.queues.history import HISTORY_BIT
 from routing.queues.packed_ranges import unpack
+from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.standby import Standby
 
@@ -24,7 +28,7 @@ def restore(files: Files, partition: QueuePartition) -> int:
     Returns the highest queue id that the log knows, 0 for none: the catalog may not have become durable in time.
     """
     log = partition.log
-    found = load_checkpoint(files, partition)
+    found = load_checkpoint(files, log)
     if found is None:
         found = Checkpoint(Standby(log.log_start_offset), False, {})
     standby = found.standby
@@ -38,18 +42,37 @@ def restore(files: Files, partition: QueuePartition) -> int:
         partition.checkpointed = standby.offset
     elif unread:
         partition.replayed = encode_checkpoint(standby)
+    entries = found.queues
+
+    def entry_of(queue: Queue) -> QueueCheckpoint:
+        if clean:
+            return entries.get(queue.id, QueueCheckpoint([], [], 0))
+        return unclean(standby, queue, log.log_end_offset)
+
+    for _ in filling(partition, standby, entry_of):
+        pass
+    return max((queue_id & ~HISTORY_BIT for queue_ids, _ in standby.sets.values() for queue_id in queue_ids), default=0)
+
+
+def unclean(standby: Standby, queue: Queue, end: int) -> QueueCheckpoint:
+    """What is there of a queue where nobody knows what was delivered."""
+    return QueueCheckpoint(list(unpack(standby.live.get(queue.id) or array("Q"))), [], end)
+
+
+def filling(
+    partition: QueuePartition, standby: Standby, entry_of: Callable[[Queue], QueueCheckpoint]
+) -> Iterator[Queue]:
+    """Fill the partition's queues, one after the other as one asks for the next."""
+    log = partition.log
     partition.sets.next_id = standby.next_set_id
     partition.facts.take(standby.facts)
     partition.moves.take(standby.moves)
-    for queue in partition.queues.values():
-        if clean:
-            entry = found.queues.get(queue.id, QueueCheckpoint([], [], 0))
-        else:
-            entry = QueueCheckpoint(list(unpack(standby.live[queue.id])), [], log.log_end_offset)
-        partition.restore([*entry.ready, *entry.returned])
-        state = standby.states.get(queue.id)
-        restoring.restore(queue, entry.ready, entry.returned, entry.redelivered_before, state=state)
     for set_id, (queue_ids, offset) in standby.sets.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):
             partition.sets.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))
-    return max((queue_id & ~HISTORY_BIT for queue_ids, _ in standby.sets.values() for queue_id in queue_ids), default=0)
+    for queue in list(partition.queues.values()):
+        entry = entry_of(queue)
+        partition.restore([*entry.ready, *entry.returned])
+        state = standby.states.get(queue.id)
+        restoring.restore(queue, entry.ready, entry.returned, entry.redelivered_before, state=state)
+        yield queue

@@ -2,8 +2,8 @@
 
 A `Standby` says for each queue which messages are live where the log ends at `offset`, for those that were moved where
 they lie (`moves.py`), and what the messages ask for. It is fed directories, settlements and definitions, from the log
-(`read`) or from the journal of what was appended (`follow`), and `fold` takes one from the other. Definitions may
-stand anywhere, so sets are resolved then.
+(`read`, or `apply` batch by batch as they are committed: see `standby_feed.py`) or from the journal of what was
+appended (`follow`), and `fold` takes one from the other. Definitions may stand anywhere, so sets are resolved then.
 
 A checkpoint is a standby, encoded. The next one is the last one and what was appended since: nobody has to stop the
 queues and look at them, and what a thread works on here is nobody else's. A start makes its queues from the same.
@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import decode_runs, iterate_records, parse_header
 from routing.queues.directory import DIRECTORY_BIT, Directory, decode_directory, directory_of, each_of
@@ -56,6 +57,7 @@ class Standby:
         self._moved: list[MovedRun] = []
         self._moved_facts: list[tuple[int, Columns, int]] = []
         self._settled: dict[int, list[Range]] = defaultdict(list)
+        self._settled_count = 0
         self._open: Directory | None = None
         self._open_end = 0
         self._open_ms = 0
@@ -70,22 +72,47 @@ class Standby:
             if not batches:
                 break
             for batch in batches:
-                header = parse_header(batch)
-                if header.is_control:
-                    self._close(header.base_offset)
-                    for record in iterate_records(batch):
-                        self._control(record.key, record.offset, bytes(record.value or b""))
-                elif header.attributes & DIRECTORY_BIT:
-                    self._close(header.base_offset)
-                    self._begin(directory_of(batch, header), header.base_timestamp_ms)
-                elif header.base_offset >= self._open_end:
-                    for run in decode_runs(batch, with_values=False):
-                        self._set_ids.append(set_id_of(run.header_block))
-                        self._firsts.append(run.first_offset)
-                        self._counts.append(run.count)
-                self.offset = header.next_offset
+                self.apply(batch)
+        self.finish(end)
+
+    def apply(self, batch: BytesLike) -> None:
+        """Apply the log's next batch. Raises CorruptBatch."""
+        header = parse_header(batch)
+        if header.is_control:
+            self._close(header.base_offset)
+            for record in iterate_records(batch):
+                self._control(record.key, record.offset, bytes(record.value or b""))
+        elif header.attributes & DIRECTORY_BIT:
+            self._close(header.base_offset)
+            self._begin(directory_of(batch, header), header.base_timestamp_ms)
+        elif header.base_offset >= self._open_end:
+            for run in decode_runs(batch, with_values=False):
+                self._set_ids.append(set_id_of(run.header_block))
+                self._firsts.append(run.first_offset)
+                self._counts.append(run.count)
+        self.offset = header.next_offset
+        if self.offset >= self._open_end:
+            self._close(self.offset)
+
+    def finish(self, end: int) -> None:
+        """The log ends here: what a directory says of messages behind it is not true."""
         self.offset = end
         self._close(end)
+
+    @property
+    def is_whole(self) -> bool:
+        """No directory speaks of messages that are still to come, so that it can be written down as it is."""
+        return self._open is None
+
+    @property
+    def unfolded(self) -> int:
+        """Slabs and settlements that wait for `fold`, about."""
+        return len(self._set_ids) + self._settled_count
+
+    @property
+    def queue_ids(self) -> set[int]:
+        """All queues that the log names."""
+        return set(self.live).union(*(ids for ids, _ in self.sets.values()))
 
     def follow(self, journal: Journal, end: int) -> None:
         """Apply all that was appended up to `end`; what is already known to be gone does no harm."""
@@ -104,6 +131,7 @@ class Standby:
         elif key == SETTLED_KEY:
             for queue_id, first, count in decode_settled(value):
                 self._settled[queue_id].append((first, count))
+                self._settled_count += 1
         else:
             self._changes.control(key, value)
 
@@ -145,8 +173,10 @@ class Standby:
 
     # --- taking one from the other ------------------------------------------------------
 
-    def fold(self, queue_ids: Collection[int], start: int) -> None:
-        """Work out `live` for these queues; nothing below `start`, where the log begins, is."""
+    def fold(self, queue_ids: Collection[int], start: int, *, seen_since_ms: int = 0) -> None:
+        """Work out `live` for these queues; nothing below `start`, where the log begins, is. For `seen_since_ms` see
+        `StateChanges.fold`.
+        """
         self.next_set_id = max(self.next_set_id, max(self._set_ids, default=0) + 1, max(self.sets, default=0) + 1)
         added = self._distribute()
         self.moves.place(self._moved)
@@ -167,10 +197,11 @@ class Standby:
                 holes = [*holes, *below]
             live[queue_id] = without(packed, holes) if holes else packed
         self.live = live
-        self.states = self._changes.fold(self.states, live)
+        self.states = self._changes.fold(self.states, live, seen_since_ms=seen_since_ms)
         spent = (self._set_ids, self._firsts, self._counts, self._moved, self._moved_facts, self._settled)
         for fed in spent:
             fed.clear()
+        self._settled_count = 0
         if self.facts or self.moves:
             blocks = self._live_blocks()
             self.facts.keep(blocks)

@@ -8,11 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from routing.queues.history import HISTORY_BIT
+
 if TYPE_CHECKING:
     from routing.queues.home import Home
     from routing.queues.host import QueueHost
     from routing.queues.queue import Queue
     from routing.topology.topology import Topology
+
+
+def adopt(topology: Topology, index: int, home: Home, host: QueueHost) -> None:
+    """Have a home the same queues as what stands for it now, while that stays: once before `rehome`, or again."""
+    there = topology.stripes[index].queues
+    for queue in list(there.values()):
+        vhost = topology.vhosts.get(queue.vhost)
+        if vhost is None or vhost.queues.get(queue.name) is not queue:
+            continue
+        made = home.queues.get(queue.id) or made_by(home, queue, host)
+        made.arguments, made.formerly = queue.arguments, queue.formerly
+        if made.settings != queue.settings:
+            made.apply_settings(queue.settings)
+    for queue in [queue for queue in home.queues.values() if queue.id & ~HISTORY_BIT not in there]:
+        queue.deleted = True
+        home.remove(queue)
+        queue.clear()
 
 
 def rehome(topology: Topology, index: int, home: Home, host: QueueHost) -> None:

@@ -36,7 +36,7 @@ from routing.topology.entries import Entry, InFlight, Plan, queue_key, vhost_key
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
 from routing.topology.policies import policy_key
 from routing.topology.queue_ids import OutOfQueueIds
-from routing.topology.rehoming import rehome
+from routing.topology.rehoming import adopt, rehome
 from routing.topology.removal import Removal
 from routing.topology.virtual_host import VirtualHost
 
@@ -310,6 +310,10 @@ class Topology:
         if queue.exclusive:
             self.owned.setdefault(queue.owner, {})[queue] = None
         self.vhosts[vhost].add_queue(queue)
+
+    def adopt(self, index: int, home: Home) -> None:
+        """Have a home the queues of what stands for it now; see `rehoming.py`."""
+        adopt(self, index, home, self._host)
 
     def rehome(self, index: int, home: Home) -> None:
         """Another object stands for a home from now on; see `rehoming.py`."""

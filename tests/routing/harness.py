@@ -235,7 +235,7 @@ async def passing(clock: MockClock, seconds: float) -> None:
     await wait_all_tasks_blocked()
 
 
-def _wall_clock_ms() -> int:
+def wall_clock_ms() -> int:
     return 1_800_000_000_000 + int(trio.current_time() * 1000)
 
 
@@ -248,5 +248,5 @@ async def engine(files: Files, **config: Any) -> AsyncIterator[Engine]:
         "housekeeping_interval_ms": 3_600_000,
         "settle_delay_ms": 0,
     } | config
-    async with open_broker(files, BrokerConfig(**settings), wall_clock_ms=_wall_clock_ms) as broker:
+    async with open_broker(files, BrokerConfig(**settings), wall_clock_ms=wall_clock_ms) as broker:
         yield Engine(broker)

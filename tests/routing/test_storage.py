@@ -347,7 +347,7 @@ async def test_checkpoints_shorten_the_replay_and_say_the_same(picture: object) 
                 if number % 3:
                     client.ack(delivery.id)
                     settled.add(delivery.body)
-        await running.until(lambda: files.exists(checkpoint_path(home)))
+        await running.until(lambda: files.exists(checkpoint_path(home.log)))
         await running.synced()
         found = picture(files)  # type: ignore[operator]
     crashed = found is not files

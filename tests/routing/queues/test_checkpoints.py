@@ -33,7 +33,7 @@ async def checkpointed(running: Engine, home: QueuePartition) -> Standby:
     running.broker.checkpoints.take(home)
     with trio.fail_after(20):
         while True:
-            content = load(running.broker.files, checkpoint_path(home))
+            content = load(running.broker.files, checkpoint_path(home.log))
             if content is not None and (found := decode_checkpoint(content).standby).offset == wanted:
                 return found
             running.broker.checkpoints.take(home)
@@ -123,10 +123,10 @@ async def test_what_a_crashed_broker_replayed_is_its_next_checkpoint() -> None:
         end = home.log.log_end_offset
         running.broker.checkpoints.take(home)
         with trio.fail_after(20):
-            while not found.exists(checkpoint_path(home)):
+            while not found.exists(checkpoint_path(home.log)):
                 await trio.sleep(0.001)
         assert home.replayed is None
-        content = load(found, checkpoint_path(home))
+        content = load(found, checkpoint_path(home.log))
         assert content is not None
         assert decode_checkpoint(content).standby.offset == end
 
@@ -150,7 +150,7 @@ async def test_a_checkpoint_of_the_old_form_is_understood() -> None:
             "queues": {queue_id: [[[first + 3, count - 3]], [[first, 2]], 0]},
         }
         files = killed(found)
-        save(files, checkpoint_path(home), msgpack.packb(old))
+        save(files, checkpoint_path(home.log), msgpack.packb(old))
         async with engine(files, stripes=1) as running:
             bodies = await running.drain("q")
             assert [int(body) for body, _ in bodies] == [0, 1, *range(3, 10)]

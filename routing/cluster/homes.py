@@ -1,0 +1,316 @@
+"""The home partitions of durable queues, as a broker of a cluster has them: led here, followed, or elsewhere.
+
+1. A home is a replicated log. Where this broker leads it, its queues are in a `ReplicatedPartition`; where it follows,
+   a standby goes along with the log; and for all that is not led here something stands in the topology that has the
+   same names (`Cluster.remote_home`, or `AbsentHome`).
+2. *Promotion*: the standby takes in all that the log has, which nobody may cut off any more, queues are made of it and
+   of what the topology says of them, and take the place of what stood for them. Nobody knows what the leader before had
+   given out, so everything is marked as redelivered. Nothing goes out until all of it is committed.
+3. *Retirement* is at once, in the call that tells of it: what was not appended is dropped, who waits for a confirm is
+   told that there is none, consumers are cancelled. A standby goes along again.
+4. One task for each log here sees to both, so that they never overlap. When a role is gone before a promotion has
+   ended, what it has made was seen by nobody.
+5. Whether this broker may serve is asked once a turn (`begin_turn`), before anything is given out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from core_log.errors import CorruptBatch, LogUnavailable, MetadataUnavailable, OffsetOutOfRange
+from core_log.replica_log import ReplicaLog
+from core_log.replication.leader import Leader
+from routing.cluster.absent_home import AbsentHome, led_by
+from routing.cluster.queue_placement import home_for_queue
+from routing.errors import StorageUnavailable
+from routing.queues.history import HISTORY_BIT
+from routing.queues.replay import filling, unclean
+from routing.queues.replicated_partition import ReplicatedPartition
+from routing.queues.standby_feed import Known, StandbyFeed
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+    from routing.cluster.cluster import Cluster
+    from routing.queues.home import Home
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "home-"
+_BITE_S = 0.01
+_RETRY_S = 1.0
+_BARRIER_TIMEOUT_S = 2.0
+_PATIENCE_S = 10.0
+"""Who waits for a confirm is refused when this broker could not serve for so long."""
+
+
+def elsewhere(cluster: Cluster, index: int) -> Home:
+    """What stands for a home that is not led here."""
+    if cluster.remote_home is not None:
+        found: Home = cluster.remote_home(index)
+        return found
+    return AbsentHome(index, lambda: cluster.leader_of(f"{PREFIX}{index}")[0])
+
+
+class _Here:
+    """A home of which this broker has a replica."""
+
+    def __init__(self, index: int, log: ReplicaLog) -> None:
+        self.index = index
+        self.log = log
+        self.role: Leader | None = None
+        self.partition: ReplicatedPartition | None = None
+        """While it is led here and has been promoted."""
+        self.feed: StandbyFeed | None = None
+        self.changed = trio.Event()
+        self.closed = False
+        self.over = trio.Event()
+        self.said: tuple[bool, bool, bool] | None = None
+        self.silent_since_s: float | None = None
+
+    def wake(self) -> None:
+        """There is something new for its task."""
+        changed, self.changed = self.changed, trio.Event()
+        changed.set()
+
+
+class Homes:
+    """See the module."""
+
+    def __init__(self, broker: Broker, cluster: Cluster) -> None:
+        self._broker = broker
+        self._cluster = cluster
+        self._topology = broker.topology
+        self._here: dict[int, _Here] = {}
+        self._led: list[_Here] = []
+        self._closed = False
+        self._topology.place_queue = self._place
+        cluster.moved.append(self._moved)
+        for index in range(len(self._topology.stripes)):
+            self._look(index)
+
+    def _place(self, queue_id: int, arguments: Mapping[str, Any]) -> int:
+        stripes = self._topology.stripes
+        leaders = {index: self._cluster.leader_of(f"{PREFIX}{index}")[0] for index in range(len(stripes))}
+        counts = {index: len(home.queues) for index, home in enumerate(stripes)}
+        balanced = arguments.get("x-queue-leader-locator") == "balanced"
+        return home_for_queue(leaders, counts, self._cluster.broker_id, balanced=balanced)
+
+    # --- what the metadata says ----------------------------------------------------------
+
+    def _moved(self, name: str) -> None:
+        if name.startswith(PREFIX):
+            self._look(int(name.removeprefix(PREFIX)))
+
+    def _look(self, index: int) -> None:
+        """See to it that a home is here what the metadata says."""
+        if self._closed or index >= len(self._topology.stripes):
+            return
+        name = f"{PREFIX}{index}"
+        state, here = self._cluster.state_of(name), self._here.get(index)
+        if state is None or self._cluster.broker_id not in state.replicas:
+            if here is not None:
+                self._leave(here, name)
+            return
+        if here is None:
+            if name in self._cluster.replicas.by_name:
+                return  # it is being opened
+            try:
+                log = self._cluster.open_log(
+                    name, f"queues/{index}", self._broker.storage.home_settings(replicated=True)
+                )
+            except OSError as error:
+                logger.error("%s cannot be opened: %s", name, error)
+                self._broker.spawn(self._look_again, index)
+                return
+            here = self._here[index] = _Here(index, log)
+            self._broker.spawn(self._conduct, here)
+        role = self._cluster.role_of(name)
+        if role is not here.role:
+            self._retire(here)
+            here.role = role
+            here.wake()
+
+    async def _look_again(self, index: int) -> None:
+        await trio.sleep(_RETRY_S)
+        self._look(index)
+
+    def _leave(self, here: _Here, name: str) -> None:
+        """This broker shall have no replica of it any more."""
+        self._retire(here)
+        del self._here[here.index]
+        here.role, here.closed = None, True
+        here.wake()
+        self._broker.commits.forget(here.log)
+        self._cluster.close_log(name)
+
+    async def _conduct(self, here: _Here) -> None:
+        try:
+            while not here.closed:
+                changed, role = here.changed, here.role
+                if role is not None:
+                    await self._lead(here, role)
+                else:
+                    if here.feed is None:
+                        here.feed = self._feed(here)
+                    self._broker.spawn(here.feed.run)
+                if not changed.is_set():
+                    await changed.wait()
+                if here.feed is not None:
+                    await here.feed.stop()
+                    if here.role is None and not here.closed:
+                        here.feed = None  # its task is over; another takes up from the last checkpoint
+        finally:
+            here.over.set()
+
+    def _feed(self, here: _Here) -> StandbyFeed:
+        broker = self._broker
+
+        async def known() -> Known:
+            return await self._known(here.index)
+
+        return StandbyFeed(
+            broker.files,
+            here.log,
+            checkpoint_interval_bytes=broker.config.checkpoint_interval_bytes,
+            save=broker.checkpoints.save,
+            known=known,
+        )
+
+    async def _known(self, index: int) -> Known:
+        """Which queues a home has, all of those among them that its log may name."""
+        with trio.move_on_after(_BARRIER_TIMEOUT_S):
+            try:
+                await self._cluster.store.barrier()
+                return self._known_now(index)
+            except MetadataUnavailable:
+                pass
+        return Known(None)
+
+    def _known_now(self, index: int) -> Known:
+        queues = self._topology.stripes[index].queues.values()
+        ids = {queue.id for queue in queues}
+        ids |= {queue.id | HISTORY_BIT for queue in queues if queue.settings.retain_ms}
+        longest_ms = max(
+            max((queue.settings.deduplication_window_ms for queue in queues), default=0),
+            max(
+                exchange.once_in_ms for vhost in self._topology.vhosts.values() for exchange in vhost.exchanges.values()
+            ),
+        )
+        return Known(ids, self._broker.clock.now_ms() - 2 * longest_ms)
+
+    # --- promotion -------------------------------------------------------------------------
+
+    async def _lead(self, here: _Here, role: Leader) -> None:
+        """Have the queues of a home, unless the role is gone meanwhile."""
+        while here.role is role and not here.closed:
+            began_s = time.perf_counter()
+            feed = here.feed or self._feed(here)
+            here.feed = None
+            try:
+                await feed.finish(role.epoch_start, self._known_now(here.index))
+                if here.role is role and not here.closed:
+                    partition = await self._made(here, role, feed)
+                    if partition is not None:
+                        self._begin(here, partition)
+                        count = sum(queue.message_count for queue in partition.queues.values())
+                        took_s = time.perf_counter() - began_s
+                        logger.info("%s%d is led here, %d messages, %.3f s", PREFIX, here.index, count, took_s)
+                    return
+            except (OSError, CorruptBatch, OffsetOutOfRange, LogUnavailable) as error:
+                logger.error("%s%d cannot be led: %s", PREFIX, here.index, error)
+                await trio.sleep(_RETRY_S)
+
+    async def _made(self, here: _Here, role: Leader, feed: StandbyFeed) -> ReplicatedPartition | None:
+        """The partition with its queues, made in bites; None if the role is gone."""
+        broker = self._broker
+        partition = broker.storage.make_home(here.index, here.log, ReplicatedPartition)
+        self._topology.adopt(here.index, partition)
+        until_s = time.perf_counter() + _BITE_S
+        standby, end = feed.standby, role.epoch_start
+        for _ in filling(partition, standby, lambda queue: unclean(standby, queue, end)):
+            if time.perf_counter() > until_s:
+                await trio.lowlevel.checkpoint()
+                if here.role is not role or here.closed:
+                    for queue in list(partition.queues.values()):
+                        queue.retire()
+                    return None
+                until_s = time.perf_counter() + _BITE_S
+        return partition
+
+    def _begin(self, here: _Here, partition: ReplicatedPartition) -> None:
+        """From now on these are the home's queues."""
+        self._topology.adopt(here.index, partition)
+        self._topology.rehome(here.index, partition)
+        here.partition, here.said, here.silent_since_s = partition, None, None
+        self._led.append(here)
+        self._broker.end_turn()
+
+    # --- retirement ------------------------------------------------------------------------
+
+    def _retire(self, here: _Here) -> None:
+        """This broker leads a home no more, if it did."""
+        partition, here.partition = here.partition, None
+        if partition is None:
+            return
+        self._led.remove(here)
+        name = f"{PREFIX}{here.index}"
+        error = StorageUnavailable(f"home partition {here.index} {led_by(self._cluster.leader_of(name)[0])}")
+        logger.info("%s is not led here any more", name)
+        partition.retire(error)
+        self._fail(here, error)
+        self._broker.dead_letters.lost(here.log)
+        self._topology.rehome(here.index, elsewhere(self._cluster, here.index))
+        self._broker.want_turn()
+
+    def _fail(self, here: _Here, error: StorageUnavailable) -> None:
+        """Nobody knows whether what was published will stay: tell who waits."""
+        for session in self._broker.confirming:
+            session.confirms.lost(here.log, error)
+        self._broker.commits.fail(here.log, error)
+
+    # --- serving ---------------------------------------------------------------------------
+
+    def begin_turn(self) -> None:
+        """Look whether this broker may serve what it leads."""
+        for here in self._led:
+            role, partition = here.role, here.partition
+            if role is None or partition is None:
+                continue
+            serves = self._cluster.may_serve(role)
+            said = (serves, role.may_append(), serves and role.watermark_is_known)
+            if said != here.said:
+                self._say(here, partition, *said)
+            elif here.silent_since_s is not None and trio.current_time() - here.silent_since_s > _PATIENCE_S:
+                here.silent_since_s = None
+                self._broker.commits.fail(here.log, StorageUnavailable("other brokers are out of reach"))
+
+    def _say(self, here: _Here, partition: ReplicatedPartition, serves: bool, in_sync: bool, delivers: bool) -> None:
+        here.said = serves, in_sync, delivers
+        here.silent_since_s = None if serves else trio.current_time()
+        refusal = None
+        if not serves:
+            refusal = StorageUnavailable(f"home partition {here.index} is not led by anybody for certain now")
+        elif not in_sync:
+            refusal = StorageUnavailable(f"home partition {here.index} has too few replicas in sync")
+        partition.serve(delivers, refusal)
+        if not in_sync and refusal is not None:
+            self._fail(here, refusal)
+
+    # --- stopping --------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """No more changes; standbys are written down. What is led is the engine's to write down."""
+        self._closed = True
+        self._cluster.moved.remove(self._moved)
+        for here in self._here.values():
+            here.closed = True
+            here.wake()
+        for here in self._here.values():
+            await here.over.wait()
+            if here.feed is not None:
+                await here.feed.close()

@@ -1,0 +1,136 @@
+"""A home partition of which other brokers have replicas, where it is led.
+
+1. Queues get what is committed. What was published is held back until the log's high watermark has passed it, so what
+   waits in a queue may be given out, whatever becomes of this broker; the queues themselves know nothing of it.
+2. Who is published to has somebody waiting: what brings messages asks for the disks of all who are in sync.
+3. Once a turn it is told whether this broker may serve (`serve`): if not, nothing is given out, and publishes are
+   refused as they are by a log that refuses.
+4. When it is led here no more it is retired: what was not appended yet is dropped, and nothing is appended again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from core_log.errors import LogUnavailable
+from core_log.partition_log import PartitionLog
+from routing.config import BrokerConfig
+from routing.errors import StorageUnavailable
+from routing.message import Slab
+from routing.queues.arrivals import Arrival
+from routing.queues.destination_sets import DestinationSet
+from routing.queues.queue_partition import QueuePartition
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
+
+
+class _Held(NamedTuple):
+    """Messages [first, end) for these queues; without `arrival` they ask for nothing."""
+
+    end: int
+    first: int
+    destinations: DestinationSet
+    arrival: Arrival | None
+    delayed: bool
+
+
+class ReplicatedPartition(QueuePartition):
+    """See the module."""
+
+    def __init__(self, index: int, log: PartitionLog, config: BrokerConfig, **around: Any) -> None:
+        super().__init__(index, log, config, **around)
+        self.suspended = True
+        self._refusal: StorageUnavailable | None = None
+        self._held: deque[_Held] = deque()
+
+    def serve(self, delivers: bool, refusal: StorageUnavailable | None) -> None:
+        """What this broker may do now: give messages out, and take them unless there is a `refusal`."""
+        self._refusal = refusal
+        if self.log.error is None:
+            self.error = refusal
+        if delivers is self.suspended:
+            self.suspended = not delivers
+            if delivers:
+                for queue in self.queues.values():
+                    if not queue.awake:
+                        queue.awake = True
+                        queue.host.runnable(queue)
+
+    def retire(self, why: StorageUnavailable) -> None:
+        """Another broker leads it, or may at any time."""
+        self.retired = self.suspended = True
+        self.error = self._refusal = why
+        self.log.listeners.remove(self._log_advanced)
+        self._held.clear()
+        for unsealed in (self._open, self._settled, self._returned, self._seen, self._sizes):
+            unsealed.clear()
+
+    def _require_led(self) -> None:
+        if self.retired:
+            raise LogUnavailable(str(self.error))
+
+    # --- messages in -------------------------------------------------------------------
+
+    def destination_set(self, queues: tuple[Queue, ...]) -> DestinationSet:
+        """See `Home`."""
+        found = super().destination_set(queues)
+        found.simple, found.plain = found.plain, False  # so that all comes to `_admit`
+        return found
+
+    def enqueue(self, slab: Slab, destinations: DestinationSet) -> int:
+        """See `Home`."""
+        self._require_led()
+        return super().enqueue(slab, destinations)
+
+    def prepare(self, destinations: DestinationSet) -> None:
+        """See `Home`."""
+        self._require_led()
+        super().prepare(destinations)
+
+    def held_for(self, queue: Queue) -> int:
+        """See `QueuePartition`."""
+        return sum(held.end - held.first for held in self._held if queue in held.destinations.queues)
+
+    def _admit(self, first: int, slab: Slab, destinations: DestinationSet) -> None:
+        arrival = None
+        if not (destinations.simple and slab.plain):
+            arrival = self._arrived(first, slab, destinations)
+        self._held.append(_Held(self.next_offset, first, destinations, arrival, slab.delayed))
+
+    def _log_advanced(self, log: PartitionLog) -> None:
+        super()._log_advanced(log)
+        if self.error is None:
+            self.error = self._refusal
+        held, committed = self._held, log.high_watermark
+        while held and held[0].end <= committed:
+            self._give(held.popleft())
+
+    def _give(self, held: _Held) -> None:
+        """Messages are committed: now they are in their queues."""
+        end, first, destinations, arrival, delayed = held
+        for queue in destinations.queues:
+            if queue.deleted:
+                self.forget(first, end - first)
+            elif arrival is not None:
+                queue.admit(arrival, delayed=delayed)
+            elif queue.settings.is_plain:
+                queue.enqueue(first, end - first)
+            else:  # it was told something meanwhile
+                queue.admit(Arrival(first, end - first, self._now_ms(), 0), delayed=False)
+
+    # --- the log -----------------------------------------------------------------------
+
+    def seal(self) -> None:
+        """See `QueuePartition`."""
+        if self.retired:
+            return
+        brought = bool(self._open)
+        super().seal()
+        if brought:
+            self.log.request_sync()
+
+    def _append(self, batch: bytes, base_offset: int) -> None:
+        self._require_led()
+        super()._append(batch, base_offset)

@@ -1,0 +1,187 @@
+"""Queues of which several brokers have replicas: a broker dies, and another has them as they were."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import trio
+
+from routing.facts import pack
+from routing.message import Properties, Slab
+from routing.session import Outcome
+from tests.routing.harness import PROTOCOL, Client, Delivery
+from tests.support.home_cluster import Member, mesh, until
+from tests.support.replica_node import bytes_of
+
+Body = str
+
+
+def home_of(member: Member, queue: str) -> int:
+    return member.broker.topology.queues[queue].partition.index
+
+
+async def all_committed(member: Member, index: int) -> None:
+    """Everything that was done is on all disks that count."""
+    member.turn()
+    log = member.log(index)
+    log.request_sync()
+    await until(lambda: log.high_watermark == log.log_end_offset)
+
+
+async def test_confirmed_messages_outlive_their_leader() -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        await one.queue("q")
+        index = home_of(one, "q")
+        assert one.leads(index), "declared where it is led"
+        client = one.client()
+        await client.publish_safely("q", *range(100))
+        await client.consume("q")
+        client.session.set_prefetch(10, per_session=True)
+        assert client.take_bodies() == [str(n) for n in range(10)]
+        client.ack(1, 5)
+        await all_committed(one, index)
+        await brokers.kill(1)
+        leader = await brokers.settled(index)
+        assert leader.me != 1
+        assert leader.count("q") == 95
+        assert await leader.drain("q") == [(str(n), True) for n in range(5, 100)]
+
+
+QUEUES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "levels": {"x-max-priority": 3},
+    "late": {"x-delayed": True},
+    "mortal": {"x-message-ttl": 3_600_000},
+    "counted": {"x-queue-type": "quorum", "x-delivery-limit": 50},
+    "limited": {"x-max-length-bytes": 1 << 30},
+    "kept": {"x-retain": "1h"},
+    "grouped": {"x-group-by": "routing-key"},
+}
+FAR_MS = 1_800_000
+
+
+class Model:
+    """What there is, by queue: body -> (priority, delayed)."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, dict[Body, tuple[int, bool]]] = {name: {} for name in QUEUES}
+        self.returns: dict[Body, int] = {}
+        self.number = 0
+
+    def publish(self, client: Client, dice: random.Random) -> None:
+        """One slab to a queue, or to all."""
+        queue = dice.choice([*QUEUES, ""])
+        count = dice.choice((1, 1, 5, 40))
+        bodies = [f"{number}" + "." * dice.randrange(20) for number in range(self.number, self.number + count)]
+        self.number += count
+        facts = None
+        if dice.random() < 0.6:
+            delay = FAR_MS if queue in ("late", "") else 0
+            facts = [
+                pack(True, dice.randrange(5), dice.choice((None, FAR_MS)), dice.choice((0, delay))) for _ in bodies
+            ]
+        common = Properties(PROTOCOL, b"", persistent=True)
+        slab = Slab("" if queue else "amq.fanout", queue, common, [body.encode() for body in bodies], facts=facts)
+        client.session.publish(slab, confirm=True)
+        for name in [queue] if queue else QUEUES:
+            for place, body in enumerate(bodies):
+                fact = facts[place] if facts is not None else 1
+                self.there[name][body] = fact >> 1 & 255, name == "late" and fact >> 42 > 0
+
+    def expected(self, queue: str) -> list[Body]:
+        """In the order in which they are given out."""
+        there = self.there[queue]
+        ready = [body for body, (_, is_delayed) in there.items() if not is_delayed]
+        highest = QUEUES[queue].get("x-max-priority", 0)
+        return sorted(ready, key=lambda body: -min(there[body][0], highest))
+
+
+def settle_some(client: Client, queue_of: dict[str, str], model: Model, dice: random.Random) -> None:
+    """Whatever a client does with what it has; `queue_of` is by consumer tag."""
+    taken: list[Delivery] = client.take()
+    for delivery in taken:
+        queue = queue_of[delivery.tag]
+        choice = dice.random()
+        assert delivery.body in model.there[queue]
+        if choice < 0.4:
+            client.session.settle(delivery.id, delivery.id, Outcome.ACK)
+            del model.there[queue][delivery.body]
+        elif choice < 0.55:
+            client.session.settle(delivery.id, delivery.id, Outcome.REQUEUE)
+            if queue == "counted":
+                model.returns[delivery.body] = model.returns.get(delivery.body, 0) + 1
+
+
+async def check(leader: Member, model: Model) -> None:
+    """The queues are what the model says, all of it marked; it is still there afterwards."""
+    counted = leader.broker.topology.queues["counted"]
+    assert counted.returns is not None
+    found = sorted(tries.returns for tries in counted.returns.tries.values())
+    there = model.there["counted"]
+    assert found == sorted(count for body, count in model.returns.items() if body in there)
+    for name in QUEUES:
+        queue = leader.broker.topology.queues[name]
+        expected = model.expected(name)
+        assert leader.count(name) == len(expected), name
+        assert queue.rules.delayed_count == len(model.there[name]) - len(expected), name
+        client = leader.client()
+        await client.consume(name)
+        taken = client.take()
+        while len(taken) < len(expected):
+            await leader.until(lambda client=client: bool(client.deliveries))  # type: ignore[misc]
+            taken += client.take()
+        assert all(delivery.redelivered for delivery in taken), name
+        bodies = [delivery.body for delivery in taken]
+        assert (sorted(bodies) == sorted(expected)) if name == "grouped" else (bodies == expected), name
+        if name == "limited":
+            assert queue.rules.sizes is not None
+            assert queue.rules.sizes.waiting_bytes == 0
+        client.session.close()
+        if name == "limited":
+            assert queue.rules.sizes is not None
+            assert queue.rules.sizes.waiting_bytes == sum(map(len, expected))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_queues_are_as_they_were(seed: int) -> None:
+    dice = random.Random(seed)
+    async with mesh(checkpoint_interval_bytes=20_000) as brokers:
+        one = brokers.members[1]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        for name, arguments in QUEUES.items():
+            await one.queue(name, arguments=arguments)
+            await one.bind("amq.fanout", name)
+        model = Model()
+        leader, disks = await brokers.settled(0), {}
+        for _ in range(2):
+            publisher, client = leader.client(), leader.client()
+            client.session.set_prefetch(30, per_session=False)
+            client.session.prefetch_default = 30
+            tags = {name: name for name in QUEUES}
+            for name in QUEUES:
+                await client.consume(name, tag=name)
+            for _ in range(40):
+                model.publish(publisher, dice)
+                if dice.random() < 0.5:
+                    leader.turn()
+                    await trio.sleep(dice.choice((0, 0.002)))
+                settle_some(client, tags, model, dice)
+            leader.turn()
+            wanted = publisher.session.confirms.published
+            await leader.until(lambda publisher=publisher, wanted=wanted: publisher.confirmed >= wanted)  # type: ignore[misc]
+            settle_some(client, tags, model, dice)
+            await all_committed(leader, 0)
+            disks[leader.me] = await brokers.kill(leader.me)
+            leader = await brokers.settled(0)
+            await check(leader, model)
+            model.returns = {body: model.returns.get(body, 0) + 1 for body in model.there["counted"]}
+            for gone, files in list(disks.items()):
+                del disks[gone]
+                await brokers.add(gone, files)
+            leader = await brokers.settled(0)
+        await all_committed(leader, 0)
+        await until(lambda: len({member.log(0).log_end_offset for member in brokers.members.values()}) == 1)
+        await until(lambda: len({bytes_of(member.log(0)) for member in brokers.members.values()}) == 1)
