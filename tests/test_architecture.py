@@ -41,8 +41,11 @@ DEMO_MAY_IMPORT = MAY_IMPORT["gateway"] | {"millrace", "pyspark_millrace", "spar
 
 NATIVE_CLIENTS = tuple(
     f"protocols/native/{name}.py"
-    for name in ("client", "client_tls", "leaders", "link", "consumer", "producer", "blocking", "blocking_clients")
-)
+    for name in (
+        "client", "client_tls", "consumer", "leaders", "link", "producer",
+        "blocking", "blocking_clients", "blocking_leaders", "blocking_link",
+    )
+)  # fmt: skip
 
 TRIO = {
     "gateway/": "it runs the loop",

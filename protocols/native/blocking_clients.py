@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self
@@ -46,7 +46,7 @@ class _Closing:
     """A client of its own, closed at the end of the block."""
 
     def __init__(
-        self, server: str, timeout_s: float, credentials: tuple[str, str] | None, tls: SSLContext | None
+        self, server: str | Sequence[str], timeout_s: float, credentials: tuple[str, str] | None, tls: SSLContext | None
     ) -> None:
         self.client = BlockingClient(server, timeout_s=timeout_s, credentials=credentials, tls=tls)
 
@@ -64,7 +64,7 @@ class BlockingProducer(_Closing):
 
     def __init__(
         self,
-        server: str,
+        server: str | Sequence[str],
         *,
         acks: Literal["all", 0, 1, -1] = "all",
         batch_bytes: int = 256 << 10,
@@ -171,7 +171,7 @@ class BlockingConsumer(_Closing):
 
     def __init__(
         self,
-        server: str,
+        server: str | Sequence[str],
         group: str | None = None,
         *,
         auto_offset_reset: Literal["earliest", "latest", "error"] = "latest",
@@ -247,6 +247,8 @@ class BlockingConsumer(_Closing):
         for key, fetched in zip(keys, results):
             if fetched.error is not None:
                 error = error_from_wire(fetched.error)
+                if error.retriable:
+                    continue  # the next fetch may find another leader
                 if not isinstance(error, OffsetOutOfRange) or self._reset == "error":
                     raise error
                 self._positions[key] = self._fetch_offsets[key] = self._start(key)

@@ -14,9 +14,10 @@ import trio
 
 from protocols.native import wire
 from protocols.native.blocking import TopicDescription, Which, which_offset
+from protocols.native.connection import addresses_of
 from protocols.native.errors import ErrorCode, MillraceError, error_from_wire
 from protocols.native.leaders import Leaders, Partition
-from protocols.native.link import Link, LinkConfig, addresses_of
+from protocols.native.link import Link, LinkConfig
 
 __all__ = ["Client", "Link", "LinkConfig", "Service", "list_offsets"]
 

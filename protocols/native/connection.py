@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from protocols import buffers
 from protocols.native.errors import ErrorCode
 from protocols.native.wire import BadRequest
@@ -28,3 +30,11 @@ def split_address(server: str) -> tuple[str, int]:
     if not colon or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{server!r} is not host:port")
     return host.strip("[]") or "localhost", int(port)
+
+
+def addresses_of(server: str | Sequence[str]) -> list[tuple[str, int]]:
+    """Of one "host:port", several, or several in one text with commas between them. Raises ValueError."""
+    names = server.split(",") if isinstance(server, str) else list(server)
+    if not names:
+        raise ValueError("there is no server to connect to")
+    return [split_address(name.strip()) for name in names]

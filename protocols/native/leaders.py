@@ -18,8 +18,9 @@ import msgspec
 import trio
 
 from protocols.native import wire
+from protocols.native.blocking_link import Address
 from protocols.native.errors import ConnectionLost, ErrorCode, MillraceError, RequestTimedOut, error_from_wire
-from protocols.native.link import Address, Link, LinkConfig
+from protocols.native.link import Link, LinkConfig
 
 Partition = tuple[str, int]
 """Topic and partition number."""

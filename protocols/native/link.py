@@ -20,8 +20,8 @@ import trio
 
 from protocols.buffers import join_small
 from protocols.native import wire
-from protocols.native.blocking import REPLY_BYTES_MAX
-from protocols.native.connection import FrameReader, split_address
+from protocols.native.blocking_link import REPLY_BYTES_MAX, Address
+from protocols.native.connection import FrameReader, addresses_of
 from protocols.native.errors import ConnectionLost, MillraceError, ProtocolError, RequestTimedOut, error_from_wire
 from protocols.native.wire import Reply, Request
 
@@ -30,8 +30,6 @@ _SEND_JOINED_BYTES = 256 << 10
 ReplyType = TypeVar("ReplyType", bound=Reply)
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 OnSent = Callable[[MillraceError | None], None]
-Address = tuple[str, int]
-"""Host and port."""
 OnReply = Callable[[Reply | MillraceError], None]
 
 
@@ -343,11 +341,3 @@ class Link:
             if self.failure is not None:
                 raise self.failure
             await self._state_changed.wait()
-
-
-def addresses_of(server: str | Sequence[str]) -> list[Address]:
-    """Of one "host:port", several, or several in one text with commas between them. Raises ValueError."""
-    names = server.split(",") if isinstance(server, str) else list(server)
-    if not names:
-        raise ValueError("there is no server to connect to")
-    return [split_address(name.strip()) for name in names]

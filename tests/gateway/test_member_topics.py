@@ -13,6 +13,7 @@ import trio
 from core_log.absent_log import AbsentLog
 from core_log.replica_log import ReplicaLog
 from gateway.etcd_process import EtcdProcess
+from millrace import BlockingConsumer, BlockingProducer
 from protocols.native import wire
 from protocols.native.client import Client, Link, LinkConfig
 from protocols.native.errors import ErrorCode, MillraceError
@@ -151,3 +152,37 @@ async def test_too_few_replicas_refuse_before_anything_is_appended(etcd: EtcdPro
             await nursery.start(brokers[gone].run)
             await until(lambda: log.high_watermark == 20)
             assert await produce(to, ("t", 0)) == [(0, 20)]
+
+
+async def test_blocking_clients_find_leaders_and_follow_them(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "blocking") as (_, brokers):
+        servers = [f"127.0.0.1:{broker.server.ports['native']}" for broker in brokers.values()]
+        sent = [(b"%d" % (number % 7), b"%d" % number) for number in range(200)]
+
+        def write(part: list[tuple[bytes, bytes]]) -> None:
+            with BlockingProducer(servers, timeout_s=5) as producer:
+                for key, value in part:
+                    producer.send("t", value, key)
+
+        def read() -> list[tuple[bytes | None, bytes | None]]:
+            found: list[tuple[bytes | None, bytes | None]] = []
+            with BlockingConsumer(",".join(servers), "g", auto_offset_reset="earliest", timeout_s=5) as consumer:
+                consumer.assign("t")
+                while len(found) < 200:
+                    found += [(record.key, record.value) for record in consumer.fetch()]
+            return found
+
+        async with Client(servers) as client:
+            await client.create_topic("t", partitions=5)
+            with trio.fail_after(20):
+                await trio.to_thread.run_sync(write, sent[:100])
+            ends = await client.list_offsets([("t", number) for number in range(5)], "latest")
+            assert sum(end or 0 for end in ends) == 100
+            await brokers[1].stop()
+            with trio.fail_after(20):
+                await trio.to_thread.run_sync(write, sent[100:])
+                found = await trio.to_thread.run_sync(read)
+        assert sorted(found) == sorted(sent)  # type: ignore[type-var]
+        for key in range(7):
+            values = [value for of, value in found if of == b"%d" % key]
+            assert values == [value for of, value in sent if of == b"%d" % key], "each key in its order"
