@@ -37,6 +37,8 @@ class _Pending:
         """First and last number of each run that is not safe."""
         if self.error is not None:
             return [(self.first, self.last)]
+        if not self.watches:
+            return []
         found = sorted({at for watch in self.watches for one in watch.refused for at in range(one[0], one[1] + 1)})
         return [(self.first + first, self.first + first + count - 1) for first, count in runs_of(found)]
 
