@@ -361,6 +361,33 @@ class QueueRules:
             self._queue.outstanding += len(dead)
             self._queue.bury(dead, "expired")
 
+    def restore_ready(self, ranges: Iterable[Range]) -> None:
+        """What a start found that was never given out stands in line; delayed messages are held back again."""
+        queue, facts = self._queue, self._queue.partition.facts
+        for first, count in ranges:
+            at = first
+            for run_first, column, time_ms in facts.between(first, count):
+                if run_first > at:
+                    self._stand(Arrival(at, run_first - at, 0, 0))
+                at = run_first + len(column)
+                arrival = Arrival(run_first, len(column), time_ms, column)
+                if max(column) >= DELAYED_FROM:
+                    for part_first, number in self._restore_part(arrival, column):
+                        queue.line_of(part_first).ready.append(part_first, number)
+                else:
+                    self._watch(arrival, run_first, at)
+                    self._stand(arrival)
+            if at < first + count:
+                self._stand(Arrival(at, first + count - at, 0, 0))
+        self._arm()
+
+    def _stand(self, arrival: Arrival) -> None:
+        """Messages that nothing has to be waited for stand at the end of their lines."""
+        if self._queue.levels is None:
+            self._queue.line.ready.append(arrival.first, arrival.count)
+        else:
+            self._sort(arrival, arrival.first, arrival.first + arrival.count)
+
     def restore(self, ranges: Iterable[Range]) -> Iterator[Range]:
         """What a start found, cut into runs that agree in priority; delayed messages are held back again."""
         facts = self._queue.partition.facts

@@ -40,9 +40,8 @@ def restore(
     rules = queue.rules
     if queue.levels is None and not queue.partition.facts:
         queue.line.ready = OffsetSet(ready)
-        ready = ()
-    for first, count in rules.restore(ready):
-        queue.line_of(first).ready.append(first, count)
+    else:
+        rules.restore_ready(ready)
     for first, count in rules.restore(returned):
         queue.line_of(first).placed.add(first, count)
     rules.restored(state.get("sizes", ()) if state else ())

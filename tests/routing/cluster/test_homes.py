@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from routing.errors import StorageUnavailable
 from routing.facts import pack
 from routing.message import Properties, Slab
 from routing.session import Outcome
@@ -185,3 +186,62 @@ async def test_queues_are_as_they_were(seed: int) -> None:
         await all_committed(leader, 0)
         await until(lambda: len({member.log(0).log_end_offset for member in brokers.members.values()}) == 1)
         await until(lambda: len({bytes_of(member.log(0)) for member in brokers.members.values()}) == 1)
+
+
+async def test_what_may_be_lost_is_refused_and_consumers_go_on_without_it() -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        publisher, client = one.client(), one.client()
+        await publisher.publish_safely("q", *range(10))
+        await client.consume("q")
+        assert client.take_bodies() == [str(n) for n in range(10)]
+        one.cut()
+        publisher.publish("q", "lost", confirm=True)
+        one.turn()
+        assert publisher.confirmed == 10
+        client.ack(1, 5)
+        assert client.take_bodies() == [], "nobody is given what is not committed"
+        await until(lambda: ("refuse", 11, 11) in publisher.events)
+        publisher.publish("q", "refused", confirm=True)
+        one.turn()
+        assert publisher.events[-1] == ("refuse", 12, 12), "at once, while too few are in sync"
+        assert publisher.confirmed == 10
+        with pytest.raises(StorageUnavailable, match="too few replicas in sync"):
+            publisher.publish("q", "refused")
+        # Its lease ends: others lead what it led, and it hears of that when it can.
+        await brokers.members[2].one.store.revoke(one.one.store.lease_id)
+        members = {me: brokers.members.pop(me) for me in (1,)}
+        leader = await brokers.settled(0, 2)
+        await until(lambda: not one.broker.topology.led)
+        client.ack(6, 10)
+        one.turn()
+        assert leader.count("q") == 10, "what was settled where nobody heard of it comes again"
+        queue = one.broker.topology.queues["q"]
+        with pytest.raises(StorageUnavailable, match=f"led by broker {leader.me}"):
+            queue.head()
+        await until(lambda: one.one.members.epoch)
+        brokers.members |= members
+        for other in (2, 3):
+            one.follow(brokers.members[other], brokers.nursery)
+            brokers.members[other].follow(one, brokers.nursery)
+        leader = await brokers.settled(0)
+        assert await leader.drain("q") == [(str(n), True) for n in range(10)], "what was not committed is gone"
+        await all_committed(leader, 0)
+        await until(lambda: len({bytes_of(member.log(0)) for member in brokers.members.values()}) == 1)
+
+
+async def test_what_was_published_in_the_turn_in_which_a_leader_goes_is_refused() -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        await one.queue("t", durable=False)
+        client = one.client()
+        client.publish("t", "safe", confirm=True)
+        client.publish("q", "open", confirm=True)
+        one.part.replicas.registered(0)
+        assert not one.broker.topology.led
+        one.turn()
+        assert client.events == [("refuse", 1, 2)]
