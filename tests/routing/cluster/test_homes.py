@@ -245,3 +245,60 @@ async def test_what_was_published_in_the_turn_in_which_a_leader_goes_is_refused(
         assert not one.broker.topology.led
         one.turn()
         assert client.events == [("refuse", 1, 2)]
+
+
+async def test_space_is_given_back_and_definitions_are_carried_for_a_replica_that_comes_late() -> None:
+    async with mesh(2, queue_segment_bytes=20_000) as brokers:
+        one = brokers.members[1]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        await one.queue("rare")
+        client = one.client()
+        await client.publish_safely("rare", "kept")
+        home = one.home("q")
+        for number in range(20):
+            await client.publish_safely("q", *(f"{number}-{n}" + "." * 100 for n in range(50)))
+        assert len(await one.drain("q")) == 1000
+        await one.drain("rare")
+        await client.publish_safely("rare", "again")
+        await all_committed(one, 0)
+        while one.log(0).log_start_offset < 900:
+            home.delete_dead_prefix()
+            await all_committed(one, 0)
+        late = await brokers.add(3)
+        await brokers.settled(0)
+        await until(lambda: late.log(0).high_watermark == one.log(0).high_watermark)
+        assert late.log(0).log_start_offset >= 900, "with what there is, and no more"
+        await client.publish_safely("q", "new")
+        disk = await brokers.kill(1)
+        await brokers.settled(0)
+        await brokers.kill(2)
+        await brokers.add(1, disk)
+        leader = await brokers.settled(0)
+        assert leader is late
+        assert await leader.drain("q") == [("new", True)]
+        assert await leader.drain("rare") == [("again", True)]
+
+
+async def test_dead_letters_and_a_reclaimed_home_go_on_at_the_next_leader() -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        places = iter((0, 1))
+        one.broker.topology.place_queue = lambda queue_id, arguments: next(places)
+        await one.queue("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+        await one.queue("dead")
+        assert one.leads(1), "both are led here"
+        client = one.client()
+        await client.publish_safely("q", *range(100))
+        await client.consume("q")
+        taken = client.take()
+        client.session.settle(taken[0].id, taken[49].id, Outcome.DISCARD)
+        one.turn()
+        await until(lambda: one.count("dead") == 50)
+        await all_committed(one, 0)
+        await all_committed(one, 1)
+        await brokers.kill(1)
+        leader, other = await brokers.settled(0), await brokers.settled(1)
+        assert [body for body, _ in await other.drain("dead")] == [str(n) for n in range(50)]
+        assert [body for body, _ in await leader.drain("q")] == [str(n) for n in range(50, 100)]
+        await all_committed(leader, 0)
