@@ -218,7 +218,7 @@ class Cluster:
         self._tell(name)
 
     async def _look_again(self, name: str, role: Leader) -> None:
-        await trio.sleep(role.serve_from_s - self._clock())
+        await trio.sleep(max(0.0, role.serve_from_s - self._clock()))
         if self.role_of(name) is role:
             self._tell(name)
 
