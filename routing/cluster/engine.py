@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from routing.cluster.forwarding import Forwarding
 from routing.cluster.interests import Interests
+from routing.cluster.loopback import Loopback
 from routing.cluster.offsets import Forward, ReplicatedOffsets
 from routing.cluster.serving import Serving
 
@@ -36,7 +37,9 @@ class Engine:
 
     def serve(self, broker: Broker) -> None:
         """The broker has its homes."""
+        forwarding = self.forwarding
         self.serving = Serving(broker)
+        forwarding.own = Loopback(forwarding.cluster.broker_id, forwarding, self.serving, forwarding.want_turn)
         self.interests = Interests(broker.topology, want_turn=self.want_turn, now_ms=broker.clock.now_ms)
         self.interests.brokers = self._others
         self.cluster.members.listeners.append(self._brokers_changed)

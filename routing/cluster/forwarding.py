@@ -99,6 +99,8 @@ class Forwarding:
         self.now_s = now_s
         self.timeout_s = timeout_s
         self.links: dict[int, EngineLink] = {}
+        self.own: EngineLink | None = None
+        """To this broker itself, where it leads what it has sent elsewhere before."""
         self.streams: dict[str, Stream] = {}
         self.dirty: dict[Stream, None] = {}
         self.numbers: dict[int, RemoteQueue] = {}
@@ -121,12 +123,18 @@ class Forwarding:
         """See `Cluster.leader_of`."""
         return self.cluster.leader_of(log)
 
+    def link_for(self, broker: int | None) -> EngineLink | None:
+        """The link that leads to a broker."""
+        if broker is None:
+            return None
+        return self.own if broker == self.cluster.broker_id else self.links.get(broker)
+
     def whereabouts(self, log: str) -> str:
         """Why nothing can be sent to a log, for a sentence."""
         broker, _ = self.leader_of(log)
         if broker is None:
             return "has no leader now"
-        return f"is led by broker {broker}, " + ("which does not take it" if broker in self.links else "which is away")
+        return f"is led by broker {broker}, " + ("which does not answer" if broker in self.links else "which is away")
 
     # ---- homes and streams
 
@@ -338,6 +346,6 @@ class Forwarding:
                 return answer
             if self.now_s() >= deadline_s:
                 what = f"queue '{queue.name}' in vhost '{queue.vhost}' {self.whereabouts(log)}"
-                return Answer(StorageUnavailable(what if link is None else f"{what}: no answer"))
+                return Answer(StorageUnavailable(what))
             with trio.move_on_at(min(deadline_s, self.now_s() + _AGAIN_S) if link is not None else deadline_s):
                 await changed.wait()

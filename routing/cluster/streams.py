@@ -161,7 +161,7 @@ class Stream:
     def look(self) -> None:
         """Who leads the log, or whether there is a link to it, may have changed."""
         broker, leader_epoch = self._forwarding.leader_of(self.name)
-        link = self._forwarding.links.get(broker) if broker is not None else None
+        link = self._forwarding.link_for(broker)
         if link is not None and self._refused_by == (link, leader_epoch):
             if self._forwarding.now_s() < self._refused_at_s + _RETRY_S:
                 link = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import trio
@@ -47,7 +48,12 @@ class _Elections:
 class StaticCluster:
     """`routing.cluster.cluster.Cluster` without replicas: leaders are what a test says."""
 
-    def __init__(self, broker_id: int, store: EmbeddedStore, leaders: dict[str, tuple[int | None, int]]) -> None:
+    def __init__(
+        self, broker_id: int, store: EmbeddedStore, leaders: dict[str, tuple[int | None, int]], homes: int
+    ) -> None:
+        self.members = SimpleNamespace(
+            meta=SimpleNamespace(homes=homes, offsets=1), broker_id=broker_id, brokers={}, listeners=[]
+        )
         self.broker_id = broker_id
         self.store = store
         self.moved: list[Callable[[str], None]] = []
@@ -63,6 +69,12 @@ class StaticCluster:
 
     def close(self) -> None:
         """See `Cluster`."""
+
+    def state_of(self, name: str) -> None:
+        """Nothing is replicated."""
+
+    def role_of(self, name: str) -> None:
+        """Nothing is replicated."""
 
     def leader_of(self, name: str) -> tuple[int | None, int]:
         """See `Cluster`."""
@@ -86,7 +98,10 @@ class EngineNode:
         self.directory: StaticDirectory
         assert broker.engine is not None
         self.engine: Engine = broker.engine
-        self.led: dict[int, Home] = dict(enumerate(broker.topology.stripes))
+        open_home = broker.storage._open_home
+        self.led: dict[int, Home] = {
+            index: open_home(f"queues/{index}", index) for index in range(len(broker.topology.stripes))
+        }
         """Homes as they are where they are led."""
 
     @property
@@ -131,7 +146,7 @@ class Town:
         others = len(self.nodes) - 1
         with trio.fail_after(5):
             for node in self.nodes.values():
-                while len(node.engine.forwarding.links) < others or len(node.engine.serving.links) < others:
+                while len(node.engine.forwarding.links) < others or len(node.engine.serving.links) <= others:
                     await trio.sleep(0.002)
 
 
@@ -145,7 +160,7 @@ async def _shared_store(nursery: trio.Nursery) -> EmbeddedStore:
 
 @asynccontextmanager
 async def _running(town: Town, broker_id: int, store: EmbeddedStore, config: BrokerConfig) -> AsyncIterator[EngineNode]:
-    cluster: Any = StaticCluster(broker_id, store, town.leaders)
+    cluster: Any = StaticCluster(broker_id, store, town.leaders, config.stripes)
     async with AsyncExitStack() as stack:
         opened = open_broker(MemoryFiles(), config, metadata=store, cluster=cluster)
         broker = await stack.enter_async_context(opened)
