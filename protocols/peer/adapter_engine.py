@@ -88,12 +88,13 @@ class ForwardingAdapter(_EngineAdapter):
 
     # ---- `EngineLink`
 
-    def publish(self, log: str, leader_epoch: int, kept: Kept) -> None:
+    def publish(self, log: str, leader_epoch: int, kept: Kept, *, begins: bool, again: bool) -> None:
         """See `EngineLink`."""
         what = kept.what
         if isinstance(what, Slabs):
             slab = to_entry(what.slab)
-            entry = wire.PublishEntry(log, leader_epoch, kept.position, list(what.queue_ids), what.once_in_ms, slab)
+            ids = list(what.queue_ids)
+            entry = wire.PublishEntry(log, leader_epoch, kept.position, ids, what.once_in_ms, begins + 2 * again, slab)
             self._publish.slabs.append(entry)
         else:
             self._publish.records.append(_records_entry(log, leader_epoch, kept, what))
@@ -330,7 +331,16 @@ class ServedAdapter(_EngineAdapter):
         if isinstance(frame, wire.Publish):
             for entry in frame.slabs:
                 slab = self._slabs.read(entry.slab)
-                served.publish(entry.log, entry.leader_epoch, entry.position, entry.queue_ids, entry.once_in_ms, slab)
+                served.publish(
+                    entry.log,
+                    entry.leader_epoch,
+                    entry.position,
+                    entry.queue_ids,
+                    entry.once_in_ms,
+                    slab,
+                    begins=bool(entry.follows & 1),
+                    again=bool(entry.follows & 2),
+                )
             for records in frame.records:
                 self._take_records(served, records)
             for waiting in frame.waiting:

@@ -79,6 +79,8 @@ class PublishEntry(_Frame):
     position: Number
     queue_ids: Annotated[list[Number], Meta(min_length=1, max_length=QUEUES_MAX)]
     once_in_ms: Number
+    follows: Annotated[int, Meta(ge=0, le=3)]
+    """1: it begins anew, and need not follow what was sent before; 2: another leader may have had it."""
     slab: SlabEntry
 
 
@@ -332,7 +334,10 @@ def encode(frame: AnyEngineFrame) -> Pieces:
         _head(packed, 5, tag, frame.revision)
         _array(packed, len(frame.slabs))
         for entry in frame.slabs:
-            _head(packed, 6, entry.log, entry.leader_epoch, entry.position, entry.queue_ids, entry.once_in_ms)
+            _head(
+                packed, 7, entry.log, entry.leader_epoch, entry.position, entry.queue_ids, entry.once_in_ms,
+                entry.follows,
+            )  # fmt: skip
             _slab(packed, entry.slab)
         _array(packed, len(frame.records))
         for records in frame.records:

@@ -53,8 +53,10 @@ class EngineLink(Protocol):
     def broker(self) -> int:
         """Its id."""
 
-    def publish(self, log: str, leader_epoch: int, kept: Kept) -> None:
-        """Send messages."""
+    def publish(self, log: str, leader_epoch: int, kept: Kept, *, begins: bool, again: bool) -> None:
+        """Send messages. `begins`: nothing that was sent before and not answered matters any more; else they are taken
+        only behind what was sent before them. `again`: another leader may have had them.
+        """
 
     def wait(self, log: str, leader_epoch: int, sync_before: int, heard_before: int) -> None:
         """Say that somebody waits, and how far answers have come."""

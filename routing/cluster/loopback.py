@@ -27,11 +27,20 @@ class Loopback:
         self._served = serving.linked(self)
         self._served.begin(forwarding.process)
 
-    def publish(self, log: str, leader_epoch: int, kept: Kept) -> None:
+    def publish(self, log: str, leader_epoch: int, kept: Kept, *, begins: bool, again: bool) -> None:
         """See `EngineLink`."""
         what = kept.what
         if isinstance(what, Slabs):
-            self._served.publish(log, leader_epoch, kept.position, what.queue_ids, what.once_in_ms, what.slab)
+            self._served.publish(
+                log,
+                leader_epoch,
+                kept.position,
+                what.queue_ids,
+                what.once_in_ms,
+                what.slab,
+                begins=begins,
+                again=again,
+            )
         else:
             self._served.append(log, leader_epoch, kept.position, what)
         self._want_turn()

@@ -47,6 +47,8 @@ class ServedBroker:
         self.publisher: Publisher | None = None
         self._serving = serving
         self._broker = serving.broker
+        self._follows: dict[str, tuple[int, int]] = {}
+        """By log: leader epoch, and the position behind what was taken last over this link."""
         self._sessions: dict[int, Session] = {}
         """By the number of the consumer."""
 
@@ -59,13 +61,26 @@ class ServedBroker:
             taken.again()
 
     def publish(
-        self, log: str, leader_epoch: int, position: int, queue_ids: Sequence[int], once_in_ms: int, slab: Slab
+        self,
+        log: str,
+        leader_epoch: int,
+        position: int,
+        queue_ids: Sequence[int],
+        once_in_ms: int,
+        slab: Slab,
+        *,
+        begins: bool,
+        again: bool,
     ) -> None:
-        """Take a slab for queues of a home."""
+        """Take a slab for queues of a home; `begins` and `again` as in `EngineLink.publish`."""
+        follows = self._follows.pop(log, None)
+        if not begins and follows != (leader_epoch, position):
+            return  # what it follows was not taken: that has been said, and all of it comes again
         home = self._serving.home(log, leader_epoch)
-        if home is None or self.publisher is None:
+        if home is None or self.publisher is None or home.error is not None:
             self.link.not_led(log, leader_epoch)
             return
+        self._follows[log] = leader_epoch, position + len(slab.bodies)
         taken = self._taken(log, leader_epoch, home.log)
         count = len(slab.bodies)
         end = position + count
@@ -75,32 +90,35 @@ class ServedBroker:
             slab = slab.part(taken.next_position - position, count)
             position = taken.next_position
         queues = tuple(home.queues[queue_id] for queue_id in queue_ids if queue_id in home.queues)
-        offset = self._put(home, queues, once_in_ms, slab, position, taken) if queues else 0
+        try:
+            offset = self._put(home, queues, once_in_ms, slab, position, taken) if queues else 0
+        except LogUnavailable:
+            del self._follows[log]
+            self.link.not_led(log, leader_epoch)
+            return
+        if again:
+            for queue in queues:
+                queue.redelivered_before = max(queue.redelivered_before, home.next_offset)
         taken.add(end, offset)
 
     def _put(
         self, home: QueuePartition, queues: tuple[Queue, ...], once_in_ms: int, slab: Slab, position: int, taken: Taken
     ) -> int:
-        """Put a slab into queues, as `Session.publish` does; up to where the log has to get."""
+        """Put a slab into queues, as `Session.publish` does; up to where the log has to get. Raises LogUnavailable."""
         broker = self._broker
         vhost = broker.topology.vhosts[queues[0].vhost]
         route = vhost.router.to_queues(queues, slab.exchange, once_in_ms)
         count = fitting = len(slab.bodies)
-        if route.error() is not None:
-            fitting = 0
-        elif route.guarded:
+        if route.guarded:
             fitting = min(route.room(), count)
-        try:
-            if fitting:
-                part = slab.part(0, fitting)
-                if route.remembering:
-                    deliver_new(route, part, broker.clock.now_ms())
-                else:
-                    route.deliver(part)
-            if fitting < count and route.error() is None:
-                route.overflowing().deliver(slab.part(fitting, count))
-        except LogUnavailable:
-            fitting = 0
+        if fitting:
+            part = slab.part(0, fitting)
+            if route.remembering:
+                deliver_new(route, part, broker.clock.now_ms())
+            else:
+                route.deliver(part)
+        if fitting < count:
+            route.overflowing().deliver(slab.part(fitting, count))
         if fitting < count:
             broker.refused_messages += count - fitting
             taken.refuse(position + fitting, position + count - 1)

@@ -4,8 +4,10 @@ Positions count the messages that this process has sent to the log; they are to 
 `CommitWaiter` and `Route` ask nothing else of either.
 
 1. What is sent is kept until the leader has it: written, and committed where somebody waits for that. When the link is
-   lost all that is kept is sent again, over the next one or to the next leader, in the same order. A leader drops what
-   it has by position (`serving.py`).
+   lost, or the leader does not take it, all that is kept is sent again, over the next one or to the next leader, in the
+   same order. A leader drops what it has by position (`serving.py`), and takes nothing that does not follow what it
+   took last, or begins anew: what is under way behind something that was not taken comes again, too. What another
+   leader may have had is marked as redelivered.
 2. Without a leader that can be reached for `NO_LEADER_S` publishes are refused (`error`), those under way wait on.
    What nobody answers for `forward_timeout_s` has failed: whoever waits is told so.
 3. What is kept is bounded: publishers are not read from while it is more than `WINDOW_BYTES` (`has_room`).
@@ -93,6 +95,10 @@ class Stream:
         self._leader_epoch = 0
         self._sent_before = self._asked_before = 0
         """Positions below were sent over this link; below the second it knows that somebody waits."""
+        self._begins = True
+        """What is sent next is what it begins with."""
+        self._sent_at_all = self._had_before = 0
+        """Positions below were sent to any leader; below the second they may be in the log by an earlier one."""
         self._away_since_s: float | None = None
         self._refused_by: tuple[EngineLink, int] | None = None
         self._refused_at_s = 0.0
@@ -141,8 +147,11 @@ class Stream:
             return
         if self._sent_before < self.next_position:
             for kept in self._unsent():
-                link.publish(self.name, self._leader_epoch, kept)
-            self._sent_before = self.next_position
+                link.publish(
+                    self.name, self._leader_epoch, kept, begins=self._begins, again=kept.position < self._had_before
+                )
+                self._begins = False
+            self._sent_before = self._sent_at_all = self.next_position
         if self._asked_before < self.sync_before:
             self._asked_before = self.sync_before
             link.wait(self.name, self._leader_epoch, self.sync_before, self.written_offset)
@@ -162,20 +171,21 @@ class Stream:
         """Who leads the log, or whether there is a link to it, may have changed."""
         broker, leader_epoch = self._forwarding.leader_of(self.name)
         link = self._forwarding.link_for(broker)
-        if link is not None and self._refused_by == (link, leader_epoch):
-            if self._forwarding.now_s() < self._refused_at_s + _RETRY_S:
-                link = None
-            else:
-                self._refused_by = None
+        retried = link is not None and self._refused_by == (link, leader_epoch)
+        if retried and self._forwarding.now_s() < self._refused_at_s + _RETRY_S:
+            link = None
         if link is self._link and (link is None or leader_epoch == self._leader_epoch):
             return
-        self._link, self._leader_epoch = link, leader_epoch
+        if leader_epoch != self._leader_epoch:
+            self._had_before = self._sent_at_all
+        self._link, self._leader_epoch, self._begins = link, leader_epoch, True
         self._sent_before = self.kept[0].position if self.kept else self.next_position
         self._asked_before = 0
         if link is None:
-            self._away_since_s = self._forwarding.now_s()
+            self._away_since_s = self._away_since_s or self._forwarding.now_s()
         else:
-            self._away_since_s = self.error = None
+            if not (retried and self.kept):
+                self._away_since_s = self.error = None
             self._forwarding.dirty[self] = None
 
     def not_led(self, link: EngineLink, leader_epoch: int) -> None:
@@ -207,6 +217,8 @@ class Stream:
         """How far the leader is."""
         if leader_epoch != self._leader_epoch:
             return
+        if self._link is not None:
+            self._refused_by = self._away_since_s = self.error = None
         for watch in self._watches if refused else ():
             for first, last in zip(refused[::2], refused[1::2], strict=True):
                 watch.note(first, last)

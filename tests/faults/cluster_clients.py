@@ -84,7 +84,8 @@ class Worker(ABC):
         self.dice = random.Random(seed)
         self.stop = threading.Event()
         self.failure: BaseException | None = None
-        self.last_error = ""
+        self.errors: list[str] = []
+        """What it took for reasons to go to another broker, and when."""
         self._thread = threading.Thread(target=self._main, daemon=True)
 
     def start(self) -> None:
@@ -95,17 +96,19 @@ class Worker(ABC):
         """End, and raise what it found wrong."""
         self.stop.set()
         self._thread.join(60)
-        assert not self._thread.is_alive(), f"{type(self).__name__} does not end; last error: {self.last_error}"
+        assert not self._thread.is_alive(), f"{type(self).__name__} does not end; {self.errors[-3:]}"
         if self.failure is not None:
             raise self.failure
 
     def _main(self) -> None:
         try:
             while not self.stop.is_set():
+                broker = self._any_broker()
+                began = time.monotonic()
                 try:
-                    self.work(self._any_broker())
+                    self.work(broker)
                 except self.expected as error:
-                    self.last_error = repr(error)
+                    self.errors.append(f"{broker.data_dir.name} after {time.monotonic() - began:.1f} s: {error!r}")
                     self.stop.wait(0.1)
         except BaseException as error:
             self.failure = error

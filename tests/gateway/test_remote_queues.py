@@ -13,6 +13,7 @@ import pytest
 import trio
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError
 
+from routing.errors import StorageUnavailable
 from tests.gateway.relay import Relay, relay
 from tests.support.engine_node import EngineNode, Town, town_of
 
@@ -369,6 +370,25 @@ async def interrupt(between: Relay, how: str) -> None:
         await trio.sleep(0.2)
     between.cut()
     between.go_on()
+
+
+async def test_what_a_leader_cannot_take_for_a_while_is_not_confirmed_until_it_has_taken_it() -> None:
+    async with town_of(1, 2) as town:
+        for index in town.nodes[1].led:
+            town.lead(index, 1)
+        await town.linked()
+        work = Work(town, 2, 1, 300)
+        async with work.going_on():
+            for _ in range(3):
+                await trio.sleep(0.15)
+                for home in town.nodes[1].led.values():
+                    home.error = StorageUnavailable("too few replicas")  # type: ignore[misc]
+                await trio.sleep(0.3)
+                for home in town.nodes[1].led.values():
+                    home.error = None  # type: ignore[misc]
+        work.check()
+        assert not work.refused
+        assert len(work.confirmed) == 300
 
 
 async def test_no_leader_for_a_second_refuses_and_then_all_goes_on() -> None:

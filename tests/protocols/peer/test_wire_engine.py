@@ -42,7 +42,10 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
     (
         wire.Publish(
             7,
-            [wire.PublishEntry("home-1", 2, 3, [4, 5], 6, SMALL), wire.PublishEntry("home-2", 2, MAX, [4], 0, FULL)],
+            [
+                wire.PublishEntry("home-1", 2, 3, [4, 5], 6, 3, SMALL),
+                wire.PublishEntry("home-2", 2, MAX, [4], 0, 0, FULL),
+            ],
             [
                 wire.RecordsEntry("topic-a-0", 1, 2, 3, (b"", b"k"), (b"", b"h"), (SIZES, b"abb")),
                 wire.RecordsEntry("topic-a-1", 1, 2, 3, (SIZES, b"abb"), (b"", LARGE), (SIZES, b"abb")),
@@ -51,7 +54,7 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
         ),
         [
             17, 7,
-            [["home-1", 2, 3, [4, 5], 6, SMALL_LIST], ["home-2", 2, MAX, [4], 0, FULL_LIST]],
+            [["home-1", 2, 3, [4, 5], 6, 3, SMALL_LIST], ["home-2", 2, MAX, [4], 0, 0, FULL_LIST]],
             [
                 ["topic-a-0", 1, 2, 3, [b"", b"k"], [b"", b"h"], [SIZES, b"abb"]],
                 ["topic-a-1", 1, 2, 3, [SIZES, b"abb"], [b"", LARGE], [SIZES, b"abb"]],
