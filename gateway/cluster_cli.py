@@ -1,4 +1,4 @@
-"""`millrace cluster`: run some brokers for trying out, and see how a cluster is doing."""
+"""`millrace cluster`: run some brokers for trying out, see how they do, change it (`cluster_admin_cli`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gateway.client_cli import show, show_fields, with_client, with_json
+from gateway.cluster_admin_cli import COMMANDS
 from gateway.cluster_status import cluster_status, show_troubles
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 @click.group()
 def cluster() -> None:
     """Several brokers as one."""
+
+
+for _command in COMMANDS:
+    cluster.add_command(_command)
 
 
 @cluster.command()

@@ -7,7 +7,7 @@
 3. Replicas move by copy, join, switch, drop: the old ones go when all new ones are in sync and one of them leads. Fewer
    than the minimum never remain.
 4. A few leaders are asked at a time, each log not again for a while; who leads well enough only when the first replica
-   has been able to for some seconds.
+   has been able to for some seconds. A wish that is not answered is taken back, so that it holds up no others.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class MoveConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Leaders that are asked at one time."""
     restore_after_s: float = 5.0
     ask_again_s: float = 2.0
+    answered_within_s: float = 3.0
 
 
 class Mover:
@@ -99,6 +100,7 @@ class Mover:
     def __init__(self, config: MoveConfig) -> None:
         self.config = config
         self._asked_s: dict[str, float] = {}
+        """When a leader was asked; of wishes of the controller before, when this one began."""
         self._preferred_since_s: dict[str, float] = {}
 
     def due(self, logs: Mapping[str, LogState], brokers: Brokers, now_s: float) -> dict[str, LogState]:
@@ -111,7 +113,12 @@ class Mover:
                     self._preferred_since_s.pop(log, None)
                 continue
             done = switched(log, state, brokers)
-            to = self._to_lead(log, state, brokers, now_s) if done is None and state.transfer is None else None
+            if state.transfer is not None and done is None:
+                if now_s - self._asked_s.setdefault(log, now_s) >= self.config.answered_within_s:
+                    self._asked_s[log] = now_s
+                    found[log] = msgspec.structs.replace(state, transfer=None)
+                continue
+            to = self._to_lead(log, state, brokers, now_s) if done is None else None
             if done is not None:
                 found[log] = done
             elif to is not None and under_way < self.config.transfers_max:
@@ -124,7 +131,7 @@ class Mover:
     def _is_fine(state: LogState, brokers: Brokers) -> bool:
         """As nearly all are nearly always."""
         leader = brokers.get(state.leader) if state.leader is not None else None
-        if state.target is not None or leader is None or leader.draining:
+        if state.target is not None or state.transfer is not None or leader is None or leader.draining:
             return False
         return state.leader == state.replicas[0]
 

@@ -381,9 +381,9 @@ class NativeAdapter:
 
     def _append(self, entry: wire.ProduceEntry, acks: int) -> tuple[PartitionLog, int]:
         partition = self._led(entry.topic, entry.partition, "write")
-        if acks == wire.ACKS_ALL and partition.leadership is not None:
+        if partition.leadership is not None:
             short = partition.leadership.shortage()
-            if short is not None:
+            if short is not None and (acks == wire.ACKS_ALL or isinstance(short, errors.NotLeader)):
                 raise short
         refused_round = self._refused_rounds.get((entry.topic, entry.partition), -1)
         if entry.round <= refused_round:

@@ -39,7 +39,8 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
     alive = cluster.members.brokers
     known = {int(key.removeprefix(DIRECTORIES)) for key, _ in cluster.store.items(DIRECTORIES)} | alive.keys()
     brokers = [
-        _described(number, alive[number].record) | {"alive": True, "epoch": alive[number].epoch}
+        _described(number, alive[number].record)
+        | {"alive": True, "epoch": alive[number].epoch, "draining": alive[number].draining}
         if number in alive
         else _described(number, None)
         for number in sorted(known)

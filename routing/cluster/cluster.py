@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import trio
 
 from core_log import high_watermarks
@@ -29,14 +30,17 @@ from core_log.replication.state import LogState
 from routing.cluster.elections import LOGS, Elections, broker_states
 from routing.cluster.log_states import LogStates
 from routing.cluster.members import Members
-from routing.cluster.replicas import Replicas
+from routing.cluster.records import SETTINGS, ClusterSettings, decode
+from routing.cluster.replicas import CATCH_UP_BYTES_PER_S, Replicas
 from routing.cluster.revisions import Revisions
+from routing.cluster.trash import keep_empty, put_aside
 from routing.cluster.trust import Trust
 
 logger = logging.getLogger(__name__)
 
 _SAVE_INTERVAL_S = 5.0
 _RESIGN_POLL_S = 0.02
+_CLOSE_POLL_S = 0.05
 
 
 class Cluster:
@@ -67,6 +71,7 @@ class Cluster:
         self._clock = clock
         self._known: dict[str, tuple[int | None, int, bool, object]] = {}
         self._saved: dict[str, int] = {}
+        self._closing: set[str] = set()
 
     def begin(
         self,
@@ -91,8 +96,10 @@ class Cluster:
         self.states = LogStates(self.store, self.members, self.replicas, spawn=spawn, clock=self._clock)
         for log in self.elections.logs:
             self._known[log] = (*self.leader_of(log), self.is_replica(log), None)
+        self._take_settings(self.store.get(SETTINGS))
         self.store.listeners.append(self._applied)
         spawn(self._keep_watermarks)
+        spawn(keep_empty, files, wall_clock_ms)
 
     def close(self) -> None:
         """Write down how far everything is committed, and close the logs that are still open. Blocks."""
@@ -111,6 +118,8 @@ class Cluster:
 
     def open_log(self, name: str, directory: str, settings: LogConfig) -> ReplicaLog:
         """Have a replica of a log from now on. Raises OSError."""
+        if directory in self._closing:
+            raise OSError(f"{directory} is still being closed")
         watermark = self._saved.get(name, 0)
         log = ReplicaLog.open_replica(
             self._files,
@@ -144,12 +153,40 @@ class Cluster:
         return lost
 
     def close_log(self, name: str) -> None:
-        """Have none any more; what is in it stays where it is. Blocks."""
+        """Have none any more. If others are its replicas now, what is in it is moved aside (`trash.py`), else it stays
+        where it is. Blocks.
+        """
         replica = self.replicas.by_name.get(name)
-        if replica is not None:
-            self.replicas.remove(name)
-            replica.log.close()
-            self._saved.pop(name, None)
+        if replica is None:
+            return
+        self.replicas.remove(name)
+        self._saved.pop(name, None)
+        log = replica.log
+        if log.truncating:
+            self._closing.add(log.directory)
+            self._spawn(self._close_later, name, log)
+            return
+        log.close()
+        self._put_aside(name, log.directory)
+
+    async def _close_later(self, name: str, log: ReplicaLog) -> None:
+        while log.truncating:
+            await trio.sleep(_CLOSE_POLL_S)
+        log.close()
+        self._put_aside(name, log.directory)
+        self._closing.discard(log.directory)
+        self._tell(name)  # it may be wanted again
+
+    def _put_aside(self, name: str, directory: str) -> None:
+        state = self.state_of(name)
+        if state is None or self.broker_id in state.replicas:
+            return
+        try:
+            where = put_aside(self._files, directory, self._wall_clock_ms())
+        except OSError as error:
+            logger.warning("%s: %s cannot be moved aside: %s", name, directory, error)
+        else:
+            logger.info("%s: this broker has no replica of it any more, %s is moved to %s", name, directory, where)
 
     async def resign(self) -> None:
         """Have others lead what is led here, as far as somebody else can. Raises MetadataUnavailable."""
@@ -201,6 +238,17 @@ class Cluster:
         for entry in entries:
             if entry.key.startswith(LOGS):
                 self._look(entry.key[len(LOGS) :].decode())
+            elif entry.key == SETTINGS:
+                self._take_settings(entry)
+
+    def _take_settings(self, entry: MetadataEntry | None) -> None:
+        found = ClusterSettings()
+        if entry is not None and entry.value is not None:
+            try:
+                found = decode(entry.value, ClusterSettings)
+            except msgspec.MsgspecError as error:
+                logger.error("the settings of the cluster are not understood: %s", error)
+        self.replicas.catch_up.bytes_per_s = found.catch_up_bytes_per_s or CATCH_UP_BYTES_PER_S
 
     def _look(self, name: str) -> None:
         """Tell of a log if there is news."""

@@ -114,6 +114,12 @@ class ReplicatedOffsets:
             return
         cluster = self._cluster
         state, part = cluster.state_of(name), self._parts.get(int(number))
+        if part is not None and state is not None and cluster.broker_id not in state.replicas:
+            part.over()
+            del self._parts[int(number)]
+            cluster.close_log(name)
+            self._wake()
+            return
         if part is None:
             if state is None or cluster.broker_id not in state.replicas or name in cluster.replicas.by_name:
                 return  # the last: it is being opened

@@ -32,6 +32,7 @@ from core_log.replication.state import LogState
 
 logger = logging.getLogger(__name__)
 
+CATCH_UP_BYTES_PER_S = 64 << 20
 _COLD_READS_MAX = 2
 _RETRY_S = 1.0
 _ASK_AGAIN_S = 0.005
@@ -109,7 +110,7 @@ class Replicas:
         spawn: Callable[..., Any],
         want_turn: Callable[[], None],
         read_bytes_max: int = 1 << 20,
-        catch_up_bytes_per_s: int = 64 << 20,
+        catch_up_bytes_per_s: int = CATCH_UP_BYTES_PER_S,
     ) -> None:
         """`spawn` starts a task, `want_turn` has a turn soon; `read_bytes_max` is for one log in one turn."""
         self.by_name: dict[str, Replica] = {}

@@ -4,8 +4,8 @@
    So what an earlier topic of that name left behind is never taken for this one's.
 2. The states of its logs are put together with its entry (`states`): who sees the topic sees where it is. They go with
    it.
-3. Where this broker is a replica the partition has a `ReplicaLog`, else an `AbsentLog`; becoming one, in a log that
-   grows, makes it the former.
+3. Where this broker is a replica the partition has a `ReplicaLog`, else an `AbsentLog`; replicas that move make it the
+   one or the other.
 4. Who ceases to lead tells everybody who waits for what it had not committed that this failed: another leader may have
    put something else there.
 """
@@ -77,6 +77,8 @@ class PartitionLeadership:
         if role is None or role.may_append():
             return None
         state = role.state
+        if role.closed_until_s is not None:
+            return NotLeader(f"the leadership of {self._what} is being handed to broker {state.transfer}")
         return NotEnoughReplicas(
             f"{len(state.isr)} replicas of {self._what} are in sync, {state.min_insync} have to be"
         )
@@ -151,20 +153,42 @@ class TopicLogs:
             self._cluster.close_log(name)
             partition.log.close()
 
+    def _come_or_go(
+        self,
+        name: str,
+        partition: TopicPartition,
+        leadership: PartitionLeadership,
+        open_log: Callable[[], PartitionLog],
+    ) -> None:
+        """This broker has become a replica, or is none any more."""
+        if self._cluster.state_of(name) is None:
+            return  # the topic goes
+        if not isinstance(partition.log, AbsentLog):
+            leadership.leads = False
+            self._lose(partition, leadership)
+            self._cluster.close_log(name)
+        partition.take_log(open_log())
+
     def _moved(self, name: str) -> None:
         found = self._partitions.get(name)
         if found is None:
             return
         partition, leadership, open_log = found
-        if isinstance(partition.log, AbsentLog) and self._cluster.is_replica(name):
-            partition.take_log(open_log())
+        if isinstance(partition.log, AbsentLog) == self._cluster.is_replica(name):
+            if isinstance(partition.log, AbsentLog) and name in self._cluster.replicas.by_name:
+                return  # it is being opened
+            self._come_or_go(name, partition, leadership, open_log)
         led, leadership.leads = leadership.leads, self._cluster.role_of(name) is not None
         if leadership.leads:
             partition.next_offset = partition.log.log_end_offset
         elif led:
-            partition.drop_open()
-            error = leadership.refusal()
-            assert error is not None
-            self._commits.fail(partition.log, error)
-            for listener in tuple(partition.log.listeners):
-                listener(partition.log)  # readers that wait at its end are not told of anything here any more
+            self._lose(partition, leadership)
+
+    def _lose(self, partition: TopicPartition, leadership: PartitionLeadership) -> None:
+        """Rule 4."""
+        partition.drop_open()
+        error = leadership.refusal()
+        assert error is not None
+        self._commits.fail(partition.log, error)
+        for listener in tuple(partition.log.listeners):
+            listener(partition.log)  # readers that wait at its end are not told of anything here any more

@@ -56,6 +56,9 @@ def test_a_few_leaders_are_asked_at_a_time_and_none_again_at_once() -> None:
     logs |= {"x0": state().led_by(2, 20), "x1": state()}
     assert list(mover.due(logs, brokers, 1.2)) == ["x2", "x3"], "x1 has said no"
     assert list(mover.due(logs, brokers, 3.1)) == ["x1"]
+    silent = {"x1": state(transfer=2), "x3": state(transfer=9)}
+    assert mover.due(logs | silent, brokers, 3.2) == {}
+    assert mover.due(logs | silent, brokers, 6.2) == {"x1": state(), "x3": state()}, "nobody has answered"
     assert mover.due(logs, B, 4.0) == {}, "nobody drains any more, and the preferred leaders wait"
     assert mover.due(logs, B, 8.9) == {}
     assert mover.due(logs, B | {1: BrokerState(10, refusing=True)}, 8.9) == {}

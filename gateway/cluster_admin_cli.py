@@ -1,0 +1,148 @@
+"""`millrace cluster drain | undrain | add | move | rebalance | throttle | moving | remove`: brokers that come and go.
+
+What is asked for is written where all brokers see it; with `--wait` a command returns when it is done.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gateway.client_cli import list_all, show, with_client, with_json
+
+if TYPE_CHECKING:
+    from protocols.native.blocking import BlockingClient
+
+_POLL_S = 0.5
+_SAID_S = 5.0
+
+_wait = click.option("--wait", is_flag=True, help="Return when it is done.")
+_broker = click.argument("broker", type=click.IntRange(min=0))
+
+
+@click.command()
+@_broker
+@_wait
+@with_client
+def drain(client: BlockingClient, broker: int, wait: bool) -> None:
+    """Have BROKER lead nothing, as before it is stopped or removed; it keeps its replicas."""
+    client.administer("cluster.drain", broker_id=broker)
+    if wait:
+        _until(lambda: _led_by(client, broker))
+
+
+@click.command()
+@_broker
+@with_client
+def undrain(client: BlockingClient, broker: int) -> None:
+    """BROKER may lead again; what prefers it goes back to it within seconds."""
+    client.administer("cluster.undrain", broker_id=broker)
+
+
+@click.command()
+@_broker
+@with_client
+def remove(client: BlockingClient, broker: int) -> None:
+    """Forget BROKER, which is stopped and has no replicas any more: drain, rebalance and stop it first."""
+    client.administer("cluster.remove", broker_id=broker)
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(min=0))
+@click.argument("brokers")
+@_wait
+@with_client
+def move(client: BlockingClient, topic: str, partition: int, brokers: str, wait: bool) -> None:
+    """Have the replicas of PARTITION of TOPIC on BROKERS, such as 2,3,1: the first is the preferred leader.
+
+    Homes of queues are partitions of __queues, group offsets of __offsets.
+    """
+    try:
+        replicas = [int(broker) for broker in brokers.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"'{brokers}' are no ids of brokers", param_hint="BROKERS") from None
+    client.administer("cluster.move", topic=topic, partition=partition, replicas=replicas)
+    if wait:
+        _until(lambda: _still_moving(client))
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only print what would be changed.")
+@_wait
+@with_json
+@with_client
+def rebalance(client: BlockingClient, dry_run: bool, wait: bool, as_json: bool) -> None:
+    """Have equally many replicas and leaders on all brokers that run and do not drain."""
+    found = client.administer("cluster.rebalance", dry_run=dry_run)
+    show(found["columns"], [[_ids(value) for value in row] for row in found["rows"]], as_json)
+    if wait and not dry_run:
+        _until(lambda: _still_moving(client))
+
+
+@click.command()
+@with_json
+@with_client
+def moving(client: BlockingClient, as_json: bool) -> None:
+    """Print which partitions have replicas that are being copied, and how many bytes they lack.
+
+    That number is known to the leader of each: ask it.
+    """
+    columns, rows = list_all(client, "cluster.moving")
+    show(columns, rows if as_json else [[_ids(value) for value in row] for row in rows], as_json)
+
+
+@click.command()
+@click.argument("bytes_per_s", type=click.IntRange(min=1024), required=False)
+@with_client
+def throttle(client: BlockingClient, bytes_per_s: int | None) -> None:
+    """Send at most BYTES_PER_S from each broker to replicas that are not in sync; without a number, the default."""
+    client.administer("cluster.throttle", catch_up_bytes_per_s=bytes_per_s)
+
+
+@click.command()
+def add() -> None:
+    """Say how a broker is added."""
+    click.echo(
+        "Start it with an empty data directory and an id of its own:\n"
+        "  millrace serve DIRECTORY --cluster NAME --broker-id N --etcd HOST:PORT --peer HOST:PORT\n"
+        "It gets the replicas that partitions lack by itself. Give it its share of the others, and watch:\n"
+        "  millrace cluster rebalance\n"
+        "  millrace cluster moving"
+    )
+
+
+COMMANDS = (add, drain, undrain, remove, move, rebalance, moving, throttle)
+
+
+def _ids(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _led_by(client: BlockingClient, broker: int) -> str:
+    columns, rows = list_all(client, "cluster.partitions")
+    leads = sum(row[columns.index("leader")] == broker for row in rows)
+    return f"broker {broker} still leads {leads} partitions" if leads else ""
+
+
+def _still_moving(client: BlockingClient) -> str:
+    columns, rows = list_all(client, "cluster.moving")
+    targets = [row for row in rows if row[columns.index("target")] is not None]
+    left = [row[columns.index("bytes_left")] for row in targets]
+    known = sum(size for size in left if size is not None)
+    more = " and what other leaders know" if None in left else ""
+    return f"{len(targets)} partitions are being moved, {known:,} bytes left{more}" if targets else ""
+
+
+def _until(done: Callable[[], str]) -> None:
+    """Wait until there is nothing more to say, and say it now and then."""
+    said_s = time.monotonic()
+    while text := done():
+        if time.monotonic() - said_s >= _SAID_S:
+            said_s = time.monotonic()
+            click.echo(text, file=sys.stderr)
+        time.sleep(_POLL_S)

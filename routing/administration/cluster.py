@@ -1,0 +1,87 @@
+"""What operators change of a cluster, by way of any broker: who drains or is gone, and where partitions lie.
+
+Partitions are named as `cluster.partitions` names them: the homes of queues are those of `__queues`, group offsets of
+`__offsets`. What is answered is that it is asked for; `cluster.moving` is what is still under way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from routing.administration.operations import LOOKS, operation, table
+from routing.cluster import operating
+from routing.cluster.health import names_by_id, place
+from routing.errors import NotFound, PreconditionFailed
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+    from routing.cluster.cluster import Cluster
+
+MOVING = ("topic", "partition", "leader", "replicas", "isr", "target", "copying", "bytes_left")
+PLANNED = ("topic", "partition", "before", "after")
+
+
+def _cluster_of(broker: Broker) -> Cluster:
+    if broker.cluster is None:
+        raise PreconditionFailed("this broker is not a member of a cluster")
+    return broker.cluster
+
+
+@operation("cluster.drain")
+async def drain(broker: Broker, user: str, broker_id: int) -> None:
+    """Have a broker lead nothing, until `cluster.undrain`; one partition after another gets another leader."""
+    await operating.drain(_cluster_of(broker), broker_id, on=True)
+
+
+@operation("cluster.undrain")
+async def undrain(broker: Broker, user: str, broker_id: int) -> None:
+    """A broker may lead again."""
+    await operating.drain(_cluster_of(broker), broker_id, on=False)
+
+
+@operation("cluster.remove")
+async def remove(broker: Broker, user: str, broker_id: int) -> None:
+    """Forget a broker that is gone for good and that no partition has a replica on."""
+    await operating.remove(_cluster_of(broker), broker_id)
+
+
+@operation("cluster.move")
+async def move(broker: Broker, user: str, topic: str, partition: int, replicas: list[int]) -> None:
+    """Have other replicas of a partition, the preferred leader first."""
+    cluster = _cluster_of(broker)
+    topics = names_by_id(broker.topics.values())
+    log = next((log for log in cluster.elections.logs if place(log, topics) == (topic, partition)), None)
+    if log is None:
+        raise NotFound(f"there is no partition {partition} of '{topic}'")
+    await operating.move(cluster, log, replicas)
+
+
+@operation("cluster.rebalance")
+async def rebalance(broker: Broker, user: str, dry_run: bool = False) -> dict[str, Any]:
+    """Have equally many replicas and leaders on all brokers that run and do not drain; what changes for that."""
+    found = await operating.rebalance(_cluster_of(broker), dry_run=dry_run)
+    topics = names_by_id(broker.topics.values())
+    rows = [[*place(log, topics), list(before), list(after)] for log, (before, after) in found.items()]
+    return {"columns": list(PLANNED), "rows": sorted(rows)}
+
+
+@operation("cluster.throttle")
+async def throttle(broker: Broker, user: str, catch_up_bytes_per_s: int | None = None) -> None:
+    """What each leader sends at most to replicas that are not in sync; without a number, as it is configured."""
+    await operating.throttle(_cluster_of(broker), catch_up_bytes_per_s)
+
+
+@operation("cluster.moving", tags=LOOKS)
+async def list_moving(broker: Broker, user: str, start: int = 0) -> dict[str, Any]:
+    """Partitions with replicas that are not in sync, or that shall have others. How many bytes these still need is
+    known to their leaders only.
+    """
+    topics = names_by_id(broker.topics.values())
+    rows = (
+        (
+            *place(log, topics), state.leader, list(state.replicas), state.isr_brokers,
+            list(state.target) if state.target is not None else None, list(missing), bytes_left,
+        )
+        for log, state, missing, bytes_left in operating.copying(_cluster_of(broker))
+    )  # fmt: skip
+    return table(MOVING, rows, start)

@@ -1,0 +1,180 @@
+"""Leaders and replicas that move on purpose, in brokers that are served with a real etcd, and what clients notice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from core_log.absent_log import AbsentLog
+from core_log.replica_log import ReplicaLog
+from core_log.replication.state import LogState
+from gateway.etcd_process import EtcdProcess
+from protocols.native.client import Client, Link
+from protocols.native.errors import ErrorCode, MillraceError
+from tests.gateway.test_member import Running, config, refused, three, until
+from tests.gateway.test_member_topics import leaders, link, produce
+
+RETRY_BACKOFF_S = 0.1
+"""A producer's default."""
+PAUSE_MAX_S = 1.0
+"""Three brokers and their clients share this process with other tests; alone it is a tenth of it."""
+
+
+@asynccontextmanager
+async def client_of(broker: Running) -> AsyncIterator[Client]:
+    async with Client(f"127.0.0.1:{broker.server.ports['native']}") as client:
+        yield client
+
+
+def log_of(broker: Running, topic: str, index: int = 0) -> str:
+    return f"topic-{broker.server.broker.topics[topic].uid}-{index}"
+
+
+def state_of(broker: Running, topic: str, index: int = 0) -> LogState:
+    state = broker.cluster.state_of(log_of(broker, topic, index))
+    assert state is not None
+    return state
+
+
+class Load:
+    """Producers that wait for all replicas, one for each partition, and go where the leader is after an error."""
+
+    def __init__(self, links: dict[int, Link], topic: str, partitions: int) -> None:
+        self._links, self._topic = links, topic
+        self.sent = [0] * partitions
+        self.longest_s = [0.0] * partitions
+        self.retries = 0
+        self.failed: list[int] = []
+        """Codes of errors after a retry."""
+        self.stopping = False
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for index in range(len(self.sent)):
+                nursery.start_soon(self._one, index)
+
+    async def _one(self, index: int) -> None:
+        leader = (await leaders(self._links[1], self._topic))[index].leader
+        while not self.stopping:
+            began = trio.current_time()
+            for attempt in range(5):
+                ((code, _),) = await produce(self._links[leader], (self._topic, index))
+                if not code:
+                    break
+                assert code == ErrorCode.NOT_LEADER
+                self.retries += 1
+                if attempt:
+                    self.failed.append(code)
+                await trio.sleep(RETRY_BACKOFF_S)
+                leader = (await leaders(self._links[leader], self._topic))[index].leader
+            self.sent[index] += 10
+            self.longest_s[index] = max(self.longest_s[index], trio.current_time() - began)
+
+
+async def test_a_broker_is_drained_under_load(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "drain") as (nursery, brokers), AsyncExitStack() as stack:
+        links = {number: await stack.enter_async_context(link(broker)) for number, broker in brokers.items()}
+        async with client_of(brokers[2]) as client:
+            await client.create_topic("t", partitions=6)
+            load = Load(links, "t", 6)
+            nursery.start_soon(load.run)
+            await until(lambda: min(load.sent) > 50)
+            leads = [index for index in range(6) if state_of(brokers[1], "t", index).leader == 1]
+            assert len(leads) == 2
+            load.longest_s = [0.0] * 6
+            await client.administer("cluster.drain", broker_id=1)
+            await until(lambda: all(state_of(brokers[2], "t", index).leader != 1 for index in range(6)))
+            assert all(1 in state_of(brokers[2], "t", index).isr_brokers for index in range(6)), "it keeps its replicas"
+            found = await client.administer("cluster.brokers")
+            assert [broker["draining"] for broker in found["brokers"]] == [True, False, False]
+            before = list(load.sent)
+            await until(lambda: all(now > then + 50 for now, then in zip(load.sent, before, strict=True)))
+            load.stopping = True
+            print(f"longest waits {[round(one, 3) for one in load.longest_s]} s, {load.retries} retries")
+            assert load.failed == []
+            assert max(load.longest_s) < PAUSE_MAX_S
+            assert load.retries <= 2 * len(leads)
+            with pytest.raises(MillraceError, match="the cluster has no broker 9"):
+                await client.administer("cluster.drain", broker_id=9)
+            await client.administer("cluster.undrain", broker_id=1)
+            await until(lambda: all(state_of(brokers[1], "t", index).leader == 1 for index in leads))
+        for index, sent in enumerate(load.sent):
+            for broker in brokers.values():
+                log = broker.server.broker.topics["t"].partitions[index].log
+                await until(lambda log=log, sent=sent: log.high_watermark == sent)  # type: ignore[misc]
+
+
+async def test_a_fourth_broker_gets_its_share_and_the_first_one_goes(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "grow") as (nursery, brokers), client_of(brokers[2]) as client:
+        await client.create_topic("t", partitions=4)
+        async with link(brokers[2]) as asked:
+            for number in (1, 2, 3):
+                async with link(brokers[number]) as to:
+                    led = [one.partition for one in await leaders(asked, "t") if one.leader == number]
+                    for _ in range(20 if led else 0):
+                        await produce(to, *(("t", index) for index in led))
+        brokers[4] = Running(config(etcd.address, tmp_path, "grow", 4))
+        await nursery.start(brokers[4].run)
+        assert isinstance(brokers[4].server.broker.topics["t"].partitions[0].log, AbsentLog)
+        await client.administer("cluster.throttle", catch_up_bytes_per_s=1 << 20)
+        assert brokers[4].cluster.replicas.catch_up.bytes_per_s == 1 << 20
+        planned = (await client.administer("cluster.rebalance", dry_run=True))["rows"]
+        assert planned
+        assert all(4 in after or set(before) == set(after) for _, _, before, after in planned)
+        assert (await client.administer("cluster.rebalance"))["rows"] == planned
+        await until(lambda: is_settled(brokers[1]))
+        held = [index for index in range(4) if 4 in state_of(brokers[2], "t", index).replicas]
+        assert len(held) == 3
+        for index in held:
+            log = brokers[4].server.broker.topics["t"].partitions[index].log
+            assert isinstance(log, ReplicaLog)
+            assert log.log_end_offset == 200
+        for number in (1, 2, 3):
+            for index in range(4):
+                found = brokers[number].server.broker.topics["t"].partitions[index].log
+                assert isinstance(found, ReplicaLog) == (number in state_of(brokers[2], "t", index).replicas), (
+                    number,
+                    index,
+                )
+        assert len(list(tmp_path.glob("[123]/trash/topics-t-*"))) == 3, "what was dropped is kept a while"  # noqa: ASYNC240
+        # One partition, where an operator wants it.
+        with pytest.raises(MillraceError, match="broker 9 does not run"):
+            await client.administer("cluster.move", topic="t", partition=0, replicas=[9, 2, 3])
+        with pytest.raises(MillraceError, match="fewer than its min_insync_replicas, 2"):
+            await client.administer("cluster.move", topic="t", partition=0, replicas=[3])
+        with pytest.raises(MillraceError, match="there is no partition 7 of 't'"):
+            await client.administer("cluster.move", topic="t", partition=7, replicas=[2, 3])
+        await client.administer("cluster.move", topic="t", partition=0, replicas=[4, 2])
+        await until(lambda: is_settled(brokers[2]))
+        assert state_of(brokers[2], "t").replicas == (4, 2)
+        assert state_of(brokers[2], "t").leader in (2, 4)
+
+
+async def test_who_can_be_removed(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "remove") as (nursery, brokers), client_of(brokers[2]) as client:
+        brokers[4] = Running(config(etcd.address, tmp_path, "remove", 4))
+        await nursery.start(brokers[4].run)
+        with pytest.raises(MillraceError, match="broker 4 runs: stop it first"):
+            await client.administer("cluster.remove", broker_id=4)
+        await brokers[4].stop()
+        await client.administer("cluster.remove", broker_id=4)
+        listed = await client.administer("cluster.brokers")
+        assert [broker["id"] for broker in listed["brokers"]] == [1, 2, 3]
+        assert await refused(brokers.pop(4).config) == (
+            "broker 4 was removed from cluster 'remove': start it with an empty data directory"
+        )
+        await brokers[1].stop()
+        with pytest.raises(MillraceError, match=r"partitions have replicas on broker 1 .* \.\.\.\): move them"):
+            await client.administer("cluster.remove", broker_id=1)
+        del brokers[1]
+
+
+def is_settled(broker: Running) -> bool:
+    """Whether no topic moves any more, and every replica is in sync."""
+    logs = broker.cluster.elections.logs
+    states = [known.state for log, known in logs.items() if log.startswith("topic-")]
+    return all(one.target is None and len(one.isr) == len(one.replicas) for one in states)
