@@ -44,14 +44,14 @@ def expired(files: Files, now_ms: int) -> list[str]:
 async def keep_empty(files: Files, wall_clock_ms: Callable[[], int]) -> None:
     """Remove what has been here for an hour, until cancelled."""
 
-    def remove() -> None:
-        for directory in expired(files, wall_clock_ms()):
+    def remove(now_ms: int) -> None:
+        for directory in expired(files, now_ms):
             files.remove_directory(directory)
             logger.info("%s is removed", directory)
 
     while True:
         try:
-            await trio.to_thread.run_sync(remove)
+            await trio.to_thread.run_sync(remove, wall_clock_ms())
         except OSError as error:
             logger.warning("%s cannot be emptied: %s", TRASH, error)
         await trio.sleep(_LOOK_S)
