@@ -102,7 +102,8 @@ class TopicLogs:
             raise InvalidArgument(text)
         if not places:
             raise StorageUnavailable("no broker is there that could have the topic")
-        known = cluster.elections.logs.values()
+        # Homes and group offsets are balanced each by itself: topics need not make up for what is not even there.
+        known = [known for log, known in cluster.elections.logs.items() if log.startswith("topic-")]
         leads = Counter(log.state.replicas[0] for log in known if log.state.replicas)
         held = Counter(broker for log in known for broker in log.state.replicas)
         uid = secrets.token_hex(8)

@@ -36,9 +36,7 @@ async def test_what_is_old_is_removed(autojump_clock: MockClock) -> None:
     put_aside(files, "queues/3", 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_empty, files, lambda: int(trio.current_time() * 1000))
-        began = trio.current_time()
         while files.list(TRASH):
             await trio.sleep(60)
         assert trio.current_time() * 1000 >= KEPT_MS
-        assert trio.current_time() - began <= KEPT_MS / 1000 + 400
         nursery.cancel_scope.cancel()
