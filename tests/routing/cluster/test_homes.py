@@ -24,11 +24,15 @@ def home_of(member: Member, queue: str) -> int:
 
 
 async def all_committed(member: Member, index: int) -> None:
-    """Everything that was done is on all disks that count."""
-    member.turn()
+    """Everything that was done is on all disks that count; settlements alone have nobody who waits for them."""
     log = member.log(index)
-    log.request_sync()
-    await until(lambda: log.high_watermark == log.log_end_offset)
+
+    def is_committed() -> bool:
+        member.turn()
+        log.request_sync()
+        return log.high_watermark == log.log_end_offset
+
+    await until(is_committed)
 
 
 async def test_confirmed_messages_outlive_their_leader() -> None:
