@@ -35,7 +35,7 @@ from routing.cluster.standing import Standing
 
 logger = logging.getLogger(__name__)
 
-_RESIGN_TIMEOUT_S = 2.0
+_RESIGN_TIMEOUT_S = 5.0
 
 
 class Member:
@@ -77,7 +77,7 @@ class Member:
                 nursery.cancel_scope.cancel()
 
     async def step_aside(self) -> None:
-        """The broker is about to stop. Does what can be done within two seconds."""
+        """The broker is about to stop. Does what can be done within five seconds."""
         with trio.move_on_after(_RESIGN_TIMEOUT_S, shield=True):
             try:
                 await self.cluster.resign()

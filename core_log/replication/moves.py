@@ -87,7 +87,7 @@ def switched(log: str, state: LogState, brokers: Brokers) -> LogState | None:
 class MoveConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds, and how much at a time."""
 
-    transfers_max: int = 8
+    transfers_max: int = 2
     """Leaders that are asked at one time."""
     restore_after_s: float = 5.0
     ask_again_s: float = 2.0
