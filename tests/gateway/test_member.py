@@ -36,7 +36,7 @@ def config(etcd: str, directory: Path, name: str, broker_id: int, **also: Any) -
     peer = PeerConfig(secret=also.pop("secret", "s"), redial_ms_min=5, redial_ms_max=100)
     return Config(
         data_dir=str(directory / str(broker_id)),
-        listen=Listen(amqp="off", mqtt="off", native=ANY),
+        listen=Listen(amqp=ANY, mqtt="off", native=ANY),
         limits=Limits(close_linger_ms=200),
         cluster=ClusterConfig(name=name, broker_id=broker_id, etcd=etcd, **{"peer": ANY} | also),
         peer=peer,
