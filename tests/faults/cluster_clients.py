@@ -365,4 +365,6 @@ def check_received(ledger: Ledger, seed: int) -> None:
     assert not missing, f"{where}: {len(missing)} lost of those confirmed, such as {sorted(missing)[:5]}"
     strange = [message for message in times if message[1] >= ledger.published[message[0]]]
     assert not strange, f"{where}: {strange[:5]} were never published"
-    check_order(where, [message for message, _ in ledger.received])
+    # What a consumer had been given and not handled when its broker died comes to the next one when that is noticed,
+    # behind what is given out meanwhile; it is marked.
+    check_order(where, [message for message, redelivered in ledger.received if not redelivered])

@@ -6,7 +6,7 @@ A round has clients publish and consume on all doors, does something to the clus
 every partition has all replicas in its ISR, and checks:
 
 1. every record and message that was confirmed is there, unchanged, records at the offsets that producers were told;
-2. the order of each key is that of publishing;
+2. the order of each key is that of publishing, but for messages that are marked as redelivered;
 3. what came twice is marked as redelivered, or was published again because its confirmation did not come;
 4. what a reader of a topic was given stays what it is.
 
