@@ -148,7 +148,7 @@ async def test_who_does_not_fit_gets_one_line(etcd: EtcdProcess, tmp_path: Path)
         where = {listener.door: listener.address for listener in server.listeners}
         told = server.broker.cluster.members.brokers[1].record.addresses  # type: ignore[union-attr]
         assert told == where
-        assert set(where) == {"native", "peer"}
+        assert set(where) == {"amqp", "native", "peer"}
         wrong = config(etcd.address, tmp_path, "fitting", 2, secret="other")
         assert "the peer has another peer.secret than broker 1" in await refused(wrong)
         with pytest.MonkeyPatch.context() as patch:
