@@ -37,7 +37,7 @@ from routing.config import BrokerConfig
 from routing.consumer_timeouts import ConsumerTimeouts
 from routing.control import Control
 from routing.dead_letters import DeadLetters
-from routing.errors import LimitExceeded
+from routing.errors import LimitExceeded, StorageUnavailable
 from routing.message import Slab
 from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host
@@ -128,7 +128,7 @@ class Broker:
             now_ms=self.clock.now_ms,
         )
         if cluster is not None:
-            self.storage.topic_logs = TopicLogs(cluster, self.commits)
+            self.storage.topic_logs = TopicLogs(cluster, self.fail_waiting)
         self.spawn = nursery.start_soon
         self.traces: dict[str, Trace] = {}
         """Of virtual hosts in which tracing is on."""
@@ -226,6 +226,12 @@ class Broker:
 
     def _mark_dirty(self, partition: QueuePartition | TopicPartition) -> None:
         self._dirty[partition] = None
+
+    def fail_waiting(self, log: PartitionLog, error: StorageUnavailable) -> None:
+        """Nobody knows whether what was appended to a log will stay: tell who waits, this turn's publishers too."""
+        for session in self.confirming:
+            session.confirms.lost(log, error)
+        self.commits.fail(log, error)
 
     def forget_partition(self, partition: TopicPartition) -> None:
         """A topic goes: nothing is written to its logs any more, and nobody waits for them."""

@@ -262,16 +262,10 @@ class Homes:
         error = StorageUnavailable(f"home partition {here.index} {led_by(self._cluster.leader_of(name)[0])}")
         logger.info("%s is not led here any more", name)
         partition.retire(error)
-        self._fail(here, error)
+        self._broker.fail_waiting(here.log, error)
         self._broker.dead_letters.lost(here.log)
         self._topology.rehome(here.index, elsewhere(self._cluster, here.index))
         self._broker.want_turn()
-
-    def _fail(self, here: _Here, error: StorageUnavailable) -> None:
-        """Nobody knows whether what was published will stay: tell who waits."""
-        for session in self._broker.confirming:
-            session.confirms.lost(here.log, error)
-        self._broker.commits.fail(here.log, error)
 
     # --- serving ---------------------------------------------------------------------------
 
@@ -299,7 +293,7 @@ class Homes:
             refusal = StorageUnavailable(f"home partition {here.index} has too few replicas in sync")
         partition.serve(delivers, refusal)
         if not in_sync and refusal is not None:
-            self._fail(here, refusal)
+            self._broker.fail_waiting(here.log, refusal)
 
     # --- stopping --------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from routing.cluster.cluster import Cluster
 from routing.cluster.elections import places_of
 from routing.cluster.placement import new_state, spread
 from routing.cluster.records import broker_key
-from routing.commits import CommitWaiter
 from routing.errors import InvalidArgument, NotEnoughReplicas, NotLeader, StorageUnavailable
 from routing.topics.leadership import Standing
 from routing.topics.topic import Topic, TopicPartition
@@ -85,11 +84,11 @@ class PartitionLeadership:
 
 
 class TopicLogs:
-    """See the module. `dropped` is told of partitions whose leadership was lost, `gone` of those of a deleted topic."""
+    """See the module. `fail` tells all who wait for a log that nobody knows what becomes of it."""
 
-    def __init__(self, cluster: Cluster, commits: CommitWaiter) -> None:
+    def __init__(self, cluster: Cluster, fail: Callable[[PartitionLog, StorageUnavailable], None]) -> None:
         self._cluster = cluster
-        self._commits = commits
+        self._fail = fail
         self._partitions: dict[str, tuple[TopicPartition, PartitionLeadership, Callable[[], PartitionLog]]] = {}
         cluster.moved.append(self._moved)
 
@@ -150,7 +149,7 @@ class TopicLogs:
             name = log_name(topic.uid, index)
             self._partitions.pop(name, None)
             partition.drop_open()
-            self._commits.fail(partition.log, StorageUnavailable(f"topic '{topic.name}' is deleted"))
+            self._fail(partition.log, StorageUnavailable(f"topic '{topic.name}' is deleted"))
             self._cluster.close_log(name)
             partition.log.close()
 
@@ -190,6 +189,6 @@ class TopicLogs:
         partition.drop_open()
         error = leadership.refusal()
         assert error is not None
-        self._commits.fail(partition.log, error)
+        self._fail(partition.log, error)
         for listener in tuple(partition.log.listeners):
             listener(partition.log)  # readers that wait at its end are not told of anything here any more
