@@ -410,6 +410,8 @@ class Broker:
         while True:
             await trio.sleep(self.config.housekeeping_interval_ms / 1000)
             await self._tend_disk()
+            if self.storage.topic_logs is not None:
+                self.storage.topic_logs.retry()
             for partition in (*self.topology.led, self.topology.transient):
                 partition.tidy()
             for partition in self.topology.led:

@@ -139,12 +139,15 @@ class Cluster:
 
     @property
     def lost(self) -> list[str]:
-        """Logs of which the replica here may lack what was reported of it."""
-        return [name for name, replica in self.replicas.by_name.items() if replica.lost]
+        """Logs of which the replica here may lack what was reported of it; one that cannot be opened may."""
+        there = self.replicas.by_name
+        unopened = [name for name in self._trust.lost if name not in there and self.is_replica(name)]
+        return [*(name for name, replica in there.items() if replica.lost), *unopened]
 
     def begun(self) -> None:
         """All logs are open: what is lost of them is written down, and the broker may register. Raises OSError."""
-        self._trust.begun(self.lost)
+        unopened = [name for name in self._saved if name not in self.replicas.by_name and self.is_replica(name)]
+        self._trust.begun({*self.lost, *unopened})
 
     def note_lost(self) -> list[str]:
         """`lost`, after it was written down. Blocks where it has changed. Raises OSError."""
@@ -295,5 +298,6 @@ class Cluster:
             logger.warning("the high watermarks cannot be saved: %s", error)
 
     def _watermarks(self) -> dict[str, int]:
-        """Of all logs here."""
-        return {name: replica.log.high_watermark for name, replica in self.replicas.by_name.items()}
+        """Of all logs here, and of those that could not be opened."""
+        kept = {name: offset for name, offset in self._saved.items() if self.is_replica(name)}
+        return kept | {name: replica.log.high_watermark for name, replica in self.replicas.by_name.items()}

@@ -90,6 +90,7 @@ class TopicLogs:
         self._cluster = cluster
         self._fail = fail
         self._partitions: dict[str, tuple[TopicPartition, PartitionLeadership, Callable[[], PartitionLog]]] = {}
+        self._unopened: set[str] = set()
         cluster.moved.append(self._moved)
 
     def states(self, partitions: int, said: Replication) -> tuple[str, list[Put], list[Guard]]:
@@ -134,7 +135,8 @@ class TopicLogs:
                 try:
                     return self._cluster.open_log(name, directory, settings)
                 except OSError as error:
-                    logger.error("%s cannot be opened: %s", what, error)
+                    logger.error("%s cannot be opened, which is tried again: %s", what, error)
+                    self._unopened.add(name)
             return AbsentLog(what, settings)
 
         leadership = PartitionLeadership(self._cluster, name, what)
@@ -142,6 +144,12 @@ class TopicLogs:
         self._partitions[name] = partition, leadership, log
         self._moved(name)
         return partition
+
+    def retry(self) -> None:
+        """Open what the disk did not let be opened; now and then."""
+        unopened, self._unopened = self._unopened, set()
+        for name in unopened:
+            self._moved(name)
 
     def close(self, topic: Topic) -> None:
         """The topic is gone. Blocks."""

@@ -47,6 +47,11 @@ class Trust:
         self._went_down = not saved.clean and saved.boot != boot
         self._lost = dict.fromkeys(saved.lost)
 
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """As it was written down last."""
+        return self._saved.lost
+
     def is_lost(self, name: str, *, synced: bool) -> bool:
         """Of a log that is being opened; `synced`: what was reported of it was synced."""
         return name in self._lost or (self._went_down and not synced)

@@ -7,11 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
 from core_log.absent_log import AbsentLog
+from core_log.errors import Conflict
+from core_log.files import OsFiles
+from core_log.metadata.store import Guard
 from core_log.replica_log import ReplicaLog
+from core_log.replication.state import encode, log_key
 from gateway.etcd_process import EtcdProcess
 from millrace import BlockingConsumer, BlockingProducer
 from protocols.native import wire
@@ -186,3 +191,42 @@ async def test_blocking_clients_find_leaders_and_follow_them(etcd: EtcdProcess, 
         for key in range(7):
             values = [value for of, value in found if of == b"%d" % key]
             assert values == [value for of, value in sent if of == b"%d" % key], "each key in its order"
+
+
+async def test_a_replica_that_is_to_be_elsewhere_is_moved_aside_and_may_come_back(
+    etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    async with three(etcd, tmp_path, "aside") as (_, brokers):
+        async with Client(f"127.0.0.1:{brokers[1].server.ports['native']}") as client:
+            await client.create_topic("t")
+        log, store = _log(brokers, 1), brokers[1].cluster.store
+        leader = brokers[1].cluster.leader_of(log)[0]
+        assert leader is not None
+        gone = leader % 3 + 1
+        partition = brokers[gone].server.broker.topics["t"].partitions[0]
+
+        async def place(replicas: tuple[int, ...]) -> None:
+            while True:
+                known = brokers[1].cluster.elections.logs[log]
+                isr = tuple(member for member in known.state.isr if member[0] in replicas)
+                state = msgspec.structs.replace(known.state, replicas=replicas, isr=isr, factor=len(replicas))
+                try:
+                    await store.change(
+                        [Guard(log_key(b"", log), known.mod_revision)], [(log_key(b"", log), encode(state))]
+                    )
+                    return
+                except Conflict:
+                    continue
+
+        async with link(brokers[leader]) as to:
+            assert await produce(to, ("t", 0)) == [(0, 0)]
+            others = tuple(number for number in (leader, leader % 3 + 1, (leader + 1) % 3 + 1) if number != gone)
+            await place(others)
+            await until(lambda: isinstance(partition.log, AbsentLog))
+            assert log not in brokers[gone].cluster.replicas.by_name
+            uid = brokers[1].server.broker.topics["t"].uid
+            assert OsFiles(str(tmp_path / str(gone))).list("unknown") == [f"t-0.{uid}.1"]
+            assert await produce(to, ("t", 0)) == [(0, 10)]
+            await place((*others, gone))
+            await until(lambda: partition.log.high_watermark == 20)
+            await until(lambda: len(brokers[leader].cluster.state_of(log).isr) == 3)  # type: ignore[union-attr]

@@ -69,3 +69,22 @@ async def test_a_log_that_lacks_what_was_committed_is_lost(gone: bool) -> None:
             part.close_log(LOG)
             assert LOG not in part.replicas.by_name
         one.kill()
+
+
+async def test_a_log_that_cannot_be_opened_is_lost_until_it_is_in_sync_again() -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        files = MemoryFiles()
+        high_watermarks.save(files, "", {LOG: 10, "gone": 10})
+        one, elections = await start(nursery, model, 1, files)
+        await one.store.change([], [(log_key(b"", LOG), encode(LogState(replicas=(1, 2), isr=((2, 7),))))])
+        part = Cluster(one.store, one.members, elections)
+        async with open_broker(files, cluster=part):
+            part.begun()
+            assert part.lost == [LOG]
+        assert high_watermarks.load(files, "") == {LOG: 10}, "what is known of it stays"
+        part = Cluster(one.store, one.members, elections)
+        async with open_broker(files, cluster=part):
+            part.open_log(LOG, DIRECTORY, LogConfig())
+            assert part.lost == [LOG]
+        one.kill()
