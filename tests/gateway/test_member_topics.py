@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,6 +50,17 @@ async def produce(to: Link, *entries: tuple[str, int], acks: int = -1) -> list[t
     return [(error[0] if error is not None else 0, offset) for error, offset in reply.entries]
 
 
+async def produced(to: Link, *entry: Any) -> int:
+    """The base offset, once it is taken: a broker whose process stood still is no leader for a moment."""
+    with trio.fail_after(10):
+        while True:
+            ((code, offset),) = await produce(to, entry)
+            if not code:
+                return offset
+            assert code in (ErrorCode.NOT_LEADER, ErrorCode.NOT_ENOUGH_REPLICAS)
+            await trio.sleep(0.05)
+
+
 async def fetch(to: Link, topic: str, index: int, offset: int = 0, wait_ms: int = 0) -> wire.FetchedPartition:
     entry = wire.FetchEntry(topic, index, offset, 1 << 20)
     with trio.fail_after(10):
@@ -74,6 +86,7 @@ async def test_a_topic_made_at_one_broker_is_led_and_kept_by_all(etcd: EtcdProce
                 assert isinstance(partition.log, ReplicaLog)
         async with link(brokers[1]) as first, link(brokers[2]) as second, link(brokers[3]) as third:
             links = {1: first, 2: second, 3: third}
+            await until(lambda: _in_sync(brokers[3], 3))
             reply = await third.request(wire.Metadata(0, ["t"], False), wire.MetadataReply)
             assert reply.nodes == [(n, "127.0.0.1", brokers[n].server.ports["native"]) for n in (1, 2, 3)]
             told = reply.topics[0][2]
@@ -82,8 +95,10 @@ async def test_a_topic_made_at_one_broker_is_led_and_kept_by_all(etcd: EtcdProce
             for partition in told:
                 for number, one in links.items():
                     leads = number == partition.leader
-                    expected = (0, 0) if leads else (ErrorCode.NOT_LEADER, -1)
-                    assert await produce(one, ("t", partition.partition)) == [expected]
+                    if leads:
+                        assert await produced(one, "t", partition.partition) == 0
+                    else:
+                        assert await produce(one, ("t", partition.partition)) == [(ErrorCode.NOT_LEADER, -1)]
                     fetched = await fetch(one, "t", partition.partition)
                     if leads:
                         assert (fetched.error, fetched.high_watermark) == (None, 10)
@@ -96,7 +111,7 @@ async def test_a_topic_made_at_one_broker_is_led_and_kept_by_all(etcd: EtcdProce
             # One that only one broker has.
             (alone,) = await leaders(first, "one")
             assert alone.replicas == alone.isr == [alone.leader]
-            assert await produce(links[alone.leader], ("one", 0)) == [(0, 0)]
+            assert await produced(links[alone.leader], "one", 0) == 0
             other = brokers[alone.leader % 3 + 1].server.broker.topics["one"]
             assert isinstance(other.partitions[0].log, AbsentLog)
             assert isinstance(other.error(), NotLeader)
@@ -112,9 +127,7 @@ async def test_a_topic_made_at_one_broker_is_led_and_kept_by_all(etcd: EtcdProce
             now = (await leaders(rest[0], "t"))[0]
             assert now.leader not in (leader, -1)
             assert now.leader_epoch == 2
-            with trio.fail_after(10):
-                while (await produce(links[now.leader], ("t", 0)))[0] != (0, 10):
-                    await trio.sleep(0.05)
+            assert await produced(links[now.leader], "t", 0) == 10
             await brokers[leader].over.wait()
             brokers[leader] = Running(brokers[leader].config)
             await nursery.start(brokers[leader].run)
@@ -123,13 +136,19 @@ async def test_a_topic_made_at_one_broker_is_led_and_kept_by_all(etcd: EtcdProce
             # It is the preferred leader, and gets its partition back by itself.
             await until(lambda: brokers[leader].cluster.may_append(_log(brokers, leader)))
             async with link(brokers[leader]) as back:
-                assert await produce(back, ("t", 0)) == [(0, 20)]
+                assert await produced(back, "t", 0) == 20
                 async with Client(f"127.0.0.1:{brokers[leader].server.ports['native']}") as client:
                     await client.delete_topic("t")
             for broker in brokers.values():
                 assert "t" not in broker.server.broker.topics
                 assert not [name for name in broker.cluster.replicas.by_name if name.startswith("topic-")][1:]
             await until(lambda: not any(list(tmp_path.glob("*/topics/t-*")) + list(tmp_path.glob("*/deleting/*"))))
+
+
+def _in_sync(broker: Running, count: int) -> bool:
+    logs = broker.cluster.elections.logs
+    uid = broker.server.broker.topics["t"].uid
+    return all(len(known.state.isr) == count for name, known in logs.items() if uid in name)
 
 
 def _log(brokers: dict[int, Running], number: int) -> str:
@@ -144,7 +163,7 @@ async def test_too_few_replicas_refuse_before_anything_is_appended(etcd: EtcdPro
             (partition,) = await leaders(asked, "t")
         leader, gone = partition.leader, partition.leader % 3 + 1
         async with link(brokers[leader]) as to:
-            assert await produce(to, ("t", 0)) == [(0, 0)]
+            assert await produced(to, "t", 0) == 0
             await brokers[gone].stop()
             log = brokers[leader].server.broker.topics["t"].partitions[0].log
             await until(lambda: len(brokers[leader].cluster.state_of(_log(brokers, leader)).isr) == 2)  # type: ignore[union-attr]
@@ -156,7 +175,7 @@ async def test_too_few_replicas_refuse_before_anything_is_appended(etcd: EtcdPro
             brokers[gone] = Running(brokers[gone].config)
             await nursery.start(brokers[gone].run)
             await until(lambda: log.high_watermark == 20)
-            assert await produce(to, ("t", 0)) == [(0, 20)]
+            assert await produced(to, "t", 0) == 20
 
 
 async def test_blocking_clients_find_leaders_and_follow_them(etcd: EtcdProcess, tmp_path: Path) -> None:
@@ -219,14 +238,14 @@ async def test_a_replica_that_is_to_be_elsewhere_is_moved_aside_and_may_come_bac
                     continue
 
         async with link(brokers[leader]) as to:
-            assert await produce(to, ("t", 0)) == [(0, 0)]
+            assert await produced(to, "t", 0) == 0
             others = tuple(number for number in (leader, leader % 3 + 1, (leader + 1) % 3 + 1) if number != gone)
             await place(others)
             await until(lambda: isinstance(partition.log, AbsentLog))
             assert log not in brokers[gone].cluster.replicas.by_name
             uid = brokers[1].server.broker.topics["t"].uid
             assert OsFiles(str(tmp_path / str(gone))).list("unknown") == [f"t-0.{uid}.1"]
-            assert await produce(to, ("t", 0)) == [(0, 10)]
+            assert await produced(to, "t", 0) == 10
             await place((*others, gone))
             await until(lambda: partition.log.high_watermark == 20)
             await until(lambda: len(brokers[leader].cluster.state_of(log).isr) == 3)  # type: ignore[union-attr]
