@@ -70,15 +70,18 @@ def new_state(places: Sequence[Place], *, factor: int, minimum: int) -> LogState
 def spread(
     count: int, places: Sequence[Place], factor: int, leads: Mapping[int, int], held: Mapping[int, int]
 ) -> list[list[Place]]:
-    """Replicas for `count` partitions. `leads` and `held`: how many logs a broker is preferred for, and has."""
+    """Replicas for `count` partitions of a topic, which is spread by itself. `leads` and `held`: how many logs a broker
+    is preferred for, and has.
+    """
     line = sorted(places)
+    mine = dict.fromkeys((place.broker for place in line), 0)
     leading = {place.broker: leads.get(place.broker, 0) for place in line}
     holding = {place.broker: held.get(place.broker, 0) for place in line}
     found: list[list[Place]] = []
     for _ in range(count):
-        first = min(range(len(line)), key=lambda index: (leading[line[index].broker], line[index].broker))
+        first = min(range(len(line)), key=lambda index: (mine[line[index].broker], leading[line[index].broker], index))
         chosen = ring(line, first, factor, holding)
-        leading[chosen[0].broker] += 1
+        mine[chosen[0].broker] += 1
         for place in chosen:
             holding[place.broker] += 1
         found.append(chosen)

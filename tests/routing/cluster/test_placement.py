@@ -19,8 +19,9 @@ def test_the_minimum_that_nobody_chose(factor: int, minimum: int) -> None:
 
 
 def test_first_replicas_are_spread_and_so_are_the_others() -> None:
-    found = spread(12, THREE, 2, {1: 3}, {})
-    assert Counter(places[0].broker for places in found) == {1: 2, 2: 5, 3: 5}
+    found = spread(12, THREE, 2, {1: 30}, {})
+    assert Counter(places[0].broker for places in found) == {1: 4, 2: 4, 3: 4}, "a topic is spread by itself"
+    assert [places[0].broker for places in spread(2, THREE, 2, {1: 30}, {})] == [2, 3]
     held = Counter(place.broker for places in found for place in places).values()
     assert max(held) - min(held) <= 2
     assert all(len(set(places)) == 2 for places in found)
