@@ -16,6 +16,7 @@ from routing.message import Properties, Slab
 from routing.property_editors import editable, editor_of
 from routing.queues.offset_set import Range
 from routing.queues.runs_of import runs_of
+from routing.queues.waiting import live_ranges
 from routing.topology.route import Route
 
 if TYPE_CHECKING:
@@ -69,11 +70,11 @@ def _settled_since(broker: Broker, queue: Queue, since_ms: int) -> list[Range]:
     facts = queue.partition.facts
     found = [
         (run.first, len(run.facts))
-        for first, count in sorted(history.live_ranges())
+        for first, count in sorted(live_ranges(history))
         for run in facts.between(first, count)
         if run.timestamp_ms >= since_ms
     ]
-    return list(_without(found, sorted([*queue.live_ranges(), *_with_consumers(broker, queue)])))
+    return list(_without(found, sorted([*live_ranges(queue), *_with_consumers(broker, queue)])))
 
 
 def _without(have: list[Range], gone: list[Range]) -> Iterator[Range]:

@@ -31,6 +31,7 @@ from routing.queues.relocation import Straggler, end_of_stragglers, read_straggl
 from routing.queues.restoring import state_of
 from routing.queues.settlement import pack_sizes
 from routing.queues.standby import Standby, packed_of
+from routing.queues.waiting import waiting_ranges
 
 if TYPE_CHECKING:
     from routing.queues.queue_partition import QueuePartition
@@ -148,7 +149,7 @@ def clean_checkpoint(partition: QueuePartition) -> bytes:
     standby = _standby_of(partition)
     queues = {}
     for queue in partition.queues.values():
-        ready, returned = queue.waiting_ranges()
+        ready, returned = waiting_ranges(queue)
         queues[queue.id] = (to_bytes(pack(ready)), to_bytes(pack(returned)), queue.redelivered_before)
     standby.facts, standby.moves = partition.facts, partition.moves
     return _encode(standby, queues, clean=True)

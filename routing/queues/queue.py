@@ -454,19 +454,6 @@ class Queue:
 
     # --- emptying ----------------------------------------------------------------------
 
-    def waiting_ranges(self) -> tuple[list[Range], list[Range]]:
-        """What was never given out, delayed messages with it, and what was given back; each in offset order."""
-        lines = self.lines()
-        ready = [part for line in lines for part in line.fresh_ranges()]
-        ready += [(offset, 1) for _, offset in self.rules.delayed()]
-        returned = [part for line in lines for part in line.placed.ranges_of(redelivered=True)]
-        return sorted(ready), sorted(returned)
-
-    def live_ranges(self) -> list[Range]:
-        """All messages that are not delivered, in no particular order."""
-        ready, returned = self.waiting_ranges()
-        return ready + returned
-
     def shed(self, count: int) -> int:
         """Give up the oldest messages that are not delivered, at most `count`; how many there were."""
         left = count

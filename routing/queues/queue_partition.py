@@ -56,6 +56,7 @@ from routing.queues.settlement import (
 )
 from routing.queues.slab_cache import SlabCache
 from routing.queues.stored_messages import StoredMessages
+from routing.queues.waiting import live_ranges
 
 if TYPE_CHECKING:
     from routing.queues.home import Declared
@@ -441,7 +442,7 @@ class QueuePartition:
     def remove(self, queue: Queue) -> None:
         """A queue is deleted: what waits in it is forgotten, what is delivered when it comes back."""
         self.queues.pop(queue.id, None)
-        for first, count in queue.live_ranges():
+        for first, count in live_ranges(queue):
             self.forget(first, count)
         if self.durable:
             self._deleted = [one for one in (*self._deleted, queue) if one.outstanding]

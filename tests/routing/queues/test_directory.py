@@ -23,6 +23,7 @@ from routing.queues.directory import (
     facts_of,
 )
 from routing.queues.fact_columns import Columns, from_columns, to_columns
+from routing.queues.waiting import live_ranges
 from tests.routing.harness import PERSISTENT, PROTOCOL, Client, engine, killed
 
 WIDE = pack(True, 255, 1000, 1 << 40)
@@ -241,7 +242,7 @@ async def test_facts_are_found_again_by_offset_and_in_slabs_read_back() -> None:
     async with engine(found, **config) as running:
         home = running.home("q")
         at = 0
-        for first, count in running.broker.topology.queues["q"].live_ranges():
+        for first, count in live_ranges(running.broker.topology.queues["q"]):
             for offset in range(first, first + count):
                 known = home.facts.of(offset)
                 assert (known[0] if known else 1) == expected[at]

@@ -1,0 +1,25 @@
+"""What a queue holds that is not delivered, as ranges of offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from routing.queues.offset_set import Range
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
+
+
+def waiting_ranges(queue: Queue) -> tuple[list[Range], list[Range]]:
+    """What was never given out, delayed messages with it, and what was given back; each in offset order."""
+    lines = queue.lines()
+    ready = [part for line in lines for part in line.fresh_ranges()]
+    ready += [(offset, 1) for _, offset in queue.rules.delayed()]
+    returned = [part for line in lines for part in line.placed.ranges_of(redelivered=True)]
+    return sorted(ready), sorted(returned)
+
+
+def live_ranges(queue: Queue) -> list[Range]:
+    """All messages that are not delivered, in no particular order."""
+    ready, returned = waiting_ranges(queue)
+    return ready + returned
