@@ -63,6 +63,7 @@ def _door_option(door: str, default: str) -> Callable[[Command], Command]:
 @click.option("--peer", metavar="HOST:PORT", help="Listen for other brokers here. Default: 127.0.0.1:9095.")
 @click.option("--advertise", metavar="HOST", help="The host under which others and clients find this broker.")
 @click.option("--rack", metavar="RACK", help="Where the broker stands.")
+@click.option("--import", "import_data", is_flag=True, help="Make a new cluster of a single broker's data directory.")
 def serve(
     data_dir: str | None,
     config_file: Path | None,
@@ -77,6 +78,7 @@ def serve(
     peer: str | None,
     advertise: str | None,
     rack: str | None,
+    import_data: bool,
     **doors: str | None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
@@ -91,7 +93,8 @@ def serve(
     if any(files.values()):
         flags["tls"] = {name: file for name, file in files.items() if file is not None}
     member = {
-        "name": name, "broker_id": broker_id, "etcd": etcd, "peer": peer, "advertise": advertise, "rack": rack
+        "name": name, "broker_id": broker_id, "etcd": etcd, "peer": peer, "advertise": advertise, "rack": rack,
+        "import_data": import_data or None,
     }  # fmt: skip
     flags["cluster"] = {key: value for key, value in member.items() if value is not None}
     if data_dir is not None:

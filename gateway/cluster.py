@@ -25,6 +25,7 @@ from core_log.errors import MetadataUnavailable
 from core_log.files import Files
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
+from core_log.metadata.store import MetadataStore
 from gateway.config import ClusterConfig, ConfigError, check_cluster
 from gateway.errors import StartError
 from gateway.listener import Listener
@@ -59,9 +60,10 @@ async def joining(
     files: Files,
     addresses: Mapping[str, str],
     meet: Callable[[Members], Awaitable[None]] | None = None,
+    before: Callable[[MetadataStore], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Membership]:
     """Be a broker that may register, until the block is left. `addresses` are where others reach it, by door; one is
-    "peer". `meet` as in `Members.prepare`.
+    "peer". `meet` as in `Members.prepare`; `before` is called before anything is decided.
 
     Raises StartError, also later when the broker has been removed from the cluster.
     """
@@ -87,6 +89,8 @@ async def joining(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
+            if before is not None:
+                await before(store)
             await members.prepare(meet)
             yield part
             nursery.cancel_scope.cancel()

@@ -114,6 +114,8 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Home partitions of durable queues, if this broker makes the cluster; two for each broker are a good number."""
     offsets: Annotated[int, Meta(ge=1, le=1024)] = 8
     """Partitions of group offsets, likewise."""
+    import_data: bool = False
+    """Make a new cluster of the data directory, which is that of a single broker; one that is a member's stays so."""
     replica_lag_time_max_ms: Positive = 5000
     """A replica that has not caught up for so long is not in sync any more."""
     etcd_user: str = ""
@@ -186,7 +188,7 @@ def load_config(
 def check_cluster(config: ClusterConfig) -> None:
     """Whether all is said that a member has to be told. Raises ConfigError."""
     if not config.name:
-        if config.broker_id >= 0 or config.etcd:
+        if config.broker_id >= 0 or config.etcd or config.import_data:
             raise ConfigError("cluster.name: is missing (--cluster)")
         return
     if config.broker_id < 0:

@@ -24,6 +24,7 @@ from core_log.files import OsFiles
 from core_log.replication.isr import ReplicationConfig
 from gateway.cluster import Membership, advertised, joining, registered
 from gateway.config import Config, parse_address
+from gateway.importing import import_directory
 from gateway.listener import Listener, open_listener
 from gateway.outbox import Outboxes
 from gateway.peers import DOOR, MembersDirectory, Peers, probe
@@ -94,7 +95,8 @@ async def join(config: Config, listeners: Iterable[Listener]) -> AsyncIterator[M
     try:
         addresses = advertised(config.cluster, config.peer, [*listeners, listener])
         meet = partial(_meet, config)
-        async with joining(config.cluster, OsFiles(config.data_dir), addresses, meet) as part:
+        before = partial(import_directory, config) if config.cluster.import_data else None
+        async with joining(config.cluster, OsFiles(config.data_dir), addresses, meet, before) as part:
             yield Member(config, part, listener)
     finally:
         listener.close()

@@ -124,10 +124,10 @@ def _refuse_member(data_dir: str) -> None:
         identity = load_identity(OsFiles(data_dir))
     except (OSError, ValueError) as error:
         raise StartError(f"data directory {data_dir}: {error}") from None
-    if identity is not None and identity.cluster_id:
+    if identity is not None and (identity.cluster_id or identity.importing):
         raise StartError(
-            f"data directory {data_dir}: belongs to broker {identity.broker_id} of cluster '{identity.cluster}' "
-            "and cannot be served alone"
+            f"data directory {data_dir}: belongs to broker {identity.broker_id} of cluster '{identity.cluster}' and "
+            f"cannot be served alone: serve it with --cluster {identity.cluster}"
         )
 
 

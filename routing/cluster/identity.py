@@ -22,6 +22,8 @@ class Identity(msgspec.Struct, frozen=True):
     broker_id: int
     directory_id: str
     lease_id: int = 0
+    importing: bool = False
+    """It is that of a single broker, and being made a member: see `importing.py`."""
 
 
 def load_identity(files: Files) -> Identity | None:

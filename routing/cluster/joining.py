@@ -79,16 +79,21 @@ def check_identity(wanted: Wanted, identity: Identity | None, *, has_data: bool)
     if identity is None:
         if has_data:
             raise ClusterRefused(
-                "the data directory holds the data of a single broker, which this version cannot make a member of: "
-                "start with an empty one"
+                "the data directory holds the data of a single broker: start with an empty one, or with --import "
+                "(cluster.import_data) to make a new cluster of it"
             )
         return
-    if not identity.cluster_id:
+    if not identity.cluster_id and not identity.importing:
         return
     if identity.cluster != wanted.cluster:
         raise ClusterRefused(f"the data directory belongs to cluster '{identity.cluster}', not to '{wanted.cluster}'")
     if identity.broker_id != wanted.broker_id:
         raise ClusterRefused(f"the data directory belongs to broker {identity.broker_id}, not to {wanted.broker_id}")
+    if identity.importing:
+        raise ClusterRefused(
+            f"the data directory has not become a member of cluster '{wanted.cluster}' completely: start it with "
+            "--import once more"
+        )
 
 
 def next_step(wanted: Wanted, identity: Identity, view: View) -> Step:
@@ -129,7 +134,9 @@ def _checked_meta(wanted: Wanted, identity: Identity, view: View) -> ClusterMeta
             f"(id {identity.cluster_id})"
         )
     if meta.state != READY:
-        raise ClusterRefused(f"cluster '{name}' is not ready yet: {meta.state}")
+        raise ClusterRefused(
+            f"cluster '{name}' is not ready yet: it is being made of another data directory ({meta.state})"
+        )
     return meta
 
 

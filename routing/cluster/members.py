@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _TAKEN_S = 10.0
 """A lease that nobody renews is gone by then, even when etcd's leader changed meanwhile."""
 _RETRY_S = 1.0
-_DATA = "catalog"
+DATA = "catalog"
 """The directory that every data directory of a single broker has."""
 
 
@@ -129,7 +129,7 @@ class Members:
             found = await self._offload(load_identity, self._files)
         except ValueError as error:
             raise ClusterRefused(str(error)) from None
-        has_data = found is None and self._files.exists(_DATA)
+        has_data = found is None and self._files.exists(DATA)
         wanted = Wanted(self._cluster, self.broker_id, self._record, self._new_meta)
         check_identity(wanted, found, has_data=has_data)
         directory_id = found.directory_id if found is not None else secrets.token_hex(8)

@@ -25,6 +25,7 @@ SETTINGS = b"settings"
 FORMAT = 1
 
 READY = "ready"
+_IMPORTING = "importing "
 
 
 class ClusterMeta(msgspec.Struct, frozen=True):
@@ -36,6 +37,11 @@ class ClusterMeta(msgspec.Struct, frozen=True):
     state: str = READY
     """`READY`, or what it is being made from."""
     format: int = FORMAT
+
+
+def importing(directory_id: str) -> str:
+    """The state of a cluster that is being made from a data directory."""
+    return _IMPORTING + directory_id
 
 
 class DirectoryRecord(msgspec.Struct, frozen=True):

@@ -54,7 +54,13 @@ def _pack_key(key: Key) -> bytes:
     return _pack(list(key))
 
 
-def _unpack_key(data: bytes) -> Key:
+def rewritten(value: bytes, **changes: Any) -> bytes:
+    """An entry's value with some of it changed."""
+    return _pack(_unpack(value) | changes)
+
+
+def unpack_key(data: bytes) -> Key:
+    """Which entity a key is that of."""
     kind, *rest = _unpack(data)
     if len(rest) + 1 == _KEY_LENGTHS.get(kind):
         return (kind, DEFAULT_VHOST, *rest)
@@ -149,7 +155,7 @@ class Catalog:
         for packed, value, _, _ in changed:
             if not packed.startswith(self._prefix):
                 continue
-            key = _unpack_key(packed[len(self._prefix) :])
+            key = unpack_key(packed[len(self._prefix) :])
             apply = self.appliers.get(key[0])
             if apply is not None:
                 apply(Entry(key, _unpack(value) if value is not None else None, True))
@@ -159,6 +165,6 @@ class Catalog:
     def entries(self, kind: str) -> Iterator[tuple[Key, dict[str, Any]]]:
         """All (key, value) of "vhost", "exchange", "queue", "binding", "policy", "operator-policy" or "topic"."""
         for packed, entry in list(self._store.items(self._prefix)):
-            key = _unpack_key(packed[len(self._prefix) :])
+            key = unpack_key(packed[len(self._prefix) :])
             if key[0] == kind:
                 yield key, _unpack(entry.value)

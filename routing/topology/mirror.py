@@ -1,4 +1,5 @@
-"""A shared topology written down in this data directory as well, in the way of a single broker's catalog.
+"""A shared topology written down in this data directory as well, in the way of a single broker's catalog; and the
+catalog of a single broker as a shared store would have it.
 
 So the directory of a cluster's member can be opened alone, to be read and verified. What is written here is never asked
 while the broker is a member, and nobody waits for it: while the log refuses, it is kept and written later.
@@ -6,14 +7,14 @@ while the broker is a member, and nobody waits for it: while the log refuses, it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from core_log.errors import LogUnavailable
 from core_log.keyed_store import KeyedStore
-from core_log.metadata.store import MetadataEntry, MetadataStore
+from core_log.metadata.store import MetadataEntry, MetadataStore, Put
 from core_log.partition_log import PartitionLog
-from routing.topology.catalog import SHARED_PREFIX
+from routing.topology.catalog import SHARED_PREFIX, rewritten, unpack_key
 from routing.topology.queue_ids import NEXT_QUEUE_ID, QUEUE_ID_BLOCKS
 
 _TIDY_AFTER_PUTS = 10_000
@@ -74,3 +75,17 @@ def _own_key(key: bytes) -> bytes | None:
     if key == QUEUE_ID_BLOCKS:
         return NEXT_QUEUE_ID
     return key[len(SHARED_PREFIX) :] if key.startswith(SHARED_PREFIX) else None
+
+
+def as_shared(own: Iterable[tuple[bytes, bytes]], uid_of: Callable[[str], str]) -> list[Put]:
+    """What a shared store says where a single broker has `own`; topics get the ids that theirs lacks."""
+    puts: list[Put] = []
+    for key, value in own:
+        kind, *names = unpack_key(key)
+        if key == NEXT_QUEUE_ID:
+            puts.append((QUEUE_ID_BLOCKS, value))
+        elif kind == "topic":
+            puts.append((SHARED_PREFIX + key, rewritten(value, uid=uid_of(names[0]))))
+        else:
+            puts.append((SHARED_PREFIX + key, value))
+    return puts

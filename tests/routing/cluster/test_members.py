@@ -254,7 +254,8 @@ async def test_who_comes_with_what_etcd_does_not_know_is_refused(autojump_clock:
         await two.store.change([], [(META, encode(newer))])
         assert "update Millrace" in await refused(nursery, One(model, 3))
         await two.store.change([], [(META, encode(msgspec.structs.replace(newer, format=1, state="importing x")))])
-        assert await refused(nursery, One(model, 3)) == "cluster 'c' is not ready yet: importing x"
+        told = "cluster 'c' is not ready yet: it is being made of another data directory (importing x)"
+        assert await refused(nursery, One(model, 3)) == told
         await two.store.change([], [(META, b"\xc1")])
         assert "is not understood" in await refused(nursery, One(model, 3))
 

@@ -1,0 +1,147 @@
+"""A single broker that real clients have filled becomes the first of three, and then its process is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+import trio
+from paho.mqtt.client import Client as Paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from gateway.etcd_process import EtcdProcess, free_ports
+from protocols.native.blocking import BlockingClient
+from tests.gateway.test_member import Running, config, until
+from tests.support.broker_process import CHECKOUT, BrokerProcess, broker_process
+from tests.support.replica_node import batch_of
+
+WORK = [b"work %d" % number for number in range(40)]
+LATER = [b"later %d" % number for number in range(5)]
+DELAY_MS = 3_600_000
+LOGIN = pika.PlainCredentials("ann", "secret")
+
+
+@contextmanager
+def channel(port: int, **options: Any) -> Iterator[Any]:
+    parameters = pika.ConnectionParameters("127.0.0.1", port, socket_timeout=10, **options)
+    connection = pika.BlockingConnection(parameters)
+    try:
+        found = connection.channel()
+        found.confirm_delivery()
+        yield found
+    finally:
+        if connection.is_open:
+            connection.close()
+
+
+def administer(client: BlockingClient, operation: str, **arguments: Any) -> list[list[Any]]:
+    return list(client.administer(operation, **arguments)["rows"])
+
+
+def fill(broker: BrokerProcess) -> None:
+    """Everything that a directory can hold."""
+    with BlockingClient(f"127.0.0.1:{broker.native_port}") as client:
+        client.administer("users.add", name="ann", password="secret", tags=["administrator"])
+        client.administer("permissions.set", vhost="/", name="ann", configure=".*", write=".*", read=".*")
+        client.administer("policies.set", name="short", pattern="^work$", definition={"max-length": 1000})
+        client.create_topic("orders", partitions=2, config={"retention.ms": "-1"})  # they are old
+        for partition in (0, 1):
+            assert client.produce("orders", partition, batch_of(0, 10, 10)) == 0
+        client.commit_offsets("readers", {("orders", 0): 7, ("orders", 1): 3})
+    with channel(broker.amqp_port, credentials=LOGIN) as one:
+        for queue in ("work", "later", "from-mqtt"):
+            one.queue_declare(queue, durable=True)
+        one.exchange_declare("delaying", "x-delayed-message", durable=True, arguments={"x-delayed-type": "direct"})
+        one.queue_bind("later", "delaying", "later")
+        one.queue_bind("from-mqtt", "amq.topic", "sensors.#")
+        persistent = pika.BasicProperties(delivery_mode=2)
+        for body in WORK:
+            one.basic_publish("", "work", body, persistent)
+        delayed = pika.BasicProperties(delivery_mode=2, headers={"x-delay": DELAY_MS})
+        for body in LATER:
+            one.basic_publish("delaying", "later", body, delayed)
+        for body in WORK[:10]:
+            method, _, found = one.basic_get("work")
+            assert found == body
+            if found in WORK[:5]:
+                one.basic_ack(method.delivery_tag)
+        mqtt = Paho(CallbackAPIVersion.VERSION2, "sensor")
+        mqtt.connect("127.0.0.1", broker.mqtt_port)
+        mqtt.loop_start()
+        sent = mqtt.publish("sensors/kitchen", b"21", qos=1)
+        sent.wait_for_publish(10)
+        mqtt.disconnect()
+        mqtt.loop_stop()
+
+
+def serve_as(broker: BrokerProcess, etcd: EtcdProcess, name: str, *flags: str) -> list[str]:
+    (peer,) = free_ports(1)
+    member = ["--cluster", name, "--broker-id", "1", "--etcd", etcd.address, "--peer", f"127.0.0.1:{peer}"]
+    return [*member, *flags]
+
+
+def bodies(one: Any, queue: str) -> list[bytes]:
+    """All that is ready in a queue, left as it is."""
+    found: list[bytes] = []
+    last = None
+    while True:
+        method, _, body = one.basic_get(queue)
+        if method is None:
+            break
+        last = method.delivery_tag
+        found.append(body)
+    if last is not None:
+        one.basic_nack(last, multiple=True, requeue=True)
+    return found
+
+
+def look(amqp_port: int, native_port: int) -> None:
+    """Everything is there, at any of them."""
+    with BlockingClient(f"127.0.0.1:{native_port}") as client:
+        for partition in (0, 1):
+            fetched = client.fetch("orders", partition, 0)
+            assert b"".join(fetched.batches)[61:] == bytes(batch_of(0, 10, 10))[61:]
+        assert client.committed_offsets("readers") == {("orders", 0): 7, ("orders", 1): 3}
+        assert [row[1] for row in administer(client, "policies.list")] == ["short"]
+        assert sorted(row[0] for row in administer(client, "users.list")) == ["ann", "guest"]
+    with channel(amqp_port, credentials=LOGIN) as one:
+        work = bodies(one, "work")
+        assert len(work) == len(set(work))
+        assert set(WORK[5:]) <= set(work) <= set(WORK), "acknowledgements of the last moment may be lost"
+        assert bodies(one, "from-mqtt") == [b"21"]
+        assert bodies(one, "later") == []
+
+
+@pytest.mark.parametrize("end", ["clean", "killed"])
+async def test_a_filled_broker_becomes_the_first_of_three_and_is_then_killed(
+    etcd: EtcdProcess, tmp_path: Path, end: str
+) -> None:
+    name = f"import-{end}"
+    in_thread = trio.to_thread.run_sync
+    with broker_process(tmp_path / "1") as first:
+        await in_thread(fill, first)
+        await in_thread(first.kill9 if end == "killed" else first.terminate)
+        first.arguments = (*serve_as(first, etcd, name), "--import")
+        await in_thread(first.start)
+        await in_thread(look, first.amqp_port, first.native_port)
+        async with trio.open_nursery() as nursery:
+            others = {number: Running(config(etcd.address, tmp_path, name, number, secret="")) for number in (2, 3)}
+            for other in others.values():
+                other.config.listen.amqp = "127.0.0.1:0"
+                nursery.start_soon(nursery.start, other.run)
+            await until(lambda: all(hasattr(other, "server") for other in others.values()))
+            logs = others[2].cluster.elections.logs
+            await until(lambda: len(logs) == 4 + 1 + 2 and all(len(log.state.isr) == 3 for log in logs.values()))
+            await in_thread(first.kill9)
+            await until(lambda: all(log.state.leader in (2, 3) for log in logs.values()))
+            for other in others.values():
+                ports = other.server.ports
+                with trio.fail_after(20):
+                    await in_thread(look, ports["amqp"], ports["native"])
+                other.scope.set()
