@@ -36,3 +36,26 @@ def locked_data_dir(path: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def unlocked_data_dir(path: str) -> Iterator[None]:
+    """Have no broker begin on the directory, which is not changed. Raises StartError where one runs."""
+    try:
+        handle = os.open(os.path.join(path, "lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        return
+    except OSError as error:
+        raise StartError(f"data directory {path}: cannot be used: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip()
+            raise StartError(f"data directory {path}: in use by process {holder or 'unknown'}") from None
+        except OSError as error:
+            raise StartError(f"data directory {path}: cannot be locked: {error.strerror}") from None
+        yield
+    finally:
+        os.close(handle)

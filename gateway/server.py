@@ -127,7 +127,8 @@ def _refuse_member(data_dir: str) -> None:
     if identity is not None and (identity.cluster_id or identity.importing):
         raise StartError(
             f"data directory {data_dir}: belongs to broker {identity.broker_id} of cluster '{identity.cluster}' and "
-            f"cannot be served alone: serve it with --cluster {identity.cluster}"
+            f"cannot be served alone: serve it with --cluster {identity.cluster}, "
+            "or look at it with `millrace verify`"
         )
 
 

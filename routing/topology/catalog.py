@@ -67,6 +67,14 @@ def unpack_key(data: bytes) -> Key:
     return (kind, *rest)
 
 
+def unpack_entry(key: bytes, value: bytes) -> tuple[Key, Any]:
+    """An entry as it was declared. Raises ValueError."""
+    try:
+        return unpack_key(key), _unpack(value)
+    except (TypeError, ValueError, msgpack.UnpackException) as error:
+        raise ValueError(repr(error)) from error
+
+
 class Catalog:
     """See the module."""
 

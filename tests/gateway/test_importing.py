@@ -118,6 +118,19 @@ def look(amqp_port: int, native_port: int) -> None:
         assert bodies(one, "later") == []
 
 
+def verified(directory: Path) -> tuple[int, str]:
+    """The exit code of `millrace verify`, and all it says."""
+    command = [sys.executable, "-m", "gateway", "verify", str(directory)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def delayed(one: Running) -> int:
+    """Messages that wait for their time, in queues that are led there."""
+    led = one.server.broker.topology.led
+    return sum(queue.rules.delayed_count for home in led for queue in home.queues.values())
+
+
 @pytest.mark.parametrize("end", ["clean", "killed"])
 async def test_a_filled_broker_becomes_the_first_of_three_and_is_then_killed(
     etcd: EtcdProcess, tmp_path: Path, end: str
@@ -138,10 +151,22 @@ async def test_a_filled_broker_becomes_the_first_of_three_and_is_then_killed(
             await until(lambda: all(hasattr(other, "server") for other in others.values()))
             logs = others[2].cluster.elections.logs
             await until(lambda: len(logs) == 4 + 1 + 2 and all(len(log.state.isr) == 3 for log in logs.values()))
-            await in_thread(first.kill9)
+            await in_thread(first.kill9 if end == "killed" else first.terminate)
             await until(lambda: all(log.state.leader in (2, 3) for log in logs.values()))
+            await until(lambda: sum(len(other.server.broker.topology.led) for other in others.values()) == 4)
+            assert delayed(others[2]) + delayed(others[3]) == len(LATER)
             for other in others.values():
                 ports = other.server.ports
                 with trio.fail_after(20):
                     await in_thread(look, ports["amqp"], ports["native"])
+            for other in others.values():
                 other.scope.set()
+        # What is left of the first one can be looked at alone.
+        code, said = await in_thread(verified, tmp_path / "1")
+        assert code == 0, said
+        assert said.startswith("log ")
+        assert f"the data directory of broker 1 of cluster '{name}'" in said
+        assert "3 queue" in said
+        first.arguments = ()
+        with pytest.raises(RuntimeError, match="cannot be served alone: serve it with --cluster"):
+            await in_thread(first.start)

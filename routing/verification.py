@@ -1,0 +1,131 @@
+"""Whether all that a data directory holds is whole, of a single broker or of a cluster's member: nothing is changed.
+
+Each log is opened as a start would open it, then every batch is read and its CRC checked, and every index entry. What
+an unclean stop has left behind the last whole batch is what the next start cuts off; it is named, and no fault. A
+cluster's member is looked at alone, by its own copy of the topology.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from core_log import checkpoint
+from core_log.damage import find_damage
+from core_log.errors import CorruptBatch
+from core_log.files import Files
+from core_log.keyed_store import KeyedStore
+from core_log.log_flusher import LogFlusher
+from core_log.partition_log import LogConfig, PartitionLog
+from routing.cluster.identity import load_identity
+from routing.directories import TOPICS, topic_directory
+from routing.queues.checkpoints import decode_checkpoint
+from routing.topology.catalog import unpack_entry
+
+CATALOG = "catalog/0"
+_STORES = ("catalog", "offsets", "transactions")
+_HOMES = "queues"
+_SETTINGS = LogConfig(retention_ms=-1, retention_bytes=-1, tail_cache_bytes=0)
+
+
+class Verified(NamedTuple):
+    """A log."""
+
+    directory: str
+    log_start_offset: int
+    log_end_offset: int
+    size_bytes: int
+    cut_bytes: int
+    """What the next start cuts off its end."""
+    problems: list[str]
+
+
+def whose(files: Files) -> str:
+    """Whose directory it is. Raises ValueError, OSError."""
+    identity = load_identity(files)
+    if identity is None:
+        return "a single broker"
+    return f"broker {identity.broker_id} of cluster '{identity.cluster}'"
+
+
+def verify_logs(files: Files) -> Iterator[Verified]:
+    """Look at one log after the other; blocks. Raises OSError."""
+    for room in _STORES:
+        for name in files.list(room):
+            yield _verify(files, f"{room}/{name}", is_store=True)
+    for name in files.list(_HOMES):
+        found = _verify(files, f"{_HOMES}/{name}")
+        found.problems.extend(_faults_of_checkpoint(files, found))
+        yield found
+    for name in files.list(TOPICS):
+        yield _verify(files, f"{TOPICS}/{name}")
+
+
+def verify_topology(files: Files) -> tuple[dict[str, int], list[str]]:
+    """How many entities of each kind the catalog has, and what it names that is not there. Raises OSError."""
+    counts: Counter[str] = Counter()
+    problems: list[str] = []
+    identity = load_identity(files)
+    alone = identity is None
+    try:
+        items = list(KeyedStore(_open(files, CATALOG)).items())
+    except CorruptBatch as error:
+        return {}, [str(error)]
+    homes, topics = set(files.list(_HOMES)), set(files.list(TOPICS))
+    for packed, data in items:
+        try:
+            key, value = unpack_entry(packed, data)
+        except ValueError as error:
+            problems.append(f"{CATALOG}: the entry {packed!r} is not understood: {error}")
+            continue
+        counts[key[0]] += 1
+        if not alone:
+            continue  # what is not here is at other brokers
+        if key[0] == "queue" and str(value["stripe"]) not in homes:
+            problems.append(f"{_HOMES}/{value['stripe']} is missing: queue '{key[2]}' is there")
+        elif key[0] == "topic":
+            places = [topic_directory(key[1], index) for index in range(value["partitions"])]
+            problems += [f"{place} is missing" for place in places if place.removeprefix(f"{TOPICS}/") not in topics]
+    counts.pop("next-queue-id", None)
+    return dict(counts), problems
+
+
+def _open(files: Files, directory: str) -> PartitionLog:
+    flusher = LogFlusher(retry_interval_s=1, unflushed_bytes_max=1)
+    return PartitionLog.open(files, directory, _SETTINGS, flusher, wall_clock_ms=lambda: 0)
+
+
+def _verify(files: Files, directory: str, *, is_store: bool = False) -> Verified:
+    damage = find_damage(files, directory) if is_store else None
+    before = _log_bytes(files, directory)
+    log = _open(files, directory)
+    problems = [str(damage)] if damage is not None else []
+    if log.damaged and damage is None:
+        problems.append(f"{directory}: bytes that had been synced are missing or damaged at its end")
+    problems += log.verify()
+    for segment in log.segments:
+        segment.close_file()
+    cut = before - _log_bytes(files, directory)
+    return Verified(directory, log.log_start_offset, log.log_end_offset, log.size_bytes, cut, problems)
+
+
+def _log_bytes(files: Files, directory: str) -> int:
+    return sum(files.size(f"{directory}/{name}") for name in files.list(directory) if name.endswith(".log"))
+
+
+def _faults_of_checkpoint(files: Files, log: Verified) -> Iterator[str]:
+    path = f"{log.directory}/checkpoint"
+    if not files.exists(path):
+        return
+    content = checkpoint.load(files, path)
+    if content is None:
+        yield f"{path} is damaged"
+        return
+    try:
+        offset = decode_checkpoint(content).standby.offset
+    except ValueError as error:
+        yield f"{path}: {error}"
+        return
+    if not log.log_start_offset <= offset <= log.log_end_offset:
+        yield f"{path} speaks of offset {offset}: the log has {log.log_start_offset} to {log.log_end_offset}"

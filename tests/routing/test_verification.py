@@ -1,0 +1,103 @@
+"""Looking at a data directory without changing it: whole, torn by a kill, damaged in each of its parts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from core_log.files import OsFiles
+from core_log.read_only import ReadOnlyFiles
+from routing.verification import verify_logs, verify_topology, whose
+from tests.routing.harness import engine
+from tests.support.replica_node import batch_of
+
+
+async def fill(directory: Path) -> None:
+    """What a broker leaves that is killed after it was stopped once."""
+    work = directory.with_name("work")
+    for life in range(2):
+        async with engine(OsFiles(work), topic_segment_bytes=1 << 10) as one:
+            if not life:
+                await one.queue("q")
+                await one.broker.create_topic("t", config={"retention.ms": "-1"})
+            await one.client().publish_safely("q", *range(100))
+            log = one.broker.topics["t"].partitions[0].log
+            for _ in range(20):
+                log.append(batch_of(0, 10, 10))
+            log.request_sync()
+            await log.wait_committed(log.log_end_offset)
+            await one.broker.offsets.commit("group", {("t", 0): (7, "")})
+            await one.synced()
+            if life:
+                shutil.copytree(work, directory)
+
+
+def content(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def problems(directory: Path) -> list[str]:
+    before = content(directory)
+    files = ReadOnlyFiles(directory)
+    found = [problem for log in verify_logs(files) for problem in log.problems] + verify_topology(files)[1]
+    assert content(directory) == before, "nothing is changed"
+    return found
+
+
+async def test_what_a_kill_left_is_whole(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    await fill(directory)
+    (home,) = [path for path in directory.glob("queues/*/*.log") if path.stat().st_size]
+    size = home.stat().st_size
+    with home.open("ab") as file:
+        file.write(home.read_bytes()[:100])
+    files = ReadOnlyFiles(directory)
+    assert whose(files) == "a single broker"
+    logs = {log.directory: log for log in verify_logs(files)}
+    assert logs.keys() == {"catalog/0", "offsets/0", "transactions/0", "queues/0", "queues/1", "topics/t-0"}
+    assert all(not log.problems for log in logs.values())
+    torn = logs.pop(f"queues/{home.parent.name}")
+    assert (torn.size_bytes, torn.cut_bytes) == (size, 100)
+    assert all(not log.cut_bytes for log in logs.values())
+    assert (logs["topics/t-0"].log_start_offset, logs["topics/t-0"].log_end_offset) == (0, 400)
+    counts, faults = verify_topology(files)
+    assert (counts["queue"], counts["topic"], faults) == (1, 1, [])
+    assert problems(directory) == []
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def largest(directory: Path, pattern: str) -> Path:
+    return max(directory.glob(pattern), key=lambda path: path.stat().st_size)
+
+
+def first(directory: Path, pattern: str) -> Path:
+    return min(directory.glob(pattern))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda d: flip(first(d, "topics/t-0/*.log"), 200), "topics/t-0/00000000000000000000.log at position "),
+        (lambda d: flip(largest(d, "queues/*/*.log"), 100), "wrong CRC"),
+        (lambda d: flip(largest(d, "catalog/0/*.log"), 100), "catalog/0/00000000000000000000.log is damaged at"),
+        (lambda d: flip(largest(d, "offsets/0/*.log"), 70), "offsets/0/00000000000000000000.log is damaged at"),
+        (lambda d: flip(largest(d, "queues/*/checkpoint"), 20), "/checkpoint is damaged"),
+        (lambda d: shutil.rmtree(d / "topics" / "t-0"), "topics/t-0 is missing"),
+        (lambda d: shutil.rmtree(d / "queues"), "is missing: queue 'q' is there"),
+        (lambda d: first(d, "topics/t-0/*.log").unlink(), "missing or damaged"),
+    ],
+)
+async def test_what_is_damaged_is_named(tmp_path: Path, damage: Callable[[Path], None], told: str) -> None:
+    directory = tmp_path / "d"
+    await fill(directory)
+    damage(directory)
+    found = problems(directory)
+    assert any(told in problem for problem in found), found
