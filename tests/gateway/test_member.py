@@ -179,6 +179,7 @@ async def test_who_does_not_fit_gets_one_line(etcd: EtcdProcess, tmp_path: Path)
     ("flags", "text"),
     [
         ({"broker_id": 1}, "cluster.name: is missing"),
+        ({"import_data": True}, "cluster.name: is missing"),
         ({"name": "c", "etcd": "a:1"}, "cluster.broker_id: is missing"),
         ({"name": "c", "broker_id": 1}, "cluster.etcd: is missing"),
         ({"name": "c", "broker_id": 1, "etcd": "off"}, "cluster.etcd: a cluster needs etcd"),

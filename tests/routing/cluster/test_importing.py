@@ -19,6 +19,7 @@ from routing.cluster.importing import Import
 from routing.cluster.joining import ClusterRefused
 from routing.cluster.records import META, READY, ClusterMeta, decode, directory_key, encode
 from routing.directories import topic_directory
+from routing.topics.stream_settings import topic_name
 from routing.topology.catalog import Catalog
 from tests.routing.cluster.test_elections import start, states
 from tests.routing.cluster.test_members import One, cluster, direct, refused, until
@@ -28,6 +29,8 @@ from tests.support.replica_node import batch_of
 
 QUEUES = 110
 TOPICS = {"orders": 2, "events": 1}
+STREAM = topic_name("stream", "other")
+PLACES = TOPICS | {STREAM: 1}
 
 
 async def filled() -> MemoryFiles:
@@ -36,6 +39,9 @@ async def filled() -> MemoryFiles:
     for life in range(2):
         async with engine(files) as one:
             if not life:
+                await one.broker.set_vhost("other", description="", limits={})
+                await one.queue("q0", vhost="other")
+                await one.queue("stream", vhost="other", arguments={"x-queue-type": "stream"})
                 for number in range(QUEUES):
                     await one.queue(f"q{number}")
                 for topic, partitions in TOPICS.items():
@@ -99,12 +105,13 @@ def check(files: MemoryFiles, store: EtcdStore) -> None:
     assert identity is not None
     assert (identity.cluster_id, identity.importing) == (meta.cluster_id, False)
     catalog = Catalog(store, shared=True)
-    assert len(list(catalog.entries("queue"))) == QUEUES
+    assert len(list(catalog.entries("queue"))) == QUEUES + 1
     uids = {key[1]: value["uid"] for key, value in catalog.entries("topic")}
-    names = {f"topic-{uids[topic]}-{index}" for topic, count in TOPICS.items() for index in range(count)}
+    assert uids.keys() == PLACES.keys()
+    names = {f"topic-{uids[topic]}-{index}" for topic, count in PLACES.items() for index in range(count)}
     assert logs.keys() == {"home-0", "home-1", "offsets-0"} | names
     places = {
-        f"topic-{uids[t]}-{n}": topic_directory(t, n, uids[t]) for t, count in TOPICS.items() for n in range(count)
+        f"topic-{uids[t]}-{n}": topic_directory(t, n, uids[t]) for t, count in PLACES.items() for n in range(count)
     }
     places |= {"home-0": "queues/0", "home-1": "queues/1", "offsets-0": "offsets/0"}
     assert sorted(files.list("topics")) == sorted(place[7:] for place in places.values() if place.startswith("topics/"))
@@ -145,7 +152,7 @@ async def test_interrupted_after_any_step_it_goes_on_and_ends_the_same() -> None
                 check(files, second.store)
                 assert not await Process(model, files).run(), "a member's directory is left alone"
         number += 1
-    assert steps > 3 + 3  # the marks, the directories, and some entries in between
+    assert steps > 3 + 4  # the marks, the directories, and some entries in between
 
 
 async def test_the_broker_then_joins_and_leads_it_all() -> None:
