@@ -129,6 +129,8 @@ class Broker:
         )
         if cluster is not None:
             self.storage.topic_logs = TopicLogs(cluster, self.fail_waiting)
+            if self.engine is not None:
+                self.storage.topic_logs.forward = self.engine.forwarding.partition
         self.spawn = nursery.start_soon
         self.traces: dict[str, Trace] = {}
         """Of virtual hosts in which tracing is on."""

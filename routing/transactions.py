@@ -110,8 +110,8 @@ class _Plan:
 
     def require_logs(self) -> None:
         """Raises StorageUnavailable if a log that the commit concerns refuses writes, or another broker leads it."""
-        if self.elsewhere:
-            raise StorageUnavailable("a transaction cannot publish to queues that another broker leads")
+        if self.elsewhere or any(partition.forward is not None for partition in self.topics):
+            raise StorageUnavailable("a transaction cannot publish to what another broker leads")
         for route in self.routes:
             failed = route.error()
             if failed is not None:

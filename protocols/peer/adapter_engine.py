@@ -97,7 +97,7 @@ class ForwardingAdapter(_EngineAdapter):
             entry = wire.PublishEntry(log, leader_epoch, kept.position, ids, what.once_in_ms, begins + 2 * again, slab)
             self._publish.slabs.append(entry)
         else:
-            self._publish.records.append(_records_entry(log, leader_epoch, kept, what))
+            self._publish.records.append(_records_entry(log, leader_epoch, kept, what, begins))
         self._publish_bytes += kept.size_bytes
         if self._publish_bytes > _FRAME_BYTES:
             self.flush()
@@ -212,12 +212,13 @@ class ForwardingAdapter(_EngineAdapter):
         return Answer(None, frame.messages, frame.consumers, got.number, got.first_id, got.redelivered, slab)
 
 
-def _records_entry(log: str, leader_epoch: int, kept: Kept, what: Records) -> wire.RecordsEntry:
+def _records_entry(log: str, leader_epoch: int, kept: Kept, what: Records, begins: bool) -> wire.RecordsEntry:
     keys, blocks = what.keys, what.header_blocks
     return wire.RecordsEntry(
         log,
         leader_epoch,
         kept.position,
+        begins,
         len(what.bodies),
         wire.common(keys) if isinstance(keys, bytes) else wire.joined(keys),
         wire.common(blocks) if isinstance(blocks, bytes) else wire.joined(blocks),
@@ -379,7 +380,7 @@ class ServedAdapter(_EngineAdapter):
         keys = wire.split_or_common(entry.keys, count)
         blocks = wire.split_or_common(entry.header_blocks, count)
         records = Records(keys, blocks, wire.split(entry.bodies, count))
-        served.append(entry.log, entry.leader_epoch, entry.position, records)
+        served.append(entry.log, entry.leader_epoch, entry.position, records, begins=entry.begins)
 
 
 def _pairs(ranges: Sequence[int]) -> Sequence[int]:

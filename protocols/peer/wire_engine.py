@@ -90,6 +90,7 @@ class RecordsEntry(_Frame):
     log: LogName
     leader_epoch: Number
     position: Number
+    begins: bool
     count: Messages
     keys: Column
     header_blocks: Column
@@ -341,7 +342,7 @@ def encode(frame: AnyEngineFrame) -> Pieces:
             _slab(packed, entry.slab)
         _array(packed, len(frame.records))
         for records in frame.records:
-            _head(packed, 7, records.log, records.leader_epoch, records.position, records.count)
+            _head(packed, 8, records.log, records.leader_epoch, records.position, records.begins, records.count)
             for column in (records.keys, records.header_blocks, records.bodies):
                 _column(packed, column)
         packed.append(_pack(plain(frame.waiting)))

@@ -16,6 +16,7 @@ import trio
 
 from routing.cluster.remote_home import RemoteHome
 from routing.cluster.remote_queue import unseen
+from routing.cluster.remote_topic import RemoteTopicPartition
 from routing.cluster.streams import Kept, Stream
 from routing.errors import NotFound, StorageUnavailable
 from routing.message import Slab
@@ -143,6 +144,10 @@ class Forwarding:
     def home(self, index: int) -> RemoteHome:
         """What stands for a home that is led elsewhere."""
         return RemoteHome(index, self)
+
+    def partition(self, log: str) -> RemoteTopicPartition:
+        """What stands for a partition of a topic that is led elsewhere."""
+        return RemoteTopicPartition(self.stream(log))
 
     def stream(self, log: str) -> Stream:
         """The stream to a log, for as long as the process lives: positions never begin anew."""

@@ -42,7 +42,7 @@ class Loopback:
                 again=again,
             )
         else:
-            self._served.append(log, leader_epoch, kept.position, what)
+            self._served.append(log, leader_epoch, kept.position, what, begins=begins)
         self._want_turn()
 
     def wait(self, log: str, leader_epoch: int, sync_before: int, heard_before: int) -> None:

@@ -33,6 +33,7 @@ from routing.unsettled import Outcome
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.broker import Broker
+    from routing.topics.topic import TopicPartition
 
 _LOST_FOR_S = 10.0
 """A queue that goes with its last consumer stays for so long when that one's link is lost."""
@@ -124,9 +125,27 @@ class ServedBroker:
             taken.refuse(position + fitting, position + count - 1)
         return home.next_offset
 
-    def append(self, log: str, leader_epoch: int, position: int, records: Records) -> None:
-        """Take records for a partition of a topic."""
-        self.link.not_led(log, leader_epoch)
+    def append(self, log: str, leader_epoch: int, position: int, records: Records, *, begins: bool) -> None:
+        """Take records for a partition of a topic; `begins` as in `publish`."""
+        keys, blocks, bodies = records
+        end = position + len(bodies)
+        follows = self._follows.pop(log, None)
+        if not begins and follows != (leader_epoch, position):
+            return
+        partition = self._serving.partition(log, leader_epoch)
+        if partition is None or self.publisher is None or partition.error() is not None:
+            self.link.not_led(log, leader_epoch)
+            return
+        self._follows[log] = leader_epoch, end
+        taken = self._taken(log, leader_epoch, partition.log)
+        if end <= taken.next_position:
+            return
+        skipped = max(taken.next_position - position, 0)
+        if skipped:
+            keys = keys if isinstance(keys, bytes) else keys[skipped:]
+            blocks = blocks if isinstance(blocks, bytes) else blocks[skipped:]
+            bodies = bodies[skipped:]
+        taken.add(end, partition.append_records(keys, blocks, bodies, sum(map(len, bodies))))
 
     def _taken(self, log: str, leader_epoch: int, where: PartitionLog) -> Taken:
         assert self.publisher is not None
@@ -323,6 +342,13 @@ class Serving:
         stripes = self.broker.topology.stripes
         home = stripes[int(number)] if int(number) < len(stripes) else None
         return home if isinstance(home, QueuePartition) else None
+
+    def partition(self, log: str, leader_epoch: int) -> TopicPartition | None:
+        """A partition of a topic, if this broker leads it in that epoch and may serve now."""
+        cluster, logs = self.broker.cluster, self.broker.storage.topic_logs
+        if cluster is None or logs is None or cluster.leader_of(log) != (cluster.broker_id, leader_epoch):
+            return None
+        return logs.partition(log) if cluster.may_append(log) else None
 
     @property
     def revision(self) -> int:

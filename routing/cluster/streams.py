@@ -11,7 +11,8 @@ Positions count the messages that this process has sent to the log; they are to 
 2. Without a leader that can be reached for `NO_LEADER_S` publishes are refused (`error`), those under way wait on.
    What nobody answers for `forward_timeout_s` has failed: whoever waits is told so.
 3. What is kept is bounded: publishers are not read from while it is more than `WINDOW_BYTES` (`has_room`).
-4. What a leader's queues refuse is told apart only to those who ask beforehand (`watch`).
+4. What a leader refuses is told apart only to those who ask beforehand (`watch`), where queues may be full. For all
+   others everything that is under way has failed then.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ class Stream:
         self._refused_by: tuple[EngineLink, int] | None = None
         self._refused_at_s = 0.0
         self._watches: deque[Watch] = deque()
+        self._refused_before = 0
+        """Refusals of positions below are known."""
 
     @property
     def log_end_offset(self) -> int:
@@ -210,6 +213,8 @@ class Stream:
         self._watches.clear()
         self._tell()
         self.error = before
+        if self._link is not None:
+            self._away_since_s = self.error = None  # nothing is under way that could be answered: try what comes next
 
     # ---- what is answered
 
@@ -219,9 +224,8 @@ class Stream:
             return
         if self._link is not None:
             self._refused_by = self._away_since_s = self.error = None
-        for watch in self._watches if refused else ():
-            for first, last in zip(refused[::2], refused[1::2], strict=True):
-                watch.note(first, last)
+        if refused:
+            self._note_refused(list(zip(refused[::2], refused[1::2], strict=True)), written, committed)
         self.written_offset = max(self.written_offset, min(written, self.next_position))
         self.committed_offset = max(self.committed_offset, min(committed, self.next_position))
         while self._watches and self._watches[0].end <= self.written_offset:
@@ -234,6 +238,26 @@ class Stream:
             self.kept_bytes -= kept.popleft().size_bytes
         self._tell()
         self._forwarding.room_changed()
+
+    def _note_refused(self, refused: Sequence[tuple[int, int]], written: int, committed: int) -> None:
+        """Tell those who asked; where nobody did, all who wait for these or what comes after: more than need be."""
+        unasked = self.next_position
+        for first, last in refused:
+            if last < self._refused_before:
+                continue  # known from before
+            self._refused_before = last + 1
+            asked = 0
+            for watch in self._watches:
+                watch.note(first, last)
+                asked += max(min(last + 1, watch.end) - max(first, watch.end - watch.count), 0)
+            if asked < last + 1 - first:
+                unasked = min(unasked, first)
+        if unasked < self.next_position:
+            self.written_offset = max(self.written_offset, min(written, unasked))
+            self.committed_offset = max(self.committed_offset, min(committed, unasked))
+            before, self.error = self.error, OSError(f"{self.name}: its leader did not take it")
+            self._tell()
+            self.error = before
 
     def _tell(self) -> None:
         for listener in tuple(self.listeners):

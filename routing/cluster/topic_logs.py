@@ -27,7 +27,7 @@ from routing.cluster.elections import places_of
 from routing.cluster.placement import new_state, spread
 from routing.cluster.records import broker_key
 from routing.errors import InvalidArgument, NotEnoughReplicas, NotLeader, StorageUnavailable
-from routing.topics.leadership import Standing
+from routing.topics.leadership import Forward, Standing
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import Replication
 
@@ -91,6 +91,8 @@ class TopicLogs:
         self._fail = fail
         self._partitions: dict[str, tuple[TopicPartition, PartitionLeadership, Callable[[], PartitionLog]]] = {}
         self._unopened: set[str] = set()
+        self.forward: Callable[[str], Forward] | None = None
+        """Leads to whoever leads a log."""
         cluster.moved.append(self._moved)
 
     def states(self, partitions: int, said: Replication) -> tuple[str, list[Put], list[Guard]]:
@@ -151,6 +153,11 @@ class TopicLogs:
         for name in unopened:
             self._moved(name)
 
+    def partition(self, name: str) -> TopicPartition | None:
+        """The partition that a log is of."""
+        found = self._partitions.get(name)
+        return found[0] if found is not None else None
+
     def close(self, topic: Topic) -> None:
         """The topic is gone. Blocks."""
         for index, partition in enumerate(topic.partitions):
@@ -187,6 +194,10 @@ class TopicLogs:
                 return  # it is being opened
             self._come_or_go(name, partition, leadership, open_log)
         led, leadership.leads = leadership.leads, self._cluster.role_of(name) is not None
+        if leadership.leads:
+            partition.forward = None
+        elif partition.forward is None and self.forward is not None:
+            partition.forward = self.forward(name)
         if leadership.leads:
             partition.next_offset = partition.log.log_end_offset
         elif led:

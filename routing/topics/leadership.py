@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from routing.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
 
 
 class Standing(NamedTuple):
@@ -28,3 +31,15 @@ class Leadership(Protocol):
 
     def shortage(self) -> StorageUnavailable | None:
         """Why what would be appended now could not be committed; None: it can, for all that is known."""
+
+
+class Forward(Protocol):
+    """To whoever leads a partition, for messages that exchanges route to it."""
+
+    def error(self) -> StorageUnavailable | None:
+        """Why nothing can be sent there now."""
+
+    def append_records(
+        self, keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes], body_bytes: int
+    ) -> tuple[PartitionLog, int]:
+        """Have records appended there; what has to get how far for them to be safe."""

@@ -26,7 +26,7 @@ from routing.commits import storage_error
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab, record_encoder
 from routing.runs import BATCH_HEADER_BYTES, RECORD_BYTES, Run, in_batches, record_bytes
-from routing.topics.leadership import Leadership
+from routing.topics.leadership import Forward, Leadership
 from routing.topics.stream_records import source_headers, source_lead
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,17 @@ _HEADER_BYTES = PARTITION_KEY_HEADER.encode()
 class TopicPartition:
     """One partition: its log, and the slabs waiting to be sealed into it."""
 
-    __slots__ = ("_mark_dirty", "_open", "_segments", "index", "leadership", "log", "next_offset", "topic_name")
+    __slots__ = (
+        "_mark_dirty",
+        "_open",
+        "_segments",
+        "forward",
+        "index",
+        "leadership",
+        "log",
+        "next_offset",
+        "topic_name",
+    )
 
     def __init__(
         self,
@@ -57,6 +67,8 @@ class TopicPartition:
         self.index = index
         self.leadership = leadership
         """Of one that other brokers may have; None: it is this broker's alone."""
+        self.forward: Forward | None = None
+        """To its leader, where that is another broker."""
         self.log = log
         self.next_offset = log.log_end_offset
         self._mark_dirty = mark_dirty
@@ -80,6 +92,14 @@ class TopicPartition:
         self.next_offset += len(bodies)
         self._mark_dirty(self)
         return self.next_offset
+
+    def route_records(
+        self, keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes], body_bytes: int
+    ) -> tuple[PartitionLog, int]:
+        """`append_records` wherever the partition is led; the log, and how far it has to get."""
+        if self.forward is not None:
+            return self.forward.append_records(keys, header_blocks, bodies, body_bytes)
+        return self.log, self.append_records(keys, header_blocks, bodies, body_bytes)
 
     def seal(self) -> None:
         """Make batches of the open slabs and hand them to the log; while it refuses they stay."""
@@ -179,7 +199,7 @@ class Topic:
         """Why a partition cannot take messages now."""
         for partition in self.partitions:
             if partition.log.error is not None or partition.leadership is not None:
-                failed = partition.error()
+                failed = (partition.forward or partition).error()
                 if failed is not None:
                     return failed
         return None
@@ -201,7 +221,7 @@ class Topic:
     def append_slab(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         """Append a routed slab, each message to the partition of its key; the logs, and the offsets behind the last."""
         return [
-            (partition.log, partition.append_records(keys, blocks, bodies, body_bytes))
+            partition.route_records(keys, blocks, bodies, body_bytes)
             for partition, keys, blocks, bodies, body_bytes in self._columns(slab)
         ]
 

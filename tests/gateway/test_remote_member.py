@@ -12,6 +12,8 @@ import trio
 from gateway.etcd_process import EtcdProcess
 from tests.gateway.test_member import Running, three, until
 
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
 
 def connection(one: Running) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", one.server.ports["amqp"], heartbeat=0))
@@ -44,7 +46,7 @@ async def test_a_leader_that_stops_is_not_noticed(etcd: EtcdProcess, tmp_path: P
                 channel.confirm_delivery()
                 number = 0
                 while not over.is_set():
-                    channel.basic_publish("", queue_name, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+                    channel.basic_publish("", queue_name, b"%d" % number, PERSISTENT)
                     confirmed.append(number)
                     number += 1
                     time.sleep(0.002)
@@ -74,3 +76,32 @@ async def test_a_leader_that_stops_is_not_noticed(etcd: EtcdProcess, tmp_path: P
         assert set(confirmed) <= set(numbers)
         first = [number for number, redelivered in got if not redelivered]
         assert len(first) == len(set(first)), "a message came twice and did not say so"
+
+
+async def test_exchanges_reach_topics_wherever_they_are_led(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "routed") as (_, brokers):
+        broker = brokers[1].server.broker
+        await until(lambda: all(len(one.server.broker.engine.forwarding.links) == 2 for one in brokers.values()))  # type: ignore[union-attr]
+        topic = await broker.create_topic("t", partitions=6)
+        await broker.declare_exchange("x", "topic", durable=True)
+        await broker.bind("topic", "t", "x", "#")
+        names = [f"topic-{topic.uid}-{index}" for index in range(6)]
+        await until(lambda: all(broker.cluster.leader_of(name)[0] for name in names))  # type: ignore[union-attr]
+        assert len({broker.cluster.leader_of(name)[0] for name in names}) > 1  # type: ignore[union-attr]
+
+        def publish() -> None:
+            for one in brokers.values():
+                with connection(one) as there:
+                    channel = there.channel()
+                    channel.confirm_delivery()
+                    for number in range(60):
+                        channel.basic_publish("x", f"key.{number}", b"%d" % number, PERSISTENT)
+
+        await trio.to_thread.run_sync(publish)
+        found = [
+            brokers[leader].server.broker.topics["t"].partitions[index].log.high_watermark
+            for index, name in enumerate(names)
+            if (leader := broker.cluster.leader_of(name)[0]) is not None  # type: ignore[union-attr]
+        ]
+        assert sum(found) == 180
+        assert all(found)

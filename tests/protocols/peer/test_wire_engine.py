@@ -47,8 +47,8 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
                 wire.PublishEntry("home-2", 2, MAX, [4], 0, 0, FULL),
             ],
             [
-                wire.RecordsEntry("topic-a-0", 1, 2, 3, (b"", b"k"), (b"", b"h"), (SIZES, b"abb")),
-                wire.RecordsEntry("topic-a-1", 1, 2, 3, (SIZES, b"abb"), (b"", LARGE), (SIZES, b"abb")),
+                wire.RecordsEntry("topic-a-0", 1, 2, True, 3, (b"", b"k"), (b"", b"h"), (SIZES, b"abb")),
+                wire.RecordsEntry("topic-a-1", 1, 2, False, 3, (SIZES, b"abb"), (b"", LARGE), (SIZES, b"abb")),
             ],
             [wire.WaitingEntry("home-1", 2, 9, 8)],
         ),
@@ -56,8 +56,8 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
             17, 7,
             [["home-1", 2, 3, [4, 5], 6, 3, SMALL_LIST], ["home-2", 2, MAX, [4], 0, 0, FULL_LIST]],
             [
-                ["topic-a-0", 1, 2, 3, [b"", b"k"], [b"", b"h"], [SIZES, b"abb"]],
-                ["topic-a-1", 1, 2, 3, [SIZES, b"abb"], [b"", LARGE], [SIZES, b"abb"]],
+                ["topic-a-0", 1, 2, True, 3, [b"", b"k"], [b"", b"h"], [SIZES, b"abb"]],
+                ["topic-a-1", 1, 2, False, 3, [SIZES, b"abb"], [b"", LARGE], [SIZES, b"abb"]],
             ],
             [["home-1", 2, 9, 8]],
         ],
