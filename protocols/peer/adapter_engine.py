@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from protocols.peer import columns
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter import PeerAdapter
 from protocols.peer.adapter_feed import FeedIn, FeedOut, Feeds
 from protocols.peer.adapter_slabs import SlabReader, to_entry
+from protocols.peer.columns import NAMES
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import Acceptor, Dialer
 from protocols.peer.wire import ErrorCode, PeerError
-from protocols.peer.wire_engine import NAMES, AnyEngineFrame
+from protocols.peer.wire_engine import AnyEngineFrame
 from protocols.sansio import Outbox
 from routing import errors
 from routing.cluster.engine import Engine
@@ -220,9 +222,9 @@ def _records_entry(log: str, leader_epoch: int, kept: Kept, what: Records, begin
         kept.position,
         begins,
         len(what.bodies),
-        wire.common(keys) if isinstance(keys, bytes) else wire.joined(keys),
-        wire.common(blocks) if isinstance(blocks, bytes) else wire.joined(blocks),
-        wire.joined(what.bodies),
+        columns.common(keys) if isinstance(keys, bytes) else columns.joined(keys),
+        columns.common(blocks) if isinstance(blocks, bytes) else columns.joined(blocks),
+        columns.joined(what.bodies),
     )
 
 
@@ -377,9 +379,9 @@ class ServedAdapter(_EngineAdapter):
 
     def _take_records(self, served: ServedBroker, entry: wire.RecordsEntry) -> None:
         count = entry.count
-        keys = wire.split_or_common(entry.keys, count)
-        blocks = wire.split_or_common(entry.header_blocks, count)
-        records = Records(keys, blocks, wire.split(entry.bodies, count))
+        keys = columns.split_or_common(entry.keys, count)
+        blocks = columns.split_or_common(entry.header_blocks, count)
+        records = Records(keys, blocks, columns.split(entry.bodies, count))
         served.append(entry.log, entry.leader_epoch, entry.position, records, begins=entry.begins)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter_slabs import SlabReader, to_entry
+from protocols.peer.columns import NAMES
 from protocols.peer.wire import ErrorCode, PeerError
-from protocols.peer.wire_engine import NAMES
 from protocols.sansio import Outbox
 from routing.cluster.interests import Interests
 from routing.cluster.offsets import ReplicatedOffsets

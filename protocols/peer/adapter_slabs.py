@@ -5,9 +5,10 @@ Properties of slabs that agree in them are interned for a link, so that what ada
 
 from __future__ import annotations
 
-from protocols.peer import wire_engine as wire
+from protocols.peer import columns
+from protocols.peer.columns import NAMES
 from protocols.peer.wire import ErrorCode, PeerError
-from protocols.peer.wire_engine import NAMES, SlabEntry
+from protocols.peer.wire_engine import SlabEntry
 from routing.facts import DELAYED_FROM, PERSISTENT, delay_ms_of, without_delay
 from routing.message import Properties, Slab, is_registered
 
@@ -29,10 +30,10 @@ def to_entry(slab: Slab, start: int = 0, stop: int | None = None) -> SlabEntry:
         without_delay(facts),
         delay_ms_of(facts),
         len(slab.bodies),
-        wire.joined(slab.bodies),
-        None if slab.keys is None else wire.joined_text(slab.keys),
-        None if slab.raws is None else wire.joined(slab.raws),
-        None if slab.facts is None else wire.joined_facts(slab.facts),
+        columns.joined(slab.bodies),
+        None if slab.keys is None else columns.joined_text(slab.keys),
+        None if slab.raws is None else columns.joined(slab.raws),
+        None if slab.facts is None else columns.joined_facts(slab.facts),
     )
 
 
@@ -45,10 +46,10 @@ class SlabReader:
     def read(self, entry: SlabEntry) -> Slab:
         """A slab. Raises PeerError."""
         count = entry.count
-        bodies = wire.split(entry.bodies, count)
-        keys = None if entry.keys is None else wire.split_text(entry.keys, count)
-        raws = None if entry.raws is None else wire.split(entry.raws, count)
-        facts = None if entry.facts_of_each is None else wire.split_facts(entry.facts_of_each, count)
+        bodies = columns.split(entry.bodies, count)
+        keys = None if entry.keys is None else columns.split_text(entry.keys, count)
+        raws = None if entry.raws is None else columns.split(entry.raws, count)
+        facts = None if entry.facts_of_each is None else columns.split_facts(entry.facts_of_each, count)
         common = entry.facts | entry.delay_ms << DELAYED_FROM.bit_length() - 1
         if not is_registered(entry.protocol):
             raise PeerError(ErrorCode.MALFORMED_FRAME, f"messages of an unknown protocol '{entry.protocol}'")

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import protocols.amqp.adapter  # noqa: F401  registers its properties
+from protocols.peer import columns
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter_slabs import SlabReader, to_entry
 from protocols.peer.wire import ErrorCode, PeerError
@@ -207,7 +208,7 @@ def test_slabs_that_contradict_themselves(what: str, fields: list[Any]) -> None:
     assert caught.value.code is ErrorCode.MALFORMED_FRAME
 
 
-names = st.one_of(st.text(max_size=9), st.binary(max_size=9).map(lambda data: data.decode("utf-8", wire.NAMES)))
+names = st.one_of(st.text(max_size=9), st.binary(max_size=9).map(lambda data: data.decode("utf-8", columns.NAMES)))
 bodies = st.one_of(
     st.lists(st.binary(max_size=20), min_size=1, max_size=12),
     st.lists(st.binary(min_size=3, max_size=3), min_size=1, max_size=12),
