@@ -4,8 +4,8 @@
    other asks that one (`Forward`), so that a client may ask whom it likes.
 2. Who begins to lead waits until all that is in the log is committed, and reads it then: nothing is told that could be
    taken back.
-3. What is asked while nobody leads waits for `patience_s`. A commit that was under way when the leader changed may have
-   been kept; that it was not is all that can be said.
+3. What is asked while nobody leads, or too few brokers follow, waits for `patience_s`. A commit that was under way then
+   may have been kept; that it was is not known.
 """
 
 from __future__ import annotations
@@ -205,9 +205,11 @@ class ReplicatedOffsets:
     ) -> None:
         if part.role is None or not part.role.may_append():
             raise _too_few(group)
-        with part.while_led():
+        with part.while_led(), trio.move_on_after(self._patience_s) as waiting:
             await store.commit(group, offsets)
             return
+        if waiting.cancelled_caught:
+            raise _too_few(group)
         raise StorageUnavailable(f"the offsets of group '{group}' have moved to another broker")
 
     async def fetch(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
