@@ -74,7 +74,7 @@ async def test_group_offsets_are_kept_once_and_told_by_all(etcd: EtcdProcess, tm
                 assert await broker.server.broker.offsets.fetch(group, [place]) == {place: (at + 1, "note")}
         await brokers[2].stop()
         await first.delete_topic("gone")
-        with trio.fail_after(10):
+        with trio.fail_after(40):
             for at, group in enumerate(groups):
                 assert await first.offsets.fetch(group) == {place: (at + 1, "note")}
                 await first.offsets.commit(group, {place: (at + 100, "")})
@@ -85,7 +85,7 @@ async def test_group_offsets_are_kept_once_and_told_by_all(etcd: EtcdProcess, tm
         brokers[2] = Running(brokers[2].config)
         await nursery.start(brokers[2].run)
         second = brokers[2].server.broker
-        with trio.fail_after(20):
+        with trio.fail_after(40):
             for at, group in enumerate(groups):
                 while True:
                     try:

@@ -44,14 +44,14 @@ async def produce(to: Link, *entries: tuple[str, int], acks: int = -1) -> list[t
     """(error code or 0, base offset) of each."""
     again = next(_rounds)
     said = [wire.ProduceEntry(topic, index, again, memoryview(batch_of(0, 10, 10))) for topic, index in entries]
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         reply = await to.request(wire.Produce(0, acks, 5000, said), wire.ProduceReply)  # type: ignore[arg-type]
     return [(error[0] if error is not None else 0, offset) for error, offset in reply.entries]
 
 
 async def produced(to: Link, *entry: Any) -> int:
     """The base offset, once it is taken: a broker whose process stood still is no leader for a moment."""
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while True:
             ((code, offset),) = await produce(to, entry)
             if not code:
@@ -62,7 +62,7 @@ async def produced(to: Link, *entry: Any) -> int:
 
 async def fetch(to: Link, topic: str, index: int, offset: int = 0, wait_ms: int = 0) -> wire.FetchedPartition:
     entry = wire.FetchEntry(topic, index, offset, 1 << 20)
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         return (await to.request(wire.Fetch(0, wait_ms, 1, 1 << 20, [entry]), wire.FetchReply)).entries[0]
 
 

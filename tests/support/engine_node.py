@@ -144,7 +144,7 @@ class Town:
     async def linked(self) -> None:
         """Wait until there is a link between any two."""
         others = len(self.nodes) - 1
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             for node in self.nodes.values():
                 while len(node.engine.forwarding.links) < others or len(node.engine.serving.links) <= others:
                     await trio.sleep(0.002)

@@ -190,7 +190,7 @@ class Mesh:
         return self.leader(index)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 10) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
     """Wait for something that will be so."""
     with trio.fail_after(seconds):
         while not condition():

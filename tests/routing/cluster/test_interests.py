@@ -259,7 +259,7 @@ async def test_who_binds_waits_until_all_have_noted_it() -> None:
             assert not done.is_set()
             link.let_go()
             await done.wait()
-        with trio.fail_after(0.1):
+        with trio.fail_after(0.4):
             await both.interests[2].settled()
         link.held = []
         await broker.bind("queue", queue, "amq.direct", "other", owner=owner)
