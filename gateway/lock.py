@@ -24,13 +24,7 @@ def locked_data_dir(path: str) -> Iterator[None]:
     except OSError as error:
         raise StartError(f"data directory {path}: cannot be used: {error.strerror}") from None
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip()
-            raise StartError(f"data directory {path}: in use by process {holder or 'unknown'}") from None
-        except OSError as error:
-            raise StartError(f"data directory {path}: cannot be locked: {error.strerror}") from None
+        _lock(handle, fcntl.LOCK_EX, path)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -49,13 +43,17 @@ def unlocked_data_dir(path: str) -> Iterator[None]:
     except OSError as error:
         raise StartError(f"data directory {path}: cannot be used: {error.strerror}") from None
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip()
-            raise StartError(f"data directory {path}: in use by process {holder or 'unknown'}") from None
-        except OSError as error:
-            raise StartError(f"data directory {path}: cannot be locked: {error.strerror}") from None
+        _lock(handle, fcntl.LOCK_SH, path)
         yield
     finally:
         os.close(handle)
+
+
+def _lock(handle: int, how: int, path: str) -> None:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip()
+        raise StartError(f"data directory {path}: in use by process {holder or 'unknown'}") from None
+    except OSError as error:
+        raise StartError(f"data directory {path}: cannot be locked: {error.strerror}") from None
