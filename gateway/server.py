@@ -21,7 +21,7 @@ import resource
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -34,7 +34,6 @@ from gateway.connection import MakeAdapter, Shell
 from gateway.errors import StartError
 from gateway.listener import Listener, open_listener
 from gateway.lock import locked_data_dir
-from gateway.member import Member, join
 from gateway.outbox import Outboxes
 from gateway.tls import Certificates
 from protocols.amqp.adapter import AmqpAdapter
@@ -43,6 +42,9 @@ from protocols.native.adapter import NativeAdapter
 from protocols.sansio import Adapter, Outbox
 from routing.broker import Broker, open_broker
 from routing.cluster.identity import load_identity
+
+if TYPE_CHECKING:
+    from gateway.member import Member
 
 NOT_AVAILABLE = ("kafka", "http")
 """Doors that have their place in the configuration, but cannot be opened yet."""
@@ -114,6 +116,8 @@ async def _member(config: Config, listeners: list[Listener]) -> AsyncIterator[Me
         _refuse_member(config.data_dir)
         yield None
         return
+    from gateway.member import join  # a broker of its own needs nothing of it
+
     async with join(config, listeners) as member:
         yield member
 
