@@ -29,7 +29,7 @@ from routing.clients import Client
 from routing.cluster.cluster import Cluster
 from routing.cluster.engine import Engine
 from routing.cluster.health import Health, names_by_id
-from routing.cluster.homes import Homes, elsewhere
+from routing.cluster.homes import Homes
 from routing.cluster.replicas import Replicas
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
@@ -115,7 +115,6 @@ class Broker:
         if cluster is not None:
             self.engine = Engine(cluster, spawn=nursery.start_soon, want_turn=self.want_turn)
             self.wait_for_room = self._wait_for_room
-            cluster.remote_home = self.engine.forwarding.home
         self.checkpoints = Checkpoints(files, space, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
         self.storage = Storage(
             files,
@@ -127,10 +126,9 @@ class Broker:
             defer=self._defer,
             now_ms=self.clock.now_ms,
         )
-        if cluster is not None:
+        if cluster is not None and self.engine is not None:
             self.storage.topic_logs = TopicLogs(cluster, self.fail_waiting)
-            if self.engine is not None:
-                self.storage.topic_logs.forward = self.engine.forwarding.partition
+            self.storage.topic_logs.forward = self.engine.forwarding.partition
         self.spawn = nursery.start_soon
         self.traces: dict[str, Trace] = {}
         """Of virtual hosts in which tracing is on."""
@@ -140,13 +138,13 @@ class Broker:
         )
         homes = positions = None
         if cluster is not None and self.engine is not None:
-            homes = [elsewhere(cluster, index) for index in range(cluster.members.meta.homes)]
+            homes = [self.engine.forwarding.home(index) for index in range(cluster.members.meta.homes)]
             positions = self.engine.keep_offsets(self.storage, lambda topic: topic in self.topology.topics)
         self.topology, self.offsets = self.storage.recover(host, metadata, homes, positions)
         self.homes: Homes | None = None
         """The home partitions as a member of a cluster has them."""
         if cluster is not None and self.engine is not None:
-            self.homes = Homes(self, cluster)
+            self.homes = Homes(self, cluster, elsewhere=self.engine.forwarding.home)
             self.engine.serve(self)
             self.topology.catalog.spread = cluster.revisions.everywhere
             self.topology.topic_gone = self._topic_gone

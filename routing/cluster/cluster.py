@@ -65,8 +65,6 @@ class Cluster:
         self.elections = elections
         self.moved: list[Callable[[str], None]] = []
         """Called with the name of a log whose leader, or whose role here, has changed: to be a replica is one."""
-        self.remote_home: Callable[[int], Any] | None = None
-        """Makes what stands for a home that is led elsewhere; by default nothing can be done with such."""
         self._replication = replication or ReplicationConfig()
         self._clock = clock
         self._known: dict[str, tuple[int | None, int, bool, object]] = {}

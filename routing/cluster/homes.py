@@ -2,7 +2,7 @@
 
 1. A home is a replicated log. Where this broker leads it, its queues are in a `ReplicatedPartition`; where it follows,
    a standby goes along with the log; and for all that is not led here something stands in the topology that has the
-   same names (`Cluster.remote_home`, or `AbsentHome`).
+   same names (`elsewhere`).
 2. *Promotion*: the standby takes in all that the log has, which nobody may cut off any more, queues are made of it and
    of what the topology says of them, and take the place of what stood for them. Nobody knows what the leader before had
    given out, so everything is marked as redelivered. Nothing goes out until all of it is committed.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -25,8 +25,8 @@ import trio
 from core_log.errors import CorruptBatch, LogUnavailable, MetadataUnavailable, OffsetOutOfRange
 from core_log.replica_log import ReplicaLog
 from core_log.replication.leader import Leader
-from routing.cluster.absent_home import AbsentHome, led_by
 from routing.cluster.queue_placement import home_for_queue
+from routing.cluster.remote_home import led_by
 from routing.errors import StorageUnavailable
 from routing.queues.history import HISTORY_BIT
 from routing.queues.replay import filling, unclean
@@ -46,14 +46,6 @@ _RETRY_S = 1.0
 _BARRIER_TIMEOUT_S = 2.0
 _PATIENCE_S = 10.0
 """Who waits for a confirm is refused when this broker could not serve for so long."""
-
-
-def elsewhere(cluster: Cluster, index: int) -> Home:
-    """What stands for a home that is not led here."""
-    if cluster.remote_home is not None:
-        found: Home = cluster.remote_home(index)
-        return found
-    return AbsentHome(index, lambda: cluster.leader_of(f"{PREFIX}{index}")[0])
 
 
 class _Here:
@@ -79,11 +71,12 @@ class _Here:
 
 
 class Homes:
-    """See the module."""
+    """See the module. `elsewhere` makes what stands for a home that is not led here."""
 
-    def __init__(self, broker: Broker, cluster: Cluster) -> None:
+    def __init__(self, broker: Broker, cluster: Cluster, *, elsewhere: Callable[[int], Home]) -> None:
         self._broker = broker
         self._cluster = cluster
+        self._elsewhere = elsewhere
         self._topology = broker.topology
         self._here: dict[int, _Here] = {}
         self._led: list[_Here] = []
@@ -264,7 +257,7 @@ class Homes:
         partition.retire(error)
         self._broker.fail_waiting(here.log, error)
         self._broker.dead_letters.lost(here.log)
-        self._topology.rehome(here.index, elsewhere(self._cluster, here.index))
+        self._topology.rehome(here.index, self._elsewhere(here.index))
         self._broker.want_turn()
 
     # --- serving ---------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack, cast
 
-from routing.cluster.absent_home import AbsentHome
 from routing.cluster.remote_queue import RemoteQueue
 from routing.cluster.streams import Slabs, Stream
 from routing.commits import storage_error
@@ -23,17 +22,31 @@ if TYPE_CHECKING:
 _SLAB_MESSAGES_MAX = 1 << 16
 
 
-class RemoteHome(AbsentHome):
+def led_by(broker: int | None) -> str:
+    """Where something is, for a sentence."""
+    return "has no leader now" if broker is None else f"is led by broker {broker}"
+
+
+class RemoteHome:
     """See the module; made by `Forwarding.home`."""
 
+    durable = True
+    suspended = False
+
     def __init__(self, index: int, forwarding: Forwarding) -> None:
+        self.index = index
+        self.queues: dict[int, Queue] = {}
         self.name = f"home-{index}"
-        super().__init__(index, lambda: forwarding.leader_of(self.name)[0])
         self.forwarding = forwarding
         self.stream: Stream = forwarding.stream(self.name)
 
     @property
-    def error(self) -> StorageUnavailable | None:  # type: ignore[override]
+    def leader(self) -> str:
+        """Who leads it, for a sentence."""
+        return led_by(self.forwarding.leader_of(self.name)[0])
+
+    @property
+    def error(self) -> StorageUnavailable | None:
         """See `Home`."""
         return None if self.stream.error is None else storage_error(self.stream)
 
@@ -43,7 +56,7 @@ class RemoteHome(AbsentHome):
         return cast("PartitionLog", self.stream)
 
     @property
-    def next_offset(self) -> int:  # type: ignore[override]
+    def next_offset(self) -> int:
         """See `Home`."""
         return self.stream.next_position
 
@@ -73,3 +86,7 @@ class RemoteHome(AbsentHome):
         queue = self.queues[queue_id] = RemoteQueue(queue_id, name, here, host, **declared)
         queue.home = self
         return queue
+
+    def remove(self, queue: Queue) -> None:
+        """See `Home`."""
+        self.queues.pop(queue.id, None)

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
-from routing.cluster.absent_home import AbsentQueue
-from routing.errors import BrokerError
+from routing.errors import BrokerError, StorageUnavailable
 from routing.message import Slab
+from routing.queues.queue import Queue
+from routing.queues.queue_rules import QueueRules
 from routing.queues.retries import Cause
 from routing.queues.runs_of import runs_of
+from routing.queues.settings import QueueSettings
 from routing.unsettled import Outcome
 
 if TYPE_CHECKING:
@@ -82,10 +84,22 @@ def unseen(link: EngineLink, number: int, first_id: int, count: int, redelivered
     link.settle(number, outcome, [first_id, first_id + count - 1])
 
 
-class RemoteQueue(AbsentQueue):
+class _RemoteRules(QueueRules):
+    """Nothing happens here by itself: its leader sees to that."""
+
+    __slots__ = ()
+
+    def changed(self) -> None:
+        """See `QueueRules`."""
+
+    def used(self) -> None:
+        """See `QueueRules`."""
+
+
+class RemoteQueue(Queue):
     """See the module; made by `RemoteHome.make_queue`."""
 
-    __slots__ = ("_attachments", "_by_consumer", "_counts", "_getter")
+    __slots__ = ("_attachments", "_by_consumer", "_counts", "_getter", "home")
     elsewhere = True
     home: RemoteHome
 
@@ -93,6 +107,7 @@ class RemoteQueue(AbsentQueue):
         self, queue_id: int, name: str, home: QueuePartition, host: QueueHost, **declared: Unpack[Declared]
     ) -> None:
         super().__init__(queue_id, name, home, host, **declared)
+        self.rules = _RemoteRules(self, host)
         self._attachments: dict[int, Attachment] = {}
         self._by_consumer: dict[Consumer, Attachment | None] = {}
         self._counts = (0, 0)
@@ -101,6 +116,26 @@ class RemoteQueue(AbsentQueue):
     @property
     def _forwarding(self) -> Forwarding:
         return self.home.forwarding
+
+    # ---- what is the leader's
+
+    def apply_settings(self, settings: QueueSettings) -> None:
+        """They are its leader's to follow."""
+        self.settings = settings
+
+    def remember(self, who: str | None, window_ms: int) -> None:
+        """See `Queue`."""
+
+    def head(self) -> tuple[int, int, bool]:
+        """Refused: nobody knows here."""
+        self._refuse()
+
+    def shed(self, count: int) -> int:
+        """Refused."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise StorageUnavailable(f"queue '{self.name}' in vhost '{self.vhost}' {self.home.leader}")
 
     # ---- what is asked of the leader
 

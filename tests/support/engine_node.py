@@ -57,7 +57,6 @@ class StaticCluster:
         self.broker_id = broker_id
         self.store = store
         self.moved: list[Callable[[str], None]] = []
-        self.remote_home: Callable[[int], Any] | None = None
         self.revisions = _Revisions()
         self.elections = _Elections()
         self.may_serve = True
