@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from core_log.errors import LogUnavailable
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from routing.topology.route import Route
 
 ID_HEADER = "x-deduplication-header"
+
+
+def put(route: Route, slab: Slab, now_ms: Callable[[], int]) -> list[tuple[PartitionLog, int]]:
+    """Put a slab where the route leads, once; the durable logs it went to, with the offsets it ends at."""
+    return deliver_new(route, slab, now_ms()) if route.remembering else route.deliver(slab)
 
 
 def deliver_new(route: Route, slab: Slab, now_ms: int) -> list[tuple[PartitionLog, int]]:

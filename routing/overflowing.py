@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from routing.deduplication import put
 from routing.errors import LimitExceeded
 from routing.message import Slab
 
@@ -18,7 +19,7 @@ def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, con
     confirms = session.confirms
     if room:
         fitting = slab.part(0, room)
-        targets = session.put(route, fitting)
+        targets = put(route, fitting, session.broker.clock.now_ms)
         if confirm:
             confirms.require(fitting, targets, asks=route.asks, behind=count - room)
     route.overflowing().deliver(slab.part(room, count))

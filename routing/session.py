@@ -19,7 +19,7 @@ from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
 from routing.consumer import EachSink, consumer_priority
 from routing.consumer import Got as Got
-from routing.deduplication import deliver_new
+from routing.deduplication import put
 from routing.elsewhere import get_elsewhere
 from routing.errors import BrokerError, PreconditionFailed
 from routing.message import Slab
@@ -30,7 +30,6 @@ from routing.unsettled import Outcome as Outcome
 from routing.unsettled import Unsettled, entry_first, require_returnable
 
 if TYPE_CHECKING:
-    from core_log.partition_log import PartitionLog
     from routing.broker import Broker
     from routing.queues.queue import Queue
     from routing.topology.route import Route
@@ -115,11 +114,7 @@ class Session:
         elif route.guarded and (room := route.room()) < len(slab.bodies):
             publish_what_fits(self, route, slab, room, False)
         else:
-            self.put(route, slab)
-
-    def put(self, route: Route, slab: Slab) -> list[tuple[PartitionLog, int]]:
-        """Put a slab where the route leads; the durable logs it went to, with the offsets it ends at."""
-        return deliver_new(route, slab, self.broker.clock.now_ms()) if route.remembering else route.deliver(slab)
+            put(route, slab, self.broker.clock.now_ms)
 
     def _publish(self, route: Route, slab: Slab, mandatory: bool, confirm: bool) -> None:
         broker = self.broker
@@ -148,7 +143,7 @@ class Session:
             if room < len(slab.bodies):
                 publish_what_fits(self, route, slab, room, confirm)
                 return
-        targets = self.put(route, slab)
+        targets = put(route, slab, broker.clock.now_ms)
         if confirm and targets:
             self.confirms.require(slab, targets, asks=route.asks)
 

@@ -28,7 +28,7 @@ from core_log.errors import BatchTooLarge, LogUnavailable
 from core_log.keyed_store import KeyedStore
 from core_log.partition_log import PartitionLog
 from routing.commits import CommitWaiter
-from routing.deduplication import deliver_new
+from routing.deduplication import put
 from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
 from routing.message import Slab
 from routing.queues.queue import Queue
@@ -299,7 +299,7 @@ class Transactions:
                 found = [self._topology.topics[name] for name in topics if name in self._topology.topics]
                 route = Route(there, found, delayed=delayed)
                 route.remembering = [queue for queue in there if queue.seen is not None]
-                targets = deliver_new(route, slab, self._now_ms()) if route.remembering else route.deliver(slab)
+                targets = put(route, slab, self._now_ms)
                 logs |= dict.fromkeys(log for log, _ in targets)
                 for queue in there:
                     queue.redelivered_before = queue.partition.next_offset

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import trio
 
-from routing.deduplication import deliver_new
+from routing.deduplication import put
 from routing.message import Slab
 from routing.topology.interest import Interest, Others, Wanted
 from routing.topology.route import Route
@@ -210,13 +210,7 @@ class Interests:
     def _deliver(self, route: Route, slab: Slab) -> None:
         if route.guarded and (room := route.room()) < len(slab.bodies):
             if room:
-                self._put(route, slab.part(0, room))
-            self._put(route.overflowing(), slab.part(room, len(slab.bodies)))
+                put(route, slab.part(0, room), self._now_ms)
+            put(route.overflowing(), slab.part(room, len(slab.bodies)), self._now_ms)
         else:
-            self._put(route, slab)
-
-    def _put(self, route: Route, slab: Slab) -> None:
-        if route.remembering:
-            deliver_new(route, slab, self._now_ms())
-        else:
-            route.deliver(slab)
+            put(route, slab, self._now_ms)

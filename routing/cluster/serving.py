@@ -22,7 +22,7 @@ from routing.cluster.forwarding import Answer, NotLed
 from routing.cluster.published import Publisher, Taken
 from routing.cluster.served import PeerConsumer, ServedLink, Sink
 from routing.cluster.streams import Records
-from routing.deduplication import deliver_new
+from routing.deduplication import put
 from routing.errors import BrokerError, NotFound, PreconditionFailed
 from routing.message import Slab
 from routing.queues.queue import Queue
@@ -113,14 +113,9 @@ class ServedBroker:
         if route.guarded:
             fitting = min(route.room(), count)
         if fitting:
-            part = slab.part(0, fitting)
-            if route.remembering:
-                deliver_new(route, part, broker.clock.now_ms())
-            else:
-                route.deliver(part)
+            put(route, slab.part(0, fitting), broker.clock.now_ms)
         if fitting < count:
             route.overflowing().deliver(slab.part(fitting, count))
-        if fitting < count:
             broker.refused_messages += count - fitting
             taken.refuse(position + fitting, position + count - 1)
         return home.next_offset
