@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,12 @@ class Up:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def broker(self, number: int) -> psutil.Process:
-        return next(child for child in self.children() if f"broker-{number}" in " ".join(child.cmdline()))
+        """A broker's process. One that was killed may stand between the others, as a zombie or no more."""
+        for child in self.children():
+            with suppress(psutil.NoSuchProcess):
+                if f"broker-{number}" in " ".join(child.cmdline()):
+                    return child
+        raise AssertionError(f"broker {number} does not run: {self.children()}")
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
