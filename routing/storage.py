@@ -18,7 +18,7 @@ from core_log.metadata.embedded import EmbeddedStore
 from core_log.metadata.store import MetadataStore
 from core_log.partition_log import LogConfig, PartitionLog
 from routing.cluster.cluster import Cluster
-from routing.cluster.offsets import PREFIX as OFFSETS
+from routing.cluster.log_names import offsets_log
 from routing.cluster.offsets import ReplicatedOffsets
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
@@ -152,7 +152,7 @@ class Storage:
         return ReplicatedOffsets(
             cluster,
             count=cluster.members.meta.offsets,
-            open_log=lambda number: cluster.open_log(f"{OFFSETS}{number}", f"offsets/{number}", settings),
+            open_log=lambda number: cluster.open_log(offsets_log(number), f"offsets/{number}", settings),
             spawn=self._spawn,
             topic_exists=topic_exists,
         )

@@ -128,9 +128,13 @@ class Change(NamedTuple):
     guards: tuple[Guard, ...]
 
 
+LOGS = b"p/"
+"""What the keys of logs' states begin with."""
+
+
 def log_key(prefix: bytes, log: str) -> bytes:
     """The key of a log's state."""
-    return prefix + b"p/" + log.encode()
+    return prefix + LOGS + log.encode()
 
 
 def broker_key(prefix: bytes, broker: int) -> bytes:

@@ -26,8 +26,8 @@ from core_log.replica_log import ReplicaLog
 from core_log.replication.isr import ReplicationConfig
 from core_log.replication.leader import Leader
 from core_log.replication.replica import Replica
-from core_log.replication.state import LogState
-from routing.cluster.elections import LOGS, Elections, broker_states
+from core_log.replication.state import LOGS, LogState
+from routing.cluster.elections import Elections, broker_states
 from routing.cluster.log_states import LogStates
 from routing.cluster.members import Members
 from routing.cluster.records import SETTINGS, ClusterSettings, decode

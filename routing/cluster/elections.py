@@ -22,7 +22,7 @@ import trio
 from core_log.errors import Conflict, MetadataUnavailable
 from core_log.metadata.store import Guard, LeasedStore, MetadataEntry
 from core_log.replication.election import elect
-from core_log.replication.state import BrokerState, LogState, decode, encode, log_key
+from core_log.replication.state import LOGS, BrokerState, LogState, decode, encode, log_key
 from routing.cluster.controller import Candidate
 from routing.cluster.members import Broker, Members
 from routing.cluster.moves import Moves
@@ -40,7 +40,6 @@ from routing.cluster.records import ClusterMeta
 
 logger = logging.getLogger(__name__)
 
-LOGS = b"p/"
 BATCH_LOGS = 100
 """Decisions in one change: etcd takes 128 operations."""
 _RETRY_S = 0.5

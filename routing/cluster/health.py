@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from core_log.metadata.store import MetadataEntry
-from core_log.replication.state import LogState
-from routing.cluster.elections import LOGS
+from core_log.replication.state import LOGS, LogState
+from routing.cluster import log_names
 
 if TYPE_CHECKING:
     from routing.cluster.cluster import Cluster
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUEUES, OFFSETS = "__queues", "__offsets"
+_NAMES = {log_names.HOME: QUEUES, log_names.OFFSETS: OFFSETS}
 _SETTLED_S = 1.0
 _NAMED_MAX = 20
 
 
 def place(log: str, topics: Mapping[str, str]) -> tuple[str, int]:
     """The topic and partition that a log is of; `topics` are the names of topics by their ids."""
-    kind, _, rest = log.partition("-")
-    uid, _, number = rest.rpartition("-")
-    name = {"home": QUEUES, "offsets": OFFSETS}.get(kind) or topics.get(uid, uid)
-    return (name, int(number)) if number.isdecimal() else (log, 0)
+    kind, uid, number = log_names.parsed(log)
+    return (_NAMES.get(kind) or topics.get(uid, uid), number) if number is not None else (log, 0)
 
 
 def names_by_id(topics: Iterable[Topic]) -> dict[str, str]:

@@ -25,6 +25,7 @@ import trio
 from core_log.errors import CorruptBatch, LogUnavailable, MetadataUnavailable, OffsetOutOfRange
 from core_log.replica_log import ReplicaLog
 from core_log.replication.leader import Leader
+from routing.cluster.log_names import HOME, home_log, number_of
 from routing.cluster.queue_placement import home_for_queue
 from routing.cluster.remote_home import led_by
 from routing.errors import StorageUnavailable
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "home-"
 _BITE_S = 0.01
 _RETRY_S = 1.0
 _BARRIER_TIMEOUT_S = 2.0
@@ -88,7 +88,7 @@ class Homes:
 
     def _place(self, queue_id: int, arguments: Mapping[str, Any]) -> int:
         stripes = self._topology.stripes
-        leaders = {index: self._cluster.leader_of(f"{PREFIX}{index}")[0] for index in range(len(stripes))}
+        leaders = {index: self._cluster.leader_of(home_log(index))[0] for index in range(len(stripes))}
         counts = {index: len(home.queues) for index, home in enumerate(stripes)}
         balanced = arguments.get("x-queue-leader-locator") == "balanced"
         return home_for_queue(leaders, counts, self._cluster.broker_id, balanced=balanced)
@@ -96,14 +96,15 @@ class Homes:
     # --- what the metadata says ----------------------------------------------------------
 
     def _moved(self, name: str) -> None:
-        if name.startswith(PREFIX):
-            self._look(int(name.removeprefix(PREFIX)))
+        index = number_of(name, HOME)
+        if index is not None:
+            self._look(index)
 
     def _look(self, index: int) -> None:
         """See to it that a home is here what the metadata says."""
         if self._closed or index >= len(self._topology.stripes):
             return
-        name = f"{PREFIX}{index}"
+        name = home_log(index)
         state, here = self._cluster.state_of(name), self._here.get(index)
         if state is None or self._cluster.broker_id not in state.replicas:
             if here is not None:
@@ -212,10 +213,10 @@ class Homes:
                         self._begin(here, partition)
                         count = sum(queue.message_count for queue in partition.queues.values())
                         took_s = time.perf_counter() - began_s
-                        logger.info("%s%d is led here, %d messages, %.3f s", PREFIX, here.index, count, took_s)
+                        logger.info("%s is led here, %d messages, %.3f s", home_log(here.index), count, took_s)
                     return
             except (OSError, CorruptBatch, OffsetOutOfRange, LogUnavailable) as error:
-                logger.error("%s%d cannot be led: %s", PREFIX, here.index, error)
+                logger.error("%s cannot be led: %s", home_log(here.index), error)
                 await trio.sleep(_RETRY_S)
 
     async def _made(self, here: _Here, role: Leader, feed: StandbyFeed) -> ReplicatedPartition | None:
@@ -251,7 +252,7 @@ class Homes:
         if partition is None:
             return
         self._led.remove(here)
-        name = f"{PREFIX}{here.index}"
+        name = home_log(here.index)
         error = StorageUnavailable(f"home partition {here.index} {led_by(self._cluster.leader_of(name)[0])}")
         logger.info("%s is not led here any more", name)
         partition.retire(error)

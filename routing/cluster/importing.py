@@ -33,6 +33,7 @@ from core_log.replication.state import encode as encode_state
 from core_log.replication.state import log_key
 from routing.cluster.identity import Identity, load_identity, save_identity
 from routing.cluster.joining import ClusterRefused
+from routing.cluster.log_names import home_log, offsets_log, topic_log
 from routing.cluster.members import DATA
 from routing.cluster.placement import FACTOR, Place, minimum_of, new_state
 from routing.cluster.records import (
@@ -45,7 +46,6 @@ from routing.cluster.records import (
     encode,
     importing,
 )
-from routing.cluster.topic_logs import log_name
 from routing.directories import TOPICS, topic_directory
 from routing.topics.topic_config import replication
 from routing.topology.catalog import Catalog
@@ -96,8 +96,8 @@ def work_of(files: Files, broker_id: int, directory_id: str) -> Work:
         return log_key(b"", name), encode_state(found)
 
     homes = 1 + max((int(name) for name in files.list(_HOMES) if name.isdecimal()), default=0)
-    internal = [(f"home-{number}", f"{_HOMES}/{number}") for number in range(homes)]
-    internal += [(f"offsets-{number}", f"{_OFFSET_LOGS}/{number}") for number in range(_OFFSETS)]
+    internal = [(home_log(number), f"{_HOMES}/{number}") for number in range(homes)]
+    internal += [(offsets_log(number), f"{_OFFSET_LOGS}/{number}") for number in range(_OFFSETS)]
     puts += [state(name, directory, FACTOR, minimum_of(FACTOR)) for name, directory in internal]
     moves: list[tuple[str, str]] = []
     for (_, name), value in topics:
@@ -105,7 +105,7 @@ def work_of(files: Files, broker_id: int, directory_id: str) -> Work:
         for index in range(value["partitions"]):
             old, new = topic_directory(name, index), topic_directory(name, index, uid)
             now = new if files.exists(new) else old
-            puts.append(state(log_name(uid, index), now, said.factor, said.minimum))
+            puts.append(state(topic_log(uid, index), now, said.factor, said.minimum))
             moves.append((old, new))
     return Work(homes, puts, moves)
 

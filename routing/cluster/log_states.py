@@ -18,8 +18,8 @@ from core_log.errors import Conflict, MetadataUnavailable
 from core_log.metadata.store import LeasedStore, MetadataEntry
 from core_log.replication.leader import Leader
 from core_log.replication.replica import Replica
-from core_log.replication.state import Change, decode, encode, log_key
-from routing.cluster.elections import LOGS, broker_states
+from core_log.replication.state import LOGS, Change, decode, encode, log_key
+from routing.cluster.elections import broker_states
 from routing.cluster.members import Members
 from routing.cluster.replicas import Replicas
 

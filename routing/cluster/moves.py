@@ -15,7 +15,7 @@ import trio
 from core_log.errors import Conflict, MetadataUnavailable
 from core_log.metadata.store import Guard, LeasedStore, MetadataEntry
 from core_log.replication.moves import MoveConfig, Mover
-from core_log.replication.state import BrokerState, LogState, log_key
+from core_log.replication.state import LOGS, BrokerState, LogState, log_key
 from routing.cluster.controller import Candidate
 from routing.cluster.records import BROKERS, DRAINS
 
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 Written = list[tuple[Guard, LogState]]
 
-_LOGS = b"p/"
 _INTERVAL_S = 0.5
 _SETTLED_S = 0.002
 """What changes at the same time is looked at together."""
@@ -53,7 +52,7 @@ class Moves:
         candidate.listeners.append(self._wake)
 
     def _applied(self, revision: int, entries: Sequence[MetadataEntry]) -> None:
-        if any(entry.key.startswith((_LOGS, BROKERS, DRAINS)) for entry in entries):
+        if any(entry.key.startswith((LOGS, BROKERS, DRAINS)) for entry in entries):
             self._wake()
 
     def _wake(self) -> None:

@@ -23,12 +23,12 @@ from core_log.keyed_store import KeyedStore
 from core_log.replica_log import ReplicaLog
 from core_log.replication.leader import Leader
 from routing.cluster.cluster import Cluster
+from routing.cluster.log_names import OFFSETS, number_of, offsets_log
 from routing.errors import StorageUnavailable
 from routing.topics.offset_store import Committed, OffsetStore, Partition
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "offsets-"
 _RETRY_S = 0.5
 _LOOK_S = 0.05
 
@@ -100,7 +100,7 @@ class ReplicatedOffsets:
         self._changed = trio.Event()
         cluster.moved.append(self._moved)
         for number in range(count):
-            self._moved(f"{PREFIX}{number}")
+            self._moved(offsets_log(number))
 
     def log_of(self, group: str) -> int:
         """The number of the log that a group belongs to."""
@@ -109,21 +109,21 @@ class ReplicatedOffsets:
     # ---- leading
 
     def _moved(self, name: str) -> None:
-        number = name.removeprefix(PREFIX)
-        if name == number or not number.isdigit():
+        number = number_of(name, OFFSETS)
+        if number is None:
             return
         cluster = self._cluster
-        state, part = cluster.state_of(name), self._parts.get(int(number))
+        state, part = cluster.state_of(name), self._parts.get(number)
         if part is not None and state is not None and cluster.broker_id not in state.replicas:
             part.over()
-            del self._parts[int(number)]
+            del self._parts[number]
             cluster.close_log(name)
             self._wake()
             return
         if part is None:
             if state is None or cluster.broker_id not in state.replicas or name in cluster.replicas.by_name:
                 return  # the last: it is being opened
-            part = self._parts[int(number)] = _Part(self._open_log(int(number)))
+            part = self._parts[number] = _Part(self._open_log(number))
         role = cluster.role_of(name) if cluster.may_append(name) else None
         if role is not part.role:
             part.over()
@@ -157,7 +157,7 @@ class ReplicatedOffsets:
     async def _led(self, group: str, *, here: bool = False) -> tuple[_Part, OffsetStore] | int:
         """The log of a group, or the broker that has it unless it is to be `here`. Raises StorageUnavailable."""
         number = self.log_of(group)
-        name = f"{PREFIX}{number}"
+        name = offsets_log(number)
         cluster = self._cluster
         until = trio.current_time() + self._patience_s
         while True:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from core_log.replication.state import LogState
+from routing.cluster.log_names import home_log, offsets_log, parsed
 
 FACTOR = 3
 """How many replicas a log has if nothing is said, where there are so many brokers."""
@@ -111,10 +112,9 @@ def _rotated(replicas: Sequence[int], start: int) -> tuple[int, ...]:
 
 def internal_logs(homes: int, offsets: int) -> list[tuple[str, int]]:
     """The logs that a cluster has whatever is declared, and their places among their kind."""
-    return [(f"home-{n}", n) for n in range(homes)] + [(f"offsets-{n}", n) for n in range(offsets)]
+    return [(home_log(n), n) for n in range(homes)] + [(offsets_log(n), n) for n in range(offsets)]
 
 
 def start_of(log: str) -> int:
-    """The place of a log among its kind: the number that its name ends with."""
-    number = log.rpartition("-")[2]
-    return int(number) if number.isdecimal() else 0
+    """The place of a log among its kind, 0 if it has none."""
+    return parsed(log)[2] or 0

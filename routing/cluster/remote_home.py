@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack, cast
 
+from routing.cluster.log_names import home_log
 from routing.cluster.remote_queue import RemoteQueue
 from routing.cluster.streams import Slabs, Stream
 from routing.commits import storage_error
@@ -36,7 +37,7 @@ class RemoteHome:
     def __init__(self, index: int, forwarding: Forwarding) -> None:
         self.index = index
         self.queues: dict[int, Queue] = {}
-        self.name = f"home-{index}"
+        self.name = home_log(index)
         self.forwarding = forwarding
         self.stream: Stream = forwarding.stream(self.name)
 

@@ -19,6 +19,7 @@ import trio
 
 from core_log.errors import LogUnavailable, MetadataUnavailable
 from routing.cluster.forwarding import Answer, NotLed
+from routing.cluster.log_names import HOME, number_of
 from routing.cluster.published import Publisher, Taken
 from routing.cluster.served import PeerConsumer, ServedLink, Sink
 from routing.cluster.streams import Records
@@ -329,13 +330,13 @@ class Serving:
     def home(self, log: str, leader_epoch: int) -> QueuePartition | None:
         """A home, if this broker leads it in that epoch and may serve now."""
         cluster = self.broker.cluster
-        prefix, _, number = log.rpartition("-")
-        if cluster is None or prefix != "home" or not number.isdecimal():
+        number = number_of(log, HOME)
+        if cluster is None or number is None:
             return None
         if cluster.leader_of(log) != (cluster.broker_id, leader_epoch) or not cluster.may_append(log):
             return None
         stripes = self.broker.topology.stripes
-        home = stripes[int(number)] if int(number) < len(stripes) else None
+        home = stripes[number] if number < len(stripes) else None
         return home if isinstance(home, QueuePartition) else None
 
     def partition(self, log: str, leader_epoch: int) -> TopicPartition | None:

@@ -24,6 +24,7 @@ from core_log.partition_log import PartitionLog
 from core_log.replication.state import encode, log_key
 from routing.cluster.cluster import Cluster
 from routing.cluster.elections import places_of
+from routing.cluster.log_names import topic_log
 from routing.cluster.placement import new_state, spread
 from routing.cluster.records import broker_key
 from routing.errors import InvalidArgument, NotEnoughReplicas, NotLeader, StorageUnavailable
@@ -32,11 +33,6 @@ from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import Replication
 
 logger = logging.getLogger(__name__)
-
-
-def log_name(uid: str, index: int) -> str:
-    """The name of the log of a partition."""
-    return f"topic-{uid}-{index}"
 
 
 class PartitionLeadership:
@@ -112,13 +108,13 @@ class TopicLogs:
         puts: list[Put] = []
         for index, chosen in enumerate(spread(partitions, places, said.factor, leads, held)):
             state = new_state(chosen, factor=said.factor, minimum=said.minimum)
-            puts.append((log_key(b"", log_name(uid, index)), encode(state)))
+            puts.append((log_key(b"", topic_log(uid, index)), encode(state)))
         guards = [Guard(broker_key(place.broker), create_revision=place.epoch) for place in places]
         return uid, puts, guards
 
     def removals(self, topic: Topic) -> list[Put]:
         """What goes with the topic's entry."""
-        return [(log_key(b"", log_name(topic.uid, index)), None) for index in range(len(topic.partitions))]
+        return [(log_key(b"", topic_log(topic.uid, index)), None) for index in range(len(topic.partitions))]
 
     def open(
         self,
@@ -130,7 +126,7 @@ class TopicLogs:
         mark_dirty: Callable[[TopicPartition], None],
     ) -> TopicPartition:
         """A partition of a topic, with its log where this broker has it."""
-        name, what = log_name(uid, index), f"partition {index} of topic '{topic}'"
+        name, what = topic_log(uid, index), f"partition {index} of topic '{topic}'"
 
         def log() -> PartitionLog:
             if self._cluster.is_replica(name):
@@ -161,7 +157,7 @@ class TopicLogs:
     def close(self, topic: Topic) -> None:
         """The topic is gone. Blocks."""
         for index, partition in enumerate(topic.partitions):
-            name = log_name(topic.uid, index)
+            name = topic_log(topic.uid, index)
             self._partitions.pop(name, None)
             partition.drop_open()
             self._fail(partition.log, StorageUnavailable(f"topic '{topic.name}' is deleted"))

@@ -1,0 +1,40 @@
+"""What replicated logs are called: one kind for each thing that they hold, and a place among its kind.
+
+home-N       a home partition of queues
+offsets-N    the offsets of some groups
+topic-ID-N   a partition of the topic with this id
+"""
+
+from __future__ import annotations
+
+HOME = "home"
+OFFSETS = "offsets"
+TOPIC = "topic"
+
+
+def home_log(index: int) -> str:
+    """The log of a home partition."""
+    return f"{HOME}-{index}"
+
+
+def offsets_log(index: int) -> str:
+    """The log of a partition of group offsets."""
+    return f"{OFFSETS}-{index}"
+
+
+def topic_log(uid: str, index: int) -> str:
+    """The log of a topic's partition; `uid` is the topic's id."""
+    return f"{TOPIC}-{uid}-{index}"
+
+
+def parsed(log: str) -> tuple[str, str, int | None]:
+    """The kind of a log, its topic's id if it is of one, and its place among its kind if it has one."""
+    kind, _, rest = log.partition("-")
+    uid, _, number = rest.rpartition("-")
+    return kind, uid, int(number) if number.isdecimal() else None
+
+
+def number_of(log: str, kind: str) -> int | None:
+    """The place of a log among those of a kind, or None if it is of another."""
+    found, _, number = parsed(log)
+    return number if found == kind else None
