@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import msgspec
 
 BytesLike = bytes | bytearray | memoryview
 
@@ -30,15 +27,6 @@ def join_small(pieces: Iterable[BytesLike], large_bytes: int = LARGE_BYTES) -> l
     if small:
         buffers.append(b"".join(small))
     return buffers
-
-
-def plain(value: Any) -> Any:
-    """Structs, nested ones too, as the arrays they are on the wire."""
-    if isinstance(value, msgspec.Struct):
-        return [plain(item) for item in msgspec.structs.astuple(value)]
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
 
 
 class FrameReader:

@@ -297,6 +297,8 @@ class Leader:
         self._advance()
 
     def _advance(self) -> None:
+        if self.log.local_committed <= self.log.high_watermark:
+            return  # as a rule: most of what is heard comes before the last disk has it
         reported = {broker: progress.reported for broker, progress in self.followers.items()}
         reported[self.me] = self.log.local_committed
         state = self.state

@@ -1,9 +1,9 @@
 """The native protocol's messages as bytes: README.md is the specification, this is its only codec.
 
 1. A frame is a 4-byte big-endian length and that many bytes: exactly one msgpack array, `[api, correlation_id, ...]`.
-2. msgpack writes; msgspec reads, because it checks every type, range and count against the schema *while* decoding
-   (nothing hostile is built first, so depth and sizes are bounded by the schema) and leaves record batches as views of
-   the frame. The two are each other's oracle in the tests.
+2. msgspec reads, because it checks every type, range and count against the schema *while* decoding (nothing hostile is
+   built first, so depth and sizes are bounded by the schema) and leaves record batches as views of the frame. It
+   writes as well, but for frames with record batches, which msgpack puts together.
 3. Record batches are never copied here: encoders return a list of pieces, the batches among them as they were given.
 4. Requests must have exactly the fields of their version; readers of replies ignore further fields.
 """
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from protocols.buffers import LENGTH_BYTES as LENGTH_BYTES
-from protocols.buffers import BytesLike, plain
+from protocols.buffers import BytesLike
 from protocols.native.errors import ErrorCode, ProtocolError, WireError
 from protocols.sansio import RemoteProtocolError
 
@@ -398,7 +398,7 @@ def encode(message: Request | Reply) -> Pieces:
             message.correlation_id,
             [(e.error, e.log_start_offset, e.high_watermark, [e.records]) for e in message.entries],
         )
-    return _framed([msgpack.packb((_api(message), *plain(message)))])
+    return _framed([msgspec.msgpack.encode(message)])
 
 
 def _bin_header(size: int) -> bytes:

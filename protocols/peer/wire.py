@@ -2,7 +2,7 @@
 
 1. A frame is a 4-byte big-endian length and that many bytes: exactly one msgpack array, `[kind, ...]`.
 2. msgspec reads, because it checks every type, range and count against the schema *while* decoding, and leaves record
-   batches as views of the frame. msgpack writes; each is the other's oracle in the tests.
+   batches as views of the frame. It writes as well, but for frames with record batches, which msgpack puts together.
 3. Record batches are never copied here: encoders return a list of pieces, the batches among them as they were given.
 4. Frames of the handshake may have further fields, so that brokers of different versions understand each other that
    far; all others have exactly the fields of the version that was agreed on.
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from core_log.replication import messages
-from protocols.buffers import LENGTH_BYTES, BytesLike, plain
+from protocols.buffers import LENGTH_BYTES, BytesLike
 from protocols.sansio import RemoteProtocolError
 
 VERSION = 1
@@ -211,7 +211,7 @@ def encode(frame: AnyFrame) -> bytes:
     """A frame with its length; for `Batches` rather use `encode_batches`, which copies nothing."""
     if isinstance(frame, Batches):
         return b"".join(encode_batches([messages.Batches(*msgspec.structs.astuple(entry)) for entry in frame.entries]))
-    body: bytes = msgpack.packb((type(frame).__struct_config__.tag, *plain(frame)))
+    body = msgspec.msgpack.encode(frame)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 

@@ -15,7 +15,7 @@ import msgpack
 import msgspec
 from msgspec import Meta, Struct
 
-from protocols.buffers import LENGTH_BYTES, BytesLike, plain
+from protocols.buffers import LENGTH_BYTES, BytesLike
 from protocols.peer.columns import FACTS_MASK, Column
 from protocols.peer.wire import Error, ErrorCode, LogName, Maybe, Number, PeerError, Pieces
 
@@ -333,7 +333,7 @@ def encode(frame: AnyEngineFrame) -> Pieces:
             _head(packed, 8, records.log, records.leader_epoch, records.position, records.begins, records.count)
             for column in (records.keys, records.header_blocks, records.bodies):
                 _column(packed, column)
-        packed.append(_pack(plain(frame.waiting)))
+        packed.append(msgspec.msgpack.encode(frame.waiting))
     elif isinstance(frame, Forward):
         _head(packed, 4, tag, frame.vhost, frame.copies)
         _slab(packed, frame.slab)
@@ -349,7 +349,7 @@ def encode(frame: AnyEngineFrame) -> Pieces:
         else:
             _delivery(packed, frame.got)
     else:
-        packed.append(_pack((tag, *plain(frame))))
+        packed.append(msgspec.msgpack.encode(frame))
     size = sum(map(len, packed))
     packed.insert(0, size.to_bytes(LENGTH_BYTES, "big"))
     return packed

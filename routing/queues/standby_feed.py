@@ -63,10 +63,12 @@ class StandbyFeed:
         self._loaded = False
         self._scope = trio.CancelScope()
         self._over: trio.Event | None = None
+        self._advanced = trio.Event()
 
     async def run(self) -> None:
         """Go along, until `stop`."""
         self._over = trio.Event()
+        self._log.listeners.append(self._log_advanced)
         try:
             with self._scope:
                 await self._load()
@@ -76,9 +78,21 @@ class StandbyFeed:
                     except (OSError, CorruptBatch, OffsetOutOfRange) as error:
                         logger.error("%s: its standby cannot go on: %s", self._log.directory, error)
                         await trio.sleep(_RETRY_S)
-                    await trio.sleep(_INTERVAL_S)
+                    await self._something_committed()
         finally:
+            self._log.listeners.remove(self._log_advanced)
             self._over.set()
+
+    async def _something_committed(self) -> None:
+        """What comes soon after is taken along."""
+        if self._log.high_watermark <= self.standby.offset:
+            self._advanced = trio.Event()
+            await self._advanced.wait()
+        await trio.sleep(_INTERVAL_S)
+
+    def _log_advanced(self, log: PartitionLog) -> None:
+        if log.high_watermark > self.standby.offset:
+            self._advanced.set()
 
     async def stop(self) -> Standby:
         """Go along no more; it is the caller's now."""
