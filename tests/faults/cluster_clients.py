@@ -14,66 +14,23 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pika
 import pika.exceptions
+from pika.adapters.blocking_connection import BlockingChannel
 
 from benchmarks.wire_proto import BrokerError, Mqtt, packet, utf8
 from core_log.record_batch import BatchBuilder, decode_runs, validate
 from protocols.native.blocking import BlockingClient
 from protocols.native.errors import MillraceError, OffsetOutOfRange
+from tests.faults.cluster_ledger import KEYS, SLOW_S, Ledger, Message, Session
 from tests.faults.wire_clients import wire_options
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster import ClusterProcesses
 
-KEYS = 6
 _ANSWER_S = 4.0
 _NO_HEADERS = b"\0"
-
-Message = tuple[int, int]
-"""Key and number."""
-
-
-@dataclass
-class Ledger:
-    """What the world outside knows of a stream."""
-
-    name: str
-    published: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(KEYS), 0))
-    """How many of each key."""
-    confirmed: set[Message] = field(default_factory=set)
-    retried: set[Message] = field(default_factory=set)
-    received: list[tuple[Message, bool]] = field(default_factory=list)
-    """In order, and whether it was marked as redelivered."""
-    confirmed_at: float = field(default_factory=time.monotonic)
-    longest_gap_s: float = 0.0
-    """Between two confirmations."""
-
-    def take(self, key: int, count: int = 1) -> list[Message]:
-        """The next messages of a key."""
-        first = self.published[key]
-        self.published[key] += count
-        return [(key, number) for number in range(first, first + count)]
-
-    def body(self, message: Message) -> bytes:
-        """A message as bytes; lengths differ."""
-        return b"%s %d %d " % (self.name.encode(), *message) + b"." * (message[1] * 7 % 300)
-
-    def parse(self, body: bytes) -> Message:
-        """The inverse; all of it is checked."""
-        name, key, number, _ = body.split(b" ", 3)
-        message = int(key), int(number)
-        assert name == self.name.encode(), f"{self.name}: {body!r} is of another stream"
-        assert body == self.body(message), f"{self.name}: {message} was changed on the way"
-        return message
-
-    def note(self, messages: list[Message]) -> None:
-        """They are confirmed."""
-        now = time.monotonic()
-        self.longest_gap_s = max(self.longest_gap_s, now - self.confirmed_at)
-        self.confirmed_at = now
-        self.confirmed.update(messages)
 
 
 class Worker(ABC):
@@ -194,14 +151,26 @@ class NativeProducer(Worker):
             raise
 
 
+GROUP = "rounds-readers"
+
+
+@dataclass
+class Committed:
+    """What a group asked to be kept, and what it was answered for."""
+
+    asked: int = 0
+    answered: int = 0
+
+
 class NativeReader(Worker):
-    """Reads a partition as far as anybody may; `seen` are values by offset."""
+    """Reads a partition as far as anybody may, and commits where it is; `seen` are values by offset."""
 
     def __init__(self, cluster: ClusterProcesses, ledger: Ledger, seed: int, partition: int) -> None:
         super().__init__(cluster, ledger, seed)
         self.partition = partition
         self.seen: dict[int, bytes] = {}
         self.position = 0
+        self.committed = Committed()
         self._leaders = _Leaders(cluster, ledger.name, self._any_broker)
 
     def work(self, broker: BrokerProcess) -> None:
@@ -210,11 +179,26 @@ class NativeReader(Worker):
             while not self.stop.is_set():
                 client = self._leaders.client(self.partition)
                 self.take(client.fetch(self.ledger.name, self.partition, self.position, max_wait_ms=200).batches)
+                if self.position > self.committed.asked:
+                    self._commit(client)
         except OffsetOutOfRange as error:
             raise AssertionError(f"{self.ledger.name}-{self.partition}: what was read is not there: {error}") from None
         except self.expected:
             self._leaders.forget()
             raise
+
+    def _commit(self, client: BlockingClient) -> None:
+        self.check_committed(client)
+        self.committed.asked = self.position
+        client.commit_offsets(GROUP, {(self.ledger.name, self.partition): self.position})
+        self.committed.answered = self.position
+
+    def check_committed(self, client: BlockingClient) -> None:
+        """What the group has committed is what it was told, or what it was not answered. Raises AssertionError."""
+        place = self.ledger.name, self.partition
+        found = client.committed_offsets(GROUP, [place]).get(place, 0)
+        told = self.committed
+        assert told.answered <= found <= told.asked, f"the group stands at {found} of {place}; it was told {told}"
 
     def take(self, batches: list[memoryview]) -> None:
         """Note what was read."""
@@ -230,7 +214,7 @@ class NativeReader(Worker):
 
 # --- AMQP and MQTT ------------------------------------------------------------------------------
 
-_PIKA = (pika.exceptions.AMQPError, OSError)
+PIKA_ERRORS = _PIKA = (pika.exceptions.AMQPError, OSError)
 _PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
@@ -257,7 +241,10 @@ class AmqpPublisher(Worker):
             channel.confirm_delivery()
             while not self.stop.is_set():
                 message = self._pending = self._pending or self.ledger.take(self.dice.randrange(KEYS))[0]
+                began = time.monotonic()
                 channel.basic_publish("", self.ledger.name, self.ledger.body(message), _PERSISTENT, mandatory=True)
+                if time.monotonic() - began > SLOW_S:
+                    self.ledger.slow.add(message)
                 self.ledger.note([message])
                 self._pending = None
         except self.expected:
@@ -269,24 +256,51 @@ class AmqpPublisher(Worker):
 
 
 class AmqpConsumer(Worker):
-    """Consumes the queue of the stream's name, and acknowledges everything."""
+    """Consumes the queue of the stream's name, and acknowledges everything; no more than `prefetch` wait for that."""
 
     expected = _PIKA
 
+    def __init__(self, cluster: ClusterProcesses, ledger: Ledger, seed: int) -> None:
+        super().__init__(cluster, ledger, seed)
+        self.prefetch = self.dice.choice((1, 5, 50))
+
     def work(self, broker: BrokerProcess) -> None:
         """See `Worker`."""
+        self.ledger.sessions.append(Session(len(self.ledger.received), self.prefetch))
         connection = pika_connection(broker)
         try:
             channel = connection.channel()
-            channel.basic_qos(prefetch_count=50)
+            self.begin(channel)
+            channel.basic_qos(prefetch_count=self.prefetch)
             for method, _, body in channel.consume(self.ledger.name, inactivity_timeout=0.2):
                 if method is not None:
-                    self.ledger.received.append((self.ledger.parse(body), method.redelivered))
+                    message = self.ledger.parse(body)
+                    self.ledger.received.append((message, method.redelivered))
                     channel.basic_ack(method.delivery_tag)
+                    self.settle(channel, message)
                 if self.stop.is_set():
                     break
         finally:
             _close(connection)
+
+    def begin(self, channel: BlockingChannel) -> None:
+        """What comes before anything is consumed."""
+
+    def settle(self, channel: BlockingChannel, message: Message) -> None:
+        """What comes after a message was acknowledged."""
+
+
+class TransactionConsumer(AmqpConsumer):
+    """Acknowledges in transactions: what was committed so never comes again."""
+
+    def begin(self, channel: BlockingChannel) -> None:
+        """See `AmqpConsumer`."""
+        channel.tx_select()
+
+    def settle(self, channel: BlockingChannel, message: Message) -> None:
+        """See `AmqpConsumer`."""
+        channel.tx_commit()
+        self.ledger.settled.setdefault(message, len(self.ledger.received))
 
 
 class MqttPublisher(Worker):
@@ -320,6 +334,35 @@ class MqttPublisher(Worker):
             connection.sock.close()
 
 
+class MqttSubscriber(Worker):
+    """Subscribes to the stream's topic with QoS 1. What it gets while it is connected is in the order of each key."""
+
+    expected = (OSError, BrokerError)
+
+    def work(self, broker: BrokerProcess) -> None:
+        """See `Worker`."""
+        options = wire_options(broker.mqtt_port)
+        options.host = broker.host
+        connection = Mqtt.open(options)
+        connection.sock.settimeout(_ANSWER_S)
+        found: list[Message] = []
+        try:
+            connection.call(packet(0x82, b"\0\1" + utf8(self.ledger.name) + b"\1"), 0x90)
+            connection.sock.settimeout(0.5)
+            while not self.stop.is_set():
+                try:
+                    kind, data = connection.read_reply()
+                except TimeoutError:
+                    continue
+                assert kind & 0xF6 == 0x32, f"a subscriber was sent a packet of kind {kind:#x}"
+                at = 2 + int.from_bytes(data[:2], "big")
+                found.append(self.ledger.parse(data[at + 2 :]))
+                connection.sock.sendall(packet(0x40, data[at : at + 2]))
+        finally:
+            connection.sock.close()
+            self.ledger.told.append(found)
+
+
 def _read(connection: Mqtt, size: int) -> bytes:
     data = b""
     while len(data) < size:
@@ -335,36 +378,3 @@ def _close(connection: pika.BlockingConnection) -> None:
         connection.close()
     except _PIKA:
         pass
-
-
-# --- checks -------------------------------------------------------------------------------------
-
-
-def check_order(name: str, messages: list[Message]) -> None:
-    """The first time each message is there, those of its key before it were. Raises AssertionError."""
-    latest: dict[int, int] = {}
-    known: set[Message] = set()
-    for message in messages:
-        if message in known:
-            continue
-        known.add(message)
-        key, number = message
-        assert latest.get(key, -1) < number, f"{name}: {message} after {latest[key]} of its key"
-        latest[key] = number
-
-
-def check_received(ledger: Ledger, seed: int) -> None:
-    """All that was confirmed came, in the order of its key, and again only if marked or published again."""
-    where = f"{ledger.name}, seed {seed}"
-    times: dict[Message, int] = {}
-    for message, redelivered in ledger.received:
-        times[message] = times.get(message, 0) + 1
-        again = times[message] > 1
-        assert not again or redelivered or message in ledger.retried, f"{where}: {message} twice and not marked"
-    missing = ledger.confirmed - times.keys()
-    assert not missing, f"{where}: {len(missing)} lost of those confirmed, such as {sorted(missing)[:5]}"
-    strange = [message for message in times if message[1] >= ledger.published[message[0]]]
-    assert not strange, f"{where}: {strange[:5]} were never published"
-    # What a consumer had been given and not handled when its broker died comes to the next one when that is noticed,
-    # behind what is given out meanwhile; it is marked.
-    check_order(where, [message for message, redelivered in ledger.received if not redelivered])

