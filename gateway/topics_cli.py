@@ -1,4 +1,4 @@
-"""`millrace topics`: create, bind, list, describe and delete topics of a running broker, through its native door."""
+"""`millrace topics`: create, alter, bind, list, describe and delete topics of a broker, through its native door."""
 
 from __future__ import annotations
 
@@ -36,6 +36,18 @@ def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
 def create(client: BlockingClient, name: str, partitions: int, pairs: tuple[str, ...]) -> None:
     """Create topic NAME."""
     client.create_topic(name, partitions=partitions, config=_settings(pairs))
+
+
+@topics.command()
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(min=1), required=True, help="How many it is to have: never fewer.")
+@with_client
+def alter(client: BlockingClient, name: str, partitions: int) -> None:
+    """Raise the number of partitions of topic NAME.
+
+    Records with a key go by the new number from then on: those of one key may lie in two partitions.
+    """
+    client.create_partitions(name, partitions)
 
 
 @topics.command()

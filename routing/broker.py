@@ -171,6 +171,7 @@ class Broker:
         self.bind = control.bind
         self.unbind = control.unbind
         self.create_topic = control.create_topic
+        self.create_partitions = control.create_partitions
         self.delete_topic = control.delete_topic
         self.set_policy = policies.set_policy
         self.delete_policy = policies.delete_policy

@@ -6,7 +6,7 @@ are the topology's (`topology/topology.py`); `Broker` hands these methods on as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -14,6 +14,7 @@ import trio
 
 from routing import directories
 from routing.clients import Client
+from routing.cluster.topic_logs import new_uid
 from routing.commits import storage_errors
 from routing.errors import (
     BrokerError,
@@ -26,9 +27,9 @@ from routing.errors import (
 from routing.grants import Grants
 from routing.queues.queue import Queue
 from routing.topics.stream_settings import STREAM, check_adoption, check_declaration, topic_config, topic_name
-from routing.topics.topic import Topic
+from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import log_config, replication
-from routing.topology import plans
+from routing.topology import plans, topic_plans
 from routing.topology.binding import Binding, Destination
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.topology.entries import Entry, Plan, queue_key, topic_key, vhost_key
@@ -303,7 +304,7 @@ class Control:
             try:
                 await self.topology.change(lambda: plan(Entry(topic_key(name), value, True, topic)))
             except BrokerError:
-                self._close(topic)
+                self._close(topic.partitions)
                 raise
         finally:
             self._changing.discard(name)
@@ -317,9 +318,9 @@ class Control:
         def with_logs() -> Plan:
             if name in self.topology.topics:
                 raise PreconditionFailed(f"topic '{name}' exists")
-            uid, puts, guards = logs.states(value["partitions"], replication(value["config"]))
+            uid = new_uid()
             found = plan(Entry(topic_key(name), value | {"uid": uid}, True))
-            found.also, found.relied = puts, guards
+            found.also, found.relied = logs.states(uid, range(value["partitions"]), replication(value["config"]))
             return found
 
         await self.topology.change(with_logs)
@@ -351,6 +352,7 @@ class Control:
                     self.topology.vhost(vhost.name) is not vhost
                     or name in vhost.queues
                     or self.topology.topics.get(place) is not topic
+                    or (topic is not None and len(topic.partitions) > 1)
                 ):
                     raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' is being changed by others")
                 plans.require_room_for_queue(vhost, name)
@@ -367,11 +369,48 @@ class Control:
             entry = Entry(topic_key(place), value, True, topic)
             await self.topology.change(lambda: plan(entry))
 
+    async def create_partitions(self, name: str, count: int) -> None:
+        """Have a topic have `count` partitions. Raises NotFound, InvalidArgument (it has more), PreconditionFailed (it
+        is a stream, or being changed), StorageUnavailable.
+        """
+        if count > self.config.partitions_max:
+            raise InvalidArgument(f"partitions must be 1 to {self.config.partitions_max}, not {count}")
+        if self._broker.storage.topic_logs is not None:
+            await self.topology.change(lambda: self._plan_shared_partitions(name, count))
+            return
+        topic = self.topology.topic(name)
+        plan = topic_plans.more_partitions(topic, count)
+        if name in self._changing:
+            raise PreconditionFailed(f"topic '{name}' is being changed or deleted")
+        if not plan.entries:
+            return
+        self._changing.add(name)
+        try:
+            lacking = range(len(topic.partitions), count)
+            with storage_errors():
+                opened = self._broker.storage.create_partitions(name, {"config": topic.config}, lacking)
+            try:
+                await self.topology.change(lambda: topic_plans.more_partitions(topic, count, opened))
+            except BrokerError:
+                self._close(opened)
+                raise
+        finally:
+            self._changing.discard(name)
+
+    def _plan_shared_partitions(self, name: str, count: int) -> Plan:
+        """The same in a cluster: the logs get replicas and leaders with the entry."""
+        topic, logs = self.topology.topic(name), self._broker.storage.topic_logs
+        plan = topic_plans.more_partitions(topic, count)
+        if logs is not None and plan.entries:
+            lacking = range(len(topic.partitions), count)
+            plan.also, plan.relied = logs.states(topic.uid, lacking, replication(topic.config))
+        return plan
+
     async def delete_topic(self, name: str) -> None:
         """Raises NotFound, PreconditionFailed (it is being deleted), StorageUnavailable."""
         topic = self.topology.topic(name)
         if name in self._changing:
-            raise PreconditionFailed(f"topic '{name}' is being deleted")
+            raise PreconditionFailed(f"topic '{name}' is being changed or deleted")
         if topic.uid:
             await self.topology.change(lambda: self._plan_shared_removal(name, topic))
             return
@@ -382,23 +421,23 @@ class Control:
             with storage_errors():
                 await trio.to_thread.run_sync(directories.note_deletion, files, places)
                 try:
-                    await self.topology.change(lambda: self.topology.plan_topic_removal(name))
+                    await self.topology.change(lambda: topic_plans.removal(self.topology, name))
                 finally:
                     if name in self.topology.topics:
                         directories.forget_deletion(files, places)
-                self._close(topic)
+                self._close(topic.partitions)
                 self._broker.offsets.forget_topic(name)
                 await trio.to_thread.run_sync(directories.remove_noted, files, places)
         finally:
             self._changing.discard(name)
 
     def _plan_shared_removal(self, name: str, topic: Topic) -> Plan:
-        plan = self.topology.plan_topic_removal(name)
+        plan = topic_plans.removal(self.topology, name)
         if self._broker.storage.topic_logs is not None and self.topology.topic(name) is topic:
             plan.also = self._broker.storage.topic_logs.removals(topic)
         return plan
 
-    def _close(self, topic: Topic) -> None:
-        for partition in topic.partitions:
+    def _close(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
             self._broker.forget_partition(partition)
             partition.log.close()

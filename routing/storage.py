@@ -1,6 +1,6 @@
 """The logs of a data directory: how each kind is opened, and how the engine's state is read back from them at a start.
 
-Nothing here runs afterwards but `open_topic`, for topics that are made later.
+Nothing here runs afterwards but `open_topic` and `open_partitions`, for what is made later.
 """
 
 from __future__ import annotations
@@ -136,6 +136,7 @@ class Storage:
             spawn=self._spawn,
             stream_host=StreamHost(config, positions, runnable=host.runnable, spawn=self._spawn, turn=self._loaded),
             open_topic=self.open_topic,
+            open_partitions=self.open_partitions,
         )
         topology.recover_queues()
         for partition in topology.led:
@@ -208,10 +209,21 @@ class Storage:
 
     def open_topic(self, name: str, value: Mapping[str, Any]) -> Topic:
         """Open the logs of a topic as its entry says, made where they are not there. Raises OSError."""
+        opened = self.open_partitions(name, value, range(value["partitions"]))
+        return Topic(name, value["config"], opened, value.get("uid", ""))
+
+    def open_partitions(self, name: str, value: Mapping[str, Any], indexes: range) -> list[TopicPartition]:
+        """The same of some of its partitions. Raises OSError."""
         settings = log_config(value["config"], self._config)
-        uid = value.get("uid", "")
-        opened = [self._open_partition(name, index, uid, settings) for index in range(value["partitions"])]
-        return Topic(name, value["config"], opened, uid)
+        opened: list[TopicPartition] = []
+        try:
+            for index in indexes:
+                opened.append(self._open_partition(name, index, value.get("uid", ""), settings))
+        except OSError:
+            for partition in opened:
+                partition.log.close()
+            raise
+        return opened
 
     def _open_partition(self, name: str, index: int, uid: str, settings: LogConfig) -> TopicPartition:
         directory = topic_directory(name, index, uid)
@@ -221,6 +233,11 @@ class Storage:
 
     def create_topic(self, name: str, value: Mapping[str, Any]) -> Topic:
         """`open_topic` for one that is new: whatever lies in its place goes. Raises OSError."""
-        for index in range(value["partitions"]):
+        partitions = self.create_partitions(name, value, range(value["partitions"]))
+        return Topic(name, value["config"], partitions)
+
+    def create_partitions(self, name: str, value: Mapping[str, Any], indexes: range) -> list[TopicPartition]:
+        """`open_partitions` for some that are new. Raises OSError."""
+        for index in indexes:
             make_room_for(self._files, topic_directory(name, index))
-        return self.open_topic(name, value)
+        return self.open_partitions(name, value, indexes)

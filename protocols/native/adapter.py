@@ -271,6 +271,10 @@ class NativeAdapter:
         await self._broker.create_topic(request.name, partitions=request.partitions, config=request.config)
         return wire.CreateTopicReply(request.correlation_id)
 
+    async def _create_partitions(self, request: wire.CreatePartitions) -> wire.Reply:
+        await self._broker.create_partitions(self._topic(request.name).name, request.partitions)
+        return wire.CreatePartitionsReply(request.correlation_id)
+
     async def _delete_topic(self, request: wire.DeleteTopic) -> wire.Reply:
         await self._broker.delete_topic(self._topic(request.name).name)
         return wire.DeleteTopicReply(request.correlation_id)
@@ -464,6 +468,7 @@ class NativeAdapter:
         wire.Hello: _hello,
         wire.Metadata: _metadata,
         wire.CreateTopic: _create_topic,
+        wire.CreatePartitions: _create_partitions,
         wire.DeleteTopic: _delete_topic,
         wire.DescribeTopic: _describe_topic,
         wire.DescribeBroker: _describe_broker,

@@ -1,8 +1,8 @@
 """Which request needs which rights: topics are named like queues and exchanges, in the virtual host of the door.
 
-Creating, deleting and binding a topic needs `configure`, producing `write`, what looks at records or offsets `read`; a
-binding also `read` on the exchange. Produce, fetch and list_offsets are asked for each entry (`NativeAdapter`), all
-others here, before they are served.
+Creating, changing, deleting and binding a topic needs `configure`, producing `write`, what looks at records or offsets
+`read`; a binding also `read` on the exchange. Produce, fetch and list_offsets are asked for each entry
+(`NativeAdapter`), all others here, before they are served.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def _commit_offsets(grants: Grants, request: wire.CommitOffsets) -> None:
 
 _CHECKS: dict[type[wire.Request], _Check] = {
     wire.CreateTopic: lambda grants, request: grants.require("configure", "topic", request.name),
+    wire.CreatePartitions: lambda grants, request: grants.require("configure", "topic", request.name),
     wire.DeleteTopic: lambda grants, request: grants.require("configure", "topic", request.name),
     wire.DescribeTopic: lambda grants, request: grants.require("read", "topic", request.name),
     wire.Bind: _bind,

@@ -111,6 +111,13 @@ class BlockingClient:
         """Create it durably. Raises PreconditionFailed when it exists."""
         self._any.call(wire.CreateTopic(0, name, partitions, dict(config or {})), wire.CreateTopicReply, repeat=False)
 
+    def create_partitions(self, name: str, partitions: int) -> None:
+        """Have a topic have `partitions` partitions; records with a key go by the new number from then on.
+
+        Raises UnknownTopic, PreconditionFailed (it is a stream), and InvalidArgument's code where it has more.
+        """
+        self._any.call(wire.CreatePartitions(0, name, partitions), wire.CreatePartitionsReply)
+
     def delete_topic(self, name: str) -> None:
         """Delete it and all its records. Raises UnknownTopic."""
         self._any.call(wire.DeleteTopic(0, name), wire.DeleteTopicReply, repeat=False)

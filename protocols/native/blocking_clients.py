@@ -4,6 +4,8 @@
    the answer, so order is kept without further ado. Refused batches and lost connections are tried again until
    `delivery_timeout_ms`: at least once, as with the trio client.
 2. The consumer asks for more only when it has handed out what it had.
+3. Both look every `metadata_max_age_ms` whether topics have more partitions: records with a key go by the new number
+   then, and a topic that was assigned as a whole is read as a whole, its new partitions from their beginning.
 """
 
 from __future__ import annotations
@@ -46,9 +48,27 @@ class _Closing:
     """A client of its own, closed at the end of the block."""
 
     def __init__(
-        self, server: str | Sequence[str], timeout_s: float, credentials: tuple[str, str] | None, tls: SSLContext | None
+        self,
+        server: str | Sequence[str],
+        timeout_s: float,
+        metadata_max_age_ms: int,
+        credentials: tuple[str, str] | None,
+        tls: SSLContext | None,
     ) -> None:
         self.client = BlockingClient(server, timeout_s=timeout_s, credentials=credentials, tls=tls)
+        self._metadata_max_age_s = metadata_max_age_ms / 1000
+        self._looked_s = time.monotonic()
+
+    def _grown(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions these have, where it is time to look and they can be asked about."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < self._metadata_max_age_s:
+            return {}
+        self._looked_s = now_s
+        try:
+            return {topic: len(numbers) for topic, numbers in self.client.metadata(list(topics)).items()}
+        except MillraceError:
+            return {}  # whoever needs them finds out what is wrong
 
     def __enter__(self) -> Self:
         return self
@@ -70,11 +90,12 @@ class BlockingProducer(_Closing):
         batch_bytes: int = 256 << 10,
         compression: str | None = None,
         delivery_timeout_ms: int = 120_000,
+        metadata_max_age_ms: int = 10_000,
         timeout_s: float = 30,
         credentials: tuple[str, str] | None = None,
         tls: SSLContext | None = None,
     ) -> None:
-        super().__init__(server, timeout_s, credentials, tls)
+        super().__init__(server, timeout_s, metadata_max_age_ms, credentials, tls)
         self._acks = wire.ACKS_ALL if acks == "all" else acks
         self._batch_bytes = batch_bytes
         self._compression = compression_of(compression)
@@ -131,6 +152,9 @@ class BlockingProducer(_Closing):
 
         Raises DeliveryTimedOut, or the error of a batch that cannot be stored.
         """
+        for topic, count in self._grown(self._topics).items():
+            if count > self._topics[topic].partitions:
+                self._topics[topic] = KeyPartitions(count)
         drafts, self._drafts = self._drafts, {}
         waiting = [(topic, index, draft.build(self._compression)) for (topic, index), draft in drafts.items()]
         for topic, known in self._topics.items():
@@ -177,15 +201,17 @@ class BlockingConsumer(_Closing):
         auto_offset_reset: Literal["earliest", "latest", "error"] = "latest",
         fetch_max_bytes: int = 16 << 20,
         partition_max_bytes: int = 1 << 20,
+        metadata_max_age_ms: int = 10_000,
         timeout_s: float = 30,
         credentials: tuple[str, str] | None = None,
         tls: SSLContext | None = None,
     ) -> None:
-        super().__init__(server, timeout_s, credentials, tls)
+        super().__init__(server, timeout_s, metadata_max_age_ms, credentials, tls)
         self._group = group
         self._reset: Literal["earliest", "latest", "error"] = auto_offset_reset
         self._fetch_max_bytes = fetch_max_bytes
         self._partition_max_bytes = partition_max_bytes
+        self._whole: set[str] = set()
         self._positions: dict[tuple[str, int], int] = {}
         self._fetch_offsets: dict[tuple[str, int], int] = {}
         self._records: deque[ConsumerRecord] = deque()
@@ -193,15 +219,29 @@ class BlockingConsumer(_Closing):
     def assign(self, topics: str | Iterable[str | tuple[str, int]]) -> None:
         """Read these topics or (topic, partition)s, from where the group committed or as `auto_offset_reset` says."""
         partitions: list[tuple[str, int]] = []
+        self._whole = set()
         for item in [topics] if isinstance(topics, str) else topics:
             if isinstance(item, str):
                 partitions += [(item, number) for number in self.client.metadata([item])[item]]
+                self._whole.add(item)
             else:
                 partitions.append(item)
-        committed = self.client.committed_offsets(self._group, partitions) if self._group is not None else {}
+        committed = self._committed(partitions)
         self._positions = {key: committed[key] if key in committed else self._start(key) for key in partitions}
         self._fetch_offsets = dict(self._positions)
         self._records.clear()
+
+    def _committed(self, partitions: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        return self.client.committed_offsets(self._group, partitions) if self._group is not None else {}
+
+    def _take_up(self) -> None:
+        """Read the partitions that topics got."""
+        known = ((topic, number) for topic, count in self._grown(self._whole).items() for number in range(count))
+        new = [key for key in known if key not in self._positions]
+        committed = self._committed(new) if new else {}
+        for key in new:
+            start = committed[key] if key in committed else self.client.list_offsets(*key, "earliest") or 0
+            self._positions[key] = self._fetch_offsets[key] = start
 
     def _start(self, partition: tuple[str, int]) -> int:
         if self._reset == "error":
@@ -237,6 +277,10 @@ class BlockingConsumer(_Closing):
         self.client.commit_offsets(self._group, self._positions)
 
     def _fill(self, timeout_ms: int) -> None:
+        try:
+            self._take_up()
+        except ConnectionLost:
+            pass  # the next look finds them
         keys = list(self._fetch_offsets)
         entries = [wire.FetchEntry(*key, self._fetch_offsets[key], self._partition_max_bytes) for key in keys]
         try:

@@ -87,6 +87,10 @@ class Client(Service):
         """Create it durably. Raises PreconditionFailed when it exists."""
         await self._link.request(wire.CreateTopic(0, name, partitions, dict(config or {})), wire.CreateTopicReply)
 
+    async def create_partitions(self, name: str, partitions: int) -> None:
+        """Have a topic have `partitions` partitions; see `BlockingClient.create_partitions`."""
+        await self._link.call(wire.CreatePartitions(0, name, partitions), wire.CreatePartitionsReply)
+
     async def delete_topic(self, name: str) -> None:
         """Delete it and all its records. Raises UnknownTopic."""
         await self._link.request(wire.DeleteTopic(0, name), wire.DeleteTopicReply)

@@ -5,7 +5,9 @@
 2. The *position* of a partition is the offset of the next record the application will get. `commit` stores positions:
    what was handed out counts as consumed.
 3. `seek` and `assign` start a new generation of the partition: whatever was under way for the old one is thrown away.
-4. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of the
+4. A topic that was assigned as a whole is read as a whole: partitions that it gets later are read from their beginning,
+   or from where the group committed.
+5. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of the
    iteration.
 """
 
@@ -92,6 +94,9 @@ class Consumer(Service):
         self._partition_max_bytes = partition_max_bytes
         self._prefetch_bytes = prefetch_bytes
         self._positions: dict[Partition, _Position] = {}
+        self._whole: set[str] = set()
+        """Topics of which all partitions are read."""
+        self._grown = trio.Event()
         self._fetched: deque[_Fetched] = deque()
         self._arrived = trio.Event()
         self._fetch_wanted = trio.Event()
@@ -103,6 +108,7 @@ class Consumer(Service):
 
     def _start(self) -> None:
         self._nursery.start_soon(self._fetch_ahead)
+        self._nursery.start_soon(self._take_up)
 
     # Where to read
 
@@ -112,19 +118,48 @@ class Consumer(Service):
         With a group, reading begins where it committed. Raises UnknownTopic, OffsetOutOfRange (reset "error").
         """
         partitions: list[Partition] = []
+        whole: set[str] = set()
         for item in [what] if isinstance(what, str) or _is_partition(what) else what:
             if isinstance(item, str):
                 numbers = await self._leaders.partitions(item, create_missing=False)
                 partitions += [(item, number) for number in numbers]
+                whole.add(item)
             else:
                 partitions.append(item)  # type: ignore[arg-type]
         committed = await self.committed(partitions)
         missing = [partition for partition in partitions if partition not in committed]
         starts = committed | await self._reset_offsets(missing)
         self._positions = {key: _Position(*key, starts[key]) for key in partitions}
+        self._whole = whole
         self._fetched.clear()
         self._forget_current()
         self._restart()
+
+    async def _take_up(self) -> None:
+        """Read the partitions that topics get, until cancelled."""
+        while True:
+            await self._grown.wait()
+            self._grown = trio.Event()
+            positions = self._positions
+            new = self._not_read()
+            if not new:
+                continue
+            try:
+                starts: dict[Partition, int | None] = {**await self.committed(new)}
+                rest = [key for key in new if key not in starts]
+                starts |= dict(zip(rest, await list_offsets(self._leaders, rest, "earliest")))
+            except MillraceError as error:
+                await self._note_error(error)
+                continue  # the leaders will be asked again, and this
+            if self._positions is positions:
+                positions |= {key: _Position(*key, starts[key] or 0) for key in new}
+                self._look_again()
+
+    def _not_read(self) -> list[Partition]:
+        """Partitions of topics that are read as a whole."""
+        counts = self._leaders.counts
+        known = ((topic, number) for topic in self._whole for number in range(counts.get(topic, 0)))
+        return [key for key in known if key not in self._positions]
 
     async def _reset_offsets(self, partitions: list[Partition]) -> dict[Partition, int]:
         if not partitions:
@@ -375,6 +410,8 @@ class Consumer(Service):
             self._arrived.set()
 
     def _leaders_changed(self) -> None:
+        if self._whole and self._not_read():
+            self._grown.set()
         self._arrived.set()
         self._look_again()
 

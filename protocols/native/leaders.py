@@ -3,7 +3,8 @@
 1. Any broker can be asked who leads what. With one broker there is one link; with several one more to each that leads
    something the client uses.
 2. Brokers are asked every few seconds as well: one that stands still, or is cut off, does not say that another leads
-   what it led. The link to a broker that the others do not know any more ends.
+   what it led, and nobody says that a topic has more partitions now. The link to a broker that the others do not know
+   any more ends.
 3. What turns out to be wrong (NOT_LEADER, a lost connection) is `stale`: nothing is sent there until the brokers were
    asked again. They are asked, ever less often, as long as a partition that is used has no leader that is reached.
 4. Nothing here repeats a request: whoever sent it knows whether it may.
@@ -11,7 +12,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -40,6 +40,8 @@ class Leaders:
     def __init__(self, link: Link) -> None:
         self.on_change: Callable[[], None] | None = None
         """Called when a link was connected or lost, or when somebody else leads."""
+        self.counts: dict[str, int] = {}
+        """How many partitions topics have."""
         self._link = link
         self._topics: dict[str, None] = {}
         self._leaders: dict[Partition, int] = {}
@@ -132,7 +134,8 @@ class Leaders:
                 if not self._doubtful():
                     wait_s = _ASK_AGAIN_S
                     self._asking = trio.Event()
-                    with trio.move_on_after(math.inf if self._single else _ASK_EVERY_S):
+                    age_s = self._link.config.metadata_max_age_ms / 1000
+                    with trio.move_on_after(age_s if self._single else min(age_s, _ASK_EVERY_S)):
                         await self._asking.wait()
                 await self._ask()
                 await trio.sleep(wait_s)
@@ -166,6 +169,7 @@ class Leaders:
         for name, error, partitions in reply.topics:
             if error is not None:
                 continue
+            self.counts[name] = len(partitions)
             for found in partitions:
                 self._leaders[name, found.partition] = found.leader
                 if found.leader < 0:

@@ -43,6 +43,8 @@ class LinkConfig(msgspec.Struct, kw_only=True, frozen=True):
     connect_timeout_ms: int = 10_000
     request_timeout_ms: int = 30_000
     """For a reply, on top of the wait the request itself asks for; then the connection is given up."""
+    metadata_max_age_ms: int = 10_000
+    """How long it may take at most until partitions that a topic got are known; in a cluster 2 s."""
     reconnect_backoff_ms: int = 50
     reconnect_backoff_ms_max: int = 5_000
 

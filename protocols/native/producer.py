@@ -151,6 +151,13 @@ class _Topic:
         self.sticky = self.partitions[random.randrange(count)]
         self.sticky_bytes_left = 0
 
+    def grow(self, count: int) -> None:
+        """It has more partitions: what follows goes by their number."""
+        if count > len(self.partitions):
+            name = self.partitions[0].topic
+            self.partitions += [_Partition(name, index) for index in range(len(self.partitions), count)]
+            self.keys = KeyPartitions(count)
+
     def move_on(self, batch_bytes: int) -> None:
         """The next `batch_bytes` of records without a key go to the next partition."""
         self.sticky = self.partitions[(self.sticky.index + 1) % len(self.partitions)]
@@ -313,12 +320,17 @@ class Producer(Service):
     # Sending
 
     async def _send_batches(self) -> None:
-        self._leaders.on_change = lambda: self._wake.set()
+        self._leaders.on_change = self._leaders_changed
         while True:
             due_at = self._send_due(trio.current_time())
             self._wake = trio.Event()
             with trio.move_on_at(due_at):
                 await self._wake.wait()
+
+    def _leaders_changed(self) -> None:
+        for name, topic in self._topics.items():
+            topic.grow(self._leaders.counts.get(name, 0))
+        self._wake.set()
 
     def _send_due(self, now: float) -> float:
         """Send what may be sent; when to look again if nothing happens before."""

@@ -174,6 +174,13 @@ class Administer(Request, tag=13):
     arguments: Annotated[dict[Name, Any], Meta(max_length=_CONFIG_MAX)]
 
 
+class CreatePartitions(Request, tag=14):
+    """Have a topic have `partitions` partitions; it never has fewer than before."""
+
+    name: Name
+    partitions: Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
 class Reply(Struct, array_like=True, gc=False):
     """Base of all replies; the subclass's tag is the api number of the request."""
 
@@ -314,17 +321,21 @@ class AdministerReply(Reply, tag=13):
     result: Any
 
 
+class CreatePartitionsReply(Reply, tag=14):
+    """It has them, durably."""
+
+
 AnyRequest = (
     Hello | Metadata | CreateTopic | DeleteTopic | DescribeTopic | Bind | Unbind | Produce | Fetch | ListOffsets
-    | CommitOffsets | FetchOffsets | DescribeBroker | Administer
+    | CommitOffsets | FetchOffsets | DescribeBroker | Administer | CreatePartitions
 )  # fmt: skip
 AnyReply = (
     ErrorReply | HelloReply | MetadataReply | CreateTopicReply | DeleteTopicReply | DescribeTopicReply | BindReply
     | UnbindReply | ProduceReply | FetchReply | ListOffsetsReply | CommitOffsetsReply | FetchOffsetsReply
-    | DescribeBrokerReply | AdministerReply
+    | DescribeBrokerReply | AdministerReply | CreatePartitionsReply
 )  # fmt: skip
 
-_REQUEST_APIS = range(14)
+_REQUEST_APIS = range(15)
 
 _request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)

@@ -24,7 +24,7 @@ from core_log.partition_log import PartitionLog
 from core_log.replication.state import encode, log_key
 from routing.cluster.cluster import Cluster
 from routing.cluster.elections import places_of
-from routing.cluster.log_names import topic_log
+from routing.cluster.log_names import TOPIC, parsed, topic_log
 from routing.cluster.placement import new_state, spread
 from routing.cluster.records import broker_key
 from routing.errors import InvalidArgument, NotEnoughReplicas, NotLeader, StorageUnavailable
@@ -33,6 +33,11 @@ from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import Replication
 
 logger = logging.getLogger(__name__)
+
+
+def new_uid() -> str:
+    """The id of a new topic."""
+    return secrets.token_hex(8)
 
 
 class PartitionLeadership:
@@ -91,8 +96,10 @@ class TopicLogs:
         """Leads to whoever leads a log."""
         cluster.moved.append(self._moved)
 
-    def states(self, partitions: int, said: Replication) -> tuple[str, list[Put], list[Guard]]:
-        """The id of a new topic, and what to put with its entry under which guards. Raises InvalidArgument."""
+    def states(self, uid: str, indexes: range, said: Replication) -> tuple[list[Put], list[Guard]]:
+        """What to put with a topic's entry for partitions that are new, and under which guards. Raises InvalidArgument,
+        StorageUnavailable.
+        """
         cluster = self._cluster
         places = places_of(cluster.members.brokers.values())
         if said.asked > len(places):
@@ -104,17 +111,18 @@ class TopicLogs:
         known = [known for log, known in cluster.elections.logs.items() if log.startswith("topic-")]
         leads = Counter(log.state.replicas[0] for log in known if log.state.replicas)
         held = Counter(broker for log in known for broker in log.state.replicas)
-        uid = secrets.token_hex(8)
         puts: list[Put] = []
-        for index, chosen in enumerate(spread(partitions, places, said.factor, leads, held)):
+        for index, chosen in zip(indexes, spread(len(indexes), places, said.factor, leads, held)):
             state = new_state(chosen, factor=said.factor, minimum=said.minimum)
             puts.append((log_key(b"", topic_log(uid, index)), encode(state)))
         guards = [Guard(broker_key(place.broker), create_revision=place.epoch) for place in places]
-        return uid, puts, guards
+        return puts, guards
 
     def removals(self, topic: Topic) -> list[Put]:
-        """What goes with the topic's entry."""
-        return [(log_key(b"", topic_log(topic.uid, index)), None) for index in range(len(topic.partitions))]
+        """What goes with the topic's entry: also what is there of partitions that it did not get in the end."""
+        known = [log for log in self._cluster.elections.logs if parsed(log)[:2] == (TOPIC, topic.uid)]
+        logs = dict.fromkeys([*(topic_log(topic.uid, index) for index in range(len(topic.partitions))), *known])
+        return [(log_key(b"", log), None) for log in logs]
 
     def open(
         self,

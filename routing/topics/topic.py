@@ -190,6 +190,11 @@ class Topic:
         self._header_blocks: dict[tuple[str, Properties], bytes] = {}
         self._partition_of_key: dict[str, tuple[bytes, TopicPartition]] = {}
 
+    def add_partitions(self, partitions: list[TopicPartition]) -> None:
+        """It has these as well, behind those that it has. What follows goes by the new number, as with Kafka."""
+        self.partitions += partitions
+        self._partition_of_key.clear()
+
     def say_source(self, say: bool) -> None:
         """Begin or end to be a stream."""
         self.is_stream = say

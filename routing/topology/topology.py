@@ -28,7 +28,7 @@ from routing.queues.host import QueueHost
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.topics.stream import Stream, StreamHost
-from routing.topics.topic import Topic
+from routing.topics.topic import Topic, TopicPartition
 from routing.topology import plans
 from routing.topology.binding import Binding
 from routing.topology.catalog import DEFAULT_VHOST, Catalog
@@ -57,6 +57,7 @@ class Topology:
         spawn: Callable[..., Any],
         stream_host: StreamHost,
         open_topic: Callable[[str, Mapping[str, Any]], Topic],
+        open_partitions: Callable[[str, Mapping[str, Any], range], list[TopicPartition]],
     ) -> None:
         self.config = config
         self.catalog = catalog
@@ -78,6 +79,7 @@ class Topology:
         self._host = host
         self._spawn = spawn
         self._open_topic = open_topic
+        self._open_partitions = open_partitions
         self._in_flight = InFlight()
         self._settled = trio.Event()
         self._appliers: dict[str, Callable[[Entry], None]] = {
@@ -350,8 +352,12 @@ class Topology:
     def _apply_topic(self, entry: Entry) -> None:
         name, value = entry.key[1], entry.value
         if value is not None:
-            topic = self._in_flight.live(entry.key) or self.topics.get(name)
-            self.add_topic(topic or self._open_topic(name, value), value)
+            live = self._in_flight.live(entry.key)
+            topic = self.topics.get(name) or live or self._open_topic(name, value)
+            lacking = range(len(topic.partitions), value["partitions"])
+            if lacking:
+                topic.add_partitions(live or self._open_partitions(name, value, lacking))
+            self.add_topic(topic, value)
             return
         topic = self.topics.pop(name, None)
         if topic is None:
@@ -464,12 +470,6 @@ class Topology:
             there = sum(vhost.binding_count for vhost in self.vhosts.values())
             self._require_room("bindings", there, self.config.bindings_max)
         return plan
-
-    def plan_topic_removal(self, name: str) -> Plan:
-        """A topic goes, and the bindings to it in every virtual host. Raises NotFound."""
-        self.topic(name)
-        removals = [Removal(vhost).topic(name).plan().entries for vhost in self.vhosts.values()]
-        return Plan(list({entry.key: entry for entries in removals for entry in entries}.values()))
 
     @staticmethod
     def _require_room(what: str, there: int, limit: int) -> None:

@@ -206,6 +206,10 @@ def test_the_life_of_a_topic(running: BrokerProcess) -> None:
     assert code == 0
     assert said.startswith("topic orders\n  retention.ms=60000\npartition 0\n")
     assert said.count("log_end_offset=0") == 3
+    assert topics(running, "alter", "orders", "--partitions", "5") == (0, "")
+    assert topics(running, "describe", "orders")[1].count("log_end_offset=0") == 5
+    fewer = "millrace: topic 'orders' has 5 partitions, and there are never fewer than before\n"
+    assert topics(running, "alter", "orders", "--partitions", "4") == (1, fewer)
     assert topics(running, "delete", "orders") == (0, "")
     code, said = topics(running, "describe", "orders")
     assert (code, said.startswith("millrace: "), "orders" in said) == (1, True, True)

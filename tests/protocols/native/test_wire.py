@@ -28,6 +28,7 @@ REQUESTS: list[tuple[wire.Request, list[Any]]] = [
     (wire.DescribeTopic(5, "t"), [4, 5, "t"]),
     (wire.DescribeBroker(5), [12, 5]),
     (wire.Administer(5, "users.add", {"name": "a", "tags": ["x"]}), [13, 5, "users.add", {"name": "a", "tags": ["x"]}]),
+    (wire.CreatePartitions(5, "t", 7), [14, 5, "t", 7]),
     (wire.Bind(6, "t", "amq.topic", "a.#", {"x": 1, "y": "z", "w": None}), [5, 6, "t", "amq.topic", "a.#", {"x": 1, "y": "z", "w": None}]),  # noqa: E501
     (wire.Unbind(7, "t", "", "a", {}), [6, 7, "t", "", "a", {}]),
     (
@@ -51,6 +52,7 @@ REPLIES: list[tuple[wire.Reply, list[Any]]] = [
         wire.DescribeBrokerReply(5, [wire.HomeDescription(-1, 2, 3, 4, 5)], 6, 7, "low on disk"),
         [12, 5, [[-1, 2, 3, 4, 5]], 6, 7, "low on disk"],
     ),
+    (wire.CreatePartitionsReply(5), [14, 5]),
     (wire.AdministerReply(5, {"rows": [["a", 1, None]]}), [13, 5, {"rows": [["a", 1, None]]}]),
     (wire.DescribeTopicReply(5, "t", {"a": "b"}, [wire.PartitionDescription(0, 0, 1, 2, 3, 4, 5, [0], [0])]), [4, 5, "t", {"a": "b"}, [[0, 0, 1, 2, 3, 4, 5, [0], [0]]]]),  # noqa: E501
     (wire.BindReply(6), [5, 6]),
@@ -88,7 +90,7 @@ def test_replies_both_ways(message: wire.Reply, expected: list[Any]) -> None:
 
 def test_every_api_is_in_the_tables() -> None:
     for table in (REQUESTS, REPLIES):
-        assert {expected[0] for _, expected in table} - {wire.ERROR_API} == set(range(14))
+        assert {expected[0] for _, expected in table} - {wire.ERROR_API} == set(range(15))
 
 
 @pytest.mark.parametrize(("message", "expected"), REQUESTS)

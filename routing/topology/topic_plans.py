@@ -1,0 +1,36 @@
+"""What changes of topics consist of, but for the making of one: see `entries.py`. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from routing.errors import InvalidArgument, PreconditionFailed
+from routing.topics.topic import Topic
+from routing.topology.entries import Entry, Plan, topic_key
+from routing.topology.removal import Removal
+
+if TYPE_CHECKING:
+    from routing.topology.topology import Topology
+
+
+def removal(topology: Topology, name: str) -> Plan:
+    """A topic goes, and the bindings to it in every virtual host. Raises NotFound."""
+    topology.topic(name)
+    removals = [Removal(vhost).topic(name).plan().entries for vhost in topology.vhosts.values()]
+    return Plan(list({entry.key: entry for entries in removals for entry in entries}.values()))
+
+
+def more_partitions(topic: Topic, count: int, live: Any = None) -> Plan:
+    """A topic gets partitions until there are `count`; nothing to do where there are. `live`: they are open already.
+
+    Raises InvalidArgument (it has more), PreconditionFailed (it is a stream).
+    """
+    there = len(topic.partitions)
+    if count < there:
+        raise InvalidArgument(f"topic '{topic.name}' has {there} partitions, and there are never fewer than before")
+    if count == there:
+        return Plan(guards=[topic_key(topic.name)])
+    if topic.is_stream:
+        raise PreconditionFailed(f"topic '{topic.name}' is a stream, which has one partition")
+    value = {"partitions": count, "config": topic.config} | ({"uid": topic.uid} if topic.uid else {})
+    return Plan([Entry(topic_key(topic.name), value, True, live)])

@@ -1,0 +1,73 @@
+"""Partitions that a topic of a cluster gets while it is in use: by any broker, known to all, led by all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from core_log.absent_log import AbsentLog
+from gateway.etcd_process import EtcdProcess
+from millrace import Consumer, Producer
+from protocols.native.client import Client
+from protocols.native.errors import ErrorCode, MillraceError
+from tests.gateway.test_member import Running, three, until
+
+COUNT = 6
+
+
+async def test_any_broker_gives_a_topic_more_and_all_lead_some(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "more") as (nursery, brokers):
+        servers = [f"127.0.0.1:{broker.server.ports['native']}" for broker in brokers.values()]
+        async with Client(servers[0]) as client, Client(servers[2]) as other:
+            await client.create_topic("t", partitions=2, config={"min.insync.replicas": "2"})
+            await client.create_topic("alone", config={"replication.factor": "1"})
+            async with Producer(servers) as producer, Consumer(servers) as consumer:
+                await consumer.assign("t")
+                await (await producer.send("t", b"before", partition=1))
+                await other.create_partitions("t", COUNT)
+                await other.create_partitions("alone", 4)
+                for broker in brokers.values():
+                    assert len(broker.server.broker.topics["t"].partitions) == COUNT, "whoever asked is told last"
+                with pytest.raises(MillraceError, match="never fewer") as caught:
+                    await client.create_partitions("t", 5)
+                assert caught.value.code == ErrorCode.INVALID_ARGUMENT
+                described = (await client.describe_topic("t")).partitions
+                assert all(sorted(one.replicas) == [1, 2, 3] for one in described)
+                assert {one.leader for one in described[2:]} == {1, 2, 3}
+                with trio.fail_after(30):
+                    while len(consumer.assignment) < COUNT:
+                        await trio.sleep(0.01)
+                    for number in range(COUNT):
+                        await (await producer.send("t", b"after", partition=number))
+                    read = [await anext(consumer) for _ in range(COUNT + 1)]
+                assert sorted(record.partition for record in read) == sorted([1, *range(COUNT)])
+            logs = [
+                partition.log
+                for broker in brokers.values()
+                for partition in broker.server.broker.topics["alone"].partitions
+            ]
+            assert sum(not isinstance(log, AbsentLog) for log in logs) == 4
+            # Two who ask at once get what they asked for, or are told why not.
+            refused: list[MillraceError] = []
+
+            async def ask(of: Client, count: int) -> None:
+                try:
+                    await of.create_partitions("t", count)
+                except MillraceError as error:
+                    refused.append(error)
+
+            async with trio.open_nursery() as asking:
+                asking.start_soon(ask, client, 8)
+                asking.start_soon(ask, other, 7)
+            assert {len(broker.server.broker.topics["t"].partitions) for broker in brokers.values()} == {8}
+            assert all(error.code == ErrorCode.INVALID_ARGUMENT for error in refused)
+            await brokers[2].stop()
+            brokers[2] = Running(brokers[2].config)
+            await nursery.start(brokers[2].run)
+            topic = brokers[2].server.broker.topics["t"]
+            assert len(topic.partitions) == 8
+            await until(lambda: all(partition.log.high_watermark > 0 for partition in topic.partitions[:COUNT]))
+            await client.delete_topic("t")
+            await until(lambda: not any(topic.uid in log for log in brokers[2].cluster.elections.logs))

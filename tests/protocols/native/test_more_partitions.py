@@ -1,0 +1,92 @@
+"""Clients that run while a topic gets more partitions."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from core_log.murmur2 import partition_of_key
+from millrace import BlockingConsumer, BlockingProducer, Client, Consumer, LinkConfig, MillraceError, Producer
+from protocols.native.errors import ErrorCode
+from tests.protocols.native.broker import native_broker
+
+QUICK = LinkConfig(metadata_max_age_ms=5)
+KEYS = [b"key %d" % number for number in range(30)]
+
+
+async def test_a_producer_and_a_consumer_go_on_with_all_partitions() -> None:
+    async with native_broker() as running, Client(running.server) as client:
+        await client.create_topic("t", partitions=2)
+        async with Producer(running.server, link=QUICK) as producer, Consumer(running.server, link=QUICK) as consumer:
+            await consumer.assign("t")
+            for key in KEYS:
+                assert (await (await producer.send("t", b"before", key=key))).partition == partition_of_key(key, 2)
+            await client.create_partitions("t", 7)
+            # What is at the new partitions before the consumer knows them is read as well, also with "latest".
+            async with Producer(running.server) as other:
+                await (await other.send("t", b"early", partition=6))
+            with trio.fail_after(20):
+                while (await (await producer.send("t", b"between", key=KEYS[0]))).partition != partition_of_key(
+                    KEYS[0], 7
+                ):
+                    await trio.sleep(0.001)
+                for key in KEYS:
+                    assert (await (await producer.send("t", b"after", key=key))).partition == partition_of_key(key, 7)
+                read = [await anext(consumer)]
+                while sum(record.value == b"after" for record in read) < 30:
+                    read.append(await anext(consumer))
+                read += [await anext(consumer)] if not any(record.value == b"early" for record in read) else []
+            assert {record.key: record.partition for record in read if record.value == b"after"} == {
+                key: partition_of_key(key, 7) for key in KEYS
+            }
+            assert sum(record.value == b"before" for record in read) == 30
+            assert sum(record.value == b"early" for record in read) == 1
+            assert sorted(consumer.assignment) == [("t", number) for number in range(7)]
+            with pytest.raises(MillraceError, match="never fewer") as caught:
+                await client.create_partitions("t", 6)
+            assert caught.value.code == ErrorCode.INVALID_ARGUMENT
+            assert await client.list_topics() == {"t": 7}
+
+
+async def test_a_group_goes_on_where_it_committed_in_a_partition_that_is_new_to_a_reader() -> None:
+    async with native_broker() as running, Client(running.server) as client:
+        await client.create_topic("t")
+        async with Consumer(running.server, "g", link=QUICK) as consumer, Producer(running.server) as producer:
+            await consumer.assign("t")
+            async with Consumer(running.server, "g") as other:
+                await client.create_partitions("t", 2)
+                for value in (b"0", b"1", b"2"):
+                    await (await producer.send("t", value, partition=1))
+                await other.assign([("t", 1)])
+                await other.commit({("t", 1): 2})
+            with trio.fail_after(20):
+                while len(consumer.assignment) < 2:
+                    await trio.sleep(0.001)
+                assert (await anext(consumer)).offset in (0, 2)  # it may have looked before the other one committed
+
+
+async def test_blocking_clients_learn_of_them_too() -> None:
+    async with native_broker() as running, Client(running.server) as client:
+        await client.create_topic("t")
+
+        def work() -> list[tuple[int, bytes | None]]:
+            with (
+                BlockingProducer(running.server, metadata_max_age_ms=0) as producer,
+                BlockingConsumer(running.server, metadata_max_age_ms=0) as consumer,
+            ):
+                consumer.assign("t")
+                producer.send("t", b"before", key=KEYS[1])
+                producer.flush()
+                trio.from_thread.run(client.create_partitions, "t", 5)
+                producer.flush()  # looks
+                for key in KEYS:
+                    producer.send("t", key, key=key)
+                producer.flush()
+                read: list[tuple[int, bytes | None]] = []
+                while len(read) < 31:
+                    read += [(record.partition, record.value) for record in consumer.fetch(timeout_ms=100)]
+                return read
+
+        with trio.fail_after(20):
+            read = await trio.to_thread.run_sync(work)
+        assert sorted(read) == sorted([(0, b"before"), *((partition_of_key(key, 5), key) for key in KEYS)])
