@@ -26,6 +26,9 @@ class AbsentLog(PartitionLog):
         self.committed_offset = self.flushed_offset = self.written_offset = 0
         self.size_bytes = 0
 
+    def learn(self, log_start: int, high_watermark: int) -> None:
+        """What others know of it."""
+
     def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
         """Raises LogUnavailable."""
         raise LogUnavailable(str(self.error))

@@ -129,6 +129,7 @@ class Broker:
         if cluster is not None and self.engine is not None:
             self.storage.topic_logs = TopicLogs(cluster, self.fail_waiting)
             self.storage.topic_logs.forward = self.engine.forwarding.partition
+            self.storage.topic_logs.absent = self.engine.forwarding.log
         self.spawn = nursery.start_soon
         self.traces: dict[str, Trace] = {}
         """Of virtual hosts in which tracing is on."""

@@ -194,7 +194,7 @@ class Control:
     async def check_queue(self, name: str, owner: object = None, *, vhost: str = DEFAULT_VHOST) -> QueueInfo:
         """Raises NotFound, ResourceLocked; StorageUnavailable if another broker leads the queue and does not answer."""
         queue = self.topology.vhost(vhost).source(name, owner)
-        if isinstance(queue, Queue) and queue.elsewhere:
+        if not isinstance(queue, Queue) or queue.elsewhere:
             await queue.refresh()
         return QueueInfo(name, queue.message_count, queue.consumer_count)
 
@@ -213,6 +213,8 @@ class Control:
         topology = self.topology
         stream = topology.vhost(vhost).streams.get(name)
         if stream is not None:
+            if if_empty:
+                await stream.refresh()
             stream.check_deletion(if_unused=if_unused, if_empty=if_empty)
             count = stream.message_count
             await self.delete_topic(stream.topic.name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from core_log.errors import CorruptBatch
 from protocols.peer import columns
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter import PeerAdapter
@@ -24,8 +25,9 @@ from protocols.peer.wire_engine import AnyEngineFrame
 from protocols.sansio import Outbox
 from routing import errors
 from routing.cluster.engine import Engine
-from routing.cluster.forwarding import Answer, NotLed
+from routing.cluster.leader_questions import Answer, LogPart, NotLed
 from routing.cluster.remote_queue import Attachment
+from routing.cluster.served_logs import LogRead
 from routing.cluster.serving import ServedBroker
 from routing.cluster.streams import Kept, Records, Slabs
 from routing.message import Slab
@@ -47,6 +49,7 @@ _ERRORS: dict[str, type[Exception]] = {
         errors.StorageUnavailable,
         errors.NotImplementedYet,
         NotLed,
+        CorruptBatch,
     )
 }
 """What an answer may name; anything else is `StorageUnavailable`."""
@@ -175,6 +178,17 @@ class ForwardingAdapter(_EngineAdapter):
         query: Any = what
         self._write(wire.Ask(request, self._forwarding.revision, query, log, leader_epoch, queue_id, number))
 
+    def fetch(
+        self, request: int, log: str, leader_epoch: int, offset: int, before: int, size_bytes: int, *, waits: bool
+    ) -> None:
+        """See `EngineLink`."""
+        revision = self._forwarding.revision
+        self._write(wire.Fetch(request, revision, log, leader_epoch, offset, before, size_bytes, waits))
+
+    def find_time(self, request: int, log: str, leader_epoch: int, timestamp_ms: int) -> None:
+        """See `EngineLink`."""
+        self._write(wire.FindTime(request, self._forwarding.revision, log, leader_epoch, timestamp_ms))
+
     # ---- what comes
 
     def _link_opened(self) -> None:
@@ -197,6 +211,10 @@ class ForwardingAdapter(_EngineAdapter):
                 forwarding.done(done.log, done.leader_epoch, done.written, done.committed, _pairs(done.refused))
         elif isinstance(frame, wire.Answer):
             forwarding.answered(frame.request, self._answer(frame))
+        elif isinstance(frame, wire.Fetched):
+            part = LogPart(frame.log_start, frame.high_watermark, list(frame.batches), frame.offset)
+            error = _error_of(frame.error, frame.text)
+            forwarding.answered(frame.request, Answer(part=part) if error is None else Answer(error))
         elif isinstance(frame, wire.Over):
             forwarding.over(frame.number, queue_is_gone=frame.queue_is_gone)
         elif isinstance(frame, wire.NotLed):
@@ -205,13 +223,19 @@ class ForwardingAdapter(_EngineAdapter):
             self._feed.take(frame)
 
     def _answer(self, frame: wire.Answer) -> Answer:
-        if frame.error:
-            return Answer(_ERRORS.get(frame.error, errors.StorageUnavailable)(frame.text))
+        error = _error_of(frame.error, frame.text)
+        if error is not None:
+            return Answer(error)
         got = frame.got
         if got is None:
             return Answer(None, frame.messages, frame.consumers)
         slab = self._slabs.read(got.slab)
         return Answer(None, frame.messages, frame.consumers, got.number, got.first_id, got.redelivered, slab)
+
+
+def _error_of(name: str, text: str) -> Exception | None:
+    """What an answer says; None: it says of no error."""
+    return _ERRORS.get(name, errors.StorageUnavailable)(text) if name else None
 
 
 def _records_entry(log: str, leader_epoch: int, kept: Kept, what: Records, begins: bool) -> wire.RecordsEntry:
@@ -280,6 +304,11 @@ class ServedAdapter(_EngineAdapter):
         self._send_deliveries()
         error = answer.error
         name, text = ("", "") if error is None else (type(error).__name__, str(error)[:1000])
+        if answer.part is not None:
+            part = answer.part
+            batches = [memoryview(batch) for batch in part.batches]
+            self._write(wire.Fetched(request, "", "", part.log_start, part.high_watermark, part.offset, batches))
+            return
         got = None
         if answer.slab is not None:
             got = wire.DeliverEntry(answer.number, answer.first_id, answer.redelivered, to_entry(answer.slab))
@@ -370,6 +399,12 @@ class ServedAdapter(_EngineAdapter):
                 messages=frame.messages,
                 size_bytes=frame.size_bytes,
             )
+        elif isinstance(frame, wire.Fetch):
+            size_bytes = min(frame.size_bytes, self._config.read_bytes_max)
+            read = LogRead(frame.request, frame.log, frame.leader_epoch, frame.offset, frame.before, size_bytes)
+            served.logs.fetch(read, waits=frame.waits)
+        elif isinstance(frame, wire.FindTime):
+            served.logs.find_time(frame.request, frame.log, frame.leader_epoch, frame.timestamp_ms)
         elif isinstance(frame, wire.Cancel):
             served.cancel(frame.number)
         elif isinstance(frame, wire.Begin):

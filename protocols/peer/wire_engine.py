@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from protocols.buffers import LENGTH_BYTES, BytesLike
 from protocols.peer.columns import FACTS_MASK, Column
-from protocols.peer.wire import Error, ErrorCode, LogName, Maybe, Number, PeerError, Pieces
+from protocols.peer.wire import BATCHES_MAX, Error, ErrorCode, LogName, Maybe, Number, PeerError, Pieces
 
 MESSAGES_MAX = 1 << 18
 """Messages of a slab."""
@@ -26,6 +26,8 @@ ENTRIES_MAX = 100_000
 QUEUES_MAX = 1_000_000
 """Queues that one slab goes to."""
 RANGES_MAX = 2_000_000
+FETCH_BYTES_MAX = 8 << 20
+"""Record batches that one answer has, but for a single batch that is larger."""
 
 _LARGE_BYTES = 16 << 10
 
@@ -297,10 +299,50 @@ class Offsets(_Frame, tag=37):
     entries: Annotated[list[OffsetEntry], Meta(max_length=ENTRIES_MAX)]
 
 
+class Fetch(_Frame, tag=28):
+    """Read a log that the receiver leads: whole batches from the one that holds `offset` on, below `before`, about
+    `size_bytes` of them. With `waits` there is no answer before the high watermark is beyond `offset`.
+    """
+
+    request: Number
+    revision: Number
+    log: LogName
+    leader_epoch: Number
+    offset: Number
+    before: Number
+    size_bytes: Annotated[int, Meta(ge=0, le=FETCH_BYTES_MAX)]
+    waits: bool
+
+
+class FindTime(_Frame, tag=29):
+    """Where the first record at or after a time is; milliseconds since 1970."""
+
+    request: Number
+    revision: Number
+    log: LogName
+    leader_epoch: Number
+    timestamp_ms: int
+
+
+class Fetched(_Frame, tag=30):
+    """To both: an error as in `Answer`, where the log begins, how far it is committed, and what was asked for. `offset`
+    is what was found for a time.
+    """
+
+    request: Number
+    error: Annotated[str, Meta(max_length=64)]
+    text: Annotated[str, Meta(max_length=4096)]
+    log_start: Number
+    high_watermark: Number
+    offset: Maybe
+    batches: Annotated[list[memoryview], Meta(max_length=BATCHES_MAX)]
+
+
 FeedFrame = Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
 """What `adapter_feed.py` deals with."""
 AnyEngineFrame = (
     Begin | Publish | Consume | Cancel | Credit | Settle | Ask | Done | Deliver | Answer | Over | NotLed
+    | Fetch | FindTime | Fetched
     | Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
 )  # fmt: skip
 _decoder: msgspec.msgpack.Decoder[AnyEngineFrame | Error] = msgspec.msgpack.Decoder(AnyEngineFrame | Error)
@@ -348,6 +390,13 @@ def encode(frame: AnyEngineFrame) -> Pieces:
             packed.append(b"\xc0")
         else:
             _delivery(packed, frame.got)
+    elif isinstance(frame, Fetched):
+        _head(
+            packed, 8, tag, frame.request, frame.error, frame.text, frame.log_start, frame.high_watermark, frame.offset
+        )
+        _array(packed, len(frame.batches))
+        for batch in frame.batches:
+            packed += (b"\xc6" + len(batch).to_bytes(4, "big"), batch)
     else:
         packed.append(msgspec.msgpack.encode(frame))
     size = sum(map(len, packed))

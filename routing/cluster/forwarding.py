@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from routing.cluster.leader_questions import Answer, LeaderQuestions, Send
 from routing.cluster.remote_home import RemoteHome
+from routing.cluster.remote_log import LogLeaders, RemoteLog
 from routing.cluster.remote_queue import unseen
 from routing.cluster.remote_topic import RemoteTopicPartition
 from routing.cluster.streams import Kept, Stream
@@ -23,28 +26,14 @@ from routing.message import Slab
 from routing.unsettled import Outcome
 
 if TYPE_CHECKING:
+    from core_log.log_config import LogConfig
     from routing.cluster.cluster import Cluster
     from routing.cluster.remote_queue import Attachment, RemoteQueue
     from routing.consumer import Consumer
 
 TIMEOUT_S = 10.0
-_AGAIN_S = 0.05
-
-
-class Answer(NamedTuple):
-    """To a question, or to an attachment. Without `error` it was done; `number` and what follows is what was got."""
-
-    error: Exception | None = None
-    messages: int = 0
-    consumers: int = 0
-    number: int = 0
-    first_id: int = 0
-    redelivered: bool = False
-    slab: Slab | None = None
-
-
-class NotLed(Exception):
-    """The answer of a broker that does not lead what it was asked for."""
+READS_MAX = 32
+"""Reads of logs led elsewhere that are under way at once; each asks for at most `stream_read_bytes`."""
 
 
 class EngineLink(Protocol):
@@ -83,6 +72,16 @@ class EngineLink(Protocol):
     def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
         """Ask about a queue: "count", "purge", "get" or "get_no_ack"."""
 
+    def fetch(
+        self, request: int, log: str, leader_epoch: int, offset: int, before: int, size_bytes: int, *, waits: bool
+    ) -> None:
+        """Read a log: whole batches from `offset` on, below `before`, about so many bytes. With `waits` there is no
+        answer before the high watermark is beyond `offset`.
+        """
+
+    def find_time(self, request: int, log: str, leader_epoch: int, timestamp_ms: int) -> None:
+        """Ask where the first record at or after a time is."""
+
 
 class Forwarding:
     """See the module. `spawn` starts tasks, `want_turn` has a turn soon."""
@@ -111,9 +110,8 @@ class Forwarding:
         self.process = secrets.randbits(62)
         """Positions and numbers are this process's."""
         self._next_number = 1
-        self._next_request = 1
-        self._asked: dict[int, tuple[EngineLink, list[Answer], trio.Event]] = {}
-        self._changed = trio.Event()
+        self._questions = LeaderQuestions(self.leader_of, self.links, self.flush, now_s)
+        self._logs = LogLeaders(cluster, self._questions, spawn=spawn, want_turn=want_turn, reads_max=READS_MAX)
         self._room = trio.Event()
         cluster.moved.append(self._moved)
 
@@ -147,7 +145,11 @@ class Forwarding:
 
     def partition(self, log: str) -> RemoteTopicPartition:
         """What stands for a partition of a topic that is led elsewhere."""
-        return RemoteTopicPartition(self.stream(log))
+        return RemoteTopicPartition(self.stream(log), partial(self._logs.ends, log, timeout_s=self.timeout_s))
+
+    def log(self, log: str, what: str, settings: LogConfig) -> RemoteLog:
+        """What stands for the log of a partition that this broker has no replica of."""
+        return RemoteLog(log, what, settings, self._logs)
 
     def stream(self, log: str) -> Stream:
         """The stream to a log, for as long as the process lives: positions never begin anew."""
@@ -217,11 +219,7 @@ class Forwarding:
         """A link is over."""
         if self.links.get(link.broker) is link:
             del self.links[link.broker]
-        for request, (asked, answers, event) in list(self._asked.items()):
-            if asked is link:
-                answers.append(Answer(NotLed()))
-                event.set()
-                del self._asked[request]
+        self._questions.lost(link)
         self._look()
         for queue in dict.fromkeys(self.numbers.values()):
             queue.lost(link)
@@ -237,18 +235,14 @@ class Forwarding:
             for link in tuple(self.links.values()):
                 if link.broker != broker:
                     queue.lost(link)
-        self._tell()
+        self._questions.look()
         self.want_turn()
 
     def _look(self) -> None:
         for stream in self.streams.values():
             stream.look()
-        self._tell()
+        self._questions.look()
         self.want_turn()
-
-    def _tell(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
 
     # ---- what comes
 
@@ -280,11 +274,7 @@ class Forwarding:
 
     def answered(self, request: int, answer: Answer) -> None:
         """To a question."""
-        asked = self._asked.pop(request, None)
-        if asked is not None:
-            asked[1].append(answer)
-            asked[2].set()
-        elif answer.slab is not None and answer.number:
+        if not self._questions.answered(request, answer) and answer.slab is not None and answer.number:
             queue = self.numbers.get(answer.number)  # nobody waits for it any more
             if queue is not None:
                 queue.not_wanted(answer.number, answer.first_id, answer.redelivered)
@@ -298,10 +288,7 @@ class Forwarding:
             number = queue.getter(link).number if what == "get" else 0
             link.ask(request, what, queue.home.name, leader_epoch, queue.id, number)
 
-        answer = await self._until_answered(queue, send, self.now_s() + self.timeout_s)
-        if answer.error is not None:
-            raise answer.error
-        return answer
+        return await self._ask(queue, send, self.now_s() + self.timeout_s)
 
     async def consume(self, queue: RemoteQueue, consumer: Consumer, *, patient: bool = False) -> Attachment | None:
         """Attach a consumer; None if it went meanwhile. With `patient` for as long as it takes. Raises what the leader
@@ -316,43 +303,16 @@ class Forwarding:
                 link.consume(request, queue.home.name, leader_epoch, queue.id, attachment)
             return attachment is not None
 
-        answer = await self._until_answered(queue, send, float("inf") if patient else self.now_s() + self.timeout_s)
-        if answer.error is not None:
-            raise answer.error
+        await self._ask(queue, send, float("inf") if patient else self.now_s() + self.timeout_s)
         return attached[0] if attached else None
 
-    async def _until_answered(
-        self, queue: RemoteQueue, send: Callable[[EngineLink, int, int], Any], deadline_s: float
-    ) -> Answer:
-        """Ask whoever leads, until somebody answers who does. `send` may answer that there is no need (False)."""
+    async def _ask(self, queue: RemoteQueue, send: Send, deadline_s: float) -> Answer:
+        """Raises what the leader says, NotFound, StorageUnavailable."""
         log = queue.home.name
-        while True:
-            changed = self._changed
-            broker, leader_epoch = self.leader_of(log)
-            link = self.links.get(broker) if broker is not None else None
-            answer: Answer | None = None
-            if queue.deleted:
-                return Answer(NotFound(f"no queue '{queue.name}' in vhost '{queue.vhost}'"))
-            if link is not None:
-                request = self._next_request
-                self._next_request += 1
-                answers: list[Answer] = []
-                event = trio.Event()
-                self._asked[request] = link, answers, event
-                self.flush(link)
-                if send(link, request, leader_epoch) is False:
-                    del self._asked[request]
-                    return Answer()
-                try:
-                    with trio.move_on_at(deadline_s):
-                        await event.wait()
-                finally:
-                    self._asked.pop(request, None)
-                answer = answers[0] if answers else None
-            if answer is not None and not isinstance(answer.error, NotLed):
-                return answer
-            if self.now_s() >= deadline_s:
-                what = f"queue '{queue.name}' in vhost '{queue.vhost}' {self.whereabouts(log)}"
-                return Answer(StorageUnavailable(what))
-            with trio.move_on_at(min(deadline_s, self.now_s() + _AGAIN_S) if link is not None else deadline_s):
-                await changed.wait()
+        answer = await self._questions.ask(log, send, deadline_s, gone=lambda: queue.deleted)
+        if answer is None:
+            what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
+            raise NotFound(f"no {what}") if queue.deleted else StorageUnavailable(f"{what} {self.whereabouts(log)}")
+        if answer.error is not None:
+            raise answer.error
+        return answer

@@ -10,7 +10,8 @@ from routing.message import Slab
 from routing.unsettled import Outcome
 
 if TYPE_CHECKING:
-    from routing.cluster.forwarding import Answer, Forwarding
+    from routing.cluster.forwarding import Forwarding
+    from routing.cluster.leader_questions import Answer
     from routing.cluster.remote_queue import Attachment
     from routing.cluster.serving import Serving
 
@@ -77,6 +78,14 @@ class Loopback:
         """Never."""
 
     def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
+        """Never."""
+
+    def fetch(
+        self, request: int, log: str, leader_epoch: int, offset: int, before: int, size_bytes: int, *, waits: bool
+    ) -> None:
+        """Never."""
+
+    def find_time(self, request: int, log: str, leader_epoch: int, timestamp_ms: int) -> None:
         """Never."""
 
     def deliver(self, number: int, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
 from routing.cluster.streams import Records, Stream
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
 class RemoteTopicPartition:
     """See the module; implements `topics.leadership.Forward`."""
 
-    __slots__ = ("_stream",)
+    __slots__ = ("_stream", "ends")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, ends: Callable[[], Awaitable[tuple[int, int]]]) -> None:
+        """`ends` is as in `Forward`."""
         self._stream = stream
+        self.ends = ends
 
     def error(self) -> StorageUnavailable | None:
         """See `Forward`."""

@@ -9,7 +9,7 @@ from routing.consumer import Consumer
 from routing.message import Slab
 
 if TYPE_CHECKING:
-    from routing.cluster.forwarding import Answer
+    from routing.cluster.leader_questions import Answer
     from routing.queues.queue import Queue
     from routing.session import Session
 

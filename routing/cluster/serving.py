@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import trio
 
 from core_log.errors import LogUnavailable, MetadataUnavailable
-from routing.cluster.forwarding import Answer, NotLed
+from routing.cluster.leader_questions import Answer, NotLed
 from routing.cluster.log_names import HOME, number_of
 from routing.cluster.published import Publisher, Taken
 from routing.cluster.served import PeerConsumer, ServedLink, Sink
+from routing.cluster.served_logs import ServedLogs
 from routing.cluster.streams import Records
 from routing.deduplication import put
 from routing.errors import BrokerError, NotFound, PreconditionFailed
@@ -47,6 +48,7 @@ class ServedBroker:
     def __init__(self, serving: Serving, link: ServedLink) -> None:
         self.link = link
         self.publisher: Publisher | None = None
+        self.logs = ServedLogs(serving, serving.broker, link)
         self._serving = serving
         self._broker = serving.broker
         self._follows: dict[str, tuple[int, int]] = {}
@@ -245,6 +247,7 @@ class ServedBroker:
         """The link takes deliveries again."""
         for session in self._sessions.values():
             session.resume()
+        self.logs.resume()
 
     # ---- questions
 
@@ -302,6 +305,7 @@ class ServedBroker:
 
     def lost(self) -> None:
         """The link is over: all that was given out is back."""
+        self.logs.lost()
         queues: dict[Queue, None] = {}
         for session in list(self._sessions.values()):
             for consumer in session.consumers:

@@ -4,8 +4,8 @@
    So what an earlier topic of that name left behind is never taken for this one's.
 2. The states of its logs are put together with its entry (`states`): who sees the topic sees where it is. They go with
    it.
-3. Where this broker is a replica the partition has a `ReplicaLog`, else an `AbsentLog`; replicas that move make it the
-   one or the other.
+3. Where this broker is a replica the partition has a `ReplicaLog`, else an `AbsentLog`, which readers may read all the
+   same (`remote_log.py`); replicas that move make it the one or the other.
 4. Who ceases to lead tells everybody who waits for what it had not committed that this failed: another leader may have
    put something else there.
 """
@@ -94,6 +94,8 @@ class TopicLogs:
         self._unopened: set[str] = set()
         self.forward: Callable[[str], Forward] | None = None
         """Leads to whoever leads a log."""
+        self.absent: Callable[[str, str, LogConfig], AbsentLog] = lambda name, what, settings: AbsentLog(what, settings)
+        """What stands for a log that this broker has no replica of."""
         cluster.moved.append(self._moved)
 
     def states(self, uid: str, indexes: range, said: Replication) -> tuple[list[Put], list[Guard]]:
@@ -143,7 +145,7 @@ class TopicLogs:
                 except OSError as error:
                     logger.error("%s cannot be opened, which is tried again: %s", what, error)
                     self._unopened.add(name)
-            return AbsentLog(what, settings)
+            return self.absent(name, what, settings)
 
         leadership = PartitionLeadership(self._cluster, name, what)
         partition = TopicPartition(topic, index, log(), mark_dirty, leadership)
@@ -186,7 +188,10 @@ class TopicLogs:
             leadership.leads = False
             self._lose(partition, leadership)
             self._cluster.close_log(name)
-        partition.take_log(open_log())
+        before, log = partition.log, open_log()
+        if isinstance(log, AbsentLog):
+            log.learn(before.log_start_offset, before.high_watermark)
+        partition.take_log(log)
 
     def _moved(self, name: str) -> None:
         found = self._partitions.get(name)

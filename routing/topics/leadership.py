@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from routing.errors import StorageUnavailable
@@ -43,3 +44,7 @@ class Forward(Protocol):
         self, keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes], body_bytes: int
     ) -> tuple[PartitionLog, int]:
         """Have records appended there; what has to get how far for them to be safe."""
+
+    @property
+    def ends(self) -> Callable[[], Awaitable[tuple[int, int]]]:
+        """Where it begins, and how far it is committed. Raises StorageUnavailable."""

@@ -18,7 +18,10 @@ Committed = tuple[int, str]
 
 
 class Positions(Protocol):
-    """What is asked without waiting: of `OffsetStore`, or in a cluster of what stands for it."""
+    """Of `OffsetStore`, or in a cluster of what stands for it."""
+
+    async def fetch(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
+        """What the group has committed; others may have to be asked. Raises StorageUnavailable."""
 
     def known(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
         """What the group has committed, from memory."""

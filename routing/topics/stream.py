@@ -5,7 +5,9 @@
    (`stream_cache.py`). A run of messages is handed over at once; nothing is done for single ones.
 3. Whoever changes something that may allow a delivery calls `wake`; the broker pumps the woken streams when the turn
    ends. A consumer that waits for the disk, or takes nothing, is passed by.
-4. Consumers see what is below the high watermark. One that retention has overtaken goes on where the log begins now.
+4. Consumers see what is below the high watermark, of whatever log the partition has: this broker's or, in a cluster,
+   one that is read elsewhere. A log that comes in its place and has not so much yet is read when it has. Who was
+   overtaken by retention goes on where the log begins now.
 5. The position of a consumer that asked for it is kept under its tag with the group offsets: the first offset that it
    has not acknowledged, noted a moment after it moved and when the consumer goes.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,11 +25,11 @@ import trio
 from core_log.errors import CorruptBatch, LogError, LogUnavailable, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from routing.config import BrokerConfig
-from routing.errors import LimitExceeded, NotImplementedYet, PreconditionFailed
-from routing.topics.offset_store import Positions
+from routing.errors import LimitExceeded, NotFound, NotImplementedYet, PreconditionFailed
+from routing.topics.offset_store import Committed, Partition, Positions
 from routing.topics.stream_cache import Chunk, LogChunks, StreamCache
 from routing.topics.stream_records import StreamReader
-from routing.topics.stream_settings import Origin, Start, consumer_settings, told_config
+from routing.topics.stream_settings import ConsumerSettings, Origin, Start, consumer_settings, told_config
 
 if TYPE_CHECKING:
     from routing.session import Consumer
@@ -113,12 +115,15 @@ class Stream:
         self._loading: dict[int, list[_Cursor]] = {}
         self._tracked = 0
         self._tracking_due = False
+        self._seen_end = 0
+        """How far its leader had it, when that was asked."""
         topic.say_source(True)
         self._log.listeners.append(self._log_advanced)
+        self._partition.taken.append(self._log_taken)
 
     def apply_policy(self, definition: Mapping[str, Any]) -> None:
         """Live by what policies say from now on: segments that need not be kept any more go at once."""
-        log = self._log
+        log = self._partition.log
         told = told_config(self.topic.config, self.arguments, definition, self._host.config)
         if told != log.config:
             log.config = told
@@ -126,8 +131,13 @@ class Stream:
 
     @property
     def message_count(self) -> int:
-        """Messages it holds."""
-        return self._partition.next_offset - self._log.log_start_offset
+        """Messages it holds, for all that is known here."""
+        return max(self._partition.next_offset, self._seen_end) - self._log.log_start_offset
+
+    async def refresh(self) -> None:
+        """Ask its leader how far it is. Raises StorageUnavailable."""
+        _, end = await self._partition.ends()
+        self._seen_end = max(self._seen_end, end)
 
     @property
     def consumer_count(self) -> int:
@@ -138,7 +148,10 @@ class Stream:
         """It is deleted, or only a topic from now on: its consumers are told."""
         self.deleted = True
         self.topic.say_source(False)
-        self._log.listeners.remove(self._log_advanced)
+        self._partition.taken.remove(self._log_taken)
+        for log in {self._log, self._partition.log}:
+            if self._log_advanced in log.listeners:
+                log.listeners.remove(self._log_advanced)
         consumers, self.consumers = self.consumers, []
         self._log.reader_waits(-len(consumers))
         self._host.consumers -= len(consumers)
@@ -147,7 +160,27 @@ class Stream:
             consumer.session.queue_gone(consumer)
         self._chunks.clear()
 
+    def _log_taken(self) -> None:
+        """The partition has another log."""
+        log, before = self._partition.log, self._log
+        log.config = before.config
+        log.listeners.append(self._log_advanced)
+        if before.closed or log.high_watermark >= before.high_watermark:
+            self._go_on_with(log)
+
+    def _go_on_with(self, log: PartitionLog) -> None:
+        before, self._log = self._log, log
+        if self._log_advanced in before.listeners:
+            before.listeners.remove(self._log_advanced)
+        before.reader_waits(-len(self.consumers))
+        log.reader_waits(len(self.consumers))
+        self.wake()
+
     def _log_advanced(self, log: PartitionLog) -> None:
+        if log is not self._log:
+            if log is self._partition.log and log.high_watermark >= self._log.high_watermark:
+                self._go_on_with(log)
+            return
         if self.consumers and not self.awake:
             self.wake()
 
@@ -159,18 +192,44 @@ class Stream:
 
     # --- consumers ---------------------------------------------------------------------
 
-    def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> None:
-        """Make it a consumer of this stream. Raises PreconditionFailed, NotImplementedYet, LimitExceeded."""
+    def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> Awaitable[None] | None:
+        """Make it a consumer of this stream; in a cluster others are asked where it ends, and how far the consumer had
+        come. Raises PreconditionFailed, NotImplementedYet, LimitExceeded, StorageUnavailable.
+        """
         if not consumer.prefetch:
             raise PreconditionFailed(f"consumer prefetch count is not set for '{self.what}'")
         if consumer.no_ack:
             self.refuse("automatic acknowledgement")
         settings = consumer_settings(self.what, consumer.tag, arguments, time.time_ns() // 1_000_000)
+        if self._partition.leadership is not None:
+            return self._attach_shared(consumer, settings)
+        group, known = _GROUP_PREFIX + consumer.tag, {}
+        if settings.tracked:
+            known = self._host.offsets.known(group, [self._place])
+        self._begin(consumer, settings, known, self._partition.next_offset)
+        return None
+
+    async def _attach_shared(self, consumer: Consumer, settings: ConsumerSettings) -> None:
+        known: dict[Partition, Committed] = {}
+        if settings.tracked:
+            known = await self._host.offsets.fetch(_GROUP_PREFIX + consumer.tag, [self._place])
+        _, end = await self._partition.ends()
+        if self.deleted:
+            raise NotFound(f"no {self.what}")
+        self._begin(consumer, settings, known, end)
+
+    @property
+    def _place(self) -> Partition:
+        return self.topic.name, 0
+
+    def _begin(
+        self, consumer: Consumer, settings: ConsumerSettings, known: dict[Partition, Committed], end: int
+    ) -> None:
         start, group = settings.start, ""
         if settings.tracked:
             group = _GROUP_PREFIX + consumer.tag
-            start = self._resume(group, start)
-        cursor = _Cursor(consumer, self._offset_of(start), group)
+            start = self._resume(known, start)
+        cursor = _Cursor(consumer, self._offset_of(start, end), group)
         self._cursors[consumer] = cursor
         self.consumers.append(consumer)
         self._log.reader_waits(1)
@@ -180,10 +239,9 @@ class Stream:
             cursor.waiting = True
             self._host.spawn(self._find_time, (cursor, start.value))
 
-    def _resume(self, group: str, start: Start) -> Start:
+    def _resume(self, known: dict[Partition, Committed], start: Start) -> Start:
         """Where a tracked consumer goes on."""
-        place = (self.topic.name, 0)
-        known = self._host.offsets.known(group, [place])
+        place = self._place
         if known:
             return Start(Origin.OFFSET, known[place][0])
         limit = self._host.config.stream_tracked_consumers_max
@@ -191,8 +249,8 @@ class Stream:
             raise LimitExceeded(f"stream '{self.name}' keeps the positions of {limit} consumers already")
         return start
 
-    def _offset_of(self, start: Start) -> int:
-        first, end = self._log.log_start_offset, self._partition.next_offset
+    def _offset_of(self, start: Start, end: int) -> int:
+        first = self._log.log_start_offset
         if start.origin is Origin.OFFSET:
             return max(first, start.value)
         if start.origin is Origin.NEXT:
@@ -242,7 +300,7 @@ class Stream:
         """Write down how far these have come; while the log refuses, the next time."""
         if self.deleted:
             return
-        place = (self.topic.name, 0)
+        place = self._place
         for cursor in cursors:
             position = cursor.consumer.session.first_unsettled(cursor.consumer)
             position = cursor.offset if position is None else position
@@ -302,17 +360,22 @@ class Stream:
 
     def _read(self, offset: int) -> Chunk | None:
         """A chunk from memory; None when the disk has to be asked."""
-        limit = self._chunks.first_after(offset)
+        limit = self._limit(self._log, offset)
         try:
             batches = self._log.read(offset, self._host.read_bytes(), before=limit)
             return None if batches is None else self._decode(offset, limit, batches)
         except (CorruptBatch, OffsetOutOfRange):
             return None  # who reads from the disk finds out, and says so
 
-    def _decode(self, offset: int, limit: int | None, batches: list[Any]) -> Chunk:
+    def _limit(self, log: PartitionLog, offset: int) -> int:
+        """Up to where to read from an offset on: if there is nothing, this is where it goes on."""
+        there = self._chunks.first_after(offset)
+        return log.high_watermark if there is None else min(there, log.high_watermark)
+
+    def _decode(self, offset: int, limit: int, batches: list[Any]) -> Chunk:
         slabs, end = self._reader.read(batches)
         if not batches:
-            end = self._log.high_watermark if limit is None else limit
+            end = limit
         first = min(offset, slabs[0].first_offset) if slabs else offset
         chunk = Chunk(first, max(end, offset + 1), slabs)
         self._chunks.add(chunk)
@@ -340,18 +403,21 @@ class Stream:
         self._host.spawn(self._load, offset)
 
     async def _load(self, offset: int) -> None:
-        config, log = self._host.config, self._log
+        config = self._host.config
         error: Exception | None = None
         while not self.deleted:
-            limit = self._chunks.first_after(offset)
+            log = self._log
+            limit = self._limit(log, offset)
             try:
                 batches = await log.read_cold(offset, self._host.read_bytes(), before=limit)
                 if not self.deleted:
                     self._decode(offset, limit, batches)
                 break
-            except OffsetOutOfRange:
-                break  # retention was faster
+            except (OffsetOutOfRange, LogUnavailable):
+                break  # retention was faster, or the log is gone
             except (CorruptBatch, FileNotFoundError) as problem:
+                if log is not self._log:
+                    continue  # there is another one now
                 error = problem
                 break
             except OSError as problem:

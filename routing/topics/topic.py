@@ -52,6 +52,7 @@ class TopicPartition:
         "leadership",
         "log",
         "next_offset",
+        "taken",
         "topic_name",
     )
 
@@ -70,6 +71,8 @@ class TopicPartition:
         self.forward: Forward | None = None
         """To its leader, where that is another broker."""
         self.log = log
+        self.taken: list[Callable[[], None]] = []
+        """Called when it has another log."""
         self.next_offset = log.log_end_offset
         self._mark_dirty = mark_dirty
         self._open: list[Run] = []
@@ -133,6 +136,16 @@ class TopicPartition:
         self.next_offset = log.log_end_offset
         self._segments = len(log.segments)
         log.listeners.append(self._log_advanced)
+        for listener in self.taken:
+            listener()
+
+    async def ends(self) -> tuple[int, int]:
+        """Where it begins, and the offset behind all that can be read: what its leader says, wherever that is. Raises
+        StorageUnavailable.
+        """
+        if self.forward is not None:
+            return await self.forward.ends()
+        return self.log.log_start_offset, self.next_offset
 
     def drop_open(self) -> None:
         """What was not sealed yet cannot be any more."""

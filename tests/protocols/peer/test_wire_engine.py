@@ -87,6 +87,13 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
     (wire.Answer(1, "", "", 2, 3, DELIVERY), [25, 1, "", "", 2, 3, [MAX, 1, True, FULL_LIST]]),
     (wire.Over(3, True), [26, 3, True]),
     (wire.NotLed("home-1", 4), [27, "home-1", 4]),
+    (wire.Fetch(1, 2, "topic-a-0", 3, 4, MAX, 8 << 20, True), [28, 1, 2, "topic-a-0", 3, 4, MAX, 8 << 20, True]),
+    (wire.FindTime(1, 2, "topic-a-0", 3, -5), [29, 1, 2, "topic-a-0", 3, -5]),
+    (wire.Fetched(1, "NotLed", "text", 0, 0, -1, []), [30, 1, "NotLed", "text", 0, 0, -1, []]),
+    (
+        wire.Fetched(1, "", "", 2, MAX, 3, [memoryview(LARGE), memoryview(b"")]),
+        [30, 1, "", "", 2, MAX, 3, [LARGE, b""]],
+    ),
     (wire.Wanted(-1, True, [], []), [32, -1, True, [], []]),
     (
         wire.Wanted(
@@ -124,7 +131,7 @@ def test_both_ways(frame: wire.AnyEngineFrame, expected: list[Any]) -> None:
 
 
 def test_every_kind_is_in_the_table() -> None:
-    assert {expected[0] for _, expected in ALL} == {*range(16, 28), *range(32, 38)}
+    assert {expected[0] for _, expected in ALL} == {*range(16, 31), *range(32, 38)}
 
 
 def test_what_is_large_is_not_copied() -> None:
