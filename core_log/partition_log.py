@@ -54,6 +54,9 @@ _base_offset = attrgetter("base_offset")
 class PartitionLog:
     """See the module. Made by `open`."""
 
+    waits_out_errors = False
+    """Who waits for it to be committed goes on waiting while the disk refuses: another broker may take over."""
+
     def __init__(
         self,
         files: Files,

@@ -34,6 +34,8 @@ class ReplicaLog(PartitionLog):
     _sync_before = 0
     news: dict[ReplicaLog, None] | None = None
     """Where it notes that there is something to tell a follower or leader; whoever does that empties it."""
+    on_cut: Callable[[int], None] | None = None
+    """Called with the new end when records are cut off; with -1 when all are, of which the leader may have some."""
 
     @classmethod
     def open_replica(
@@ -66,6 +68,8 @@ class ReplicaLog(PartitionLog):
 
     def _after_cut(self) -> None:
         self.leader_epoch = self.epochs.latest
+        if self.on_cut is not None:
+            self.on_cut(self.log_end_offset)
 
     def begin_epoch(self, epoch: int) -> None:
         """Lead from here on: appends carry `epoch`. Raises ValueError unless it is above all in the log."""
@@ -199,6 +203,8 @@ class ReplicaLog(PartitionLog):
         self.log_start_offset = cut.next_offset
         self._log_start_unsaved = False
         self._removals = []
+        if self.on_cut is not None:
+            self.on_cut(-1)
         self.epochs.entries.clear()
         self.high_watermark = self.committed_offset = cut.next_offset
         self.shorten(cut)

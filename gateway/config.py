@@ -118,6 +118,8 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Make a new cluster of the data directory, which is that of a single broker; one that is a member's stays so."""
     replica_lag_time_max_ms: Positive = 5000
     """A replica that has not caught up for so long is not in sync any more."""
+    publish_patience_ms: Positive = 10_000
+    """Publishers wait so long for a leader, or for enough replicas in sync, before they are refused."""
     etcd_user: str = ""
     etcd_password: str = ""
     etcd_ca: str = ""

@@ -47,7 +47,13 @@ class Member:
         self.listener = listener
         lag_s = config.cluster.replica_lag_time_max_ms / 1000
         replication = ReplicationConfig(replica_lag_time_max_s=lag_s)
-        self.cluster = Cluster(part.store, part.members, part.elections, replication=replication)
+        self.cluster = Cluster(
+            part.store,
+            part.members,
+            part.elections,
+            replication=replication,
+            publish_patience_s=config.cluster.publish_patience_ms / 1000,
+        )
         self._config = config
 
     @asynccontextmanager

@@ -306,6 +306,8 @@ class Broker:
                 session.confirms.note()
         if self.engine is not None:
             self.engine.end_turn()
+            if self.homes is not None:
+                self.homes.end_turn()
         if self.after_turn is not None:
             self.after_turn()
 

@@ -11,7 +11,7 @@ offset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -23,11 +23,12 @@ Done = Callable[[StorageUnavailable | None], None]
 
 
 class _Waiter:
-    __slots__ = ("done", "remaining")
+    __slots__ = ("done", "moves", "remaining")
 
-    def __init__(self, remaining: int, done: Done | None) -> None:
+    def __init__(self, remaining: int, done: Done | None, moves: bool) -> None:
         self.remaining = remaining
         self.done = done
+        self.moves = moves
 
 
 class _Line:
@@ -69,9 +70,10 @@ class CommitWaiter:
         self._lines: dict[PartitionLog, _Line] = {}
 
     def when_committed(
-        self, requirements: Iterable[tuple[PartitionLog, int]], done: Done, *, sync: bool = True
+        self, requirements: Iterable[tuple[PartitionLog, int]], done: Done, *, sync: bool = True, moves: bool = False
     ) -> None:
         """Call `done(None)` once every log has committed (`sync`) or written all below its offset, or `done(error)`.
+        With `moves` it waits for what `move` says instead, should that be called.
 
         With nothing left to wait for, `done` is called before this returns.
         """
@@ -79,24 +81,53 @@ class CommitWaiter:
         for log, offset in requirements:
             if (log.committed_offset if sync else log.written_offset) >= offset:
                 continue
-            if log.error is not None:
+            if log.error is not None and not log.waits_out_errors:
                 done(storage_error(log))
                 return
             unmet.append((log, offset))
         if not unmet:
             done(None)
             return
-        waiter = _Waiter(len(unmet), done)
+        waiter = _Waiter(len(unmet), done, moves)
         for log, offset in unmet:
-            line = self._lines.get(log)
-            if line is None:
-                line = self._lines[log] = _Line()
-                log.listeners.append(self._advanced)
+            line = self._line(log)
             if sync:
                 log.request_sync()
                 line.synced.append((offset, waiter))
             else:
                 line.written.append((offset, waiter))
+
+    def _line(self, log: PartitionLog) -> _Line:
+        line = self._lines.get(log)
+        if line is None:
+            line = self._lines[log] = _Line()
+            log.listeners.append(self._advanced)
+        return line
+
+    def move(self, log: PartitionLog, to: PartitionLog, places: Mapping[int, int], error: StorageUnavailable) -> None:
+        """What is appended to a log is another one's to commit: who waits for an offset among the `places` waits for
+        the place there instead, if it may (`moves`); all others are told the error.
+        """
+        line = self._lines.get(log)
+        if line is None:
+            return
+        there = self._line(to)
+        for waiting, further in ((line.synced, there.synced), (line.written, there.written)):
+            while waiting:
+                offset, waiter = waiting.popleft()
+                place = places.get(offset) if waiter.moves else None
+                if place is not None:
+                    further.append((place, waiter))
+                else:
+                    done, waiter.done = waiter.done, None
+                    if done is not None:
+                        done(error)
+            ordered = sorted(further, key=lambda one: one[0])
+            further.clear()
+            further.extend(ordered)
+        if there.synced:
+            to.request_sync()
+        self._advanced(to)
 
     def forget(self, log: PartitionLog) -> None:
         """The log is closed or deleted: fail whoever still waits for it."""
@@ -120,7 +151,7 @@ class CommitWaiter:
                 waiter.remaining -= 1
                 if not waiter.remaining and waiter.done is not None:
                     waiter.done(None)
-        if log.error is not None:
+        if log.error is not None and not log.waits_out_errors:
             self._fail(line, storage_error(log))
 
     @staticmethod

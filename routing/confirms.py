@@ -7,7 +7,7 @@ for; when that is met, and everything before it, the sink gets one cumulative `c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from routing.cluster.streams import Stream, Watch
@@ -85,6 +85,21 @@ class Confirms:
         self._end_part(self.published)
         self._parts = [(part[0], {}, False, error, ()) if log in part[1] else part for part in self._parts]
 
+    def moved(self, log: PartitionLog, to: PartitionLog, places: Mapping[int, int], error: BrokerError) -> None:
+        """What was published in this turn is to be safe elsewhere: see `CommitWaiter.move`."""
+        self._end_part(self.published)
+        parts, self._parts = self._parts, []
+        for last, requirements, needs_sync, refused, watches in parts:
+            offset = requirements.get(log)
+            if offset is None or offset <= log.committed_offset:
+                self._parts.append((last, requirements, needs_sync, refused, watches))
+            elif offset in places:
+                rest = {other: end for other, end in requirements.items() if other is not log}
+                rest[to] = max(rest.get(to, 0), places[offset])
+                self._parts.append((last, rest, needs_sync, refused, watches))
+            else:
+                self._parts.append((last, {}, False, error, ()))
+
     def _end_part(self, last: int, watches: Sequence[Watch] = ()) -> None:
         """What was published up to `last` since the last part waits for the requirements that came together."""
         self._parts.append((last, self._requirements, self._needs_sync, None, watches))
@@ -118,7 +133,7 @@ class Confirms:
             pending.settled, pending.error = True, error
             self._advance()
 
-        self._session.broker.commits.when_committed(requirements.items(), done, sync=needs_sync)
+        self._session.broker.commits.when_committed(requirements.items(), done, sync=needs_sync, moves=True)
 
     def _advance(self) -> None:
         pending, up_to = self._pending, 0

@@ -27,6 +27,7 @@ from routing.death_copies import Copies, CopyMaker, Target
 from routing.errors import LimitExceeded, NotFound, StorageUnavailable
 from routing.message import Slab
 from routing.queues.death_history import DELIVERY_LIMIT, REJECTED
+from routing.queues.home import for_others
 from routing.topology.route import Route
 
 if TYPE_CHECKING:
@@ -294,7 +295,8 @@ class DeadLetters:
             self._warn(waiting, str(failed))
             return False
         try:
-            targets = dict(route.deliver(slab))
+            with for_others(route.durable_homes):
+                targets = dict(route.deliver(slab))
         except LogUnavailable as unavailable:
             self._warn(waiting, str(unavailable))
             return False

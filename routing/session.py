@@ -123,14 +123,18 @@ class Session:
         if confirm:
             self.confirms.published += len(slab.bodies)
             broker.confirming[self] = None
-        if route.histories and route.error() is None:
+        failed = route.error()
+        if failed is not None:
+            waiting = route.waiting()
+            if waiting is not None:
+                route, failed = waiting, None
+        if route.histories and failed is None:
             for history in route.histories:
                 history.remember(slab)
         if not route.homes and not route.topics:
             if mandatory:
                 self.sink.returned(slab, "NO_ROUTE")
             return
-        failed = route.error()
         if failed is not None:
             broker.refused_messages += len(slab.bodies)
             if confirm:

@@ -31,6 +31,7 @@ from routing.commits import CommitWaiter
 from routing.deduplication import put
 from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
 from routing.message import Slab
+from routing.queues.home import for_others
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.redo_records import Settled, decode, encode
@@ -143,8 +144,9 @@ class _Plan:
         session = self.session
         for entry, outcome in self.transaction.taken:
             session.finish(entry, outcome)
-        for route, slab, mandatory in self.routed:
-            session.deliver_to(route, slab, mandatory)
+        with for_others(self.published):
+            for route, slab, mandatory in self.routed:
+                session.deliver_to(route, slab, mandatory)
 
     def logs(self) -> list[PartitionLog]:
         """Write what was applied; the logs that have to become durable."""

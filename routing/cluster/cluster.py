@@ -58,8 +58,11 @@ class Cluster:
         *,
         replication: ReplicationConfig | None = None,
         clock: Callable[[], float] = trio.current_time,
+        publish_patience_s: float = 10.0,
     ) -> None:
         self.broker_id = members.broker_id
+        self.publish_patience_s = publish_patience_s
+        """How long publishers wait for a log's next leader before they are refused."""
         self.store = store
         self.members = members
         self.elections = elections

@@ -28,7 +28,8 @@ class Engine:
         self.cluster = cluster
         self.spawn = spawn
         self.want_turn = want_turn
-        self.forwarding = Forwarding(cluster, spawn=spawn, want_turn=want_turn)
+        patience_s = cluster.publish_patience_s
+        self.forwarding = Forwarding(cluster, spawn=spawn, want_turn=want_turn, patience_s=patience_s)
 
     def keep_offsets(self, storage: Storage, topic_exists: Callable[[str], bool]) -> ReplicatedOffsets:
         """Group offsets are shared. Raises OSError."""

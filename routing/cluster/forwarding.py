@@ -1,7 +1,8 @@
 """What this broker asks of the others for its clients: the streams to logs they lead, consumers of their queues.
 
-1. Links come and go (`linked`, `lost`), leaders change (`moved`): streams send again, consumers attach again, questions
-   are asked again, for up to `timeout_s`. A link is one from this broker; the other broker answers over it.
+1. Links come and go (`linked`, `lost`), leaders change (`moved`): streams send again (up to `patience_s`),
+   consumers attach again, questions are asked again (up to `timeout_s`). A link is one from this broker; the other
+   answers over it.
 2. All that a turn has for a broker leaves when the turn ends. What is asked in between comes after it.
 3. Consumers have numbers that no other consumer of this process has ever had.
 """
@@ -94,12 +95,15 @@ class Forwarding:
         want_turn: Callable[[], None],
         now_s: Callable[[], float] = trio.current_time,
         timeout_s: float = TIMEOUT_S,
+        patience_s: float = TIMEOUT_S,
     ) -> None:
         self.cluster = cluster
         self.spawn = spawn
         self.want_turn = want_turn
         self.now_s = now_s
         self.timeout_s = timeout_s
+        self.patience_s = patience_s
+        """How long publishers wait for a leader that takes what they publish."""
         self.links: dict[int, EngineLink] = {}
         self.own: EngineLink | None = None
         """To this broker itself, where it leads what it has sent elsewhere before."""

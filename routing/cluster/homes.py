@@ -6,8 +6,9 @@
 2. *Promotion*: the standby takes in all that the log has, which nobody may cut off any more, queues are made of it and
    of what the topology says of them, and take the place of what stood for them. Nobody knows what the leader before had
    given out, so everything is marked as redelivered. Nothing goes out until all of it is committed.
-3. *Retirement* is at once, in the call that tells of it: what was not appended is dropped, who waits for a confirm is
-   told that there is none, consumers are cancelled. A standby goes along again.
+3. *Retirement* is at once, in the call that tells of it. Publishers of this broker wait on, for what the next leader
+   makes of it: what it has is confirmed when it is committed, what it has not is sent to it (`publishes.py`). Consumers
+   are cancelled. A standby goes along again.
 4. One task for each log here sees to both, so that they never overlap. When a role is gone before a promotion has
    ended, what it has made was seen by nobody.
 5. Whether this broker may serve is asked once a turn (`begin_turn`), before anything is given out.
@@ -26,6 +27,7 @@ from core_log.errors import CorruptBatch, LogUnavailable, MetadataUnavailable, O
 from core_log.replica_log import ReplicaLog
 from core_log.replication.leader import Leader
 from routing.cluster.log_names import HOME, home_log, number_of
+from routing.cluster.publishes import Waiting
 from routing.cluster.queue_placement import home_for_queue
 from routing.cluster.remote_home import led_by
 from routing.errors import StorageUnavailable
@@ -44,16 +46,15 @@ logger = logging.getLogger(__name__)
 _BITE_S = 0.01
 _RETRY_S = 1.0
 _BARRIER_TIMEOUT_S = 2.0
-_PATIENCE_S = 10.0
-"""Who waits for a confirm is refused when this broker could not serve for so long."""
 
 
 class _Here:
     """A home of which this broker has a replica."""
 
-    def __init__(self, index: int, log: ReplicaLog) -> None:
+    def __init__(self, index: int, log: ReplicaLog, waiting: Waiting) -> None:
         self.index = index
         self.log = log
+        self.waiting = waiting
         self.role: Leader | None = None
         self.partition: ReplicatedPartition | None = None
         """While it is led here and has been promoted."""
@@ -61,7 +62,7 @@ class _Here:
         self.changed = trio.Event()
         self.closed = False
         self.over = trio.Event()
-        self.said: tuple[bool, bool, bool] | None = None
+        self.said: tuple[bool, bool, bool, bool] | None = None
         self.silent_since_s: float | None = None
 
     def wake(self) -> None:
@@ -80,6 +81,7 @@ class Homes:
         self._topology = broker.topology
         self._here: dict[int, _Here] = {}
         self._led: list[_Here] = []
+        self._behind: dict[_Here, None] = {}
         self._closed = False
         self._topology.place_queue = self._place
         cluster.moved.append(self._moved)
@@ -121,7 +123,7 @@ class Homes:
                 logger.error("%s cannot be opened: %s", name, error)
                 self._broker.spawn(self._look_again, index)
                 return
-            here = self._here[index] = _Here(index, log)
+            here = self._here[index] = _Here(index, log, Waiting(self._broker, log, name))
             self._broker.spawn(self._conduct, here)
         role = self._cluster.role_of(name)
         if role is not here.role:
@@ -139,6 +141,7 @@ class Homes:
         del self._here[here.index]
         here.role, here.closed = None, True
         here.wake()
+        here.waiting.close()
         self._broker.commits.forget(here.log)
         self._cluster.close_log(name)
 
@@ -252,11 +255,13 @@ class Homes:
         if partition is None:
             return
         self._led.remove(here)
+        self._behind.pop(here, None)
         name = home_log(here.index)
         error = StorageUnavailable(f"home partition {here.index} {led_by(self._cluster.leader_of(name)[0])}")
         logger.info("%s is not led here any more", name)
+        here.waiting.keep(partition)
         partition.retire(error)
-        self._broker.fail_waiting(here.log, error)
+        here.waiting.hand_on(error)
         self._broker.dead_letters.lost(here.log)
         self._topology.rehome(here.index, self._elsewhere(here.index))
         self._broker.want_turn()
@@ -265,29 +270,52 @@ class Homes:
 
     def begin_turn(self) -> None:
         """Look whether this broker may serve what it leads."""
+        now_s = trio.current_time()
         for here in self._led:
             role, partition = here.role, here.partition
             if role is None or partition is None:
                 continue
             serves = self._cluster.may_serve(role)
-            said = (serves, role.may_append(), serves and role.watermark_is_known)
+            said = (serves, role.may_append(), serves and role.watermark_is_known, here.log.error is None)
             if said != here.said:
+                here.said = said
                 self._say(here, partition, *said)
-            elif here.silent_since_s is not None and trio.current_time() - here.silent_since_s > _PATIENCE_S:
+            elif here.silent_since_s is not None and now_s - here.silent_since_s > self._cluster.publish_patience_s:
                 here.silent_since_s = None
                 self._broker.commits.fail(here.log, StorageUnavailable("other brokers are out of reach"))
 
-    def _say(self, here: _Here, partition: ReplicatedPartition, serves: bool, in_sync: bool, delivers: bool) -> None:
-        here.said = serves, in_sync, delivers
-        here.silent_since_s = None if serves else trio.current_time()
+    def end_turn(self) -> None:
+        """What waited for homes that may be published to again was sent: it goes on as if they had not stood still."""
+        for here in list(self._behind):
+            if here.partition is None or here.waiting.is_over:
+                del self._behind[here]
+                if here.partition is not None:
+                    here.partition.serve(not here.partition.suspended, None)
+
+    def _say(
+        self, here: _Here, partition: ReplicatedPartition, serves: bool, in_sync: bool, delivers: bool, writes: bool
+    ) -> None:
         refusal = None
         if not serves:
             refusal = StorageUnavailable(f"home partition {here.index} is not led by anybody for certain now")
         elif not in_sync:
             refusal = StorageUnavailable(f"home partition {here.index} has too few replicas in sync")
-        partition.serve(delivers, refusal)
-        if not in_sync and refusal is not None:
-            self._broker.fail_waiting(here.log, refusal)
+        stands_still = refusal is not None or not writes
+        if not stands_still:
+            here.silent_since_s = None
+        elif here.silent_since_s is None:
+            here.silent_since_s = trio.current_time()
+        self._behind.pop(here, None)
+        if stands_still:
+            here.waiting.keep(partition)
+        else:
+            here.waiting.retry()
+        if stands_still or not here.waiting.is_over:
+            partition.serve(delivers, refusal, self._elsewhere(here.index))
+            if not stands_still:
+                self._behind[here] = None
+        else:
+            partition.serve(delivers, None)
 
     # --- stopping --------------------------------------------------------------------------
 

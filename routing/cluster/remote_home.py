@@ -33,6 +33,8 @@ class RemoteHome:
 
     durable = True
     suspended = False
+    for_others = False
+    instead = None
 
     def __init__(self, index: int, forwarding: Forwarding) -> None:
         self.index = index

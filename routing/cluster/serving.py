@@ -27,6 +27,7 @@ from routing.cluster.streams import Records
 from routing.deduplication import put
 from routing.errors import BrokerError, NotFound, PreconditionFailed
 from routing.message import Slab
+from routing.queues.home import for_others
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.session import Session
@@ -81,7 +82,7 @@ class ServedBroker:
         if not begins and follows != (leader_epoch, position):
             return  # what it follows was not taken: that has been said, and all of it comes again
         home = self._serving.home(log, leader_epoch)
-        if home is None or self.publisher is None or home.error is not None:
+        if home is None or self.publisher is None or home.refusal is not None:
             self.link.not_led(log, leader_epoch)
             return
         self._follows[log] = leader_epoch, position + len(slab.bodies)
@@ -115,10 +116,12 @@ class ServedBroker:
         count = fitting = len(slab.bodies)
         if route.guarded:
             fitting = min(route.room(), count)
-        if fitting:
-            put(route, slab.part(0, fitting), broker.clock.now_ms)
+        with for_others((home,)):
+            if fitting:
+                put(route, slab.part(0, fitting), broker.clock.now_ms)
+            if fitting < count:
+                route.overflowing().deliver(slab.part(fitting, count))
         if fitting < count:
-            route.overflowing().deliver(slab.part(fitting, count))
             broker.refused_messages += count - fitting
             taken.refuse(position + fitting, position + count - 1)
         return home.next_offset

@@ -8,10 +8,14 @@ Positions count the messages that this process has sent to the log; they are to 
    same order. A leader drops what it has by position (`serving.py`), and takes nothing that does not follow what it
    took last, or begins anew: what is under way behind something that was not taken comes again, too. What another
    leader may have had is marked as redelivered.
-2. Without a leader that can be reached for `NO_LEADER_S` publishes are refused (`error`), those under way wait on.
-   What nobody answers for `forward_timeout_s` has failed: whoever waits is told so.
+2. Publishers wait while there is no leader that can be reached and takes what is sent, for `patience_s` at most: then
+   what is under way has failed, whoever waits is told so, and publishes are refused (`error`) until somebody leads.
 3. What is kept is bounded: publishers are not read from while it is more than `WINDOW_BYTES` (`has_room`).
-4. What a leader refuses is told apart only to those who ask beforehand (`watch`), where queues may be full. For all
+4. What clients of a broker publish to a log that it leads goes into it directly, but for the time in which nothing may
+   be appended: then it comes here, as if the log were led elsewhere (`Homes`), and is sent to the broker itself
+   (`loopback.py`) or to the next leader. What was appended before, and is not committed, keeps its place before it
+   (`reserve`): if it is cut off the log, and only then, it is sent to the next leader, before all that came later.
+5. What a leader refuses is told apart only to those who ask beforehand (`watch`), where queues may be full. For all
    others everything that is under way has failed then.
 """
 
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
     from routing.message import Slab
 
 WINDOW_BYTES = 8 << 20
-NO_LEADER_S = 1.0
 _RETRY_S = 0.05
 _MESSAGE_BYTES = 64
 """What a message takes besides its body, about."""
@@ -58,6 +61,14 @@ class Kept(NamedTuple):
     what: Slabs | Records
 
 
+class Own(NamedTuple):
+    """What was appended here, at offsets [first, end): its fate is not known before it is committed, or cut off."""
+
+    kept: Kept
+    first: int
+    end: int
+
+
 class Watch:
     """Somebody wants to know which of the messages before `end` a queue refuses: `refused` are pairs of first and last,
     counted from 0.
@@ -81,6 +92,8 @@ class Watch:
 class Stream:
     """See the module; made by `Forwarding.stream`."""
 
+    waits_out_errors = False
+
     def __init__(self, name: str, forwarding: Forwarding) -> None:
         self.name = self.directory = name
         self.next_position = 0
@@ -89,6 +102,8 @@ class Stream:
         self.listeners: list[Callable[[Stream], None]] = []
         self.kept: deque[Kept] = deque()
         self.kept_bytes = 0
+        self.own: deque[Own] = deque()
+        """See rule 4; in the order of their offsets."""
         self.sync_before = 0
         """Somebody waits until all before this position is committed."""
         self._forwarding = forwarding
@@ -143,10 +158,16 @@ class Stream:
         self._watches.append(found)
         return found
 
+    @property
+    def all_taken(self) -> bool:
+        """Nothing waits for a leader: this broker has taken all there is."""
+        own = self._link is not None and self._link is self._forwarding.own
+        return not self.kept or (own and self._sent_before == self.next_position)
+
     def send(self) -> None:
         """The turn ends: hand what was not sent to the link, if there is one."""
         link = self._link
-        if link is None:
+        if link is None or (self.own and link is not self._forwarding.own):
             return
         if self._sent_before < self.next_position:
             for kept in self._unsent():
@@ -168,7 +189,56 @@ class Stream:
         found.reverse()
         return found
 
+    # ---- what was appended here
+
+    def reserve(self, count: int, size_bytes: int, what: Slabs, first: int, end: int) -> None:
+        """Messages are in the log of this broker at [first, end), and nothing was published behind them yet."""
+        position = self.next_position
+        self.next_position = position + count
+        size_bytes += _MESSAGE_BYTES * count
+        kept = Kept(position, self.next_position, size_bytes, self._forwarding.now_s(), what)
+        self.own.append(Own(kept, first, end))
+        if self._sent_before == position:
+            self._sent_before = self.next_position
+        self._begins = True
+
+    def own_committed(self, offset: int) -> None:
+        """This broker's log is committed up to an offset."""
+        own, position = self.own, 0
+        while own and own[0].end <= offset:
+            position = own.popleft().kept.end
+        if position:
+            self._advance(position, position)
+            self._forwarding.dirty[self] = None
+
+    def own_cut(self, offset: int) -> None:
+        """This broker's log ends at an offset: what was behind it is the next leader's to take. -1: nobody knows."""
+        own = self.own
+        if offset < 0 and own:
+            self._fail(f"{self.name}: this broker's replica was begun anew")
+            return
+        lost: list[Kept] = []
+        while own and own[-1].end > offset:
+            kept, first, end = own.pop()
+            what, there = kept.what, offset - first
+            if there > 0 and isinstance(what, Slabs):  # a part of it is there
+                cut = kept.position + there
+                own.append(Own(kept._replace(end=cut), first, offset))
+                rest = what._replace(slab=what.slab.part(there, end - first))
+                kept = kept._replace(position=cut, what=rest)
+            lost.append(kept)
+        if lost:
+            self.kept_bytes += sum(kept.size_bytes for kept in lost)
+            self.kept = deque(sorted([*self.kept, *lost], key=lambda kept: kept.position))
+            self._sent_before, self._asked_before, self._begins = self.kept[0].position, 0, True
+        self._forwarding.dirty[self] = None
+
     # ---- where it goes
+
+    def retry(self) -> None:
+        """Who did not take it may take it now."""
+        self._refused_by = None
+        self.look()
 
     def look(self) -> None:
         """Who leads the log, or whether there is a link to it, may have changed."""
@@ -200,15 +270,18 @@ class Stream:
     def tick(self, now_s: float) -> None:
         """Time has passed."""
         self.look()
-        if self._away_since_s is not None and now_s - self._away_since_s >= NO_LEADER_S and self.error is None:
+        patience_s = self._forwarding.patience_s
+        if self._away_since_s is not None and now_s - self._away_since_s >= patience_s and self.error is None:
             self.error = OSError(f"{self.name} {self._forwarding.whereabouts(self.name)}")
-        if self.kept and now_s - self.kept[0].since_s >= self._forwarding.timeout_s:
-            self._fail(f"{self.name}: no answer for {self._forwarding.timeout_s:g} s")
+        waiting = [queue[0] for queue in (self.kept, deque(one.kept for one in self.own)) if queue]
+        if any(now_s - kept.since_s >= patience_s for kept in waiting):
+            self._fail(f"{self.name}: no answer for {patience_s:g} s")
 
     def _fail(self, why: str) -> None:
         """Tell whoever waits that it is not known to be safe, and send it no more."""
         before, self.error = self.error, OSError(why)
         self.kept.clear()
+        self.own.clear()
         self.kept_bytes = 0
         self._watches.clear()
         self._tell()
@@ -226,6 +299,9 @@ class Stream:
             self._refused_by = self._away_since_s = self.error = None
         if refused:
             self._note_refused(list(zip(refused[::2], refused[1::2], strict=True)), written, committed)
+        self._advance(written, committed)
+
+    def _advance(self, written: int, committed: int) -> None:
         self.written_offset = max(self.written_offset, min(written, self.next_position))
         self.committed_offset = max(self.committed_offset, min(committed, self.next_position))
         while self._watches and self._watches[0].end <= self.written_offset:

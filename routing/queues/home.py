@@ -7,6 +7,8 @@ know the difference.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from routing.errors import StorageUnavailable
@@ -39,6 +41,8 @@ class Home(Protocol):
     durable: bool
     queues: dict[int, Queue]
     """By id; histories of queues are among them."""
+    for_others: bool
+    """What is published now is published again by somebody else if it is lost: see `for_others`."""
 
     @property
     def log(self) -> PartitionLog:
@@ -51,6 +55,10 @@ class Home(Protocol):
     @property
     def next_offset(self) -> int:
         """Up to where `log` has to get for all that was taken to be safe."""
+
+    @property
+    def instead(self) -> Home | None:
+        """What takes publishes while there is an `error` that may pass."""
 
     def destination_set(self, queues: tuple[Queue, ...]) -> DestinationSet:
         """The set of exactly these of its queues."""
@@ -68,3 +76,17 @@ class Home(Protocol):
 
     def remove(self, queue: Queue) -> None:
         """A queue is deleted."""
+
+
+@contextmanager
+def for_others(homes: Iterable[Home]) -> Iterator[None]:
+    """What is published to these homes within the block need not outlive their leaders: whoever publishes it keeps it
+    until it is committed, and does it again.
+    """
+    for home in homes:
+        home.for_others = True
+    try:
+        yield
+    finally:
+        for home in homes:
+            home.for_others = False

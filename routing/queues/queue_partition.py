@@ -59,7 +59,7 @@ from routing.queues.stored_messages import StoredMessages
 from routing.queues.waiting import live_ranges
 
 if TYPE_CHECKING:
-    from routing.queues.home import Declared
+    from routing.queues.home import Declared, Home
     from routing.queues.host import QueueHost
     from routing.queues.relocation import Straggler
     from routing.queues.retries import Tries
@@ -78,6 +78,8 @@ _SETTLED_MAX = 4096
 class QueuePartition:
     """See the module. `index` is its stripe number, -1 for the transient one."""
 
+    for_others = False
+    instead: Home | None = None
     suspended = False
     """Nothing is given out now."""
     retired = False
@@ -149,6 +151,11 @@ class QueuePartition:
         return queue
 
     # --- messages in -------------------------------------------------------------------
+
+    @property
+    def refusal(self) -> StorageUnavailable | None:
+        """Why nothing can be appended now, by anybody; an `error` may be for publishers alone."""
+        return self.error
 
     def destination_set(self, queues: tuple[Queue, ...]) -> DestinationSet:
         """The set of exactly these queues, made on first use."""

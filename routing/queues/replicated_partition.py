@@ -3,9 +3,10 @@
 1. Queues get what is committed. What was published is held back until the log's high watermark has passed it, so what
    waits in a queue may be given out, whatever becomes of this broker; the queues themselves know nothing of it.
 2. Who is published to has somebody waiting: what brings messages asks for the disks of all who are in sync.
-3. Once a turn it is told whether this broker may serve (`serve`): if not, nothing is given out, and publishes are
-   refused as they are by a log that refuses.
-4. When it is led here no more it is retired: what was not appended yet is dropped, and nothing is appended again.
+3. Once a turn it is told whether this broker may serve (`serve`): if not, nothing is given out, and what clients
+   publish waits somewhere else (`instead`), until it may again and all that waits there is here.
+4. When it is led here no more it is retired: what was not appended yet is dropped, and nothing is appended again. What
+   clients of this broker had published is told before (`publishes`), as long as it is not committed.
 """
 
 from __future__ import annotations
@@ -15,25 +16,41 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core_log.errors import LogUnavailable
 from core_log.partition_log import PartitionLog
+from routing.commits import storage_error
 from routing.config import BrokerConfig
 from routing.errors import StorageUnavailable
 from routing.message import Slab
 from routing.queues.arrivals import Arrival
 from routing.queues.destination_sets import DestinationSet
+from routing.queues.history import HISTORY_BIT
 from routing.queues.queue_partition import QueuePartition
 
 if TYPE_CHECKING:
+    from routing.queues.home import Home
     from routing.queues.queue import Queue
 
 
 class _Held(NamedTuple):
-    """Messages [first, end) for these queues; without `arrival` they ask for nothing."""
+    """Messages [first, end) for these queues; without `arrival` they ask for nothing. `ours`: nobody but this broker
+    would publish them again.
+    """
 
     end: int
     first: int
     destinations: DestinationSet
     arrival: Arrival | None
     delayed: bool
+    ours: bool
+
+
+class Published(NamedTuple):
+    """Messages [first, end) that a client of this broker published for these queues."""
+
+    first: int
+    end: int
+    queue_ids: tuple[int, ...]
+    once_in_ms: int
+    slab: Slab
 
 
 class ReplicatedPartition(QueuePartition):
@@ -44,12 +61,14 @@ class ReplicatedPartition(QueuePartition):
         self.suspended = True
         self._refusal: StorageUnavailable | None = None
         self._held: deque[_Held] = deque()
+        self._told_before = self.next_offset
 
-    def serve(self, delivers: bool, refusal: StorageUnavailable | None) -> None:
-        """What this broker may do now: give messages out, and take them unless there is a `refusal`."""
-        self._refusal = refusal
-        if self.log.error is None:
-            self.error = refusal
+    def serve(self, delivers: bool, refusal: StorageUnavailable | None, instead: Home | None = None) -> None:
+        """What this broker may do now: give messages out, and take them unless there is a `refusal`; with `instead`
+        clients publish there, whatever may be done here.
+        """
+        self._refusal, self.instead = refusal, instead
+        self._look()
         if delivers is self.suspended:
             self.suspended = not delivers
             if delivers:
@@ -58,10 +77,32 @@ class ReplicatedPartition(QueuePartition):
                         queue.awake = True
                         queue.host.runnable(queue)
 
+    def _look(self) -> None:
+        self.error = self.refusal
+        if self.error is None and self.instead is not None:
+            self.error = StorageUnavailable(f"home partition {self.index} takes what came before")
+
+    @property
+    def refusal(self) -> StorageUnavailable | None:
+        """See `QueuePartition`."""
+        return self._refusal if self.log.error is None else storage_error(self.log)
+
+    def publishes(self) -> list[Published]:
+        """What clients of this broker have published since this was asked last, and is not committed."""
+        before, self._told_before = self._told_before, self.next_offset
+        found = []
+        for held in self._held:
+            entry = self._cache.find(held.first) if held.ours and held.first >= before else None
+            if entry is not None and entry.first == held.first and entry.end == held.end:
+                ids = tuple(queue_id for queue_id in held.destinations.definition.queue_ids if queue_id < HISTORY_BIT)
+                found.append(Published(held.first, held.end, ids, held.destinations.once_in_ms, entry.slab))
+        return found
+
     def retire(self, why: StorageUnavailable) -> None:
         """Another broker leads it, or may at any time."""
         self.retired = self.suspended = True
         self.error = self._refusal = why
+        self.instead = None
         self.log.listeners.remove(self._log_advanced)
         self._held.clear()
         for unsealed in (self._open, self._settled, self._returned, self._seen, self._sizes):
@@ -97,19 +138,19 @@ class ReplicatedPartition(QueuePartition):
         arrival = None
         if not (destinations.simple and slab.plain):
             arrival = self._arrived(first, slab, destinations)
-        self._held.append(_Held(self.next_offset, first, destinations, arrival, slab.delayed))
+        ours = not self.for_others and self.instead is None
+        self._held.append(_Held(self.next_offset, first, destinations, arrival, slab.delayed, ours))
 
     def _log_advanced(self, log: PartitionLog) -> None:
         super()._log_advanced(log)
-        if self.error is None:
-            self.error = self._refusal
+        self._look()
         held, committed = self._held, log.high_watermark
         while held and held[0].end <= committed:
             self._give(held.popleft())
 
     def _give(self, held: _Held) -> None:
         """Messages are committed: now they are in their queues."""
-        end, first, destinations, arrival, delayed = held
+        end, first, destinations, arrival, delayed, _ = held
         for queue in destinations.queues:
             if queue.deleted:
                 self.forget(first, end - first)

@@ -9,6 +9,7 @@ queues whose only consumers settle nothing and wait for it is handed to them at 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 from routing.errors import StorageUnavailable
@@ -106,6 +107,33 @@ class Route:
             if failed is not None:
                 return failed
         return None
+
+    def waiting(self) -> Route | None:
+        """The same, for now that homes have an `error` which may pass: what is published to these waits elsewhere, and
+        their queues are asked there. None: it may not.
+        """
+        instead: dict[Home, Home] = {}
+        for home in self.durable_homes:
+            if home.error is not None:
+                if home.instead is None or home.instead.error is not None:
+                    return None
+                instead[home] = home.instead
+        if any(topic.error() is not None for topic in self.topics):
+            return None
+        found = copy(self)
+        found.homes = []
+        for home, destinations in self.homes:
+            if home in instead:
+                home = instead[home]
+                queues = tuple(queue for queue in self.queues if queue.id in destinations.definition.queue_ids)
+                there = home.destination_set(queues)
+                there.once_in_ms, destinations = destinations.once_in_ms, there
+            found.homes.append((home, destinations))
+        found.guarded = [queue for queue in self.guarded if queue.partition not in instead]
+        found.asks = self.asks or len(found.guarded) < len(self.guarded)
+        found.remembering = [queue for queue in self.remembering if queue.partition not in instead]
+        found._avoiding, found._open = {}, None
+        return found
 
     def room(self) -> int:
         """How many messages the fullest of the guarded queues takes now."""

@@ -60,6 +60,7 @@ class StaticCluster:
         self.revisions = _Revisions()
         self.elections = _Elections()
         self.may_serve = True
+        self.publish_patience_s = 10.0
         self._leaders = leaders
 
     def begin(self, files: Any, flusher: Any, *, spawn: Any, want_turn: Any, wall_clock_ms: Any) -> None:

@@ -23,6 +23,7 @@ from tests.routing.cluster.test_elections import start
 from tests.routing.cluster.test_members import One
 from tests.routing.harness import Engine, killed, wall_clock_ms
 from tests.simulation.etcd_model import EtcdModel
+from tests.support.engine_wire import Asking, linked
 
 HOMES = 3
 REPLICATION = ReplicationConfig(grant_s=0.1, link_down_max_s=0.2)
@@ -75,13 +76,20 @@ class Member(Engine):
         self.me = me
         self.files = files
         self.links: list[tuple[Member, Wire, Wire]] = []
+        self.asking: list[tuple[Member, Asking]] = []
         self.over = trio.Event()
         self._stop = trio.Event()
 
     async def run(self, mesh: Mesh, task_status: trio.TaskStatus[None]) -> None:
         """Serve until it is stopped or killed."""
         self.one, elections = await start(mesh.nursery, mesh.model, self.me, self.files, internal=HOMES)
-        self.part = Cluster(self.one.store, self.one.members, elections, replication=REPLICATION)
+        self.part = Cluster(
+            self.one.store,
+            self.one.members,
+            elections,
+            replication=REPLICATION,
+            publish_patience_s=mesh.patience_s,
+        )
         config = BrokerConfig(**mesh.config)
         async with open_broker(
             self.files, config, metadata=self.one.store, cluster=self.part, wall_clock_ms=wall_clock_ms
@@ -99,6 +107,8 @@ class Member(Engine):
         while True:
             await trio.sleep(0.02)
             self.part.replicas.tick()
+            if self.broker.engine is not None:
+                self.broker.engine.tick()
             self.broker.end_turn()
 
     def follow(self, leader: Member, nursery: trio.Nursery) -> None:
@@ -112,6 +122,7 @@ class Member(Engine):
         leader.links.append((self, back, order))
         leader.part.replicas.follower_linked(back)
         self.part.replicas.leader_linked(order)
+        self.asking.append((leader, linked(self.me, self.broker, leader.me, leader.broker, nursery)))
 
     def _replies(self, link: Wire, messages: list[Any]) -> None:
         for message in messages:
@@ -119,6 +130,11 @@ class Member(Engine):
 
     def cut(self) -> None:
         """No word to or from anybody."""
+        for other in [self, *{other: None for other, _, _ in self.links}]:
+            for asked, asking in other.asking:
+                if self in (other, asked):
+                    asking.cut()
+            other.asking = [one for one in other.asking if not one[1].is_cut]
         links, self.links = self.links, []
         for other, mine, theirs in links:
             mine.is_cut = theirs.is_cut = True
@@ -150,8 +166,9 @@ class Member(Engine):
 class Mesh:
     """All of them."""
 
-    def __init__(self, nursery: trio.Nursery, **config: Any) -> None:
+    def __init__(self, nursery: trio.Nursery, patience_s: float = 10.0, **config: Any) -> None:
         self.nursery = nursery
+        self.patience_s = patience_s
         self.model = EtcdModel()
         self.config = {"housekeeping_interval_ms": 3_600_000, "settle_delay_ms": 0, "stripes": HOMES} | config
         self.members: dict[int, Member] = {}

@@ -192,8 +192,8 @@ async def test_queues_are_as_they_were(seed: int) -> None:
         await until(lambda: len({bytes_of(member.log(0)) for member in brokers.members.values()}) == 1)
 
 
-async def test_what_may_be_lost_is_refused_and_consumers_go_on_without_it() -> None:
-    async with mesh() as brokers:
+async def test_what_has_waited_too_long_is_refused_and_consumers_go_on_without_it() -> None:
+    async with mesh(patience_s=0.4) as brokers:
         one = brokers.members[1]
         one.broker.topology.place_queue = lambda queue_id, arguments: 0
         await one.queue("q")
@@ -207,13 +207,13 @@ async def test_what_may_be_lost_is_refused_and_consumers_go_on_without_it() -> N
         assert publisher.confirmed == 10
         client.ack(1, 5)
         assert client.take_bodies() == [], "nobody is given what is not committed"
-        await until(lambda: ("refuse", 11, 11) in publisher.events)
+        await until(lambda: not one.part.replicas.by_name["home-0"].role.may_append())
         publisher.publish("q", "refused", confirm=True)
         one.turn()
-        assert publisher.events[-1] == ("refuse", 12, 12), "at once, while too few are in sync"
+        assert publisher.events[-1] != ("refuse", 12, 12), "it waits, for others to be in sync again"
+        await until(lambda: ("refuse", 11, 11) in publisher.events)
+        await until(lambda: ("refuse", 12, 12) in publisher.events)
         assert publisher.confirmed == 10
-        with pytest.raises(StorageUnavailable, match="too few replicas in sync"):
-            publisher.publish("q", "refused")
         # Its lease ends: others lead what it led, and it hears of that when it can.
         await brokers.members[2].one.store.revoke(one.one.store.lease_id)
         members = {me: brokers.members.pop(me) for me in (1,)}
@@ -231,12 +231,14 @@ async def test_what_may_be_lost_is_refused_and_consumers_go_on_without_it() -> N
             one.follow(brokers.members[other], brokers.nursery)
             brokers.members[other].follow(one, brokers.nursery)
         leader = await brokers.settled(0)
-        assert await leader.drain("q") == [(str(n), True) for n in range(10)], "what was not committed is gone"
+        await until(lambda: len(client.deliveries) >= 10)
+        again = [(delivery.body, delivery.redelivered) for delivery in client.deliveries]
+        assert again == [(str(n), True) for n in range(10)], "what was not committed is gone"
         await all_committed(leader, 0)
         await until(lambda: len({bytes_of(member.log(0)) for member in brokers.members.values()}) == 1)
 
 
-async def test_what_was_published_in_the_turn_in_which_a_leader_goes_is_refused() -> None:
+async def test_what_was_published_in_the_turn_in_which_a_leader_goes_is_sent_to_the_next() -> None:
     async with mesh() as brokers:
         one = brokers.members[1]
         one.broker.topology.place_queue = lambda queue_id, arguments: 0
@@ -248,7 +250,89 @@ async def test_what_was_published_in_the_turn_in_which_a_leader_goes_is_refused(
         one.part.replicas.registered(0)
         assert not one.broker.topology.led
         one.turn()
-        assert client.events == [("refuse", 1, 2)]
+        assert client.events == []
+        await brokers.members[2].one.store.revoke(one.one.store.lease_id)
+        await until(lambda: client.confirmed == 2)
+        assert [body for body, _ in await brokers.leader(0).drain("q")] == ["open"]
+
+
+async def test_publishers_of_a_leader_that_is_cut_off_wait_for_the_next_one() -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        await one.queue("t", durable=False)
+        publisher = one.client()
+        await publisher.publish_safely("q", *range(10))
+        wire = one.links[0][1]
+        publisher.publish("q", *range(10, 20), confirm=True)
+        one.turn()
+        await until(lambda: brokers.members[2].log(0).log_end_offset == one.log(0).log_end_offset)
+        one.cut()
+        assert wire.is_cut
+        for first in range(20, 50, 5):
+            publisher.publish("q", *range(first, first + 5), confirm=True)
+            one.turn()
+        await until(lambda: not one.part.replicas.by_name["home-0"].role.may_append())
+        one.turn()
+        for first in range(50, 80, 5):
+            publisher.publish("q", *range(first, first + 5), confirm=True)
+            one.turn()
+        await brokers.members[2].one.store.revoke(one.one.store.lease_id)
+        del brokers.members[1]
+        leader = await brokers.settled(0, 2)
+        await until(lambda: not one.broker.topology.led)
+        for first in range(80, 100, 5):
+            publisher.publish("q", *range(first, first + 5), confirm=True)
+            one.turn()
+        assert not [event for event in publisher.events if event[0] == "refuse"]
+        await until(lambda: one.one.members.epoch)
+        for other in (2, 3):
+            one.follow(brokers.members[other], brokers.nursery)
+            brokers.members[other].follow(one, brokers.nursery)
+        await until(lambda: publisher.confirmed == 100)
+        assert not [event for event in publisher.events if event[0] == "refuse"]
+        bodies = [body for body, _ in await leader.drain("q")]
+        assert bodies == [str(n) for n in range(100)], "each once, in the order in which they were published"
+        brokers.members[1] = one
+
+
+async def test_publishers_do_not_notice_that_a_home_is_handed_over() -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        publishers = {member: member.client() for member in brokers.members.values()}
+        number = dict.fromkeys(publishers, 0)
+        going = True
+
+        async def publish(member: Member) -> None:
+            client = publishers[member]
+            while going:
+                client.publish("q", f"{member.me}-{number[member]}", confirm=True)
+                number[member] += 1
+                member.turn()
+                await trio.sleep(0.001)
+
+        async with trio.open_nursery() as nursery:
+            for member in publishers:
+                nursery.start_soon(publish, member)
+            for _ in range(2):
+                leader = brokers.leader(0)
+                await trio.sleep(0.05)
+                await leader.one.members.update(draining=True)
+                await until(lambda leader=leader: any(m.leads(0) for m in publishers if m is not leader))  # type: ignore[misc]
+                await leader.one.members.update(draining=False)
+                await trio.sleep(0.05)
+            going = False
+        for member, client in publishers.items():
+            await until(lambda client=client, member=member: client.confirmed == number[member])  # type: ignore[misc]
+            assert not [event for event in client.events if event[0] == "refuse"]
+        leader = await brokers.settled(0)
+        bodies = [body for body, _ in await leader.drain("q")]
+        for member in publishers:
+            own = [body for body in bodies if body.startswith(f"{member.me}-")]
+            assert own == [f"{member.me}-{n}" for n in range(number[member])], "in order, and once"
 
 
 async def test_space_is_given_back_and_definitions_are_carried_for_a_replica_that_comes_late() -> None:

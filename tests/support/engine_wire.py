@@ -1,0 +1,140 @@
+"""A link between the engines of two brokers in one process: what is said is heard when the other's task runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from routing.cluster.streams import Kept, Slabs
+from routing.message import Slab
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+    from routing.cluster.forwarding import Answer
+    from routing.cluster.remote_queue import Attachment
+    from routing.unsettled import Outcome
+
+
+class _End:
+    """What one end says is called at the other, one after the other."""
+
+    def __init__(self, me: int, other: Broker) -> None:
+        self.broker = me
+        self.is_cut = False
+        self._other = other
+        self._send, self._receive = trio.open_memory_channel[Callable[[], Any]](1 << 20)
+
+    def _say(self, what: Callable[[], Any]) -> None:
+        self._send.send_nowait(what)
+
+    async def run(self) -> None:
+        """Deliver."""
+        async for what in self._receive:
+            if self.is_cut:
+                return
+            what()
+            self._other.end_turn()
+
+    def flush(self) -> None:
+        """All is on its way."""
+
+    def beat(self) -> None:
+        """Nobody listens."""
+
+
+class Asking(_End):
+    """The end of who dialled: `EngineLink`."""
+
+    def __init__(self, leader: int, asker: Broker, other: Broker, me: int) -> None:
+        super().__init__(leader, other)
+        assert asker.engine is not None
+        assert other.engine is not None
+        self.answering = Answering(me, asker, self)
+        self._serving = other.engine.serving
+        self.served = self._serving.linked(self.answering)
+        self.served.begin(asker.engine.forwarding.process)
+
+    def publish(self, log: str, leader_epoch: int, kept: Kept, *, begins: bool, again: bool) -> None:
+        what = kept.what
+        assert isinstance(what, Slabs)
+        ids, once_in_ms, slab = what
+        self._say(
+            lambda: self.served.publish(
+                log, leader_epoch, kept.position, ids, once_in_ms, slab, begins=begins, again=again
+            )
+        )
+
+    def wait(self, log: str, leader_epoch: int, sync_before: int, heard_before: int) -> None:
+        self._say(lambda: self.served.wait(log, leader_epoch, heard_before))
+
+    def settle(self, number: int, outcome: Outcome, ranges: list[int]) -> None:
+        self._say(lambda: self.served.settle(number, outcome, ranges))
+
+    def credit(self, number: int, messages: int, size_bytes: int) -> None:
+        self._say(lambda: self.served.credit(number, messages, size_bytes))
+
+    def consume(self, request: int, log: str, leader_epoch: int, queue_id: int, attachment: Attachment) -> None:
+        consumer = attachment.consumer
+        assert consumer is not None
+        told: dict[str, Any] = {
+            "tag": consumer.tag,
+            "no_ack": consumer.no_ack,
+            "exclusive": consumer.exclusive,
+            "priority": consumer.priority,
+            "messages": attachment.granted,
+            "size_bytes": attachment.granted_bytes,
+        }
+        self._say(lambda: self.served.consume(request, log, leader_epoch, queue_id, attachment.number, **told))
+
+    def cancel(self, number: int) -> None:
+        self._say(lambda: self.served.cancel(number))
+
+    def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
+        self._say(lambda: self.served.ask(request, what, log, leader_epoch, queue_id, number))
+
+    def cut(self) -> None:
+        """No word more, and both ends know."""
+        self.is_cut = self.answering.is_cut = True
+        self._serving.lost(self.served)
+        self.answering.forwarding.lost(self)
+
+
+class Answering(_End):
+    """The other end: `ServedLink`."""
+
+    writable = True
+
+    def __init__(self, asker: int, other: Broker, asking: Asking) -> None:
+        super().__init__(asker, other)
+        assert other.engine is not None
+        self.forwarding = other.engine.forwarding
+        self._asking = asking
+
+    def deliver(self, number: int, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        part = slab.part(start, stop)
+        self._say(lambda: self.forwarding.delivered(self._asking, number, first_id, redelivered, part))
+
+    def done(self, log: str, leader_epoch: int, written: int, committed: int, refused: Sequence[int]) -> None:
+        told = list(refused)
+        self._say(lambda: self.forwarding.done(log, leader_epoch, written, committed, told))
+
+    def not_led(self, log: str, leader_epoch: int) -> None:
+        self._say(lambda: self.forwarding.not_led(self._asking, log, leader_epoch))
+
+    def answer(self, request: int, answer: Answer) -> None:
+        self._say(lambda: self.forwarding.answered(request, answer))
+
+    def over(self, number: int, *, queue_is_gone: bool) -> None:
+        self._say(lambda: self.forwarding.over(number, queue_is_gone=queue_is_gone))
+
+
+def linked(asker: int, at: Broker, leader: int, other: Broker, nursery: trio.Nursery) -> Asking:
+    """A broker dials another."""
+    link = Asking(leader, at, other, asker)
+    nursery.start_soon(link.run)
+    nursery.start_soon(link.answering.run)
+    assert at.engine is not None
+    at.engine.forwarding.linked(link)
+    return link
