@@ -122,6 +122,9 @@ class Member(Engine):
         leader.links.append((self, back, order))
         leader.part.replicas.follower_linked(back)
         self.part.replicas.leader_linked(order)
+
+    def dial(self, leader: Member, nursery: trio.Nursery) -> None:
+        """A link for what clients here want of queues there."""
         self.asking.append((leader, linked(self.me, self.broker, leader.me, leader.broker, nursery)))
 
     def _replies(self, link: Wire, messages: list[Any]) -> None:
@@ -166,9 +169,12 @@ class Member(Engine):
 class Mesh:
     """All of them."""
 
-    def __init__(self, nursery: trio.Nursery, patience_s: float = 10.0, **config: Any) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, patience_s: float = 10.0, serve_each_other: bool = False, **config: Any
+    ) -> None:
         self.nursery = nursery
         self.patience_s = patience_s
+        self._serve_each_other = serve_each_other
         self.model = EtcdModel()
         self.config = {"housekeeping_interval_ms": 3_600_000, "settle_delay_ms": 0, "stripes": HOMES} | config
         self.members: dict[int, Member] = {}
@@ -177,11 +183,18 @@ class Mesh:
         """Start a broker, and link it to all others."""
         member = Member(me, files or MemoryFiles())
         await self.nursery.start(member.run, self)
+        self.link(member)
+        self.members[me] = member
+        return member
+
+    def link(self, member: Member) -> None:
+        """Link a broker to all others."""
         for other in self.members.values():
             member.follow(other, self.nursery)
             other.follow(member, self.nursery)
-        self.members[me] = member
-        return member
+            if self._serve_each_other:
+                member.dial(other, self.nursery)
+                other.dial(member, self.nursery)
 
     async def kill(self, me: int) -> MemoryFiles:
         """See `Member.kill`."""

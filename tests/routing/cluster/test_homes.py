@@ -193,7 +193,7 @@ async def test_queues_are_as_they_were(seed: int) -> None:
 
 
 async def test_what_has_waited_too_long_is_refused_and_consumers_go_on_without_it() -> None:
-    async with mesh(patience_s=0.4) as brokers:
+    async with mesh(patience_s=0.4, serve_each_other=True) as brokers:
         one = brokers.members[1]
         one.broker.topology.place_queue = lambda queue_id, arguments: 0
         await one.queue("q")
@@ -226,10 +226,8 @@ async def test_what_has_waited_too_long_is_refused_and_consumers_go_on_without_i
         with pytest.raises(StorageUnavailable, match=f"led by broker {leader.me}"):
             queue.head()
         await until(lambda: one.one.members.epoch)
+        brokers.link(one)
         brokers.members |= members
-        for other in (2, 3):
-            one.follow(brokers.members[other], brokers.nursery)
-            brokers.members[other].follow(one, brokers.nursery)
         leader = await brokers.settled(0)
         await until(lambda: len(client.deliveries) >= 10)
         again = [(delivery.body, delivery.redelivered) for delivery in client.deliveries]
@@ -239,7 +237,7 @@ async def test_what_has_waited_too_long_is_refused_and_consumers_go_on_without_i
 
 
 async def test_what_was_published_in_the_turn_in_which_a_leader_goes_is_sent_to_the_next() -> None:
-    async with mesh() as brokers:
+    async with mesh(serve_each_other=True) as brokers:
         one = brokers.members[1]
         one.broker.topology.place_queue = lambda queue_id, arguments: 0
         await one.queue("q")
@@ -257,7 +255,7 @@ async def test_what_was_published_in_the_turn_in_which_a_leader_goes_is_sent_to_
 
 
 async def test_publishers_of_a_leader_that_is_cut_off_wait_for_the_next_one() -> None:
-    async with mesh() as brokers:
+    async with mesh(serve_each_other=True) as brokers:
         one = brokers.members[1]
         one.broker.topology.place_queue = lambda queue_id, arguments: 0
         await one.queue("q")
@@ -287,9 +285,7 @@ async def test_publishers_of_a_leader_that_is_cut_off_wait_for_the_next_one() ->
             one.turn()
         assert not [event for event in publisher.events if event[0] == "refuse"]
         await until(lambda: one.one.members.epoch)
-        for other in (2, 3):
-            one.follow(brokers.members[other], brokers.nursery)
-            brokers.members[other].follow(one, brokers.nursery)
+        brokers.link(one)
         await until(lambda: publisher.confirmed == 100)
         assert not [event for event in publisher.events if event[0] == "refuse"]
         bodies = [body for body, _ in await leader.drain("q")]
@@ -298,7 +294,7 @@ async def test_publishers_of_a_leader_that_is_cut_off_wait_for_the_next_one() ->
 
 
 async def test_publishers_do_not_notice_that_a_home_is_handed_over() -> None:
-    async with mesh() as brokers:
+    async with mesh(serve_each_other=True) as brokers:
         one = brokers.members[1]
         one.broker.topology.place_queue = lambda queue_id, arguments: 0
         await one.queue("q")
