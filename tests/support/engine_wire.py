@@ -12,7 +12,7 @@ from routing.message import Slab
 
 if TYPE_CHECKING:
     from routing.broker import Broker
-    from routing.cluster.forwarding import Answer
+    from routing.cluster.leader_questions import Answer
     from routing.cluster.remote_queue import Attachment
     from routing.unsettled import Outcome
 
@@ -93,6 +93,14 @@ class Asking(_End):
 
     def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
         self._say(lambda: self.served.ask(request, what, log, leader_epoch, queue_id, number))
+
+    def fetch(
+        self, request: int, log: str, leader_epoch: int, offset: int, before: int, size_bytes: int, *, waits: bool
+    ) -> None:
+        raise AssertionError("no stream is read here")
+
+    def find_time(self, request: int, log: str, leader_epoch: int, timestamp_ms: int) -> None:
+        raise AssertionError("no stream is read here")
 
     def cut(self) -> None:
         """No word more, and both ends know."""
