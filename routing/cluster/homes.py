@@ -237,6 +237,7 @@ class Homes:
                         queue.retire()
                     return None
                 until_s = time.perf_counter() + _BITE_S
+        partition.sets.define_anew()
         return partition
 
     def _begin(self, here: _Here, partition: ReplicatedPartition) -> None:

@@ -87,6 +87,13 @@ class DestinationSets:
         self.definitions[definition.id] = definition
         self._defined[definition.queue_ids] = definition
 
+    def define_anew(self) -> None:
+        """Whoever uses a set from now on defines it first: the log of another replica may begin behind where it is
+        defined.
+        """
+        for definition in self.definitions.values():
+            definition.offset = -1
+
     def forget(self, definition: Definition) -> None:
         """The log need not define it any more; should it be used again, it is defined anew."""
         key = definition.queue_ids

@@ -5,7 +5,9 @@
 2. Who is published to has somebody waiting: what brings messages asks for the disks of all who are in sync.
 3. Once a turn it is told whether this broker may serve (`serve`): if not, nothing is given out, and what clients
    publish waits somewhere else (`instead`), until it may again and all that waits there is here.
-4. When it is led here no more it is retired: what was not appended yet is dropped, and nothing is appended again. What
+4. Its log defines a set of queues before its first use in each leader epoch: where a definition stood that was known
+   before, another replica's log may not reach. What is live is defined somewhere in all of them (`dead_prefix.py`).
+5. When it is led here no more it is retired: what was not appended yet is dropped, and nothing is appended again. What
    clients of this broker had published is told before (`publishes`), as long as it is not committed.
 """
 

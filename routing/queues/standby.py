@@ -3,7 +3,9 @@
 A `Standby` says for each queue which messages are live where the log ends at `offset`, for those that were moved where
 they lie (`moves.py`), and what the messages ask for. It is fed directories, settlements and definitions, from the log
 (`read`, or `apply` batch by batch as they are committed: see `standby_feed.py`) or from the journal of what was
-appended (`follow`), and `fold` takes one from the other. Definitions may stand anywhere, so sets are resolved then.
+appended (`follow`), and `fold` takes one from the other. Sets are resolved then: a definition may stand behind what it
+is needed for, when it was written again for the log's start to go. An id that stands for other queues from some point
+on (who gave it did not know of the first ones, none of whose messages was left) gets another name before.
 
 A checkpoint is a standby, encoded. The next one is the last one and what was appended since: nobody has to stop the
 queues and look at them, and what a thread works on here is nobody else's. A start makes its queues from the same.
@@ -52,6 +54,8 @@ class Standby:
         self.moves = Moves()
         # parallel, an item a slab that was not folded yet
         self._set_ids: list[int] = []
+        self._renamed = 0
+        """The last of the other names of ids, which are negative."""
         self._firsts: list[int] = []
         self._counts: list[int] = []
         self._moved: list[MovedRun] = []
@@ -127,6 +131,9 @@ class Standby:
     def _control(self, key: bytes | None, offset: int, value: bytes) -> None:
         if key == DESTINATIONS_KEY:
             set_id, queue_ids = decode_destinations(value)
+            known = self.sets.get(set_id)
+            if known is not None and known[0] != queue_ids:
+                self._rename(set_id)
             self.sets[set_id] = (queue_ids, offset)
         elif key == SETTLED_KEY:
             for queue_id, first, count in decode_settled(value):
@@ -134,6 +141,12 @@ class Standby:
                 self._settled_count += 1
         else:
             self._changes.control(key, value)
+
+    def _rename(self, set_id: int) -> None:
+        """An id stands for something else from here on."""
+        self._renamed -= 1
+        self.sets[self._renamed] = self.sets[set_id]
+        self._set_ids = [self._renamed if one == set_id else one for one in self._set_ids]
 
     def _begin(self, directory: Directory, timestamp_ms: int) -> None:
         if directory.firsts:
@@ -173,6 +186,11 @@ class Standby:
 
     # --- taking one from the other ------------------------------------------------------
 
+    @property
+    def is_defined(self) -> bool:
+        """Whether all sets are that messages name: `fold` may be called before the end."""
+        return self.sets.keys() >= set(self._set_ids)
+
     def fold(self, queue_ids: Collection[int], start: int, *, seen_since_ms: int = 0) -> None:
         """Work out `live` for these queues; nothing below `start`, where the log begins, is. For `seen_since_ms` see
         `StateChanges.fold`.
@@ -202,6 +220,7 @@ class Standby:
         for fed in spent:
             fed.clear()
         self._settled_count = 0
+        self.sets = {set_id: found for set_id, found in self.sets.items() if set_id > 0}
         if self.facts or self.moves:
             blocks = self._live_blocks()
             self.facts.keep(blocks)

@@ -114,9 +114,9 @@ class StandbyFeed:
         while not log.truncating and standby.offset < log.high_watermark:
             standby.offset = max(standby.offset, log.log_start_offset)
             await self._advance(log.high_watermark)
-            if standby.unfolded > _UNFOLDED_MAX:
+            if standby.unfolded > _UNFOLDED_MAX and standby.is_defined:
                 await self._fold(Known(None))
-        if self._unsaved_bytes >= self._checkpoint_interval_bytes and standby.is_whole:
+        if self._unsaved_bytes >= self._checkpoint_interval_bytes and standby.is_whole and standby.is_defined:
             await self._checkpoint(await self._known())
 
     async def _advance(self, end: int) -> None:
@@ -175,7 +175,7 @@ class StandbyFeed:
 
     async def close(self) -> None:
         """Write down how it stands, after `stop`, if it is not `finish`'s."""
-        if self._unsaved_bytes and self.standby.is_whole:
+        if self._unsaved_bytes and self.standby.is_whole and self.standby.is_defined:
             await self._checkpoint(Known(None))
 
     async def _checkpoint(self, known: Known) -> None:
