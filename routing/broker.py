@@ -151,8 +151,9 @@ class Broker:
             self.topology.topic_gone = self._topic_gone
         self.rights = Rights(self.topology.catalog, users, kind_of=self._kind_of, vhosts=self.topology.vhosts)
         self.rights.user_deleted = self._user_deleted
-        self.transactions = self.storage.open_transactions(self.topology, self.commits)
-        self.transactions.replicated = cluster is not None
+        self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=cluster is None)
+        if self.engine is not None:
+            self.engine.keep_transactions(self)
         self._hand_on(Control(self), PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 

@@ -9,19 +9,26 @@ from routing.errors import LimitExceeded
 from routing.message import Slab
 
 if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
     from routing.session import Session
     from routing.topology.route import Route
 
+    Target = tuple[PartitionLog, int]
 
-def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, confirm: bool) -> None:
-    """A queue takes only the first `room` messages: the others are refused, and go where they are taken."""
+
+def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, confirm: bool) -> list[Target]:
+    """A queue takes only the first `room` messages: the others are refused, and go where they are taken. As
+    `Route.deliver`.
+    """
     count = len(slab.bodies)
     confirms = session.confirms
+    targets: list[Target] = []
     if room:
         fitting = slab.part(0, room)
         targets = put(route, fitting, session.broker.clock.now_ms)
         if confirm:
             confirms.require(fitting, targets, asks=route.asks, behind=count - room)
-    route.overflowing().deliver(slab.part(room, count))
+    targets = targets + route.overflowing().deliver(slab.part(room, count))
     if confirm:
         confirms.refuse(count - room, LimitExceeded("a queue is full"))
+    return targets

@@ -5,7 +5,7 @@ Only what outlives the process is in it: durable queues by their ids, topics by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -34,20 +34,26 @@ class Published(NamedTuple):
     delayed: bool
 
 
-def encode(publishes: Sequence[tuple[Route, Slab]], settled: Sequence[Settled]) -> bytes:
+def published(routed: Iterable[tuple[Route, Slab, bool]]) -> list[Published]:
+    """What of routed slabs outlives the process."""
+    found = []
+    for route, slab, _ in routed:
+        topics = [topic.name for topic in route.topics if topic.partitions]
+        found.append(Published(slab, route.durable_queue_ids, topics, route.delayed))
+    return [one for one in found if one.queue_ids or one.topics]
+
+
+def encode(publishes: Sequence[Published], settled: Sequence[Settled]) -> bytes:
     """The record."""
     written = []
-    for route, slab in publishes:
-        queue_ids = route.durable_queue_ids
-        topics = [topic.name for topic in route.topics]
-        if queue_ids or topics:
-            properties = slab.properties
-            written.append(
-                [
-                    slab.exchange, slab.routing_key, slab.keys, properties.log_tag, properties.facts, slab.raws,
-                    slab.facts, slab.bodies, queue_ids, topics, route.delayed,
-                ]
-            )  # fmt: skip
+    for slab, queue_ids, topics, delayed in publishes:
+        properties = slab.properties
+        written.append(
+            [
+                slab.exchange, slab.routing_key, slab.keys, properties.log_tag, properties.facts, slab.raws,
+                slab.facts, slab.bodies, queue_ids, topics, delayed,
+            ]
+        )  # fmt: skip
     done = [list(entry) for entry in settled]
     packed: bytes = msgpack.packb([_VERSION, written, done], unicode_errors=NAME_ENCODING_ERRORS)
     return packed

@@ -30,6 +30,7 @@ from routing.unsettled import Outcome as Outcome
 from routing.unsettled import Unsettled, entry_first, require_returnable
 
 if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
     from routing.broker import Broker
     from routing.queues.queue import Queue
     from routing.topology.route import Route
@@ -102,8 +103,8 @@ class Session:
         router = self.vhost.router
         return router.routed_to_all(slab, copies) if copies else router.routed(slab, together=together)
 
-    def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> None:
-        """Publish what was routed before, without a confirm and whatever the logs say."""
+    def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> list[tuple[PartitionLog, int]]:
+        """Publish what was routed before, without a confirm and whatever the logs say; as `Route.deliver`."""
         if self.vhost.trace is not None:
             self.vhost.trace.published(self, slab, route)
         for history in route.histories:
@@ -111,10 +112,10 @@ class Session:
         if not route.homes and not route.topics:
             if mandatory and not self.closed:
                 self.sink.returned(slab, "NO_ROUTE")
-        elif route.guarded and (room := route.room()) < len(slab.bodies):
-            publish_what_fits(self, route, slab, room, False)
-        else:
-            put(route, slab, self.broker.clock.now_ms)
+            return []
+        if route.guarded and (room := route.room()) < len(slab.bodies):
+            return publish_what_fits(self, route, slab, room, False)
+        return put(route, slab, self.broker.clock.now_ms)
 
     def _publish(self, route: Route, slab: Slab, mandatory: bool, confirm: bool) -> None:
         broker = self.broker
@@ -413,7 +414,8 @@ class Session:
 
     async def commit(self) -> None:
         """Let everything since `begin` or the last commit take effect, all of it or nothing; the next transaction
-        begins. Returns when it is safe. Raises StorageUnavailable: what was settled is outstanding again.
+        begins. Returns when it is safe. Raises StorageUnavailable, PreconditionFailed: what was settled is outstanding
+        again.
         """
         transaction = self.transaction
         assert transaction is not None, "no transaction was begun"

@@ -18,7 +18,8 @@ from core_log.metadata.embedded import EmbeddedStore
 from core_log.metadata.store import MetadataStore
 from core_log.partition_log import LogConfig, PartitionLog
 from routing.cluster.cluster import Cluster
-from routing.cluster.log_names import offsets_log
+from routing.cluster.led_stores import LedStores
+from routing.cluster.log_names import TRANSACTIONS, log_of_kind, offsets_log
 from routing.cluster.offsets import ReplicatedOffsets
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
@@ -158,10 +159,30 @@ class Storage:
             topic_exists=topic_exists,
         )
 
-    def open_transactions(self, topology: Topology, commits: CommitWaiter) -> Transactions:
-        """Open the store of transactions, and apply again what is still in it. Raises as `recover`, LogUnavailable."""
+    def open_shared_transactions(self, cluster: Cluster) -> LedStores[KeyedStore]:
+        """The records of transactions that a cluster shares. Raises OSError."""
+        settings = msgspec.structs.replace(
+            _STORE,
+            tail_cache_bytes=_REPLICA_CACHE_BYTES,
+            message_bytes_max=self._config.transaction_bytes_max + _BATCH_ROOM_BYTES,
+        )
+        return LedStores(
+            TRANSACTIONS,
+            cluster.members.meta.transactions,
+            cluster,
+            open_log=lambda number: cluster.open_log(
+                log_of_kind(TRANSACTIONS, number), f"transactions/shared-{number}", settings
+            ),
+            read=lambda store: store,
+            spawn=self._spawn,
+        )
+
+    def open_transactions(self, topology: Topology, commits: CommitWaiter, *, alone: bool) -> Transactions:
+        """Open the store of transactions of a broker that is alone, and apply again what is still in it. Raises as
+        `recover`, LogUnavailable.
+        """
         bytes_max = self._config.transaction_bytes_max
-        store = self._open_store("transactions/0", batch_bytes_max=bytes_max + _BATCH_ROOM_BYTES)
+        store = self._open_store("transactions/0", batch_bytes_max=bytes_max + _BATCH_ROOM_BYTES) if alone else None
         transactions = Transactions(store, topology, commits, bytes_max, self._now_ms)
         transactions.recover()
         return transactions

@@ -8,8 +8,7 @@
    the whole is applied in one go, and the record is removed when the logs it concerns are durable.
 4. At a start what is still recorded is applied again. What a crash left of the first time may come twice, and is marked
    redelivered; settlements of messages that are gone change nothing.
-   In a cluster the record is this broker's alone, and a commit is answered when all is committed: if the broker ends
-   before, who was not answered may find a part of it.
+   In a cluster it is `cluster/transactions.py` that has records, with replicas, and sees to it.
 5. A rejected message that goes to a dead letter exchange leaves its queue when its copy is committed, as always: a
    crash before brings it back.
 6. If the disk refuses before the commit is decided, nothing has happened, and the session has its settlements back. If
@@ -19,7 +18,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -29,17 +28,19 @@ from core_log.keyed_store import KeyedStore
 from core_log.partition_log import PartitionLog
 from routing.commits import CommitWaiter
 from routing.deduplication import put
-from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
+from routing.errors import BrokerError, LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.message import Slab
 from routing.queues.home import for_others
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
-from routing.redo_records import Settled, decode, encode
+from routing.redo_records import Settled, decode, encode, published
 from routing.topology.route import Route
 from routing.topology.topology import Topology
 from routing.unsettled import Outcome, Unsettled
 
 if TYPE_CHECKING:
+    from routing.cluster.transactions import SharedTransactions
+    from routing.queues.home import Home
     from routing.session import Session
 
 logger = logging.getLogger(__name__)
@@ -87,8 +88,8 @@ class Transaction:
             raise LimitExceeded(f"the transaction is larger than configured max size {self._bytes_max}")
 
 
-class _Plan:
-    """What a commit comes to: routed publishes, and the logs that it concerns."""
+class Plan:
+    """What a commit comes to: routed publishes, and what they and the settlements concern."""
 
     def __init__(self, session: Session, transaction: Transaction) -> None:
         self.session = session
@@ -96,23 +97,20 @@ class _Plan:
         self.routed: list[tuple[Route, Slab, bool]] = []
         for slab, mandatory, copies in transaction.publishes:
             self.routed += [(route, part, mandatory) for route, part in _routed(session, slab, copies)]
-        routes = {route: None for route, _, _ in self.routed}
-        self.topics = [partition for route in routes for topic in route.topics for partition in topic.partitions]
-        published = {home: None for route in routes for home in route.durable_homes}
-        self.published = {home: None for home in published if isinstance(home, QueuePartition)}
-        self.elsewhere = len(published) - len(self.published)
-        self.settled = {
-            entry.queue.partition: None
-            for entry, outcome in transaction.taken
-            if isinstance(entry.queue, Queue) and entry.queue.partition.durable and outcome in _ENDING
-            if not entry.queue.deleted
-        }
-        self.routes = list(routes)
+        self.routes = list({route: None for route, _, _ in self.routed})
+        self.topics = [partition for route in self.routes for topic in route.topics for partition in topic.partitions]
+        self.published = {home: None for route in self.routes for home in route.durable_homes}
+        self.settled: dict[Home, None] = {queue.partition: None for queue, _, _ in self.endings()}
+
+    def endings(self) -> Iterator[tuple[Queue, Unsettled, bool]]:
+        """Settlements that outlive the process: of which queue, and whether they are rejections."""
+        for entry, outcome in self.transaction.taken:
+            queue = entry.queue
+            if outcome in _ENDING and isinstance(queue, Queue) and queue.partition.durable and not queue.deleted:
+                yield queue, entry, outcome is Outcome.DISCARD
 
     def require_logs(self) -> None:
-        """Raises StorageUnavailable if a log that the commit concerns refuses writes, or another broker leads it."""
-        if self.elsewhere or any(partition.forward is not None for partition in self.topics):
-            raise StorageUnavailable("a transaction cannot publish to what another broker leads")
+        """Raises StorageUnavailable if a log that the commit concerns refuses writes."""
         for route in self.routes:
             failed = route.error()
             if failed is not None:
@@ -120,18 +118,15 @@ class _Plan:
         for home in self.settled:
             if home.error is not None:
                 raise home.error
-        self._require_deliveries()
 
-    def _require_deliveries(self) -> None:
-        """Raises StorageUnavailable if what is settled was delivered by a leader that leads no more: it comes again."""
+    def require_deliveries(self) -> None:
+        """Raises PreconditionFailed if what is settled was delivered by a leader that leads no more: it comes again."""
         for entry, outcome in self.transaction.taken:
             queue = entry.queue
-            if not isinstance(queue, Queue) or not queue.durable or outcome not in _ENDING:
-                continue
-            if queue.elsewhere:
-                raise StorageUnavailable("a transaction cannot settle what another broker leads")
-            if queue.deleted and queue.partition.retired:
-                raise queue.partition.error or StorageUnavailable(f"queue '{queue.name}' has another leader")
+            if outcome in _ENDING and isinstance(queue, Queue) and queue.deleted:
+                there = self.session.broker.topology.vhost(queue.vhost).queues.get(queue.name)
+                if there is not None and there.id == queue.id:
+                    raise taken_back(queue)
 
     def prepare(self) -> None:
         """See to it that nothing can be refused any more. Raises LogUnavailable."""
@@ -148,15 +143,20 @@ class _Plan:
             for route, slab, mandatory in self.routed:
                 session.deliver_to(route, slab, mandatory)
 
-    def logs(self) -> list[PartitionLog]:
-        """Write what was applied; the logs that have to become durable."""
-        homes = [*self.published, *self.settled]
+    def seal(self) -> list[QueuePartition]:
+        """Write what was applied to the home partitions and topics here; these home partitions."""
+        homes = [home for home in {**self.published, **self.settled} if isinstance(home, QueuePartition)]
         for home in homes:
             home.settlements_due()
             home.seal()
         for partition in self.topics:
             partition.seal()
-        return [*(home.log for home in homes), *(partition.log for partition in self.topics)]
+        return homes
+
+
+def taken_back(queue: Queue) -> PreconditionFailed:
+    """A leader that is gone had delivered what a transaction settles, or the link to it is."""
+    return PreconditionFailed(f"a message that the transaction settles is back in queue '{queue.name}'")
 
 
 def _routed(session: Session, slab: Slab, copies: Sequence[str]) -> list[tuple[Route, Slab]]:
@@ -167,19 +167,25 @@ def _routed(session: Session, slab: Slab, copies: Sequence[str]) -> list[tuple[R
 
 
 class Transactions:
-    """The transactions of a broker; see the module."""
+    """The transactions of a broker; see the module. `store` has the redo records of a single one."""
 
     def __init__(
-        self, store: KeyedStore, topology: Topology, commits: CommitWaiter, bytes_max: int, now_ms: Callable[[], int]
+        self,
+        store: KeyedStore | None,
+        topology: Topology,
+        commits: CommitWaiter,
+        bytes_max: int,
+        now_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._topology = topology
         self._commits = commits
         self._bytes_max = bytes_max
         self._now_ms = now_ms
-        self._next_id = 1 + max((int.from_bytes(key, "big") for key, _ in store.items()), default=0)
-        self.replicated = False
-        """Queues are replicated: who commits is answered when all logs have it."""
+        keys = [] if store is None else [int.from_bytes(key, "big") for key, _ in store.items()]
+        self._next_id = 1 + max(keys, default=0)
+        self.shared: SharedTransactions | None = None
+        """Who sees to what concerns several logs in a cluster."""
         self._applied: set[bytes] = set()
         """Records that are only waiting to be removed."""
 
@@ -188,34 +194,54 @@ class Transactions:
         return Transaction(self._bytes_max)
 
     async def commit(self, session: Session, transaction: Transaction) -> None:
-        """Let it take effect; returns when that cannot be lost any more. Raises StorageUnavailable, and then the
-        session has back what it had settled.
+        """Let it take effect; returns when that cannot be lost any more. Raises StorageUnavailable or, in a cluster,
+        PreconditionFailed, and then the session has back what it had settled.
         """
-        plan = _Plan(session, transaction)
         try:
-            plan.require_logs()
+            plan = await self._planned(session, transaction)
             plan.prepare()
             direct = self._direct_home(plan)
             if direct is not None:
                 await self._commit_directly(plan, direct)
-            elif plan.published or plan.settled or plan.topics:
+            elif not (plan.published or plan.settled or plan.topics):
+                plan.apply()
+            elif self.shared is None:
                 with trio.CancelScope(shield=True):
                     await self._commit_by_record(plan)
-            else:
-                plan.apply()
         except (LogUnavailable, BatchTooLarge, StorageUnavailable) as error:
             session.take_back(transaction)
             raise StorageUnavailable(str(error)) from error
+        except PreconditionFailed:
+            session.take_back(transaction)
+            raise
+        if self.shared is not None and direct is None:
+            await self.shared.commit(plan)
 
-    def _direct_home(self, plan: _Plan) -> QueuePartition | None:
-        """The partition whose log alone is concerned, by one batch."""
+    async def _planned(self, session: Session, transaction: Transaction) -> Plan:
+        """What it comes to; in a cluster a home that has no leader now is waited for. Raises StorageUnavailable,
+        PreconditionFailed.
+        """
+        until = trio.current_time() + (self.shared.publish_patience_s if self.shared is not None else 0)
+        while True:
+            plan = Plan(session, transaction)
+            plan.require_deliveries()
+            try:
+                plan.require_logs()
+                return plan
+            except StorageUnavailable:
+                if trio.current_time() >= until or session.closed:
+                    raise
+            await trio.sleep(_RETRY_S / 2)
+
+    def _direct_home(self, plan: Plan) -> QueuePartition | None:
+        """The partition here whose log alone is concerned, by one batch."""
         homes = [*plan.published, *plan.settled]
-        if len(homes) != 1 or plan.topics:
+        if len(homes) != 1 or plan.topics or not isinstance(homes[0], QueuePartition):
             return None
         fits = plan.transaction.size_bytes <= homes[0].log.config.message_bytes_max - _BATCH_ROOM_BYTES
         return homes[0] if fits else None
 
-    async def _commit_directly(self, plan: _Plan, home: QueuePartition) -> None:
+    async def _commit_directly(self, plan: Plan, home: QueuePartition) -> None:
         home.seal()
         with home.together():
             plan.apply()
@@ -244,35 +270,25 @@ class Transactions:
 
     # --- by record ---------------------------------------------------------------------------
 
-    async def _commit_by_record(self, plan: _Plan) -> None:
+    async def _commit_by_record(self, plan: Plan) -> None:
+        assert self._store is not None
         key = self._next_id.to_bytes(8, "big")
         self._next_id += 1
         settled = [
-            Settled(entry.queue.id, list(entry.offsets_of(entry.first, entry.end)), outcome is Outcome.DISCARD)
-            for entry, outcome in plan.transaction.taken
-            if isinstance(entry.queue, Queue) and entry.queue.partition in plan.settled and not entry.queue.deleted
-            if outcome in _ENDING
+            Settled(queue.id, list(entry.offsets_of(entry.first, entry.end)), rejected)
+            for queue, entry, rejected in plan.endings()
         ]
-        await self._store.change([(key, encode([(route, slab) for route, slab, _ in plan.routed], settled))])
+        await self._store.change([(key, encode(published(plan.routed), settled))])
         while True:
             try:
                 plan.prepare()
                 break
-            except LogUnavailable as error:
-                if any(home.retired for home in plan.published):
-                    self._applied.add(key)  # of nothing: it is to be removed
-                    self._remove(key)
-                    raise StorageUnavailable(str(error)) from error
+            except LogUnavailable:
                 await trio.sleep(_RETRY_S)  # decided is decided
         plan.apply()
         self._applied.add(key)
-        logs = plan.logs()
-        self._remove_when_durable(key, logs)
-        if self.replicated:
-            # The record is on this disk alone.
-            for log in logs:
-                if not await self._committed(log):
-                    raise StorageUnavailable("the commit may have taken effect in part: a queue has another leader")
+        homes = plan.seal()
+        self._remove_when_durable(key, [*(home.log for home in homes), *(partition.log for partition in plan.topics)])
 
     def _remove_when_durable(self, key: bytes, logs: Sequence[PartitionLog]) -> None:
         def done(error: StorageUnavailable | None) -> None:
@@ -282,6 +298,7 @@ class Transactions:
         self._commits.when_committed([(log, log.log_end_offset) for log in logs], done)
 
     def _remove(self, key: bytes) -> None:
+        assert self._store is not None
         try:
             self._store.put(key, None)
             self._applied.discard(key)
@@ -300,7 +317,7 @@ class Transactions:
         LogUnavailable.
         """
         queues = {queue.id: queue for home in self._topology.led for queue in home.queues.values()}
-        for key, value in list(self._store.items()):
+        for key, value in list(self._store.items() if self._store is not None else ()):
             publishes, settled = decode(value)
             logs: dict[PartitionLog, None] = {}
             for entry in settled:

@@ -17,11 +17,13 @@ from protocols.peer import wire_engine as wire
 from protocols.peer.adapter import PeerAdapter
 from protocols.peer.adapter_feed import FeedIn, FeedOut, Feeds
 from protocols.peer.adapter_slabs import SlabReader, to_entry
+from protocols.peer.adapter_transactions import TransactionsIn, TransactionsOut
 from protocols.peer.columns import NAMES
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import Acceptor, Dialer
 from protocols.peer.wire import ErrorCode, PeerError
 from protocols.peer.wire_engine import AnyEngineFrame
+from protocols.peer.wire_transactions import TransactionFrame
 from protocols.sansio import Outbox
 from routing import errors
 from routing.cluster.engine import Engine
@@ -85,6 +87,7 @@ class ForwardingAdapter(_EngineAdapter):
         super().__init__(link, outbox, clock=clock, config=config)
         self._forwarding = engine.forwarding
         self._feed = FeedOut(link.to, outbox, engine.interests, feeds)
+        self._transactions = TransactionsOut(link.to, outbox, engine)
         self._slabs = SlabReader()
         self._publish = wire.Publish(0, [], [], [])
         self._publish_bytes = 0
@@ -195,10 +198,12 @@ class ForwardingAdapter(_EngineAdapter):
         self._write(wire.Begin(self._forwarding.process))
         self._forwarding.linked(self)
         self._feed.begin()
+        self._transactions.begin()
 
     def _link_lost(self) -> None:
         self._forwarding.lost(self)
         self._feed.lose()
+        self._transactions.lose()
 
     def _take(self, frame: Any) -> None:
         forwarding = self._forwarding
@@ -219,6 +224,8 @@ class ForwardingAdapter(_EngineAdapter):
             forwarding.over(frame.number, queue_is_gone=frame.queue_is_gone)
         elif isinstance(frame, wire.NotLed):
             forwarding.not_led(self, frame.log, frame.leader_epoch)
+        elif isinstance(frame, TransactionFrame):
+            self._transactions.take(frame)
         else:
             self._feed.take(frame)
 
@@ -262,6 +269,7 @@ class ServedAdapter(_EngineAdapter):
         self._engine = engine
         self._serving = engine.serving
         self._feed: FeedIn | None = None
+        self._transactions: TransactionsIn | None = None
         self._served: ServedBroker | None = None
         self._slabs = SlabReader()
         self._deliveries: list[wire.DeliverEntry] = []
@@ -338,6 +346,7 @@ class ServedAdapter(_EngineAdapter):
         self._served = self._serving.linked(self)
         engine = self._engine
         self._feed = FeedIn(self.broker, self._outbox, engine.interests, engine.offsets, engine.spawn)
+        self._transactions = TransactionsIn(self._served, self._outbox, engine)
 
     def _link_lost(self) -> None:
         if self._served is not None:
@@ -409,6 +418,9 @@ class ServedAdapter(_EngineAdapter):
             served.cancel(frame.number)
         elif isinstance(frame, wire.Begin):
             served.begin(frame.process)
+        elif isinstance(frame, TransactionFrame):
+            if self._transactions is not None:
+                self._transactions.take(frame)
         elif self._feed is not None:
             self._feed.take(frame)
 

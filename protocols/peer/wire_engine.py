@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from protocols.buffers import LENGTH_BYTES, BytesLike
 from protocols.peer.columns import FACTS_MASK, Column
 from protocols.peer.wire import BATCHES_MAX, Error, ErrorCode, LogName, Maybe, Number, PeerError, Pieces
+from protocols.peer.wire_transactions import AskPlaces, KeepTransaction, SettleThere, TransactionAnswer
 
 MESSAGES_MAX = 1 << 18
 """Messages of a slab."""
@@ -344,6 +345,7 @@ AnyEngineFrame = (
     Begin | Publish | Consume | Cancel | Credit | Settle | Ask | Done | Deliver | Answer | Over | NotLed
     | Fetch | FindTime | Fetched
     | Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
+    | KeepTransaction | AskPlaces | SettleThere | TransactionAnswer
 )  # fmt: skip
 _decoder: msgspec.msgpack.Decoder[AnyEngineFrame | Error] = msgspec.msgpack.Decoder(AnyEngineFrame | Error)
 _pack = msgpack.Packer().pack

@@ -10,6 +10,8 @@ from routing.cluster.interests import Interests
 from routing.cluster.loopback import Loopback
 from routing.cluster.offsets import Forward, ReplicatedOffsets
 from routing.cluster.serving import Serving
+from routing.cluster.transaction_links import TransactionLink
+from routing.cluster.transactions import SharedTransactions
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -23,6 +25,7 @@ class Engine:
     serving: Serving
     interests: Interests
     offsets: ReplicatedOffsets
+    transactions: SharedTransactions
 
     def __init__(self, cluster: Cluster, *, spawn: Callable[..., Any], want_turn: Callable[[], None]) -> None:
         self.cluster = cluster
@@ -30,6 +33,8 @@ class Engine:
         self.want_turn = want_turn
         patience_s = cluster.publish_patience_s
         self.forwarding = Forwarding(cluster, spawn=spawn, want_turn=want_turn, patience_s=patience_s)
+        self.transaction_links: dict[int, TransactionLink] = {}
+        """By broker."""
 
     def keep_offsets(self, storage: Storage, topic_exists: Callable[[str], bool]) -> ReplicatedOffsets:
         """Group offsets are shared. Raises OSError."""
@@ -44,6 +49,11 @@ class Engine:
         self.interests = Interests(broker.topology, want_turn=self.want_turn, now_ms=broker.clock.now_ms)
         self.interests.brokers = self._others
         self.cluster.members.listeners.append(self._brokers_changed)
+
+    def keep_transactions(self, broker: Broker) -> None:
+        """What its transactions do elsewhere is seen to. Raises OSError."""
+        stores = broker.storage.open_shared_transactions(self.cluster)
+        self.transactions = broker.transactions.shared = SharedTransactions(broker, self, stores)
 
     def ask_offsets_by(self, forward: Forward) -> None:
         """How group offsets that others have are asked for."""

@@ -2,7 +2,8 @@
 
 1. A broker names those that it has a replica of, or should have. It says what is so a second after a change, not each
    step on the way there: where a broker dies, all its logs change in turn.
-2. Partitions are named as operators know them: homes of queues are those of `__queues`, group offsets of `__offsets`.
+2. Partitions are named as operators know them: homes of queues are those of `__queues`, group offsets of `__offsets`,
+   transactions that were decided of `__transactions`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-QUEUES, OFFSETS = "__queues", "__offsets"
-_NAMES = {log_names.HOME: QUEUES, log_names.OFFSETS: OFFSETS}
+QUEUES, OFFSETS, TRANSACTIONS = "__queues", "__offsets", "__transactions"
+_NAMES = {log_names.HOME: QUEUES, log_names.OFFSETS: OFFSETS, log_names.TRANSACTIONS: TRANSACTIONS}
 _SETTLED_S = 1.0
 _NAMED_MAX = 20
 

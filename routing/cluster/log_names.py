@@ -1,8 +1,9 @@
 """What replicated logs are called: one kind for each thing that they hold, and a place among its kind.
 
-home-N       a home partition of queues
-offsets-N    the offsets of some groups
-topic-ID-N   a partition of the topic with this id
+home-N          a home partition of queues
+offsets-N       the offsets of some groups
+transactions-N  transactions that are decided and have not taken effect everywhere yet
+topic-ID-N      a partition of the topic with this id
 """
 
 from __future__ import annotations
@@ -10,16 +11,22 @@ from __future__ import annotations
 HOME = "home"
 OFFSETS = "offsets"
 TOPIC = "topic"
+TRANSACTIONS = "transactions"
+
+
+def log_of_kind(kind: str, index: int) -> str:
+    """The log that is in this place among its kind, of a kind that every cluster has."""
+    return f"{kind}-{index}"
 
 
 def home_log(index: int) -> str:
     """The log of a home partition."""
-    return f"{HOME}-{index}"
+    return log_of_kind(HOME, index)
 
 
 def offsets_log(index: int) -> str:
     """The log of a partition of group offsets."""
-    return f"{OFFSETS}-{index}"
+    return log_of_kind(OFFSETS, index)
 
 
 def topic_log(uid: str, index: int) -> str:

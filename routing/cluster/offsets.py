@@ -2,35 +2,27 @@
 
 1. A group belongs to one log for ever (`log_of`), and what it commits is kept and told by the broker that leads it. Any
    other asks that one (`Forward`), so that a client may ask whom it likes.
-2. Who begins to lead waits until all that is in the log is committed, and reads it then: nothing is told that could be
-   taken back.
-3. What is asked while nobody leads, or too few brokers follow, waits for `patience_s`. A commit that was under way then
-   may have been kept; that it was is not known.
+2. What is asked while nobody leads (`led_stores.py`), or too few brokers follow, waits for `patience_s`. A commit that
+   was under way then may have been kept; that it was is not known.
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import trio
 
-from core_log.errors import CorruptBatch, LogUnavailable
-from core_log.keyed_store import KeyedStore
 from core_log.replica_log import ReplicaLog
-from core_log.replication.leader import Leader
 from routing.cluster.cluster import Cluster
-from routing.cluster.log_names import OFFSETS, number_of, offsets_log
+from routing.cluster.led_stores import LedStore, LedStores
+from routing.cluster.log_names import OFFSETS
 from routing.errors import StorageUnavailable
 from routing.topics.offset_store import Committed, OffsetStore, Partition
 
 logger = logging.getLogger(__name__)
-
-_RETRY_S = 0.5
-_LOOK_S = 0.05
 
 
 class Forward(Protocol):
@@ -46,33 +38,11 @@ class Forward(Protocol):
 
 
 def _too_few(group: str) -> StorageUnavailable:
-    return StorageUnavailable(f"too few brokers have the offsets of group '{group}' in sync")
+    return StorageUnavailable(f"too few brokers have {_what(group)} in sync")
 
 
-class _Part:
-    """One of the logs; `store` while it is led here, once it has been read."""
-
-    def __init__(self, log: ReplicaLog) -> None:
-        self.log = log
-        self.role: Leader | None = None
-        self.store: OffsetStore | None = None
-        self._waiting: set[trio.CancelScope] = set()
-
-    def over(self) -> None:
-        """This broker leads it no more, or does anew."""
-        self.role = self.store = None
-        for scope in self._waiting:
-            scope.cancel()
-
-    @contextmanager
-    def while_led(self) -> Iterator[None]:
-        """What is waited for within the block ends with this leadership."""
-        with trio.CancelScope() as scope:
-            self._waiting.add(scope)
-            try:
-                yield
-            finally:
-                self._waiting.discard(scope)
+def _what(group: str) -> str:
+    return f"the offsets of group '{group}'"
 
 
 class ReplicatedOffsets:
@@ -90,92 +60,27 @@ class ReplicatedOffsets:
     ) -> None:
         """`open_log` opens the log of a number."""
         self.forward: Forward | None = None
-        self._cluster = cluster
-        self._count = count
-        self._open_log = open_log
         self._spawn = spawn
         self._topic_exists = topic_exists
         self._patience_s = patience_s
-        self._parts: dict[int, _Part] = {}
-        self._changed = trio.Event()
-        cluster.moved.append(self._moved)
-        for number in range(count):
-            self._moved(offsets_log(number))
+        self._stores = LedStores(
+            OFFSETS, count, cluster, open_log=open_log, read=OffsetStore, spawn=spawn, patience_s=patience_s
+        )
+        self._stores.begun = self._begun
 
     def log_of(self, group: str) -> int:
         """The number of the log that a group belongs to."""
-        return zlib.crc32(group.encode("utf-8", "surrogateescape")) % self._count
+        return zlib.crc32(group.encode("utf-8", "surrogateescape")) % self._stores.count
 
-    # ---- leading
+    def _begun(self, store: OffsetStore) -> None:
+        for topic in store.topics():
+            if not self._topic_exists(topic):
+                store.forget_topic(topic)
 
-    def _moved(self, name: str) -> None:
-        number = number_of(name, OFFSETS)
-        if number is None:
-            return
-        cluster = self._cluster
-        state, part = cluster.state_of(name), self._parts.get(number)
-        if part is not None and state is not None and cluster.broker_id not in state.replicas:
-            part.over()
-            del self._parts[number]
-            cluster.close_log(name)
-            self._wake()
-            return
-        if part is None:
-            if state is None or cluster.broker_id not in state.replicas or name in cluster.replicas.by_name:
-                return  # the last: it is being opened
-            part = self._parts[number] = _Part(self._open_log(number))
-        role = cluster.role_of(name) if cluster.may_append(name) else None
-        if role is not part.role:
-            part.over()
-            part.role = role
-            if role is not None:
-                self._spawn(self._load, part, role)
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
-
-    async def _load(self, part: _Part, role: Leader) -> None:
-        log = part.log
-        while part.role is role:
-            try:
-                with part.while_led():
-                    await log.wait_committed(log.log_end_offset)
-                    store = OffsetStore(await trio.to_thread.run_sync(KeyedStore, log))
-                    if part.role is role:
-                        for topic in store.topics():
-                            if not self._topic_exists(topic):
-                                store.forget_topic(topic)
-                        part.store = store
-                        self._wake()
-                return
-            except (LogUnavailable, CorruptBatch, OSError) as error:
-                logger.warning("%s: group offsets cannot be served now: %s", log.directory, error)
-                await trio.sleep(_RETRY_S)
-
-    async def _led(self, group: str, *, here: bool = False) -> tuple[_Part, OffsetStore] | int:
+    async def _led(self, group: str, *, here: bool = False) -> tuple[LedStore[OffsetStore], OffsetStore] | int:
         """The log of a group, or the broker that has it unless it is to be `here`. Raises StorageUnavailable."""
-        number = self.log_of(group)
-        name = offsets_log(number)
-        cluster = self._cluster
-        until = trio.current_time() + self._patience_s
-        while True:
-            changed = self._changed
-            part = self._parts.get(number)
-            if part is not None and part.role is None:
-                self._moved(name)  # a lease may have been renewed: nobody tells that
-            if part is not None and part.store is not None and cluster.may_append(name):
-                return part, part.store
-            leader = cluster.leader_of(name)[0]
-            if leader is not None and leader != cluster.broker_id and self.forward is not None and not here:
-                return leader
-            if trio.current_time() >= until:
-                if part is not None and part.role is not None:
-                    raise _too_few(group)
-                raise StorageUnavailable(f"nobody leads the offsets of group '{group}' now")
-            with trio.move_on_after(_LOOK_S):
-                await changed.wait()
+        may_forward = (lambda: False) if here else (lambda: self.forward is not None)
+        return await self._stores.at(self.log_of(group), _what(group), may_forward=may_forward)
 
     async def commit_here(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """`commit` of a group that is led here, or will be soon. Raises StorageUnavailable."""
@@ -201,7 +106,7 @@ class ReplicatedOffsets:
             await self._commit(group, offsets, *found)
 
     async def _commit(
-        self, group: str, offsets: Mapping[Partition, Committed], part: _Part, store: OffsetStore
+        self, group: str, offsets: Mapping[Partition, Committed], part: LedStore[OffsetStore], store: OffsetStore
     ) -> None:
         if part.role is None or not part.role.may_append():
             raise _too_few(group)
@@ -223,7 +128,7 @@ class ReplicatedOffsets:
 
     def known(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
         """`fetch` from memory: what is not led here is not known."""
-        part = self._parts.get(self.log_of(group))
+        part = self._stores.parts.get(self.log_of(group))
         return part.store.known(group, partitions) if part is not None and part.store is not None else {}
 
     def note(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
@@ -238,11 +143,11 @@ class ReplicatedOffsets:
 
     def count(self, partition: Partition, prefix: str) -> int:
         """How many groups whose names begin so have come somewhere in a partition, as far as is known here."""
-        stores = [part.store for part in self._parts.values() if part.store is not None]
+        stores = [part.store for part in self._stores.parts.values() if part.store is not None]
         return sum(store.count(partition, prefix) for store in stores)
 
     def forget_topic(self, name: str) -> None:
         """The topic is deleted: as far as it is led here, nobody has come anywhere in it."""
-        for part in self._parts.values():
+        for part in self._stores.parts.values():
             if part.store is not None:
                 part.store.forget_topic(name)

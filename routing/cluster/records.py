@@ -25,11 +25,12 @@ SETTINGS = b"settings"
 FORMAT = 1
 
 READY = "ready"
+TRANSACTION_LOGS = 3
 _IMPORTING = "importing "
 
 
 class ClusterMeta(msgspec.Struct, frozen=True):
-    """What the cluster is. `homes` and `offsets` are numbers of internal partitions."""
+    """What the cluster is. `homes`, `offsets` and `transactions` are numbers of internal partitions."""
 
     cluster_id: str
     homes: int
@@ -37,6 +38,7 @@ class ClusterMeta(msgspec.Struct, frozen=True):
     state: str = READY
     """`READY`, or what it is being made from."""
     format: int = FORMAT
+    transactions: int = TRANSACTION_LOGS
 
 
 def importing(directory_id: str) -> str:

@@ -42,6 +42,8 @@ class RemoteHome:
         self.name = home_log(index)
         self.forwarding = forwarding
         self.stream: Stream = forwarding.stream(self.name)
+        self.again = False
+        """What is put here now may have come there before, by other means than the stream."""
 
     @property
     def leader(self) -> str:
@@ -73,10 +75,10 @@ class RemoteHome:
         ids, once_in_ms = destinations.definition.queue_ids, destinations.once_in_ms
         count = len(slab.bodies)
         if count <= _SLAB_MESSAGES_MAX:
-            return self.stream.take(count, slab.size, Slabs(ids, once_in_ms, slab))
+            return self.stream.take(count, slab.size, Slabs(ids, once_in_ms, slab, self.again))
         for start in range(0, count, _SLAB_MESSAGES_MAX):
             part = slab.part(start, min(start + _SLAB_MESSAGES_MAX, count))
-            end = self.stream.take(len(part.bodies), part.size, Slabs(ids, once_in_ms, part))
+            end = self.stream.take(len(part.bodies), part.size, Slabs(ids, once_in_ms, part, self.again))
         return end
 
     def prepare(self, destinations: DestinationSet) -> None:

@@ -357,6 +357,15 @@ class RemoteQueue(Queue):
 
     # ---- messages back
 
+    def delivered_as(self, offsets: Sequence[int]) -> tuple[int, int, Sequence[int]] | None:
+        """Broker, number of the consumer and ids of these deliveries, as their leader knows them; None if it took them
+        back.
+        """
+        attachment = self._attachments.get(offsets[0] >> NUMBER_SHIFT)
+        if attachment is None:
+            return None
+        return attachment.link.broker, attachment.number, [offset & ID_MASK for offset in offsets]
+
     def _say(self, offsets: Sequence[int], outcome: Outcome) -> None:
         attachment = self._attachments.get(offsets[0] >> NUMBER_SHIFT)
         if attachment is None:

@@ -230,6 +230,10 @@ class ServedBroker:
                 continue
         self._end_if_idle(number)
 
+    def session_of(self, number: int) -> Session | None:
+        """That of a consumer."""
+        return self._sessions.get(number)
+
     def _session(self, number: int, queue: Queue) -> Session:
         found = self._sessions.get(number)
         if found is None:
@@ -364,6 +368,11 @@ class Serving:
         if self.broker.cluster is not None:
             with trio.move_on_after(_BEHIND_S), suppress(MetadataUnavailable):
                 await self.broker.cluster.store.caught_up(revision)
+
+    def process_of(self, broker: int) -> int | None:
+        """The process of another broker that was linked last."""
+        found = self._publishers.get(broker)
+        return found.process if found is not None else None
 
     def publisher(self, broker: int, process: int) -> Publisher:
         """What is known of a process of another broker; of a former one nothing is any more."""

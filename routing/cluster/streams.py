@@ -41,6 +41,8 @@ class Slabs(NamedTuple):
     queue_ids: tuple[int, ...]
     once_in_ms: int
     slab: Slab
+    again: bool = False
+    """It may be there already, by other means."""
 
 
 class Records(NamedTuple):
@@ -104,6 +106,8 @@ class Stream:
         self.kept_bytes = 0
         self.own: deque[Own] = deque()
         """See rule 4; in the order of their offsets."""
+        self.given_up = 0
+        """What was sent before this position and is not committed is not sent any more."""
         self.sync_before = 0
         """Somebody waits until all before this position is committed."""
         self._forwarding = forwarding
@@ -171,9 +175,8 @@ class Stream:
             return
         if self._sent_before < self.next_position:
             for kept in self._unsent():
-                link.publish(
-                    self.name, self._leader_epoch, kept, begins=self._begins, again=kept.position < self._had_before
-                )
+                again = kept.position < self._had_before or (isinstance(kept.what, Slabs) and kept.what.again)
+                link.publish(self.name, self._leader_epoch, kept, begins=self._begins, again=again)
                 self._begins = False
             self._sent_before = self._sent_at_all = self.next_position
         if self._asked_before < self.sync_before:
@@ -280,6 +283,7 @@ class Stream:
     def _fail(self, why: str) -> None:
         """Tell whoever waits that it is not known to be safe, and send it no more."""
         before, self.error = self.error, OSError(why)
+        self.given_up = self.next_position
         self.kept.clear()
         self.own.clear()
         self.kept_bytes = 0

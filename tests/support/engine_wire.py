@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
 from routing.cluster.streams import Kept, Slabs
+from routing.cluster.transaction_links import OutcomeUnknown, Settlement
+from routing.errors import StorageUnavailable
 from routing.message import Slab
 
 if TYPE_CHECKING:
@@ -55,11 +57,12 @@ class Asking(_End):
         self._serving = other.engine.serving
         self.served = self._serving.linked(self.answering)
         self.served.begin(asker.engine.forwarding.process)
+        self.transactions = Transactions(self, asker, other)
 
     def publish(self, log: str, leader_epoch: int, kept: Kept, *, begins: bool, again: bool) -> None:
         what = kept.what
         assert isinstance(what, Slabs)
-        ids, once_in_ms, slab = what
+        ids, once_in_ms, slab, _ = what
         self._say(
             lambda: self.served.publish(
                 log, leader_epoch, kept.position, ids, once_in_ms, slab, begins=begins, again=again
@@ -105,8 +108,68 @@ class Asking(_End):
     def cut(self) -> None:
         """No word more, and both ends know."""
         self.is_cut = self.answering.is_cut = True
+        self.transactions.cut()
         self._serving.lost(self.served)
         self.answering.forwarding.lost(self)
+
+
+class Transactions:
+    """What transactions ask over the same link: `TransactionLink`. What is asked is done, whoever waits for it."""
+
+    def __init__(self, link: Asking, asker: Broker, other: Broker) -> None:
+        assert asker.engine is not None
+        assert other.engine is not None
+        self._link = link
+        self._links = asker.engine.transaction_links
+        self._there = other.engine
+        self._cut = trio.Event()
+        self._links[link.broker] = self
+
+    def cut(self) -> None:
+        """Nobody answers any more."""
+        if self._links.get(self._link.broker) is self:
+            del self._links[self._link.broker]
+        self._cut.set()
+
+    async def keep(self, number: int, key: bytes, record: bytes | None) -> None:
+        await self._ask(lambda: self._there.transactions.keep_here(number, key, record))
+
+    async def places(self, number: int, ids: Sequence[int]) -> Sequence[int]:
+        async def find() -> Sequence[int]:
+            return self._there.transactions.places_here(self._link.served, number, ids)
+
+        return cast(Sequence[int], await self._ask(find))
+
+    async def settle(self, log: str, settlements: Sequence[Settlement]) -> None:
+        await self._ask(lambda: self._there.transactions.settle_here(log, settlements, self._link.served))
+
+    async def _ask(self, what: Callable[[], Awaitable[Any]]) -> Any:
+        answers: list[Any] = []
+        over = trio.Event()
+
+        async def run() -> None:
+            try:
+                answers.append(await what())
+            except StorageUnavailable as error:
+                answers.append(error)
+            over.set()
+
+        if self._link.is_cut:
+            raise StorageUnavailable("no link")
+        self._there.spawn(run)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_cut, nursery.cancel_scope)
+            await over.wait()
+            nursery.cancel_scope.cancel()
+        if not answers:
+            raise OutcomeUnknown("the link is cut")
+        if isinstance(answers[0], StorageUnavailable):
+            raise answers[0]
+        return answers[0]
+
+    async def _until_cut(self, scope: trio.CancelScope) -> None:
+        await self._cut.wait()
+        scope.cancel()
 
 
 class Answering(_End):

@@ -18,6 +18,13 @@ from protocols.peer import columns
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter_slabs import SlabReader, to_entry
 from protocols.peer.wire import ErrorCode, PeerError
+from protocols.peer.wire_transactions import (
+    AskPlaces,
+    KeepTransaction,
+    SettlementEntry,
+    SettleThere,
+    TransactionAnswer,
+)
 from routing.facts import pack
 from routing.message import Properties, Slab
 
@@ -113,6 +120,14 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
     (wire.FetchOffsets(1, b"g", None), [36, 1, b"g", None]),
     (wire.FetchOffsets(1, b"g", [(b"t", 3)]), [36, 1, b"g", [[b"t", 3]]]),
     (wire.Offsets(1, "", [wire.OffsetEntry(b"t", 0, 1, "")]), [37, 1, "", [[b"t", 0, 1, ""]]]),
+    (KeepTransaction(1, 2, b"key", LARGE), [48, 1, 2, b"key", LARGE]),
+    (KeepTransaction(1, 2, b"key", None), [48, 1, 2, b"key", None]),
+    (AskPlaces(1, MAX, [1, 2, 4, 4]), [49, 1, MAX, [1, 2, 4, 4]]),
+    (
+        SettleThere(1, 2, "home-1", [SettlementEntry(3, 0, [], [5, MAX], True)]),
+        [50, 1, 2, "home-1", [[3, 0, [], [5, MAX], True]]],
+    ),
+    (TransactionAnswer(1, "unknown", "why", [7, 8]), [51, 1, "unknown", "why", [7, 8]]),
 ]  # fmt: skip
 
 
@@ -131,7 +146,7 @@ def test_both_ways(frame: wire.AnyEngineFrame, expected: list[Any]) -> None:
 
 
 def test_every_kind_is_in_the_table() -> None:
-    assert {expected[0] for _, expected in ALL} == {*range(16, 31), *range(32, 38)}
+    assert {expected[0] for _, expected in ALL} == {*range(16, 31), *range(32, 38), *range(48, 52)}
 
 
 def test_what_is_large_is_not_copied() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from routing.cluster.operating import drain
-from routing.errors import StorageUnavailable
+from routing.errors import PreconditionFailed
 from tests.routing.cluster.test_homes import home_of
 from tests.support.home_cluster import mesh, until
 
@@ -25,7 +25,7 @@ async def test_a_transaction_that_settles_what_has_another_leader_now_is_refused
         client.ack(3, 3)
         await drain(one.part, 1, on=True)
         await until(lambda: not one.leads(index))
-        with pytest.raises(StorageUnavailable):
+        with pytest.raises(PreconditionFailed, match="is back in queue 'q'"):
             await client.session.commit()
         leader = await brokers.settled(index)
         assert await leader.drain("q") == [("2", True), ("3", True)]

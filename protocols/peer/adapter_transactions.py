@@ -1,0 +1,128 @@
+"""What transactions ask of other brokers, over an `engine` link: `TransactionsOut` is the end of who dialled,
+`TransactionsIn` that of who was dialled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from protocols.peer import wire_engine as wire_codec
+from protocols.peer import wire_transactions as wire
+from protocols.peer.wire import ErrorCode, PeerError
+from protocols.sansio import Outbox
+from routing.cluster.engine import Engine
+from routing.cluster.questions import Questions
+from routing.cluster.serving import ServedBroker
+from routing.cluster.transaction_links import OutcomeUnknown, Settlement
+from routing.errors import StorageUnavailable
+
+_PATIENCE_S = 10.0
+_TEXT_MAX = 4096
+
+
+class TransactionsOut:
+    """See the module; `routing.cluster.transaction_links.TransactionLink`."""
+
+    def __init__(self, broker: int, outbox: Outbox, engine: Engine) -> None:
+        self.broker = broker
+        self._outbox = outbox
+        self._engine = engine
+        self._questions = Questions[wire.TransactionAnswer](_PATIENCE_S)
+
+    def begin(self) -> None:
+        """The link is open."""
+        self._engine.transaction_links[self.broker] = self
+
+    def lose(self) -> None:
+        """It is lost: nobody answers any more."""
+        links = self._engine.transaction_links
+        if links.get(self.broker) is self:
+            del links[self.broker]
+        self._questions.close()
+
+    def take(self, frame: wire.TransactionFrame) -> None:
+        """An answer. Raises PeerError."""
+        if not isinstance(frame, wire.TransactionAnswer):
+            raise PeerError(ErrorCode.UNEXPECTED_FRAME, f"who was dialled sends no '{type(frame).__name__}'")
+        self._questions.answer(frame.request, frame)
+
+    async def keep(self, number: int, key: bytes, record: bytes | None) -> None:
+        """See `TransactionLink`."""
+        await self._ask(lambda request: wire.KeepTransaction(request, number, key, record))
+
+    async def places(self, number: int, ids: Sequence[int]) -> Sequence[int]:
+        """See `TransactionLink`."""
+        return _pairs((await self._ask(lambda request: wire.AskPlaces(request, number, list(ids)))).offsets)
+
+    async def settle(self, log: str, settlements: Sequence[Settlement]) -> None:
+        """See `TransactionLink`."""
+        entries = [
+            wire.SettlementEntry(one.queue_id, one.number, list(one.ids), list(one.offsets), one.rejected)
+            for one in settlements
+        ]
+        revision = self._engine.forwarding.revision
+        await self._ask(lambda request: wire.SettleThere(request, revision, log, entries))
+
+    async def _ask(self, make: Callable[[int], wire.TransactionFrame]) -> wire.TransactionAnswer:
+        def send(request: int) -> None:
+            for piece in wire_codec.encode(make(request)):
+                self._outbox.write(piece)
+            self._engine.want_turn()
+
+        answer = await self._questions.ask(send)
+        if answer is None:
+            raise OutcomeUnknown(f"broker {self.broker} does not answer")
+        if answer.outcome != "done":
+            raise (StorageUnavailable if answer.outcome == "refused" else OutcomeUnknown)(answer.text)
+        return answer
+
+
+class TransactionsIn:
+    """See the module."""
+
+    def __init__(self, served: ServedBroker, outbox: Outbox, engine: Engine) -> None:
+        self._served = served
+        self._outbox = outbox
+        self._engine = engine
+
+    def take(self, frame: wire.TransactionFrame) -> None:
+        """A question. Raises PeerError."""
+        if isinstance(frame, wire.TransactionAnswer):
+            raise PeerError(ErrorCode.UNEXPECTED_FRAME, f"who dialled sends no '{type(frame).__name__}'")
+        if isinstance(frame, wire.SettleThere):
+            for entry in frame.entries:
+                _pairs(entry.ids)
+                _pairs(entry.offsets)
+        elif isinstance(frame, wire.AskPlaces):
+            _pairs(frame.ids)
+        self._engine.spawn(self._answer, frame)
+
+    async def _answer(self, frame: wire.KeepTransaction | wire.AskPlaces | wire.SettleThere) -> None:
+        transactions = self._engine.transactions
+        offsets: Sequence[int] = ()
+        outcome: wire.Outcome = "done"
+        text = ""
+        try:
+            if isinstance(frame, wire.KeepTransaction):
+                await transactions.keep_here(frame.number, frame.key, frame.record)
+            elif isinstance(frame, wire.AskPlaces):
+                offsets = transactions.places_here(self._served, frame.number, frame.ids)
+            else:
+                settlements = [
+                    Settlement(one.queue_id, one.number, one.ids, one.offsets, one.rejected) for one in frame.entries
+                ]
+                await transactions.settle_here(frame.log, settlements, self._served)
+        except OutcomeUnknown as error:
+            outcome, text = "unknown", str(error)
+        except StorageUnavailable as error:
+            outcome, text = "refused", str(error)
+        for piece in wire_codec.encode(wire.TransactionAnswer(frame.request, outcome, text[:_TEXT_MAX], list(offsets))):
+            self._outbox.write(piece)
+        self._engine.want_turn()
+
+
+def _pairs(ranges: Sequence[int]) -> Sequence[int]:
+    """Firsts and lasts. Raises PeerError."""
+    if len(ranges) % 2 or any(first > last for first, last in zip(ranges[::2], ranges[1::2], strict=True)):
+        raise PeerError(ErrorCode.MALFORMED_FRAME, "ranges without an end")
+    return ranges

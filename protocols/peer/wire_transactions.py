@@ -1,0 +1,70 @@
+"""What brokers ask each other for transactions, as frames of links of kind `engine`; the codec is `wire_engine.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from protocols.peer.wire import LogName, Number
+
+RANGES_MAX = 2_000_000
+ENTRIES_MAX = 100_000
+
+Key = Annotated[bytes, Meta(min_length=1, max_length=64)]
+Ranges = Annotated[list[Number], Meta(max_length=RANGES_MAX)]
+"""First and last of each, one after the other."""
+Outcome = Literal["done", "refused", "unknown"]
+
+
+class _Frame(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    pass
+
+
+class KeepTransaction(_Frame, tag=48):
+    """Keep a transaction that is decided in log `number`, which the receiver leads, or forget it (no record)."""
+
+    request: Number
+    number: Number
+    key: Key
+    record: bytes | None
+
+
+class AskPlaces(_Frame, tag=49):
+    """Where in their queue's home the deliveries of consumer `number` lie: ranges of ids."""
+
+    request: Number
+    number: Number
+    ids: Ranges
+
+
+class SettlementEntry(_Frame):
+    """Messages of one queue that are done with, by their offsets; consumer `number` (0: none) has them as `ids`."""
+
+    queue_id: Number
+    number: Number
+    ids: Ranges
+    offsets: Ranges
+    rejected: bool
+
+
+class SettleThere(_Frame, tag=50):
+    """Settle messages of queues of a home that the receiver leads, whoever has them. `revision` as in `Publish`."""
+
+    request: Number
+    revision: Number
+    log: LogName
+    entries: Annotated[list[SettlementEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class TransactionAnswer(_Frame, tag=51):
+    """To all of these. `refused`: nothing was done, and `text` says why; `unknown`: it may yet be."""
+
+    request: Number
+    outcome: Outcome
+    text: Annotated[str, Meta(max_length=4096)]
+    offsets: Ranges
+
+
+TransactionFrame = KeepTransaction | AskPlaces | SettleThere | TransactionAnswer
+"""What `adapter_transactions.py` deals with."""

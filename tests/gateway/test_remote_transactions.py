@@ -1,0 +1,174 @@
+"""Transactions at members of a real cluster: all or nothing, whoever leads the queues."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import AMQPError, ChannelClosedByBroker
+
+from gateway.etcd_process import EtcdProcess
+from tests.gateway.test_member import Running, three, until
+from tests.gateway.test_remote_member import PERSISTENT, connection
+
+NAMES = {1: "a", 2: "b", 3: "c"}
+
+
+@asynccontextmanager
+async def town(etcd: EtcdProcess, directory: Path, name: str) -> AsyncIterator[dict[int, Running]]:
+    """Three brokers, and at each a queue that it leads, with the name that `NAMES` says."""
+    async with three(etcd, directory, name) as (_, brokers):
+        engines = [one.server.broker for one in brokers.values()]
+        await until(lambda: all(len(one.engine.transaction_links) == 2 for one in engines))  # type: ignore[union-attr]
+        await until(lambda: {home for one in engines for home in [len(one.topology.led)]} == {2})
+        for number, queue in NAMES.items():
+            await brokers[number].server.broker.declare_queue(queue, durable=True)
+            await until(lambda number=number, queue=queue: leads(brokers[number], queue))  # type: ignore[misc]
+        await until(lambda: all(len(list(one.engine.transactions._stores.led())) for one in engines))  # type: ignore[union-attr]
+        yield brokers
+
+
+def leads(broker: Running, queue: str) -> bool:
+    return not broker.server.broker.topology.queues[queue].elsewhere
+
+
+def records(brokers: dict[int, Running]) -> int:
+    """How many transactions are not done with."""
+    found = 0
+    for one in brokers.values():
+        assert one.server.broker.engine is not None
+        found += sum(len(list(store.items())) for _, store in one.server.broker.engine.transactions._stores.led())
+    return found
+
+
+async def at(broker: Running, what: Callable[[BlockingChannel], Any]) -> Any:
+    def run() -> Any:
+        with connection(broker) as there:
+            channel = there.channel()
+            channel.tx_select()
+            return what(channel)
+
+    return await trio.to_thread.run_sync(run)
+
+
+def contents(channel: BlockingChannel) -> dict[str, list[bytes]]:
+    """What waits in each queue; it stays there."""
+    found: dict[str, list[bytes]] = {}
+    for name in NAMES.values():
+        count = channel.queue_declare(name, passive=True).method.message_count
+        found[name] = [] if not count else [body for _, (_, _, body) in zip(range(count), channel.consume(name))]
+        channel.cancel()
+    return found
+
+
+def publish(channel: BlockingChannel) -> None:
+    for end in (channel.tx_rollback, channel.tx_commit):
+        for name in NAMES.values():
+            for body in (b"1", b"2"):
+                channel.basic_publish("", name, body, PERSISTENT)
+        end()
+
+
+def settle_and_publish(channel: BlockingChannel) -> None:
+    tag = 0
+    for name in ("a", "b"):
+        method, _, _ = channel.basic_get(name)
+        assert method is not None
+        tag = method.delivery_tag
+        channel.basic_ack(tag)
+    channel.basic_publish("", "c", b"3", PERSISTENT)
+    channel.tx_rollback()
+    channel.tx_commit()
+    channel.basic_nack(tag, multiple=True)
+    channel.tx_commit()
+    for name in ("a", "b"):
+        method, _, _ = channel.basic_get(name)
+        assert method is not None
+        assert method.redelivered
+        channel.basic_ack(method.delivery_tag)
+    for name in ("c", "a"):
+        channel.basic_publish("", name, b"3", PERSISTENT)
+    channel.tx_commit()
+
+
+async def test_what_several_brokers_lead_is_committed_together(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with town(etcd, tmp_path, "transactions") as brokers:
+        await at(brokers[1], publish)
+        assert await at(brokers[2], contents) == {name: [b"1", b"2"] for name in "abc"}
+        await at(brokers[3], settle_and_publish)
+        found = {"a": [b"2", b"3"], "b": [b"2"], "c": [b"1", b"2", b"3"]}
+        assert await at(brokers[1], contents) == found
+        await until(lambda: not records(brokers))
+        engine = brokers[3].server.broker.engine
+        assert engine is not None
+
+        def late(channel: BlockingChannel) -> None:
+            """The link to who leads the queue is lost between delivery and commit: that one took the message back."""
+            method, _, _ = next(iter(channel.consume("a")))
+            channel.basic_publish("", "b", b"4", PERSISTENT)
+            channel.basic_ack(method.delivery_tag)
+            link: Any = engine.forwarding.links[1]
+            trio.from_thread.run_sync(link.shut_down, "a test")
+            with pytest.raises(ChannelClosedByBroker, match="is back in queue 'a'") as caught:
+                channel.tx_commit()
+            assert caught.value.reply_code == 406
+
+        await at(brokers[3], late)
+        assert await at(brokers[2], contents) == found
+        assert not records(brokers)
+
+
+async def test_a_broker_that_goes_leaves_all_or_nothing(etcd: EtcdProcess, tmp_path: Path) -> None:
+    """It leads a queue that another one publishes to, and had decided what it does no more."""
+    async with town(etcd, tmp_path, "going") as brokers:
+        await at(brokers[1], publish)
+        engine = brokers[3].server.broker.engine
+        assert engine is not None
+        decided, over = trio.Event(), trio.Event()
+        done: list[int] = []
+
+        def work(channel: BlockingChannel) -> None:
+            for number in range(10, 10_000):
+                for name in NAMES.values():
+                    channel.basic_publish("", name, b"%d" % number, PERSISTENT)
+                channel.tx_commit()
+                done.append(number)
+                if over.is_set():
+                    return
+
+        def last(channel: BlockingChannel) -> None:
+            for name in ("a", "b"):
+                method, _, _ = next(iter(channel.consume(name)))
+                channel.basic_ack(method.delivery_tag)
+                channel.cancel()
+                channel.basic_publish("", name, b"3", PERSISTENT)
+            with pytest.raises(AMQPError):
+                channel.tx_commit()
+
+        async def stop(*_: object) -> None:
+            decided.set()
+            await trio.sleep_forever()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine.transactions, "_apply", lambda *_, **__: {})
+            patch.setattr(engine.transactions, "_see_to", stop)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(at, brokers[3], last)
+                await decided.wait()
+                nursery.start_soon(at, brokers[1], work)
+                await until(lambda: len(done) > 5)
+                await brokers.pop(3).stop()
+                there = len(done)
+                await until(lambda: len(done) > there + 5)
+                over.set()
+        await until(lambda: not records(brokers))
+        found = await at(brokers[2], contents)
+        published = {int(body) for body in found["c"]} - {1, 2}
+        assert published == set(done)
+        for name in ("a", "b"):
+            assert {int(body) for body in found[name]} == {2, 3} | published
