@@ -31,7 +31,7 @@ EXIT_WRONG_SETTING = 2
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="millrace", prog_name="millrace")
 def main() -> None:
-    """A message broker that speaks AMQP 0-9-1, MQTT and a partitioned-log protocol over one log."""
+    """A message broker that speaks AMQP 0-9-1, MQTT, Kafka's protocol and one of its own over one log."""
 
 
 def _door_option(door: str, default: str) -> Callable[[Command], Command]:
@@ -54,6 +54,7 @@ def _door_option(door: str, default: str) -> Callable[[Command], Command]:
 @_door_option("mqtts", "off")
 @_door_option("natives", "off")
 @_door_option("kafka", "off")
+@_door_option("kafkas", "off")
 @_door_option("http", "off")
 @click.option("--tls-cert", metavar="FILE", help="Certificate (chain) of the doors that speak TLS, as PEM.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, as PEM.")

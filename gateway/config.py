@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from protocols.amqp.config import AmqpConfig
+from protocols.kafka.config import KafkaConfig
 from protocols.mqtt.config import MqttConfig
 from protocols.native.config import NativeConfig
 from protocols.peer.config import PeerConfig
@@ -28,7 +29,7 @@ ENVIRONMENT_PREFIX = "MILLRACE_"
 
 OFF = "off"
 
-TLS_DOORS = {"amqps": "amqp", "mqtts": "mqtt", "natives": "native"}
+TLS_DOORS = {"amqps": "amqp", "mqtts": "mqtt", "natives": "native", "kafkas": "kafka"}
 """The doors that speak TLS, and those they are otherwise the same as."""
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -49,6 +50,7 @@ class Listen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mqtts: str = OFF
     natives: str = OFF
     kafka: str = OFF
+    kafkas: str = OFF
     http: str = OFF
 
 
@@ -144,6 +146,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     amqp: AmqpConfig = msgspec.field(default_factory=AmqpConfig)
     mqtt: MqttConfig = msgspec.field(default_factory=MqttConfig)
     native: NativeConfig = msgspec.field(default_factory=NativeConfig)
+    kafka: KafkaConfig = msgspec.field(default_factory=KafkaConfig)
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
     peer: PeerConfig = msgspec.field(default_factory=PeerConfig)
 

@@ -31,11 +31,11 @@ from gateway.fair_reads import FairReads, Neighbours
 from gateway.outbox import Outboxes, SocketOutbox
 from gateway.sockets import see_off, send_all
 from gateway.tls import TlsLayer, TlsReader
-from protocols.sansio import Adapter, Outbox
+from protocols.sansio import Adapter
 
 log = structlog.get_logger(__name__)
 
-MakeAdapter = Callable[[Outbox, str, str | None], Adapter]
+MakeAdapter = Callable[[SocketOutbox, str, str | None], Adapter]
 """Makes the adapter of a new connection from its outbox, the address of the peer, and what its certificate calls it."""
 
 

@@ -94,6 +94,12 @@ class SocketOutbox:
         self._broken = False
         self._drained: trio.Event | None = None
 
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """Where the peer has found this process."""
+        host, port = self._socket.getsockname()[:2]
+        return host, port
+
     def write(self, data: BytesLike) -> None:
         """Append `data`, which must not change afterwards. Nothing at all (b"") makes the shell look at the adapter."""
         if not self._dirty:

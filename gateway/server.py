@@ -21,6 +21,7 @@ import resource
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,9 +35,10 @@ from gateway.connection import MakeAdapter, Shell
 from gateway.errors import StartError
 from gateway.listener import Listener, open_listener
 from gateway.lock import locked_data_dir
-from gateway.outbox import Outboxes
+from gateway.outbox import Outboxes, SocketOutbox
 from gateway.tls import Certificates
 from protocols.amqp.adapter import AmqpAdapter
+from protocols.kafka.adapter import KafkaAdapter
 from protocols.mqtt.adapter import MqttAdapter
 from protocols.native.adapter import NativeAdapter
 from protocols.sansio import Adapter, Outbox
@@ -46,7 +48,7 @@ from routing.cluster.identity import load_identity
 if TYPE_CHECKING:
     from gateway.member import Member
 
-NOT_AVAILABLE = ("kafka", "http")
+NOT_AVAILABLE = ("http",)
 """Doors that have their place in the configuration, but cannot be opened yet."""
 
 STOPPING = "the broker is stopping"
@@ -232,7 +234,28 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
             broker, outbox, peer=peer, clock=clock, config=config.native, authenticate=authenticate, door="natives"
         )
 
-    return {"amqp": amqp, "amqps": amqp, "mqtt": mqtt, "mqtts": mqtt, "native": native, "natives": natives}
+    def kafka(outbox: SocketOutbox, peer: str, certificate_name: str | None, door: str = "kafka") -> Adapter:
+        return KafkaAdapter(
+            broker,
+            outbox,
+            peer=peer,
+            local=outbox.local_address,
+            clock=clock,
+            config=config.kafka,
+            authenticate=authenticate,
+            door=door,
+        )
+
+    return {
+        "amqp": amqp,
+        "amqps": amqp,
+        "mqtt": mqtt,
+        "mqtts": mqtt,
+        "native": native,
+        "natives": natives,
+        "kafka": kafka,
+        "kafkas": partial(kafka, door="kafkas"),
+    }
 
 
 def tune_process() -> None:

@@ -19,14 +19,15 @@ from typing import Any, ClassVar
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import validate
 from delay.timer_service import Timer
+from protocols.fetching import Fetches
 from protocols.native import wire
-from protocols.native.adapter_errors import ENGINE_ERRORS, engine_error
+from protocols.native.adapter_errors import ENGINE_ERRORS, Refused, engine_error
+from protocols.native.adapter_fetch import FetchDoor
 from protocols.native.adapter_metadata import describe, node_id, nodes, partitions
 from protocols.native.adapter_rights import may_see, require_rights
 from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
 from protocols.native.errors import RETRIABLE, ErrorCode, WireError, wire_error
-from protocols.native.fetching import Fetches
 from protocols.peers import Authenticate, is_loopback, is_welcome
 from protocols.sansio import Outbox
 from routing import errors
@@ -37,14 +38,6 @@ from routing.grants import Access, Grants
 from routing.topics.topic import Topic, TopicPartition
 
 SERVER = "millrace 0.1.0"
-
-
-class _Refused(Exception):
-    """A request, or an entry of one, that is answered with `error`."""
-
-    def __init__(self, code: ErrorCode, message: str = "") -> None:
-        super().__init__(message)
-        self.error = wire_error(code, message)
 
 
 class _PendingProduce:
@@ -113,7 +106,7 @@ class NativeAdapter:
         self._grants: Grants
         """What the user may do, from hello on."""
         self._hello_deadline = clock() + config.hello_timeout_ms / 1000
-        self._fetches = Fetches(self._log_or_error, outbox, broker.timers, clock, config)
+        self._fetches = Fetches(FetchDoor(self._led, outbox), outbox, broker.timers, clock, config)
         self._pending: dict[_PendingProduce, None] = {}
         self._refused_rounds: dict[tuple[str, int], int] = {}
         self.peer = peer
@@ -176,7 +169,7 @@ class NativeAdapter:
             if self._greeted:
                 require_rights(self._grants, request)
             reply = await self._HANDLERS[type(request)](self, request)
-        except _Refused as refusal:
+        except Refused as refusal:
             reply = wire.ErrorReply(request.correlation_id, refusal.error)
         except ENGINE_ERRORS as error:
             reply = wire.ErrorReply(request.correlation_id, engine_error(error))
@@ -244,8 +237,8 @@ class NativeAdapter:
                 if topic is None and request.create_missing:
                     topic = await self._create_missing(name)
                 if topic is None:
-                    raise _Refused(ErrorCode.UNKNOWN_TOPIC, f"no topic {name!r}")
-            except _Refused as refusal:
+                    raise Refused(ErrorCode.UNKNOWN_TOPIC, f"no topic {name!r}")
+            except Refused as refusal:
                 topics.append((name, refusal.error, []))
             except ENGINE_ERRORS as error:
                 topics.append((name, engine_error(error), []))
@@ -264,7 +257,7 @@ class NativeAdapter:
         except errors.PreconditionFailed:  # somebody else was faster, perhaps not done yet
             topic = self._broker.topics.get(name)
             if topic is None:
-                raise _Refused(ErrorCode.NOT_LEADER, f"topic {name!r} is being created") from None
+                raise Refused(ErrorCode.NOT_LEADER, f"topic {name!r} is being created") from None
             return topic
 
     async def _create_topic(self, request: wire.CreateTopic) -> wire.Reply:
@@ -321,14 +314,14 @@ class NativeAdapter:
     def _topic(self, name: str) -> Topic:
         topic = self._broker.topics.get(name)
         if topic is None:
-            raise _Refused(ErrorCode.UNKNOWN_TOPIC, f"no topic {name!r}")
+            raise Refused(ErrorCode.UNKNOWN_TOPIC, f"no topic {name!r}")
         return topic
 
     def _partition(self, name: str, index: int, access: Access = "read") -> TopicPartition:
         self._grants.require(access, "topic", name)
         found = self._topic(name).partitions
         if index >= len(found):
-            raise _Refused(ErrorCode.UNKNOWN_PARTITION, f"topic {name!r} has {len(found)} partitions")
+            raise Refused(ErrorCode.UNKNOWN_PARTITION, f"topic {name!r} has {len(found)} partitions")
         return found[index]
 
     def _led(self, name: str, index: int, access: Access = "read") -> TopicPartition:
@@ -339,18 +332,10 @@ class NativeAdapter:
             raise refused
         return partition
 
-    def _log_or_error(self, name: str, index: int) -> PartitionLog | WireError:
-        try:
-            return self._led(name, index).log
-        except _Refused as refusal:
-            return refusal.error
-        except errors.BrokerError as error:
-            return engine_error(error)
-
     def _check_in_flight(self) -> None:
         most = self._config.requests_in_flight_max
         if len(self._pending) + len(self._fetches) >= most:
-            raise _Refused(ErrorCode.LIMIT_EXCEEDED, f"{most} requests wait for their reply")
+            raise Refused(ErrorCode.LIMIT_EXCEEDED, f"{most} requests wait for their reply")
 
     # Records
 
@@ -362,11 +347,11 @@ class NativeAdapter:
             try:
                 if self._broker.blocked is not None:
                     # Refused, not left unread: the connection may fetch as well, and consumers never wait.
-                    raise _Refused(ErrorCode.BLOCKED, f"producers are blocked: {self._broker.blocked}")
+                    raise Refused(ErrorCode.BLOCKED, f"producers are blocked: {self._broker.blocked}")
                 if entry.topic not in self._broker.topics:
                     await self._create_missing(entry.topic)
                 log, base_offset = self._append(entry, request.acks)
-            except _Refused as refusal:
+            except Refused as refusal:
                 pending.settle(index, -1, refusal.error)
                 continue
             except ENGINE_ERRORS as error:
@@ -391,10 +376,10 @@ class NativeAdapter:
                 raise short
         refused_round = self._refused_rounds.get((entry.topic, entry.partition), -1)
         if entry.round <= refused_round:
-            raise _Refused(ErrorCode.OUT_OF_ORDER)
+            raise Refused(ErrorCode.OUT_OF_ORDER)
         header = validate(entry.batch)
         if header.is_control:
-            raise _Refused(ErrorCode.CORRUPT_BATCH, "a client does not write control batches")
+            raise Refused(ErrorCode.CORRUPT_BATCH, "a client does not write control batches")
         return partition.log, partition.append(entry.batch)
 
     def refused(self, entry: wire.ProduceEntry, error: WireError) -> None:
@@ -424,7 +409,7 @@ class NativeAdapter:
             try:
                 partition = self._led(topic, index)
                 log = partition.log
-            except _Refused as refusal:
+            except Refused as refusal:
                 entries.append((refusal.error, None, -1))
                 continue
             except errors.BrokerError as error:

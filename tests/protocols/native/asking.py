@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
+from protocols.log_waits import LogWaits
 from protocols.native import wire
-from protocols.native.log_waits import LogWaits
 from tests.protocols.native.broker import Peer, Running, values_of
 
 

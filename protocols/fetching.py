@@ -7,32 +7,107 @@
 4. A fetch sees what is durable. One that finds nothing asks for the sync of what is not, so that records nobody else
    waits for arrive soon.
 5. The first batch of a reply is whole even if it is larger than the client allowed, so that nobody is stuck at it.
+6. What a fetch looks like, and what stands for an error, is the protocol's: `Fetch`, `Door`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from core_log.errors import LogError, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from delay.timer_service import Timer, TimerService
 from protocols.buffers import BytesLike
-from protocols.native.config import NativeConfig
-from protocols.native.errors import ErrorCode, WireError, wire_error
-from protocols.native.log_waits import LogWaits
-from protocols.native.wire import Fetch, encode_fetch_reply
+from protocols.log_waits import LogWaits
 from protocols.sansio import Outbox
 
-Lookup = Callable[[str, int], "PartitionLog | WireError"]
+Problem = TypeVar("Problem")
+Request = TypeVar("Request", bound="Fetch")
+Asked = TypeVar("Asked", bound="Fetch", contravariant=True)
 
 
-class _Gathered:
+class Entry(Protocol):
+    """What is asked of one partition."""
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+
+    @property
+    def partition(self) -> int:
+        """Its number."""
+
+    @property
+    def offset(self) -> int:
+        """From where on."""
+
+    @property
+    def bytes_max(self) -> int:
+        """About how much."""
+
+
+class Fetch(Protocol):
+    """A request."""
+
+    wait_ms_max: int
+
+    @property
+    def bytes_min(self) -> int:
+        """An answer with less waits for more."""
+
+    @property
+    def bytes_max(self) -> int:
+        """Of all partitions together."""
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """What is asked of each partition."""
+
+
+class Found(NamedTuple, Generic[Problem]):
+    """What there is of a partition; `log` is None where that is an error of its own."""
+
+    error: Problem | None
+    log: PartitionLog | None
+    batches: Sequence[BytesLike]
+
+
+class Limits(Protocol):
+    """Of a door, whatever its clients ask for."""
+
+    @property
+    def fetch_bytes_max(self) -> int:
+        """In one reply."""
+
+    @property
+    def fetch_wait_ms_max(self) -> int:
+        """Nobody is parked for longer."""
+
+
+class Door(Protocol[Asked, Problem]):
+    """The protocol's side."""
+
+    def log_of(self, entry: Entry) -> PartitionLog | Problem:
+        """The log of a partition, or what stands for it."""
+
+    def out_of_range(self, problem: OffsetOutOfRange) -> Problem:
+        """What a client is told whose offset is not there."""
+
+    def unreadable(self, problem: Exception) -> Problem:
+        """What a client is told where the disk is at fault."""
+
+    def answer(self, request: Asked, found: Sequence[Found[Problem]]) -> None:
+        """Send the reply."""
+
+
+class _Gathered(Generic[Problem]):
     """What a fetch would get now."""
 
     __slots__ = ("bytes_left", "cold", "entries", "final", "size")
 
     def __init__(self, bytes_left: int) -> None:
-        self.entries: list[tuple[WireError | None, int, int, Sequence[BytesLike]]] = []
+        self.entries: list[Found[Problem]] = []
         self.cold: list[tuple[int, PartitionLog]] = []
         self.size = 0
         self.bytes_left = bytes_left
@@ -50,12 +125,12 @@ class _Gathered:
         return batches
 
 
-class _Parked:
+class _Parked(Generic[Request, Problem]):
     """A fetch that waits."""
 
     __slots__ = ("_fetches", "due", "request", "timer", "waits")
 
-    def __init__(self, fetches: Fetches, request: Fetch) -> None:
+    def __init__(self, fetches: Fetches[Request, Problem], request: Request) -> None:
         self._fetches = fetches
         self.request = request
         self.timer: Timer | None = None
@@ -70,26 +145,31 @@ class _Parked:
         self._fetches.retry(self)
 
 
-class Fetches:
-    """See the module. `lookup` gives the log of a topic's partition, or the error that stands for it."""
+class Fetches(Generic[Request, Problem]):
+    """See the module."""
 
     def __init__(
-        self, lookup: Lookup, outbox: Outbox, timers: TimerService, clock: Callable[[], float], config: NativeConfig
+        self,
+        door: Door[Request, Problem],
+        outbox: Outbox,
+        timers: TimerService,
+        clock: Callable[[], float],
+        limits: Limits,
     ) -> None:
-        self._lookup = lookup
+        self._door = door
         self._outbox = outbox
         self._timers = timers
         self._clock = clock
-        self._config = config
-        self._parked: dict[_Parked, None] = {}
+        self._limits = limits
+        self._parked: dict[_Parked[Request, Problem], None] = {}
         outbox.on_writable = self._retry_all
 
     def __len__(self) -> int:
         return len(self._parked)
 
-    async def start(self, request: Fetch) -> None:
+    async def start(self, request: Request) -> None:
         """Answer `request`, now or later."""
-        request.wait_ms_max = min(request.wait_ms_max, self._config.fetch_wait_ms_max)
+        request.wait_ms_max = min(request.wait_ms_max, self._limits.fetch_wait_ms_max)
         if self._outbox.writable:
             gathered = self._gather(request)
             if gathered.cold:
@@ -97,18 +177,18 @@ class Fetches:
             if self._satisfies(gathered, request) or not request.wait_ms_max:
                 if not gathered.size:
                     self._request_sync(request)
-                self._answer(request, gathered)
+                self._door.answer(request, gathered.entries)
                 return
         self._park(request)
 
-    def retry(self, parked: _Parked) -> None:
+    def retry(self, parked: _Parked[Request, Problem]) -> None:
         """Answer a parked fetch if it may be now."""
         if parked not in self._parked or not self._outbox.writable:
             return
         gathered = self._gather(parked.request)
         if parked.due or gathered.cold or self._satisfies(gathered, parked.request):
             self._unpark(parked)
-            self._answer(parked.request, gathered)
+            self._door.answer(parked.request, gathered.entries)
 
     def drop(self) -> None:
         """Forget all that is parked, unanswered."""
@@ -125,16 +205,16 @@ class Fetches:
         for parked in list(self._parked):
             self.retry(parked)
 
-    def _request_sync(self, request: Fetch) -> None:
+    def _request_sync(self, request: Request) -> None:
         for entry in request.entries:
-            log = self._lookup(entry.topic, entry.partition)
+            log = self._door.log_of(entry)
             if isinstance(log, PartitionLog) and log.high_watermark < log.log_end_offset:
                 log.request_sync()
 
-    def _park(self, request: Fetch) -> None:
+    def _park(self, request: Request) -> None:
         parked = _Parked(self, request)
         self._parked[parked] = None
-        logs = {self._lookup(entry.topic, entry.partition) for entry in request.entries}
+        logs = {self._door.log_of(entry) for entry in request.entries}
         for log in logs:
             if isinstance(log, PartitionLog):
                 waits = LogWaits.of(log)
@@ -142,56 +222,52 @@ class Fetches:
                 parked.waits.append(waits)
         parked.timer = self._timers.at(self._clock() + request.wait_ms_max / 1000, parked.timed_out)
 
-    def _unpark(self, parked: _Parked) -> None:
+    def _unpark(self, parked: _Parked[Request, Problem]) -> None:
         del self._parked[parked]
         for waits in parked.waits:
             waits.remove(parked)
         if parked.timer is not None:
             parked.timer.cancel()
 
-    def _gather(self, request: Fetch) -> _Gathered:
-        gathered = _Gathered(min(request.bytes_max, self._config.fetch_bytes_max))
+    def _gather(self, request: Request) -> _Gathered[Problem]:
+        gathered: _Gathered[Problem] = _Gathered(min(request.bytes_max, self._limits.fetch_bytes_max))
         for index, entry in enumerate(request.entries):
-            log = self._lookup(entry.topic, entry.partition)
+            log = self._door.log_of(entry)
             if not isinstance(log, PartitionLog):
                 gathered.final = True
-                gathered.entries.append((log, -1, -1, ()))
+                gathered.entries.append(Found(log, None, ()))
                 continue
-            error: WireError | None = None
+            error: Problem | None = None
             batches: Sequence[BytesLike] | None = ()
             if gathered.bytes_left > 0 or not gathered.size:
                 try:
                     batches = log.read(entry.offset, min(entry.bytes_max, max(gathered.bytes_left, 0)))
                 except OffsetOutOfRange as problem:
                     gathered.final = True
-                    error = wire_error(ErrorCode.OFFSET_OUT_OF_RANGE, str(problem))
+                    error = self._door.out_of_range(problem)
             if batches is None:
                 gathered.cold.append((index, log))
                 batches = ()
-            gathered.entries.append((error, log.log_start_offset, log.high_watermark, gathered.take(batches)))
+            gathered.entries.append(Found(error, log, gathered.take(batches)))
         return gathered
 
-    async def _read_cold(self, request: Fetch, gathered: _Gathered) -> None:
+    async def _read_cold(self, request: Request, gathered: _Gathered[Problem]) -> None:
         """Fill in what must be read from disk, as far as the limits allow."""
         for index, log in gathered.cold:
             entry = request.entries[index]
             if gathered.size and gathered.bytes_left <= 0:
                 return
-            error: WireError | None = None
+            error: Problem | None = None
             batches: Sequence[BytesLike] = ()
             try:
                 batches = await log.read_cold(entry.offset, min(entry.bytes_max, max(gathered.bytes_left, 0)))
             except OffsetOutOfRange as problem:
-                error = wire_error(ErrorCode.OFFSET_OUT_OF_RANGE, str(problem))
+                error = self._door.out_of_range(problem)
             except (OSError, LogError) as problem:
-                error = wire_error(ErrorCode.STORAGE_UNAVAILABLE, f"the log cannot be read: {problem}")
+                error = self._door.unreadable(problem)
             gathered.final = gathered.final or error is not None
-            gathered.entries[index] = (error, log.log_start_offset, log.high_watermark, gathered.take(batches))
+            gathered.entries[index] = Found(error, log, gathered.take(batches))
 
-    def _satisfies(self, gathered: _Gathered, request: Fetch) -> bool:
+    def _satisfies(self, gathered: _Gathered[Problem], request: Request) -> bool:
         most = min(request.bytes_max, sum(entry.bytes_max for entry in request.entries))
         return gathered.final or gathered.bytes_left <= 0 or gathered.size >= min(request.bytes_min, max(most, 1))
-
-    def _answer(self, request: Fetch, gathered: _Gathered) -> None:
-        for piece in encode_fetch_reply(request.correlation_id, gathered.entries):
-            self._outbox.write(piece)

@@ -1,0 +1,257 @@
+"""Kafka's protocol between a connection and the engine: requests in, replies in the order of the requests.
+
+1. A request is served when it is read. One that waits (a produce for its commit, a fetch for records, a member for its
+   group) is an object called back later, not a task; replies behind it wait for it, as Kafka's clients expect.
+2. Handlers are a file each (`adapter_NN_name.py`, NN the API key) and say which versions they serve.
+3. A version that is not served, or a request that cannot be read, ends the connection, as with Kafka: a client that
+   asked for the versions never sends one. Only ApiVersions is answered whatever its version.
+4. Until it has logged in a client may ask for versions and log in, nothing else; who need not log in is welcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+
+import structlog
+import trio
+
+from protocols.buffers import BytesLike, FrameReader
+from protocols.fetching import Fetches
+from protocols.kafka import (
+    adapter_00_produce,
+    adapter_01_fetch,
+    adapter_02_list_offsets,
+    adapter_03_metadata,
+    adapter_17_sasl_handshake,
+    adapter_18_api_versions,
+    adapter_36_sasl_authenticate,
+)
+from protocols.kafka.adapter_01_fetch import FetchDoor
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.codec import (
+    Entity,
+    Malformed,
+    read_message,
+    reply_writer,
+    request_reader,
+    skip_tags,
+    write_message,
+)
+from protocols.kafka.config import KafkaConfig
+from protocols.kafka.registry import SERVED, Served
+from protocols.peers import Authenticate, is_loopback
+from protocols.sansio import Outbox
+from routing.broker import Broker
+from routing.clients import Client
+from routing.errors import BrokerError
+
+log = structlog.get_logger(__name__)
+
+_HANDLERS = (
+    adapter_00_produce, adapter_01_fetch, adapter_02_list_offsets, adapter_03_metadata, adapter_17_sasl_handshake,
+    adapter_18_api_versions, adapter_36_sasl_authenticate,
+)  # fmt: skip
+"""Imported for what they register."""
+
+_HEADER = Struct(">hhih")
+_LENGTH = Struct(">i")
+_CORRELATION = Struct(">i")
+_API_VERSIONS = 18
+
+
+class KafkaAdapter:
+    """One client connection; see the module's rules and `protocols.sansio.Adapter`."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        outbox: Outbox,
+        *,
+        peer: str,
+        local: tuple[str, int],
+        clock: Callable[[], float],
+        config: KafkaConfig,
+        authenticate: Authenticate | None = None,
+        door: str = "kafka",
+    ) -> None:
+        """`peer` is the address, for the loopback rule, `local` where it was reached; without `authenticate` everybody
+        is the anonymous user. `door` is the one it came by.
+        """
+        self._broker = broker
+        self._outbox = outbox
+        self._config = config
+        self._frames = FrameReader(config.request_bytes_max)
+        self._calls: deque[_Waiting] = deque()
+        self._login_deadline = clock() + config.login_timeout_ms / 1000
+        self._ending = False
+        self._room = trio.Event()
+        self.peer = peer
+        self.closed = self.published = self.held = False
+        self.door = Door(
+            broker, peer=peer, local=local, clock=clock, config=config, authenticate=authenticate, name=door
+        )
+        self.door.login, self.door.end = self._login, self._end
+        self.door.fetches = Fetches(FetchDoor(self.door), outbox, broker.timers, clock, config)
+        if authenticate is None or (config.anonymous_loopback and is_loopback(peer)):
+            self._login_anonymous()
+
+    # The shell's side
+
+    async def handle(self, data: bytes) -> None:
+        """Take bytes from the peer; `b""` is its end."""
+        if not data:
+            self.closed = True
+            return
+        for frame in self._frames.feed(data):
+            if self.closed or self._ending:
+                return
+            try:
+                await self._serve(frame)
+            except Malformed as error:
+                self._give_up(str(error))
+                return
+        if self._frames.wrong_length is not None:
+            self._give_up(f"a request of {self._frames.wrong_length} bytes")
+
+    def next_timer_at(self) -> float:
+        """The end of the time to log in."""
+        return math.inf if self.door.grants is not None else self._login_deadline
+
+    def handle_timer(self, now: float) -> None:
+        """A connection that did not log in ends."""
+        if self.door.grants is None and now >= self._login_deadline:
+            self.closed = True
+
+    def connection_lost(self) -> None:
+        """Drop what waits. Committing goes on without anybody to tell."""
+        self.closed = True
+        self._calls.clear()
+        self._broker.release(self)
+        self.door.fetches.drop()
+        for callback in self.door.over:
+            callback()
+
+    def shut_down(self, reason: str) -> None:
+        """Answer parked fetches with what there is, and close: a Kafka client looks for the new leader by itself."""
+        self.door.fetches.answer_all()
+        self.closed = True
+        self._outbox.write(b"")
+
+    def _give_up(self, why: str) -> None:
+        log.warning("kafka connection ended", peer=self.peer, reason=why)
+        self.closed = True
+
+    def _end(self) -> None:
+        self._ending = True
+        if not self._calls:
+            self.closed = True
+
+    # Who it is
+
+    def _login_anonymous(self) -> None:
+        if self._broker.rights.user(self._config.anonymous_user) is not None:
+            try:
+                self._login(self._config.anonymous_user)
+            except BrokerError as error:
+                log.warning("a kafka client without a user name was refused", peer=self.peer, reason=str(error))
+
+    def _login(self, user: str) -> None:
+        self._broker.release(self)
+        client = Client("kafka", user, self._config.virtual_host, self.peer, self._shut_out)
+        self.door.grants = self._broker.connect(self, client)
+
+    def _shut_out(self, reason: str) -> None:
+        """Somebody wants this connection to end."""
+        self._give_up(reason)
+        self._outbox.write(b"")
+
+    # Requests
+
+    async def _serve(self, frame: BytesLike) -> None:
+        if len(frame) < _HEADER.size:
+            raise Malformed("no request header")
+        key, version, correlation_id, size = _HEADER.unpack_from(frame)
+        at = _HEADER.size + max(size, 0)
+        served = SERVED.get(key)
+        if served is None or at > len(frame):
+            raise Malformed(f"request {key}, version {version} is not served")
+        head = _CORRELATION.pack(correlation_id)
+        if not served.version_min <= version <= served.version_max:
+            if key != _API_VERSIONS:
+                raise Malformed(f"version {version} of {served.api.name} is not served")
+            waiting = self._queued(served, 0, head)
+            waiting.answer(adapter_18_api_versions.unsupported_version())
+            return
+        try:
+            client_id = str(frame[_HEADER.size : at], "utf-8") if size >= 0 else None
+            if served.api.is_flexible(version):
+                _, at = skip_tags(frame, at, len(frame), {})
+        except (IndexError, UnicodeDecodeError):
+            raise Malformed("a request header that is cut short") from None
+        request = read_message(request_reader(served.api, version), frame, at)
+        if self.door.grants is None and not served.before_login:
+            raise Malformed(f"{served.api.name} before the login")
+        if len(self._calls) >= self._config.requests_in_flight_max:
+            await self._wait_for_room()
+        waiting = self._queued(served, version, head)
+        call = Call(version, client_id, waiting.answer)
+        if key == 0:
+            self.published = True
+        try:
+            reply = await served.handler(self.door, call, request)
+        except ENGINE_ERRORS as error:
+            # A handler says what its own requests are told; what is left has no reply to say it in.
+            raise Malformed(f"{served.api.name}: {code_of(error).name}: {error}") from None
+        if reply is not None:
+            waiting.answer(reply)
+
+    async def _wait_for_room(self) -> None:
+        while len(self._calls) >= self._config.requests_in_flight_max and not self.closed:
+            self._room = trio.Event()
+            await self._room.wait()
+
+    def _queued(self, served: Served, version: int, head: bytes) -> _Waiting:
+        waiting = _Waiting(self, served, version, head)
+        self._calls.append(waiting)
+        return waiting
+
+    def send_answered(self) -> None:
+        """Send the replies that no other stands before."""
+        calls = self._calls
+        while calls and calls[0].pieces is not None:
+            for piece in calls.popleft().pieces or ():
+                self._outbox.write(piece)
+        self._room.set()
+        if self._ending and not calls:
+            self.closed = True
+
+
+class _Waiting:
+    """A request whose reply has its place in the line."""
+
+    __slots__ = ("_adapter", "_head", "_served", "_version", "pieces")
+
+    def __init__(self, adapter: KafkaAdapter, served: Served, version: int, head: bytes) -> None:
+        self._adapter = adapter
+        self._served = served
+        self._version = version
+        self._head = head
+        self.pieces: list[BytesLike] | None = None
+
+    def answer(self, reply: Entity | None) -> None:
+        """Here it is; None: there is none."""
+        if self.pieces is not None or self._adapter.closed:
+            return
+        if reply is None:
+            self.pieces = []
+        else:
+            api, head = self._served.api, self._head
+            if api.is_flexible(self._version) and api.key != _API_VERSIONS:
+                head += b"\0"  # no tagged fields in the header
+            pieces = write_message(reply_writer(api, self._version), head, reply)
+            self.pieces = [_LENGTH.pack(sum(map(len, pieces))), *pieces]
+        self._adapter.send_answered()

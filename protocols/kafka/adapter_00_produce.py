@@ -1,0 +1,139 @@
+"""Produce: a client's batches, appended as the bytes that came.
+
+1. Header and CRC are checked, records are not decoded; offset and leader epoch are the log's to put in.
+2. acks=-1 is answered when the batch is committed on all that count, acks=1 when this broker's disk has it by the log's
+   own rule, acks=0 not at all.
+3. While publishers are blocked a batch is refused with a code that clients try again after.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from core_log.batch_header import HEADER_BYTES, LENGTH_START, parse_header, validate
+from core_log.errors import CorruptBatch
+from core_log.partition_log import PartitionLog
+from delay.timer_service import Timer
+from protocols.buffers import BytesLike
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode, KafkaError
+from protocols.kafka.messages_records import PRODUCE
+from protocols.kafka.registry import serves
+from routing.errors import NotLeader, StorageUnavailable
+
+_ALL, _NONE = -1, 0
+
+
+class _Producing:
+    """A request until each of its batches is committed or refused."""
+
+    __slots__ = ("_call", "_entries", "_remaining", "_replies", "_timer", "acks")
+
+    def __init__(self, call: Call, request: Entity) -> None:
+        self.acks: int = request.acks
+        self._call = call
+        self._replies = [
+            Entity(name=topic.name, partition_responses=[Entity(index=one.index) for one in topic.partition_data])
+            for topic in request.topic_data
+        ]
+        self._entries = [one for topic in self._replies for one in topic.partition_responses]
+        self._remaining = len(self._entries)
+        self._timer: Timer | None = None
+
+    def settle(
+        self, index: int, code: ErrorCode, base_offset: int = -1, log_start: int = -1, why: str | None = None
+    ) -> None:
+        """Batch `index` is done; answers when it was the last."""
+        entry = self._entries[index].__dict__
+        if "error_code" in entry:
+            return
+        entry.update(error_code=code, base_offset=base_offset, log_start_offset=log_start, error_message=why)
+        self._remaining -= 1
+        if not self._remaining:
+            self.finish()
+
+    def committed(self, index: int, base_offset: int, log: PartitionLog, error: StorageUnavailable | None) -> None:
+        """The log says that batch `index` is safe, or failed."""
+        if error is None:
+            self.settle(index, ErrorCode.NONE, base_offset, log.log_start_offset)
+        else:
+            self.settle(index, code_of(error), why=str(error))
+
+    def finish(self) -> None:
+        """All are done."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._call.answer(None if self.acks == _NONE else Entity(responses=self._replies))
+
+    def wait(self, door: Door, timeout_ms: int) -> None:
+        """Whatever is not committed by then is answered as such."""
+        if self._remaining:
+            self._timer = door.timer(timeout_ms, self._timed_out)
+
+    def _timed_out(self) -> None:
+        self._timer = None
+        for index in range(len(self._entries)):
+            self.settle(index, ErrorCode.REQUEST_TIMED_OUT)
+
+
+@serves(PRODUCE, 3, 9, advertised_min=0)
+async def produce(door: Door, call: Call, request: Entity) -> None:
+    """Clients of librdkafka send nothing compressed to a broker that does not advertise version 0."""
+    producing = _Producing(call, request)
+    index = 0
+    for topic in request.topic_data:
+        for one in topic.partition_data:
+            try:
+                if request.acks not in (_ALL, _NONE, 1):
+                    raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
+                log, base_offset = await _append(door, topic.name, one, request.acks)
+            except ENGINE_ERRORS as error:
+                producing.settle(index, code_of(error), why=str(error) or None)
+            else:
+                if request.acks == _NONE:
+                    producing.settle(index, ErrorCode.NONE, base_offset)
+                else:
+                    done = partial(producing.committed, index, base_offset, log)
+                    sync = request.acks == _ALL
+                    door.broker.commits.when_committed([(log, log.log_end_offset)], done, sync=sync)
+            index += 1
+    if not index:
+        producing.finish()
+    producing.wait(door, min(max(request.timeout_ms, 0), door.config.produce_timeout_ms_max))
+
+
+async def _append(door: Door, topic: str, asked: Entity, acks: int) -> tuple[PartitionLog, int]:
+    if door.broker.blocked is not None:
+        # Refused, not left unread: the connection may fetch as well, and consumers never wait.
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"producers are blocked: {door.broker.blocked}")
+    door.require("write", topic)
+    if topic not in door.broker.topics:
+        await door.create_missing(topic)
+    partition = door.led(topic, asked.index)
+    if partition.leadership is not None:
+        short = partition.leadership.shortage()
+        if short is not None and (acks == _ALL or isinstance(short, NotLeader)):
+            raise short
+    batches = split(asked.records or b"")
+    for batch in batches:
+        if validate(batch).is_control:
+            raise KafkaError(ErrorCode.INVALID_RECORD, "a client does not write control batches")
+    offsets = [partition.append(batch) for batch in batches]
+    return partition.log, offsets[0]
+
+
+def split(records: BytesLike) -> list[BytesLike]:
+    """The batches that stand one after the other, at least one. Raises CorruptBatch."""
+    found: list[BytesLike] = []
+    at, end = 0, len(records)
+    while at < end:
+        size = parse_header(records, at).size if end - at >= HEADER_BYTES else 0
+        if not LENGTH_START < size <= end - at:
+            raise CorruptBatch(f"{end - at} bytes that are no batch")
+        found.append(records if size == end else memoryview(records)[at : at + size])
+        at += size
+    if not found:
+        raise CorruptBatch("no batch")
+    return found

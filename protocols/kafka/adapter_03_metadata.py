@@ -1,0 +1,109 @@
+"""Metadata: which brokers there are, which topics, and who leads their partitions."""
+
+from __future__ import annotations
+
+from protocols.kafka.adapter_door import Call, Door, leader_epoch_of
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode, KafkaError
+from protocols.kafka.messages_records import METADATA
+from protocols.kafka.registry import serves
+from routing.grants import Access
+from routing.topics.topic import Topic, TopicPartition
+
+NOBODY = -1
+_ACCESSES: tuple[Access, ...] = ("read", "write", "configure")
+_ALL_TOPICS_EMPTY_BEFORE = 1
+"""In the first version an empty list asks for all topics; later only null does."""
+
+
+@serves(METADATA, 0, 9)
+async def metadata(door: Door, call: Call, request: Entity) -> Entity:
+    """Topics that are asked for by name may be made by that."""
+    asked = request.topics
+    if asked is None or (not asked and call.version < _ALL_TOPICS_EMPTY_BEFORE):
+        names = [name for name in sorted(door.broker.topics) if _may_see(door, name)]
+        topics = [_described(door.broker.topics[name]) for name in names]
+    else:
+        topics = [await _asked(door, one.name, create=request.allow_auto_topic_creation) for one in asked]
+    members = nodes(door)
+    cluster = door.broker.cluster
+    return Entity(
+        brokers=members,
+        cluster_id=cluster_id(door),
+        controller_id=door.node_id if cluster is None else _controller(door, members),
+        topics=topics,
+    )
+
+
+async def _asked(door: Door, name: str, *, create: bool) -> Entity:
+    try:
+        topic = door.broker.topics.get(name)
+        if not _may_see(door, name):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        if topic is None and create:
+            topic = await door.create_missing(name)
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    except ENGINE_ERRORS as error:
+        return Entity(error_code=code_of(error), name=name, partitions=[])
+    return _described(topic)
+
+
+def _may_see(door: Door, topic: str) -> bool:
+    """Whether a topic exists, as far as this user is concerned."""
+    return any(door.allows(access, topic) for access in _ACCESSES)
+
+
+def _described(topic: Topic) -> Entity:
+    return Entity(error_code=ErrorCode.NONE, name=topic.name, partitions=[_partition(one) for one in topic.partitions])
+
+
+def _partition(partition: TopicPartition) -> Entity:
+    leadership = partition.leadership
+    if leadership is None:
+        return Entity(
+            error_code=ErrorCode.NONE,
+            partition_index=partition.index,
+            leader_id=0,
+            leader_epoch=leader_epoch_of(partition),
+            replica_nodes=[0],
+            isr_nodes=[0],
+        )
+    standing = leadership.standing
+    return Entity(
+        error_code=ErrorCode.LEADER_NOT_AVAILABLE if standing.leader is None else ErrorCode.NONE,
+        partition_index=partition.index,
+        leader_id=NOBODY if standing.leader is None else standing.leader,
+        leader_epoch=standing.leader_epoch,
+        replica_nodes=list(standing.replicas),
+        isr_nodes=list(standing.isr),
+    )
+
+
+def nodes(door: Door) -> list[Entity]:
+    """All brokers with such a door. A single one is where the client has found it, unless the configuration knows
+    better.
+    """
+    cluster = door.broker.cluster
+    if cluster is None:
+        host, port = door.local
+        return [Entity(node_id=0, host=door.config.advertised_host or host, port=door.config.advertised_port or port)]
+    found = []
+    for member in sorted(cluster.members.brokers.values()):
+        host, _, port_text = member.record.addresses.get(door.name, "").rpartition(":")
+        if host:
+            rack = member.record.rack or None
+            found.append(Entity(node_id=member.broker_id, host=host.strip("[]"), port=int(port_text), rack=rack))
+    return found
+
+
+def cluster_id(door: Door) -> str:
+    """What clients are told that the cluster is."""
+    cluster = door.broker.cluster
+    return "millrace" if cluster is None else cluster.members.meta.cluster_id
+
+
+def _controller(door: Door, members: list[Entity]) -> int:
+    """Any broker takes what Kafka's controller does; this one, if it can be reached."""
+    return door.node_id if any(one.node_id == door.node_id for one in members) else NOBODY

@@ -1,0 +1,27 @@
+"""ApiVersions: what is served, in which versions."""
+
+from __future__ import annotations
+
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_connection import API_VERSIONS
+from protocols.kafka.registry import SERVED, serves
+
+
+@serves(API_VERSIONS, 0, 4, before_login=True)
+async def api_versions(door: Door, call: Call, request: Entity) -> Entity:
+    """All of it, whoever asks."""
+    return Entity(error_code=ErrorCode.NONE, api_keys=_served())
+
+
+def unsupported_version() -> Entity:
+    """The answer, in version 0, to who asks in a version that is not known here: it asks again."""
+    return Entity(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_served())
+
+
+def _served() -> list[Entity]:
+    return [
+        Entity(api_key=key, min_version=served.advertised_min, max_version=served.version_max)
+        for key, served in sorted(SERVED.items())
+    ]

@@ -1,0 +1,132 @@
+"""What the handlers of requests have in common: the connection that they are for, and the call that they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from core_log.partition_log import PartitionLog
+from delay.timer_service import Timer
+from protocols.kafka.codec import Entity
+from protocols.kafka.config import KafkaConfig
+from protocols.kafka.errors import ErrorCode, KafkaError
+from protocols.peers import Authenticate
+from routing import errors
+from routing.broker import Broker
+from routing.grants import Access, Grants
+from routing.topics.topic import Topic, TopicPartition
+
+
+class Call:
+    """A request that was read, until it is answered."""
+
+    __slots__ = ("answer", "client_id", "version")
+
+    def __init__(self, version: int, client_id: str | None, answer: Callable[[Entity | None], None]) -> None:
+        self.version = version
+        self.client_id = client_id
+        self.answer = answer
+        """To be called once, unless the handler returns the reply; with None there is none."""
+
+
+class Door:
+    """One connection, as the handlers of its requests see it."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        peer: str,
+        local: tuple[str, int],
+        clock: Callable[[], float],
+        config: KafkaConfig,
+        authenticate: Authenticate | None,
+        name: str,
+    ) -> None:
+        self.broker = broker
+        self.peer = peer
+        self.local = local
+        """Where the client has found this broker."""
+        self.clock = clock
+        self.config = config
+        self.authenticate = authenticate
+        self.name = name
+        """Of the door: brokers of a cluster are told of by the same one."""
+        self.grants: Grants | None = None
+        """What the user may do, from the login on."""
+        self.login: Callable[[str], None]
+        """Called with who the client is. Raises BrokerError."""
+        self.mechanism = ""
+        """Of SASL, that the client has chosen."""
+        self.fetches: Any
+        self.end: Callable[[], None]
+        """Closes the connection when all is answered."""
+        self.over: list[Callable[[], None]] = []
+        """Called when the connection is gone."""
+
+    @property
+    def node_id(self) -> int:
+        """This broker's."""
+        return 0 if self.broker.cluster is None else self.broker.cluster.broker_id
+
+    def allows(self, access: Access, topic: str) -> bool:
+        """Whether the user may use a topic so."""
+        return self.grants is not None and self.grants.allows(access, topic)
+
+    def require(self, access: Access, topic: str) -> None:
+        """Raises KafkaError."""
+        if not self.allows(access, topic):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+    def topic(self, name: str) -> Topic:
+        """A topic that is there. Raises KafkaError."""
+        found = self.broker.topics.get(name)
+        if found is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {name!r}")
+        return found
+
+    def led(self, name: str, index: int, *, leader_epoch: int = -1) -> TopicPartition:
+        """A partition that this broker leads now, in that epoch if one is given. Raises KafkaError, BrokerError."""
+        partitions = self.topic(name).partitions
+        if not 0 <= index < len(partitions):
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} has {len(partitions)} partitions")
+        partition = partitions[index]
+        refused = partition.leadership.refusal() if partition.leadership is not None else None
+        if refused is not None:
+            raise refused
+        if leader_epoch >= 0 and leader_epoch != leader_epoch_of(partition):
+            fenced = leader_epoch < leader_epoch_of(partition)
+            raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH if fenced else ErrorCode.UNKNOWN_LEADER_EPOCH)
+        return partition
+
+    async def create_missing(self, name: str) -> Topic | None:
+        """A topic that somebody uses, made if that is allowed; None if not. Raises BrokerError, KafkaError."""
+        config = self.broker.config
+        if not config.auto_create_topics:
+            return None
+        self.require("configure", name)
+        try:
+            return await self.broker.create_topic(name, partitions=config.auto_create_partitions, config={})
+        except errors.PreconditionFailed:  # somebody else was faster, perhaps not done yet
+            topic = self.broker.topics.get(name)
+            if topic is None:
+                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name!r} is being created") from None
+            return topic
+        except errors.InvalidArgument as error:
+            raise KafkaError(ErrorCode.INVALID_TOPIC, str(error)) from None
+
+    def timer(self, wait_ms: int, callback: Callable[[], None]) -> Timer:
+        """Call something later."""
+        return self.broker.timers.at(self.clock() + wait_ms / 1000, callback)
+
+
+def leader_epoch_of(partition: TopicPartition) -> int:
+    """The epoch in which a partition is led."""
+    if partition.leadership is None:
+        return partition.log.leader_epoch
+    return partition.leadership.standing.leader_epoch
+
+
+def is_log(found: PartitionLog | KafkaError) -> bool:
+    """Whether a look-up found one."""
+    return isinstance(found, PartitionLog)

@@ -1,0 +1,29 @@
+"""Limits and settings of the Kafka door, with their units."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the adapter can be told."""
+
+    request_bytes_max: int = 100 << 20
+    """Largest request, without its length prefix. Checked when the prefix is read, before anything is kept."""
+    fetch_bytes_max: int = 55 << 20
+    """Most record bytes in one reply; only a single batch that is larger goes beyond it."""
+    fetch_wait_ms_max: int = 60_000
+    produce_timeout_ms_max: int = 300_000
+    requests_in_flight_max: int = 1000
+    """Requests of one connection that may wait for their reply; more are not read."""
+    login_timeout_ms: int = 10_000
+    """How long a new connection may stay silent."""
+    advertised_host: str = ""
+    """What metadata says about how to reach this broker; empty: the address that the client has dialled."""
+    advertised_port: int = 0
+    anonymous_loopback: bool = True
+    """Clients on this machine need no user name; others always do."""
+    anonymous_user: str = "guest"
+    """The user whose rights count for clients without a user name. One that is not there: nobody."""
+    virtual_host: str = "/"
+    """Whose rights count."""

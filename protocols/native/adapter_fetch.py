@@ -1,0 +1,51 @@
+"""What fetches of the native protocol ask the engine for, and how they are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from core_log.errors import OffsetOutOfRange
+from core_log.partition_log import PartitionLog
+from protocols.fetching import Entry, Found
+from protocols.native.adapter_errors import Refused, engine_error
+from protocols.native.errors import ErrorCode, WireError, wire_error
+from protocols.native.wire import Fetch, encode_fetch_reply
+from protocols.sansio import Outbox
+from routing.errors import BrokerError
+from routing.topics.topic import TopicPartition
+
+
+class FetchDoor:
+    """See `protocols.fetching.Door`; `led` gives a partition that this broker leads, or raises Refused, BrokerError."""
+
+    def __init__(self, led: Callable[[str, int], TopicPartition], outbox: Outbox) -> None:
+        self._led = led
+        self._outbox = outbox
+
+    def log_of(self, entry: Entry) -> PartitionLog | WireError:
+        """See `protocols.fetching.Door`."""
+        try:
+            return self._led(entry.topic, entry.partition).log
+        except Refused as refusal:
+            return refusal.error
+        except BrokerError as error:
+            return engine_error(error)
+
+    def out_of_range(self, problem: OffsetOutOfRange) -> WireError:
+        """See `protocols.fetching.Door`."""
+        return wire_error(ErrorCode.OFFSET_OUT_OF_RANGE, str(problem))
+
+    def unreadable(self, problem: Exception) -> WireError:
+        """See `protocols.fetching.Door`."""
+        return wire_error(ErrorCode.STORAGE_UNAVAILABLE, f"the log cannot be read: {problem}")
+
+    def answer(self, request: Fetch, found: Sequence[Found[WireError]]) -> None:
+        """See `protocols.fetching.Door`."""
+        entries = [
+            (one.error, -1, -1, one.batches)
+            if one.log is None
+            else (one.error, one.log.log_start_offset, one.log.high_watermark, one.batches)
+            for one in found
+        ]
+        for piece in encode_fetch_reply(request.correlation_id, entries):
+            self._outbox.write(piece)

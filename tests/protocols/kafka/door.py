@@ -1,0 +1,148 @@
+"""The Kafka door of an engine in memory, without a socket: requests in, replies out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from struct import pack, unpack_from
+from typing import Any
+
+import trio
+
+from core_log.memory_files import MemoryFiles
+from core_log.record_batch import BatchBuilder, Record, iterate_records
+from protocols.kafka import codec
+from protocols.kafka.adapter import KafkaAdapter
+from protocols.kafka.codec import Entity
+from protocols.kafka.config import KafkaConfig
+from protocols.kafka.messages_records import FETCH, PRODUCE
+from protocols.kafka.schema import Api
+from protocols.peers import Authenticate
+from routing.broker import Broker, open_broker
+from routing.config import BrokerConfig
+
+ALL = -1
+
+
+class Pipe:
+    """See `protocols.sansio.Outbox`."""
+
+    def __init__(self) -> None:
+        self.pending_bytes = 0
+        self.writable = True
+        self.on_writable: Any = None
+        self.data = bytearray()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Keep it."""
+        self.data += data
+
+
+class Peer:
+    """One connection, and a client's side of it."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        address: str = "127.0.0.1:5000",
+        authenticate: Authenticate | None = None,
+        **settings: Any,
+    ) -> None:
+        self.broker = broker
+        self.pipe = Pipe()
+        self.adapter = KafkaAdapter(
+            broker,
+            self.pipe,
+            peer=address,
+            local=("127.0.0.1", 9092),
+            clock=trio.current_time,
+            config=KafkaConfig(**settings),
+            authenticate=authenticate,
+        )
+        self._sent: list[tuple[Api, int]] = []
+        self._number = 0
+
+    async def send(self, api: Api, version: int, **fields: Any) -> None:
+        """Send a request."""
+        self._number += 1
+        head = pack(">hhih", api.key, version, self._number, 4) + b"test"
+        if api.is_flexible(version):
+            head += b"\0"
+        body = b"".join(codec.write_message(codec.request_writer(api, version), head, Entity(**fields)))
+        self._sent.append((api, version))
+        await self.receive(pack(">i", len(body)) + body)
+
+    async def receive(self, data: bytes) -> None:
+        """Bytes as they come, and the end of the turn."""
+        await self.adapter.handle(data)
+        self.broker.end_turn()
+
+    def replies(self) -> list[Any]:
+        """Those that have come, in order; each is of the next request that was sent."""
+        found = []
+        data = self.pipe.data
+        while len(data) >= 4:
+            (size,) = unpack_from(">i", data)
+            frame = bytes(data[4 : 4 + size])
+            del data[: 4 + size]
+            api, version = self._sent.pop(0)
+            at = 4 + (api.is_flexible(version) and api.key != 18)
+            found.append(codec.read_message(codec.reply_reader(api, version), frame, at))
+        return found
+
+    async def ask(self, api: Api, version: int, **fields: Any) -> Any:
+        """Send a request, and wait for its reply."""
+        await self.send(api, version, **fields)
+        with trio.fail_after(5):
+            while not (found := self.replies()):
+                await trio.sleep(0.001)
+        (reply,) = found
+        return reply
+
+    async def produce(self, topic: str, *batches: bytes, acks: int = ALL, version: int = 9, partition: int = 0) -> Any:
+        """The reply to batches for one partition."""
+        entry = Entity(index=partition, records=list(batches))
+        topics = [Entity(name=topic, partition_data=[entry])]
+        reply = await self.ask(PRODUCE, version, acks=acks, timeout_ms=1000, topic_data=topics)
+        return reply.responses[0].partition_responses[0]
+
+    async def fetch(self, topic: str, offset: int = 0, *, version: int = 11, **limits: Any) -> Any:
+        """The reply to a fetch of one partition."""
+        reply = await self.ask(FETCH, version, **fetching(topic, offset, **limits))
+        return reply.responses[0].partitions[0]
+
+
+def fetching(
+    topic: str, offset: int = 0, *, wait_ms: int = 0, min_bytes: int = 1, max_bytes: int = 1 << 20, **more: Any
+) -> dict[str, Any]:
+    """A fetch of one partition."""
+    entry = Entity(partition=0, fetch_offset=offset, partition_max_bytes=max_bytes, **more)
+    topics = [Entity(topic=topic, partitions=[entry])]
+    return {"max_wait_ms": wait_ms, "min_bytes": min_bytes, "max_bytes": max_bytes, "topics": topics}
+
+
+def batch_of(values: Sequence[bytes], key: bytes | None = None, **how: Any) -> bytes:
+    """A batch as a client makes it."""
+    builder = BatchBuilder(0, -1, 1_000_000, **how)
+    builder.add_run(0, key, list(values))
+    return builder.build()
+
+
+def records_of(partition: Any) -> list[Record]:
+    """What a fetch brought."""
+    found: list[Record] = []
+    data = partition.records
+    while data:
+        size = int.from_bytes(data[8:12], "big") + 12
+        found += iterate_records(bytes(data[:size]))
+        data = data[size:]
+    return found
+
+
+@asynccontextmanager
+async def kafka_broker(files: MemoryFiles | None = None, **settings: Any) -> AsyncIterator[Broker]:
+    """An engine."""
+    config = BrokerConfig(stripes=1, **settings)
+    async with open_broker(files or MemoryFiles(), config, {"guest": "guest", "u": "p"}) as broker:
+        yield broker
