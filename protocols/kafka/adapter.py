@@ -16,7 +16,6 @@ from collections.abc import Callable
 from struct import Struct
 
 import structlog
-import trio
 
 from protocols.buffers import BytesLike, FrameReader
 from protocols.fetching import Fetches
@@ -88,7 +87,6 @@ class KafkaAdapter:
         self._calls: deque[_Waiting] = deque()
         self._login_deadline = clock() + config.login_timeout_ms / 1000
         self._ending = False
-        self._room = trio.Event()
         self.peer = peer
         self.closed = self.published = self.held = False
         self.door = Door(
@@ -196,7 +194,7 @@ class KafkaAdapter:
         if self.door.grants is None and not served.before_login:
             raise Malformed(f"{served.api.name} before the login")
         if len(self._calls) >= self._config.requests_in_flight_max:
-            await self._wait_for_room()
+            raise Malformed(f"{len(self._calls)} requests wait for their reply")
         waiting = self._queued(served, version, head)
         call = Call(version, client_id, waiting.answer)
         if key == 0:
@@ -209,11 +207,6 @@ class KafkaAdapter:
         if reply is not None:
             waiting.answer(reply)
 
-    async def _wait_for_room(self) -> None:
-        while len(self._calls) >= self._config.requests_in_flight_max and not self.closed:
-            self._room = trio.Event()
-            await self._room.wait()
-
     def _queued(self, served: Served, version: int, head: bytes) -> _Waiting:
         waiting = _Waiting(self, served, version, head)
         self._calls.append(waiting)
@@ -225,7 +218,6 @@ class KafkaAdapter:
         while calls and calls[0].pieces is not None:
             for piece in calls.popleft().pieces or ():
                 self._outbox.write(piece)
-        self._room.set()
         if self._ending and not calls:
             self.closed = True
 

@@ -15,7 +15,7 @@ class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     fetch_wait_ms_max: int = 60_000
     produce_timeout_ms_max: int = 300_000
     requests_in_flight_max: int = 1000
-    """Requests of one connection that may wait for their reply; more are not read."""
+    """Requests of one connection that may wait for their reply; one more ends it."""
     login_timeout_ms: int = 10_000
     """How long a new connection may stay silent."""
     advertised_host: str = ""

@@ -84,7 +84,7 @@ def test_unknown_host(tmp_path: Path) -> None:
     refused(done, 1, "cannot listen on no-such-host.invalid:5672 for amqp: ")
 
 
-@pytest.mark.parametrize("door", ["kafka", "http"])
+@pytest.mark.parametrize("door", ["http"])
 def test_doors_that_are_not_built_yet_say_so(door: str, tmp_path: Path) -> None:
     done = millrace("serve", "--data-dir", str(tmp_path), *FREE, f"--{door}", "127.0.0.1:0")
     refused(done, 1, f"the {door} door is not available in this version")

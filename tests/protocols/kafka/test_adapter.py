@@ -317,3 +317,12 @@ async def test_rights_are_those_of_all_doors() -> None:
         assert (await peer.produce("mine", batch_of([b"b"]))).error_code == 0
         assert [one.value for one in records_of(await peer.fetch("mine"))] == [b"a", b"b"]
         assert (await peer.fetch("mine", 2, wait_ms=10)).error_code == 0
+
+
+async def test_too_many_requests_that_wait_end_the_connection() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t", partitions=1, config={})
+        peer = Peer(broker, requests_in_flight_max=2)
+        for _ in range(3):
+            await peer.send(FETCH, 11, **fetching("t", wait_ms=60_000))
+        assert peer.adapter.closed
