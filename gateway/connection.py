@@ -60,6 +60,8 @@ class Shell:
         self.handshakes: set[trio.CancelScope] = set()
         """Clients that are no connections yet: TLS is being agreed on."""
         self.blocked = False
+        self.wait_to_publish: Callable[[], Awaitable[None]] | None = None
+        """What publishers have to wait for besides."""
 
     def publishers_blocked(self, reason: str | None) -> None:
         """The broker runs short of something (why), or has enough again (None)."""
@@ -194,6 +196,10 @@ class Connection:
             if outbox.pending_bytes > outbox_bytes_high:
                 await outbox.drained()
             await shell.wait_for_room()
+            if adapter.published and shell.wait_to_publish is not None:
+                adapter.held = True
+                await shell.wait_to_publish()
+                adapter.held = False
             if shell.blocked and adapter.published:
                 await self._hold()
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import trio
@@ -111,10 +111,12 @@ class Broker:
         self.engine: Engine | None = None
         """What the brokers of a cluster do for each other's clients."""
         self.wait_for_room = flusher.wait_for_room
-        """Returns when publishers may go on."""
+        """Returns when clients may go on."""
+        self.wait_to_publish: Callable[[], Awaitable[None]] | None = None
+        """Returns when publishers may go on; None: they need not wait for anybody else."""
         if cluster is not None:
             self.engine = Engine(cluster, spawn=nursery.start_soon, want_turn=self.want_turn)
-            self.wait_for_room = self._wait_for_room
+            self.wait_to_publish = self.engine.wait_for_room
         self.checkpoints = Checkpoints(files, space, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
         self.storage = Storage(
             files,
@@ -333,11 +335,6 @@ class Broker:
     def want_turn(self) -> None:
         """Have a turn end soon."""
         self.timers.at(trio.current_time(), _nothing)
-
-    async def _wait_for_room(self) -> None:
-        await self.flusher.wait_for_room()
-        if self.engine is not None:
-            await self.engine.wait_for_room()
 
     @property
     def blocked(self) -> str | None:

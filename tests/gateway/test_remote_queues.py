@@ -419,6 +419,34 @@ async def test_publishers_are_refused_when_their_patience_is_over_and_then_all_g
         await client(node, lambda channel: publish(channel, refused=False))
 
 
+async def test_publishers_are_not_read_from_while_too_much_waits_for_a_leader_and_all_others_are() -> None:
+    async with town_of(1, 2) as town:
+        node = town.nodes[2]
+        await client(node, declare)
+        queue = node.broker.topology.queues["q"]
+        home = queue.partition.index
+        town.lead(home, None)
+        stream = node.engine.forwarding.stream(f"home-{home}")
+        sent = 0
+
+        def publish(channel: Any) -> None:
+            nonlocal sent
+            for _ in range(300):
+                send(channel, "." * 65536)
+                sent += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client, node, publish)
+            with trio.fail_after(20):
+                while stream.has_room:
+                    await trio.sleep(0.01)
+            await client(node, lambda channel: channel.queue_declare("other", exclusive=True))
+            assert sent < 300, "the publisher waits"
+            assert stream.kept_bytes < 10 << 20
+            town.lead(home, 1)
+        assert await client(node, lambda channel: declare(channel)) == 300
+
+
 async def test_what_nobody_answers_is_refused_after_a_while() -> None:
     async with town_of(1, 2) as town:
         node = town.nodes[2]
