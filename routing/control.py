@@ -19,6 +19,7 @@ from routing.commits import storage_errors
 from routing.errors import (
     BrokerError,
     InvalidArgument,
+    LedHere,
     LimitExceeded,
     NotAllowed,
     PreconditionFailed,
@@ -195,7 +196,10 @@ class Control:
         """Raises NotFound, ResourceLocked; StorageUnavailable if another broker leads the queue and does not answer."""
         queue = self.topology.vhost(vhost).source(name, owner)
         if not isinstance(queue, Queue) or queue.elsewhere:
-            await queue.refresh()
+            try:
+                await queue.refresh()
+            except LedHere:
+                return await self.check_queue(name, owner, vhost=vhost)
         return QueueInfo(name, queue.message_count, queue.consumer_count)
 
     async def delete_queue(
@@ -237,7 +241,12 @@ class Control:
         Raises NotFound, ResourceLocked, NotImplementedYet (a stream).
         """
         queue = self.topology.vhost(vhost).queue(name, owner, "queue.purge")
-        return await queue.purge_elsewhere() if queue.elsewhere else queue.purge()
+        if not queue.elsewhere:
+            return queue.purge()
+        try:
+            return await queue.purge_elsewhere()
+        except LedHere:
+            return await self.purge_queue(name, owner=owner, vhost=vhost)
 
     async def bind(
         self, destination_kind: str, destination: str, exchange: str, pattern: str,

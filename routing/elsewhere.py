@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from routing.consumer import Got
+from routing.errors import LedHere
 from routing.unsettled import Unsettled
 
 if TYPE_CHECKING:
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 async def get_elsewhere(session: Session, queue: Queue, *, no_ack: bool) -> Got | None:
     """`Session.get`. Raises StorageUnavailable, NotFound."""
-    found = await queue.take_one(no_ack=no_ack)
+    try:
+        found = await queue.take_one(no_ack=no_ack)
+    except LedHere:
+        return None if session.closed else await session.get(queue.name, no_ack=no_ack)
     if found is None:
         return None
     slab, place, redelivered, left = found

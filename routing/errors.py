@@ -44,6 +44,10 @@ class StorageUnavailable(BrokerError):
     """The log cannot be written now (disk full, I/O error); nothing was confirmed. Trying again later may work."""
 
 
+class LedHere(StorageUnavailable):
+    """A queue that was led elsewhere is led by this broker from now on, in another object: look again."""
+
+
 class NotLeader(StorageUnavailable):
     """Another broker leads the partition, or nobody does at this moment."""
 

@@ -185,6 +185,7 @@ class Session:
             await attached
         if self.closed:
             consumer.queue.detach(consumer)
+            self.settle_up_to(0, Outcome.RELEASE)  # what it was given since
             return consumer
         self.consumers.append(consumer)
         consumer.queue.wake()

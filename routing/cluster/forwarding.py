@@ -22,7 +22,7 @@ from routing.cluster.remote_log import LogLeaders, RemoteLog
 from routing.cluster.remote_queue import unseen
 from routing.cluster.remote_topic import RemoteTopicPartition
 from routing.cluster.streams import Kept, Stream
-from routing.errors import NotFound, StorageUnavailable
+from routing.errors import LedHere, NotFound, StorageUnavailable
 from routing.message import Slab
 from routing.unsettled import Outcome
 
@@ -242,6 +242,10 @@ class Forwarding:
         self._questions.look()
         self.want_turn()
 
+    def look(self) -> None:
+        """A queue is led here now, or gone: whoever asks about it need not wait."""
+        self._questions.look()
+
     def _look(self) -> None:
         for stream in self.streams.values():
             stream.look()
@@ -308,12 +312,16 @@ class Forwarding:
             return attachment is not None
 
         await self._ask(queue, send, float("inf") if patient else self.now_s() + self.timeout_s)
+        if queue.retired:
+            raise LedHere(f"queue '{queue.name}' in vhost '{queue.vhost}' is led here now")
         return attached[0] if attached else None
 
     async def _ask(self, queue: RemoteQueue, send: Send, deadline_s: float) -> Answer:
-        """Raises what the leader says, NotFound, StorageUnavailable."""
+        """Raises what the leader says, NotFound, LedHere, StorageUnavailable."""
         log = queue.home.name
         answer = await self._questions.ask(log, send, deadline_s, gone=lambda: queue.deleted)
+        if answer is None and queue.retired:
+            raise LedHere(f"queue '{queue.name}' in vhost '{queue.vhost}' is led here now")
         if answer is None:
             what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
             raise NotFound(f"no {what}") if queue.deleted else StorageUnavailable(f"{what} {self.whereabouts(log)}")

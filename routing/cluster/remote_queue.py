@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
-from routing.errors import BrokerError, StorageUnavailable
+from routing.errors import BrokerError, LedHere, StorageUnavailable
 from routing.message import Slab
 from routing.queues.queue import Queue
 from routing.queues.queue_rules import QueueRules
@@ -99,7 +99,7 @@ class _RemoteRules(QueueRules):
 class RemoteQueue(Queue):
     """See the module; made by `RemoteHome.make_queue`."""
 
-    __slots__ = ("_attachments", "_by_consumer", "_counts", "_getter", "home")
+    __slots__ = ("_attachments", "_by_consumer", "_counts", "_getter", "home", "joining", "retired")
     elsewhere = True
     home: RemoteHome
 
@@ -112,6 +112,9 @@ class RemoteQueue(Queue):
         self._by_consumer: dict[Consumer, Attachment | None] = {}
         self._counts = (0, 0)
         self._getter: Attachment | None = None
+        self.joining: set[Consumer] = set()
+        self.retired = False
+        """Another object is this queue now."""
 
     @property
     def _forwarding(self) -> Forwarding:
@@ -188,17 +191,25 @@ class RemoteQueue(Queue):
         """See `Queue.attach`; the leader is asked."""
         self.turns.add(consumer)
         self._by_consumer[consumer] = None
-        return self._attach(consumer)
+        self.joining.add(consumer)
+        return self._attach(consumer, arguments)
 
-    async def _attach(self, consumer: Consumer) -> None:
+    async def _attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> None:
         try:
             attachment = await self._forwarding.consume(self, consumer)
+        except LedHere:
+            session = consumer.session
+            consumer.queue = successor = session.vhost.queue(self.name, session.owner, "basic.consume")
+            attached = successor.attach(consumer, arguments)
+            if attached is not None:
+                await attached
+            return
         except BaseException:
             if consumer in self._by_consumer:
                 self.detach(consumer)
-            if consumer.queue is not self:
-                return  # it was adopted meanwhile
             raise
+        finally:
+            self.joining.discard(consumer)
         self._ready(consumer, attachment)
 
     def _ready(self, consumer: Consumer, attachment: Attachment | None) -> None:
@@ -293,6 +304,7 @@ class RemoteQueue(Queue):
 
     def retire(self) -> None:
         """See `Queue.retire`; consumers were moved before."""
+        self.retired = True
         self._let_go()
         super().retire()
 
@@ -300,6 +312,7 @@ class RemoteQueue(Queue):
         """See `Queue.clear`."""
         self._let_go()
         super().clear()
+        self._forwarding.look()
 
     def _let_go(self) -> None:
         for attachment in list(self._attachments.values()):

@@ -14,7 +14,7 @@ offset until it is settled), or is delayed (`timing.py`); what has been settled 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routing.errors import AccessRefused, BrokerError, StorageUnavailable
@@ -49,6 +49,7 @@ class Queue:
     """One queue."""
 
     elsewhere = False
+    joining: Collection[Consumer] = ()  # those that are not told yet that they consume
     """Another broker leads it: what is asked of it has to be waited for."""
 
     __slots__ = (

@@ -48,7 +48,8 @@ def rehome(topology: Topology, index: int, home: Home, host: QueueHost) -> None:
         successor = home.queues.get(queue.id)
         if vhost is not None and successor is not None and vhost.queues.get(queue.name) is successor:
             for consumer in queue.turns.drain():
-                successor.adopt(consumer)
+                if consumer not in queue.joining:  # else it was not told yet that it consumes, and sees to it itself
+                    successor.adopt(consumer)
         queue.retire()
 
 

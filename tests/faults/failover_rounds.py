@@ -16,6 +16,7 @@ With `--kill-etcd-leader` etcd has three members, and the one that leads dies at
 from __future__ import annotations
 
 import random
+import signal
 import struct
 import sys
 import tempfile
@@ -255,6 +256,10 @@ def kill_once(
     assert until(lambda: all(probe.count > 3 for probe in probes)), f"nothing flows: {[one.errors for one in probes]}"
     time.sleep(_WARM_S)
     member = cluster.etcd.leader() if etcd_too else None
+    # Both at once: who kills waits for the end of a process, and clients do not.
+    if member is not None:
+        cluster.etcd.signal(member, signal.SIGKILL)
+    cluster.brokers[victim].process.kill()
     kill_at = time.monotonic()
     for probe in probes:
         probe.kill_at = kill_at

@@ -1,0 +1,79 @@
+"""Whoever waits for the leader of a queue is served when this broker becomes it, and keeps nothing if he has gone."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import trio
+import trio.testing
+
+from routing.errors import StorageUnavailable
+from tests.routing.cluster.test_homes import home_of
+from tests.support.home_cluster import Member, Mesh, mesh, until
+
+
+async def orphaned(brokers: Mesh) -> int:
+    """A queue with messages; the home whose leader is about to die."""
+    one = brokers.members[1]
+    await one.queue("q")
+    await one.client().publish_safely("q", *range(3))
+    return home_of(one, "q")
+
+
+async def led_anew(brokers: Mesh, index: int) -> Member:
+    await brokers.kill(1)
+    return await brokers.settled(index)
+
+
+@pytest.mark.parametrize("closed", ["before", "after", "never"])
+async def test_who_waits_to_consume_does_when_it_is_led_here(closed: str) -> None:
+    async with mesh() as brokers, trio.open_nursery() as nursery:
+        index = await orphaned(brokers)
+        clients = {me: brokers.members[me].client() for me in (2, 3)}
+        consuming: set[int] = set()
+
+        async def consume(me: int) -> None:
+            with suppress(StorageUnavailable):  # the other one has no link to whoever leads then
+                await clients[me].consume("q")
+                consuming.add(me)
+
+        def close() -> None:
+            for client in clients.values():
+                client.session.close()
+
+        for me in clients:
+            nursery.start_soon(consume, me)
+        await trio.testing.wait_all_tasks_blocked()
+        if closed == "before":
+            close()
+        leader = await led_anew(brokers, index)
+        taken: list[str] = []
+        if closed != "before":
+            await until(lambda: taken.extend(clients[leader.me].take_bodies()) or len(taken) == 3, 3)
+            assert leader.me in consuming, "it was told before it was given anything"
+        if closed == "after":
+            close()
+        if closed != "never":
+            await until(lambda: leader.count("q") == 3)
+            taken = [body for body, _ in await leader.drain("q")]
+        assert taken == ["0", "1", "2"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_asks_about_a_queue_is_answered_when_it_is_led_here() -> None:
+    async with mesh() as brokers, trio.open_nursery() as nursery:
+        index = await orphaned(brokers)
+        counts: dict[int, int] = {}
+
+        async def ask(me: int) -> None:
+            with suppress(StorageUnavailable):
+                counts[me] = (await brokers.members[me].broker.check_queue("q")).message_count
+
+        for me in (2, 3):
+            nursery.start_soon(ask, me)
+        await trio.testing.wait_all_tasks_blocked()
+        leader = await led_anew(brokers, index)
+        await until(lambda: leader.me in counts, 3)
+        assert counts[leader.me] == 3
+        nursery.cancel_scope.cancel()
