@@ -93,6 +93,10 @@ class Leader:
         self.state, self.revision = state, revision
         self.pending: Change | None = None
         self._later_epoch = 0
+        self.begun_late: int | None = None
+        """A follower has begun with an empty log at this offset, behind what the log had before; whoever sees to that
+        takes it back.
+        """
         self.handing_over = False
         """It was asked to be somebody else's: nobody is served unless that failed."""
         self.closed_until_s: float | None = None
@@ -207,6 +211,8 @@ class Leader:
             progress.accepted = progress.asked = False
             return answer
         end = self.log.log_end_offset
+        if position.last_epoch < 0 and self.log.log_start_offset > 0:
+            self.begun_late = position.fetch_offset
         progress.reported = max(progress.reported, position.reported)
         if position.reported >= end:
             progress.caught_up_s = now_s

@@ -281,9 +281,20 @@ class Homes:
             if said != here.said:
                 here.said = said
                 self._say(here, partition, *said)
+            elif role.begun_late is not None and here.silent_since_s is None:
+                self._carry(partition, role, role.begun_late)
             elif here.silent_since_s is not None and now_s - here.silent_since_s > self._cluster.publish_patience_s:
                 here.silent_since_s = None
                 self._broker.commits.fail(here.log, StorageUnavailable("other brokers are out of reach"))
+
+    def _carry(self, partition: ReplicatedPartition, role: Leader, begins_at: int) -> None:
+        try:
+            if partition.carry_states(begins_at):
+                role.begun_late = None
+            else:
+                self._broker.want_turn()
+        except LogUnavailable:
+            pass  # another turn
 
     def end_turn(self) -> None:
         """What waited for homes that may be published to again was sent: it goes on as if they had not stood still."""

@@ -54,11 +54,14 @@ class StateChanges:
                 state["returns"] = {offset: known for offset, known in returns.items() if holds(packed, offset)}
             if queue_id in self._seen:
                 seen = [*state.get("seen", ()), *self._seen[queue_id]]
-                state["seen"] = [lot for lot in seen if lot[0] >= seen_since_ms]
+                state["seen"] = sorted((lot for lot in seen if lot[0] >= seen_since_ms), key=lambda lot: lot[0])
             sizes = [*state.pop("sizes", ()), *self._sizes.get(queue_id, ())]
             if sizes and packed:
                 oldest = packed[0] >> COUNT_BITS
-                state["sizes"] = [(first, column) for first, column in sizes if first + len(column) // 4 > oldest]
+                known = dict(sizes)  # some may stand there twice (`carried_states.py`)
+                state["sizes"] = [
+                    (first, column) for first, column in known.items() if first + len(column) // 4 > oldest
+                ]
             if state:
                 folded[queue_id] = state
         self._returns.clear()

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core_log.errors import LogUnavailable
@@ -23,6 +24,7 @@ from routing.config import BrokerConfig
 from routing.errors import StorageUnavailable
 from routing.message import Slab
 from routing.queues.arrivals import Arrival
+from routing.queues.carried_states import carried_states
 from routing.queues.destination_sets import DestinationSet
 from routing.queues.history import HISTORY_BIT
 from routing.queues.queue_partition import QueuePartition
@@ -64,6 +66,8 @@ class ReplicatedPartition(QueuePartition):
         self._refusal: StorageUnavailable | None = None
         self._held: deque[_Held] = deque()
         self._told_before = self.next_offset
+        self._carrying: Iterator[tuple[bytes, bytes]] | None = None
+        self._carried_at = -1
 
     def serve(self, delivers: bool, refusal: StorageUnavailable | None, instead: Home | None = None) -> None:
         """What this broker may do now: give messages out, and take them unless there is a `refusal`; with `instead`
@@ -164,6 +168,24 @@ class ReplicatedPartition(QueuePartition):
                 queue.admit(Arrival(first, end - first, self._now_ms(), 0), delayed=False)
 
     # --- the log -----------------------------------------------------------------------
+
+    def carry_states(self, begins_at: int) -> bool:
+        """Write again, a bite a turn, what a replica that begins at an offset cannot know; whether that is all.
+
+        Raises LogUnavailable.
+        """
+        if self._carrying is None:
+            if self._carried_at >= begins_at:
+                return True  # it finds it in the log, and all that came later
+            self._carrying, self._carried_at = carried_states(self), self.next_offset
+        for key, value in self._carrying:
+            self._seal_data()
+            self._append_control(key, value)
+            self._mark_dirty(self)
+            return False
+        self._carrying = None
+        self.log.request_sync()
+        return True
 
     def seal(self) -> None:
         """See `QueuePartition`."""
