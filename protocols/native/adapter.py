@@ -18,12 +18,13 @@ from typing import Any, ClassVar
 
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import validate
-from delay.timer_service import Timer
 from protocols.fetching import Fetches
 from protocols.native import wire
 from protocols.native.adapter_errors import ENGINE_ERRORS, Refused, engine_error
 from protocols.native.adapter_fetch import FetchDoor
 from protocols.native.adapter_metadata import describe, node_id, nodes, partitions
+from protocols.native.adapter_offsets import check_epoch, list_offsets, offsets_for_epochs
+from protocols.native.adapter_produce import PendingProduce
 from protocols.native.adapter_rights import may_see, require_rights
 from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
@@ -38,44 +39,6 @@ from routing.grants import Access, Grants
 from routing.topics.topic import Topic, TopicPartition
 
 SERVER = "millrace 0.1.0"
-
-
-class _PendingProduce:
-    """A produce request until each of its entries is committed or refused."""
-
-    __slots__ = ("_adapter", "_remaining", "_request", "_results", "timer")
-
-    def __init__(self, adapter: NativeAdapter, request: wire.Produce) -> None:
-        self._adapter = adapter
-        self._request = request
-        self._results: list[tuple[WireError | None, int] | None] = [None] * len(request.entries)
-        self._remaining = len(request.entries)
-        self.timer: Timer | None = None
-
-    def settle(self, index: int, base_offset: int, error: WireError | None) -> None:
-        """Entry `index` is done; answers when it was the last."""
-        if self._results[index] is not None:
-            return
-        self._results[index] = (error, base_offset)
-        if error is not None:
-            self._adapter.refused(self._request.entries[index], error)
-        self._remaining -= 1
-        if not self._remaining:
-            self._adapter.produced(self, self._request, self._results)
-
-    def committed(self, index: int, base_offset: int, error: errors.StorageUnavailable | None) -> None:
-        """The log says that entry `index` is safe, or failed."""
-        self.settle(index, base_offset, None if error is None else engine_error(error))
-
-    def timed_out(self) -> None:
-        """Whatever is not committed by now is answered as such."""
-        for index in range(len(self._results)):
-            self.settle(index, -1, wire_error(ErrorCode.REQUEST_TIMED_OUT))
-
-    @property
-    def waiting(self) -> bool:
-        """Not answered yet."""
-        return self._remaining > 0
 
 
 class NativeAdapter:
@@ -107,7 +70,7 @@ class NativeAdapter:
         """What the user may do, from hello on."""
         self._hello_deadline = clock() + config.hello_timeout_ms / 1000
         self._fetches = Fetches(FetchDoor(self._led, outbox), outbox, broker.timers, clock, config)
-        self._pending: dict[_PendingProduce, None] = {}
+        self._pending: dict[PendingProduce, None] = {}
         self._refused_rounds: dict[tuple[str, int], int] = {}
         self.peer = peer
         self.closed = self.published = self.held = False
@@ -192,7 +155,8 @@ class NativeAdapter:
             self.closed = True
 
     async def _hello(self, request: wire.Hello) -> wire.Reply | None:
-        if not request.version_min <= wire.VERSION <= request.version_max:
+        version = min(request.version_max, wire.VERSION)
+        if version < max(request.version_min, wire.VERSION_MIN):
             self._goodbye(ErrorCode.UNSUPPORTED_VERSION, f"this is version {wire.VERSION}", request.correlation_id)
             return None
         user = await self._authenticated(request.credentials)
@@ -208,9 +172,7 @@ class NativeAdapter:
         self._greeted = True
         names = ("request_bytes_max", "fetch_bytes_max", "fetch_wait_ms_max", "produce_timeout_ms_max")
         limits = {name: getattr(self._config, name) for name in (*names, "requests_in_flight_max")}
-        return wire.HelloReply(
-            request.correlation_id, wire.VERSION, SERVER, node_id(self._broker, self._config), limits
-        )
+        return wire.HelloReply(request.correlation_id, version, SERVER, node_id(self._broker, self._config), limits)
 
     async def _authenticated(self, credentials: tuple[str, str] | None) -> str | None:
         """Who the peer is; None: not welcome."""
@@ -324,9 +286,14 @@ class NativeAdapter:
             raise Refused(ErrorCode.UNKNOWN_PARTITION, f"topic {name!r} has {len(found)} partitions")
         return found[index]
 
-    def _led(self, name: str, index: int, access: Access = "read") -> TopicPartition:
-        """The same, of a partition that this broker leads now. Raises NotLeader as well."""
+    def _led(self, name: str, index: int, leader_epoch: int, access: Access = "read") -> TopicPartition:
+        """The same, of a partition that this broker leads now, in the epoch that the client knows if it says so.
+
+        Raises NotLeader as well.
+        """
         partition = self._partition(name, index, access)
+        if leader_epoch != wire.NO_EPOCH:
+            check_epoch(partition, leader_epoch)
         refused = partition.leadership.refusal() if partition.leadership is not None else None
         if refused is not None:
             raise refused
@@ -342,7 +309,7 @@ class NativeAdapter:
     async def _produce(self, request: wire.Produce) -> None:
         if request.acks != wire.ACKS_NONE:
             self._check_in_flight()
-        pending = _PendingProduce(self, request)
+        pending = PendingProduce(self, request)
         for index, entry in enumerate(request.entries):
             try:
                 if self._broker.blocked is not None:
@@ -369,7 +336,7 @@ class NativeAdapter:
             self._pending[pending] = None
 
     def _append(self, entry: wire.ProduceEntry, acks: int) -> tuple[PartitionLog, int]:
-        partition = self._led(entry.topic, entry.partition, "write")
+        partition = self._led(entry.topic, entry.partition, entry.leader_epoch, "write")
         if partition.leadership is not None:
             short = partition.leadership.shortage()
             if short is not None and (acks == wire.ACKS_ALL or isinstance(short, errors.NotLeader)):
@@ -389,7 +356,7 @@ class NativeAdapter:
             self._refused_rounds[key] = max(entry.round, self._refused_rounds.get(key, -1))
 
     def produced(
-        self, pending: _PendingProduce, request: wire.Produce, results: list[tuple[WireError | None, int] | None]
+        self, pending: PendingProduce, request: wire.Produce, results: list[tuple[WireError | None, int] | None]
     ) -> None:
         """All entries of `request` are settled."""
         if pending.timer is not None:
@@ -404,32 +371,10 @@ class NativeAdapter:
         await self._fetches.start(request)
 
     async def _list_offsets(self, request: wire.ListOffsets) -> wire.Reply:
-        entries: list[tuple[WireError | None, int | None, int]] = []
-        for topic, index, which in request.entries:
-            try:
-                partition = self._led(topic, index)
-                log = partition.log
-            except Refused as refusal:
-                entries.append((refusal.error, None, -1))
-                continue
-            except errors.BrokerError as error:
-                entries.append((engine_error(error), None, -1))
-                continue
-            if which == wire.EARLIEST:
-                entries.append((None, log.log_start_offset, -1))
-            elif which == wire.LATEST:
-                try:
-                    entries.append((None, await partition.latest(), -1))
-                except errors.StorageUnavailable as error:
-                    entries.append((engine_error(error), None, -1))
-            else:
-                try:
-                    found = await log.offset_for_timestamp_cold(which)
-                except OSError as error:
-                    entries.append((wire_error(ErrorCode.STORAGE_UNAVAILABLE, str(error)), None, -1))
-                else:
-                    entries.append((None, None, -1) if found is None else (None, *found))
-        return wire.ListOffsetsReply(request.correlation_id, entries)
+        return await list_offsets(request, self._led)
+
+    async def _offsets_for_epochs(self, request: wire.OffsetsForEpochs) -> wire.Reply:
+        return offsets_for_epochs(request, self._led)
 
     async def _administer(self, request: wire.Administer) -> wire.Reply:
         result = await administer(self._broker, self._grants.user, request.operation, request.arguments)
@@ -465,4 +410,5 @@ class NativeAdapter:
         wire.ListOffsets: _list_offsets,
         wire.CommitOffsets: _commit_offsets,
         wire.FetchOffsets: _fetch_offsets,
+        wire.OffsetsForEpochs: _offsets_for_epochs,
     }

@@ -36,6 +36,14 @@ class Refused(Exception):
 ENGINE_ERRORS = (errors.BrokerError, log_errors.LogError)
 
 
+class Refused(Exception):
+    """A request, or an entry of one, that is answered with `error`."""
+
+    def __init__(self, code: ErrorCode, message: str = "") -> None:
+        super().__init__(message)
+        self.error = wire_error(code, message)
+
+
 def engine_error(error: Exception) -> WireError:
     """What the client is told of an error of the engine."""
     code = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)

@@ -9,23 +9,24 @@ from core_log.partition_log import PartitionLog
 from protocols.fetching import Entry, Found
 from protocols.native.adapter_errors import Refused, engine_error
 from protocols.native.errors import ErrorCode, WireError, wire_error
-from protocols.native.wire import Fetch, encode_fetch_reply
+from protocols.native.wire import Fetch, FetchEntry, encode_fetch_reply
 from protocols.sansio import Outbox
 from routing.errors import BrokerError
 from routing.topics.topic import TopicPartition
 
 
 class FetchDoor:
-    """See `protocols.fetching.Door`; `led` gives a partition that this broker leads, or raises Refused, BrokerError."""
+    """See `protocols.fetching.Door`; `led` gives a partition that this broker leads in an epoch, or raises Refused, BrokerError."""
 
-    def __init__(self, led: Callable[[str, int], TopicPartition], outbox: Outbox) -> None:
+    def __init__(self, led: Callable[[str, int, int], TopicPartition], outbox: Outbox) -> None:
         self._led = led
         self._outbox = outbox
 
     def log_of(self, entry: Entry) -> PartitionLog | WireError:
         """See `protocols.fetching.Door`."""
+        assert isinstance(entry, FetchEntry)
         try:
-            return self._led(entry.topic, entry.partition).log
+            return self._led(entry.topic, entry.partition, entry.leader_epoch).log
         except Refused as refusal:
             return refusal.error
         except BrokerError as error:

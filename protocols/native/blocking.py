@@ -194,7 +194,13 @@ class BlockingClient:
         try:
             connection = link.connected()
             entries = [
-                wire.ProduceEntry(topic, partition, link.rounds.get((topic, partition), 0), memoryview(batch))
+                wire.ProduceEntry(
+                    topic,
+                    partition,
+                    link.rounds.get((topic, partition), 0),
+                    memoryview(batch),
+                    self._leaders.epoch_of(link, (topic, partition)),
+                )
                 for topic, partition, batch in batches
             ]
             request = wire.Produce(0, acks, timeout_ms, entries)  # type: ignore[arg-type]
@@ -233,27 +239,54 @@ class BlockingClient:
     def fetch_many(
         self, entries: list[wire.FetchEntry], max_bytes: int, max_wait_ms: int, min_bytes: int
     ) -> list[wire.FetchedPartition]:
-        """Fetch several partitions in one request; each result has its own error."""
+        """Fetch several partitions in one request; each result has its own error. Entries that name a leader epoch, as
+        all or none do, are not asked for again in another one.
+        """
+        fixed = any(entry.leader_epoch != wire.NO_EPOCH for entry in entries)
 
         def ask(link: BlockingLink, chosen: list[wire.FetchEntry], share: int) -> list[wire.FetchedPartition]:
             request = wire.Fetch(0, max_wait_ms // share, min_bytes, max_bytes, chosen)
             return link.call(request, wire.FetchReply, wait_s=max_wait_ms / 1000).entries
 
         keys = [(entry.topic, entry.partition) for entry in entries]
-        return self._leaders.read(keys, entries, ask, lambda fetched: fetched.error)
+        return self._leaders.read(keys, entries, ask, lambda fetched: fetched.error, fixed=fixed)
+
+    def leader_epochs(self, partitions: Sequence[tuple[str, int]]) -> list[int]:
+        """The leader epochs of partitions, as far as they are known: for `wire.FetchEntry`."""
+        found = [wire.NO_EPOCH] * len(partitions)
+        for link, numbers in self._leaders.by_leader(partitions):
+            link.connected()
+            for number in numbers:
+                found[number] = self._leaders.epoch_of(link, partitions[number])
+        return found
+
+    def offsets_for_epochs(
+        self, entries: Sequence[tuple[str, int, int, int]]
+    ) -> list[tuple[WireError | None, int, int]]:
+        """For each (topic, partition, current leader epoch, epoch): an error, the largest epoch that is not above the
+        last one, and where that ends.
+        """
+
+        def ask(
+            link: BlockingLink, chosen: list[tuple[str, int, int, int]], share: int
+        ) -> list[tuple[WireError | None, int, int]]:
+            return link.call(wire.OffsetsForEpochs(0, chosen), wire.OffsetsForEpochsReply).entries
+
+        keys = [entry[:2] for entry in entries]
+        return self._leaders.read(keys, entries, ask, lambda found: found[0], fixed=True)
 
     def list_offsets(self, topic: str, partition: int, which: Which) -> int | None:
         """The first offset ("earliest"), the next to be readable ("latest"), or that of the first record not before a
         time in ms; None when there is no such record.
         """
-        entry = (topic, partition, which_offset(which))
+        key = (topic, partition)
 
-        def ask(
-            link: BlockingLink, chosen: list[tuple[str, int, int]], share: int
-        ) -> list[tuple[WireError | None, int | None, int]]:
-            return link.call(wire.ListOffsets(0, chosen), wire.ListOffsetsReply).entries
+        def ask(link: BlockingLink, chosen: list[int], share: int) -> list[tuple[WireError | None, int | None, int]]:
+            link.connected()
+            entries = [wire.ListOffsetsEntry(*key, which, self._leaders.epoch_of(link, key)) for which in chosen]
+            return link.call(wire.ListOffsets(0, entries), wire.ListOffsetsReply).entries
 
-        ((error, offset, _),) = self._leaders.read([(topic, partition)], [entry], ask, lambda found: found[0])
+        ((error, offset, _),) = self._leaders.read([key], [which_offset(which)], ask, lambda found: found[0])
         if error is not None:
             raise error_from_wire(error)
         return offset

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from protocols.native.blocking import BlockingClient
 from protocols.native.errors import (
     ConnectionLost,
     DeliveryTimedOut,
+    LogTruncated,
     MillraceError,
     OffsetOutOfRange,
     UnknownPartition,
@@ -40,6 +42,9 @@ from protocols.native.records import (
     size_of,
     split_batches,
 )
+from protocols.native.truncation import LastBatch, cut_at, last_of
+
+logger = logging.getLogger(__name__)
 
 _RETRY_BACKOFF_S = 0.1
 
@@ -212,6 +217,9 @@ class BlockingConsumer(_Closing):
         self._fetch_max_bytes = fetch_max_bytes
         self._partition_max_bytes = partition_max_bytes
         self._whole: set[str] = set()
+        self._epochs: dict[tuple[str, int], int] = {}
+        """The leader epochs in which what was read is known to be in the logs."""
+        self._last: dict[tuple[str, int], LastBatch] = {}
         self._positions: dict[tuple[str, int], int] = {}
         self._fetch_offsets: dict[tuple[str, int], int] = {}
         self._records: deque[ConsumerRecord] = deque()
@@ -229,6 +237,7 @@ class BlockingConsumer(_Closing):
         committed = self._committed(partitions)
         self._positions = {key: committed[key] if key in committed else self._start(key) for key in partitions}
         self._fetch_offsets = dict(self._positions)
+        self._last.clear()
         self._records.clear()
 
     def _committed(self, partitions: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -253,7 +262,11 @@ class BlockingConsumer(_Closing):
         key = (topic, partition)
         if key not in self._positions:
             raise KeyError(key)
+        self._move(key, offset)
+
+    def _move(self, key: tuple[str, int], offset: int) -> None:
         self._positions[key] = self._fetch_offsets[key] = offset
+        self._last.pop(key, None)
         self._records = deque(record for record in self._records if (record.topic, record.partition) != key)
 
     def fetch(self, max_records: int = 500, *, timeout_ms: int = 500) -> list[ConsumerRecord]:
@@ -279,11 +292,14 @@ class BlockingConsumer(_Closing):
     def _fill(self, timeout_ms: int) -> None:
         try:
             self._take_up()
-        except ConnectionLost:
-            pass  # the next look finds them
-        keys = list(self._fetch_offsets)
-        entries = [wire.FetchEntry(*key, self._fetch_offsets[key], self._partition_max_bytes) for key in keys]
-        try:
+            keys = self._validated()
+            entries = [
+                wire.FetchEntry(*key, self._fetch_offsets[key], self._partition_max_bytes, self._epochs[key])
+                for key in keys
+            ]
+            if not entries:
+                time.sleep(min(_RETRY_BACKOFF_S, timeout_ms / 1000))
+                return
             results = self.client.fetch_many(entries, self._fetch_max_bytes, timeout_ms, 1)
         except ConnectionLost:
             time.sleep(min(_RETRY_BACKOFF_S, timeout_ms / 1000))
@@ -295,8 +311,40 @@ class BlockingConsumer(_Closing):
                     continue  # the next fetch may find another leader
                 if not isinstance(error, OffsetOutOfRange) or self._reset == "error":
                     raise error
-                self._positions[key] = self._fetch_offsets[key] = self._start(key)
+                self._move(key, self._start(key))
                 continue
-            for batch in split_batches(fetched.records):
+            batches = split_batches(fetched.records)
+            for batch in batches:
                 self._records += batch_records(*key, batch, self._fetch_offsets[key])
                 self._fetch_offsets[key] = offset_after(batch)
+            if batches:
+                self._last[key] = last_of(batches)
+
+    def _validated(self) -> list[tuple[str, int]]:
+        """The partitions that may be read on; see `Consumer`. Raises LogTruncated, with reset "error"."""
+        keys = list(self._fetch_offsets)
+        known = dict(zip(keys, self.client.leader_epochs(keys)))
+        doubtful = [
+            key for key in keys if key in self._last and known[key] not in (self._epochs.get(key), wire.NO_EPOCH)
+        ]
+        self._epochs |= {key: epoch for key, epoch in known.items() if key not in doubtful}
+        if not doubtful:
+            return keys
+        asked = [(*key, known[key], self._last[key].epoch) for key in doubtful]
+        for key, (error, epoch, end_offset) in zip(doubtful, self.client.offsets_for_epochs(asked)):
+            if error is not None:
+                keys.remove(key)
+                if not error[1]:
+                    raise error_from_wire(error)
+                continue
+            offset, read_to = cut_at(self._last[key], epoch, end_offset), self._positions[key]
+            self._epochs[key] = known[key]
+            if offset is None:
+                continue
+            self._move(key, min(offset, read_to))
+            if read_to > offset:
+                truncated = LogTruncated(*key, offset, read_to)
+                if self._reset == "error":
+                    raise truncated
+                logger.warning("%s; going on at %d", truncated, offset)
+        return keys

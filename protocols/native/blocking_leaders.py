@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from protocols.native import wire
 from protocols.native.blocking_link import BlockingLink
-from protocols.native.errors import ConnectionLost, ErrorCode, WireError
+from protocols.native.errors import OUTDATED, ConnectionLost, ErrorCode, WireError
 
 Partition = tuple[str, int]
 """Topic and partition number."""
@@ -30,6 +30,7 @@ class BlockingLeaders:
         self._link = link
         self._topics: set[str] = set()
         self._leaders: dict[Partition, int] = {}
+        self._epochs: dict[Partition, int] = {}
         self._nodes: dict[int, BlockingLink] = {}
 
     def close(self) -> None:
@@ -44,8 +45,12 @@ class BlockingLeaders:
 
     def refused(self, topic: str, error: WireError) -> None:
         """What a broker said of one of its partitions."""
-        if error[0] == ErrorCode.NOT_LEADER:
+        if error[0] in OUTDATED:
             self._topics.discard(topic)
+
+    def epoch_of(self, link: BlockingLink, key: Partition) -> int:
+        """The leader epoch to name to a broker that is connected; NO_EPOCH to one that does not know the field."""
+        return self._epochs.get(key, wire.NO_EPOCH) if link.version > wire.VERSION_MIN else wire.NO_EPOCH
 
     def by_leader(
         self, partitions: Sequence[Partition], *, create_missing: bool = False
@@ -66,8 +71,11 @@ class BlockingLeaders:
         entries: Sequence[_Entry],
         ask: Callable[[BlockingLink, list[_Entry], int], list[_Answer]],
         error_of: Callable[[_Answer], WireError | None],
+        *,
+        fixed: bool = False,
     ) -> list[_Answer]:
         """The answers for entries, each of its leader. `ask` is also told among how many connections they are divided.
+        `fixed`: they name leader epochs, and asking again for the same is no use.
 
         Raises ConnectionLost, RequestTimedOut.
         """
@@ -88,9 +96,10 @@ class BlockingLeaders:
                 for number, answer in zip(numbers, got):
                     answers[number] = answer
                     error = error_of(answer)
-                    if error is not None and error[0] == ErrorCode.NOT_LEADER:
+                    if error is not None and error[0] in OUTDATED:
                         self._topics.discard(partitions[number][0])
-                        moved = moved or time.monotonic() < deadline
+                        again = error[0] == ErrorCode.NOT_LEADER or not fixed
+                        moved = moved or (again and time.monotonic() < deadline)
             if not moved:
                 return [answer for answer in answers if answer is not None]
             time.sleep(_ASK_AGAIN_S)
@@ -101,6 +110,7 @@ class BlockingLeaders:
             if error is None:
                 self._topics.add(name)
                 self._leaders.update({(name, found.partition): found.leader for found in partitions})
+                self._epochs.update({(name, found.partition): found.leader_epoch for found in partitions})
         nodes = {node: (host, port) for node, host, port in reply.nodes if host}
         if set(nodes) <= {self._link.node_id} and not self._nodes:
             return

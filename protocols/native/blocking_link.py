@@ -37,6 +37,7 @@ class BlockingLink:
     def __init__(self, addresses: Sequence[Address], terms: BlockingTerms) -> None:
         self.addresses = list(addresses)
         self.terms = terms
+        self.version = wire.VERSION_MIN
         self.node_id = 0
         """Of the broker that it is, or was last, connected to."""
         self.limits: dict[str, int] = {}
@@ -77,10 +78,10 @@ class BlockingLink:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connection
             self.rounds.clear()
-            hello = wire.Hello(0, wire.VERSION, wire.VERSION, self._client_name, self._credentials)
+            hello = wire.Hello(0, wire.VERSION_MIN, wire.VERSION, self._client_name, self._credentials)
             self.send(connection, hello)
             reply = self._receive(connection, hello.correlation_id, wire.HelloReply, 0)
-            self.limits, self.node_id = reply.limits, reply.node_id
+            self.limits, self.node_id, self.version = reply.limits, reply.node_id, reply.version
         return self._socket
 
     def _connect_somewhere(self) -> socket.socket:

@@ -15,7 +15,7 @@ import trio
 from protocols.native import wire
 from protocols.native.blocking import TopicDescription, Which, which_offset
 from protocols.native.connection import addresses_of
-from protocols.native.errors import ErrorCode, MillraceError, error_from_wire
+from protocols.native.errors import OUTDATED, MillraceError, error_from_wire
 from protocols.native.leaders import Leaders, Partition
 from protocols.native.link import Link, LinkConfig
 
@@ -145,7 +145,7 @@ async def list_offsets(leaders: Leaders, partitions: Sequence[Partition], which:
         if not missing:
             return [found[key] for key in partitions]
         for link, keys in (await leaders.wait_for(missing, deadline)).items():
-            entries = [(*key, which_offset(which)) for key in keys]
+            entries = [wire.ListOffsetsEntry(*key, which_offset(which), leaders.epoch_of(link, *key)) for key in keys]
             try:
                 reply = await link.request(wire.ListOffsets(0, entries), wire.ListOffsetsReply)
             except MillraceError as error:
@@ -158,7 +158,7 @@ async def list_offsets(leaders: Leaders, partitions: Sequence[Partition], which:
                     found[key] = offset
                 elif not refused[1] or trio.current_time() > deadline:
                     raise error_from_wire(refused)
-                elif refused[0] == ErrorCode.NOT_LEADER:
+                elif refused[0] in OUTDATED:
                     leaders.stale([key])
                 else:
                     await trio.sleep(config.reconnect_backoff_ms / 1000)

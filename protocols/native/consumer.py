@@ -7,12 +7,15 @@
 3. `seek` and `assign` start a new generation of the partition: whatever was under way for the old one is thrown away.
 4. A topic that was assigned as a whole is read as a whole: partitions that it gets later are read from their beginning,
    or from where the group committed.
-5. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of the
+5. When another leader epoch has begun, a partition is read on only if what was read is still in its log: else the log
+   was cut, which is said, and reading goes on where the log has other records, or with reset "error" ends.
+6. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of the
    iteration.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Self
@@ -21,9 +24,19 @@ import trio
 
 from protocols.native import wire
 from protocols.native.client import LinkConfig, Service, list_offsets
-from protocols.native.errors import ConnectionLost, ErrorCode, MillraceError, NotLeader, error_from_wire
+from protocols.native.errors import (
+    ConnectionLost,
+    ErrorCode,
+    LogTruncated,
+    MillraceError,
+    NotLeader,
+    error_from_wire,
+)
 from protocols.native.link import Link
 from protocols.native.records import ConsumerRecord, batch_records, offset_after, split_batches
+from protocols.native.truncation import LastBatch, cut_at, last_of
+
+logger = logging.getLogger(__name__)
 
 Partition = tuple[str, int]
 """Topic and partition number."""
@@ -34,7 +47,7 @@ OffsetReset = Literal["earliest", "latest", "error"]
 class _Position:
     """Where a partition is read."""
 
-    __slots__ = ("buffered_bytes", "fetch_offset", "generation", "offset", "partition", "topic")
+    __slots__ = ("buffered_bytes", "epoch", "fetch_offset", "generation", "last", "offset", "partition", "topic")
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
         self.topic = topic
@@ -46,6 +59,10 @@ class _Position:
         """Read from `offset` on; forget what was under way."""
         self.offset = offset
         self.fetch_offset = offset
+        self.epoch = wire.NO_EPOCH
+        """The leader epoch in which what was read is known to be in the log."""
+        self.last: LastBatch | None = None
+        """The last that was fetched."""
         self.buffered_bytes = 0
         self.generation += 1
 
@@ -348,13 +365,63 @@ class Consumer(Service):
                 if not wanted or self._failure is not None:
                     await changed.wait()
                     continue
-                await self._fetch_once(link, wanted)
+                doubtful = [p for p in wanted if self._is_doubtful(link, p)]
+                if doubtful:
+                    await self._validate(link, doubtful)
+                else:
+                    await self._fetch_once(link, wanted)
         finally:
             del self._fetches[link]
 
+    def _is_doubtful(self, link: Link, position: _Position) -> bool:
+        """Whether another leader may lack what was read of a partition."""
+        epoch = self._leaders.epoch_of(link, position.topic, position.partition)
+        if position.last is None:
+            position.epoch = epoch
+        return position.epoch != epoch != wire.NO_EPOCH
+
+    async def _validate(self, link: Link, doubtful: list[_Position]) -> None:
+        """Rule 5."""
+        asked = [
+            (p, p.generation, p.last, self._leaders.epoch_of(link, p.topic, p.partition)) for p in doubtful if p.last
+        ]
+        entries = [(p.topic, p.partition, epoch, last.epoch) for p, _, last, epoch in asked]
+        try:
+            reply = await link.request(wire.OffsetsForEpochs(0, entries), wire.OffsetsForEpochsReply)
+        except MillraceError as error:
+            if isinstance(error, ConnectionLost):
+                self._leaders.stale((p.topic, p.partition) for p in doubtful)
+            await self._note_error(error)
+            return
+        for (position, generation, last, epoch), (refused, end_epoch, end_offset) in zip(asked, reply.entries):
+            if generation != position.generation:
+                continue
+            if refused is not None:
+                await self._refused(position, error_from_wire(refused))
+                continue
+            offset = cut_at(last, end_epoch, end_offset)
+            if offset is None:
+                position.epoch = epoch
+            else:
+                self._cut(position, offset)
+
+    def _cut(self, position: _Position, offset: int) -> None:
+        """The log has other records, or none, from an offset on. What was not handed out yet is forgotten."""
+        read_to = self.position(position.topic, position.partition)
+        self._seek({(position.topic, position.partition): min(offset, read_to)})
+        if read_to > offset:
+            truncated = LogTruncated(position.topic, position.partition, offset, read_to)
+            if self._reset == "error":
+                self._failure = truncated
+                self._arrived.set()
+            else:
+                logger.warning("%s; going on at %d", truncated, offset)
+
     async def _fetch_once(self, link: Link, wanted: list[_Position]) -> None:
         generations = [position.generation for position in wanted]
-        entries = [wire.FetchEntry(p.topic, p.partition, p.fetch_offset, self._partition_max_bytes) for p in wanted]
+        entries = [
+            wire.FetchEntry(p.topic, p.partition, p.fetch_offset, self._partition_max_bytes, p.epoch) for p in wanted
+        ]
         request = wire.Fetch(0, self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes, entries)
         reply: wire.FetchReply | None = None
         with trio.CancelScope() as self._fetches[link]:
@@ -385,10 +452,7 @@ class Consumer(Service):
                     if generation == position.generation:
                         position.move(offset)
                     return
-            if isinstance(error, NotLeader):
-                self._leaders.stale([(position.topic, position.partition)])
-                return
-            await self._note_error(error)
+            await self._refused(position, error)
             return
         try:
             batches = split_batches(fetched.records)
@@ -398,8 +462,16 @@ class Consumer(Service):
         if batches:
             self._fetched += [_Fetched(position, batch) for batch in batches]
             position.buffered_bytes += len(fetched.records)
-            position.fetch_offset = offset_after(batches[-1])
+            position.last = last_of(batches)
+            position.fetch_offset = position.last.next_offset
             self._arrived.set()
+
+    async def _refused(self, position: _Position, error: MillraceError) -> None:
+        """What a broker said of a partition."""
+        if isinstance(error, NotLeader):
+            self._leaders.stale([(position.topic, position.partition)])
+        else:
+            await self._note_error(error)
 
     async def _note_error(self, error: MillraceError) -> None:
         """Wait a moment after what passes; hand the rest to the application."""

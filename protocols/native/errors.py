@@ -41,6 +41,8 @@ class ErrorCode(IntEnum):
     SHUTTING_DOWN = 22
     BLOCKED = 23
     NOT_ENOUGH_REPLICAS = 24
+    FENCED_LEADER_EPOCH = 25
+    UNKNOWN_LEADER_EPOCH = 26
 
 
 MEANINGS: dict[ErrorCode, str] = {
@@ -68,6 +70,8 @@ MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.SHUTTING_DOWN: "the broker is stopping; the connection closes",
     ErrorCode.BLOCKED: "the broker is low on disk or memory: producers wait until it has room",
     ErrorCode.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than acks -1 asks for; nothing was appended",
+    ErrorCode.FENCED_LEADER_EPOCH: "the partition is in a later leader epoch; ask for metadata again",
+    ErrorCode.UNKNOWN_LEADER_EPOCH: "the broker does not know that leader epoch yet",
 }
 
 RETRIABLE = frozenset(
@@ -79,8 +83,13 @@ RETRIABLE = frozenset(
         ErrorCode.SHUTTING_DOWN,
         ErrorCode.BLOCKED,
         ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
     }
 )
+
+OUTDATED = frozenset({ErrorCode.NOT_LEADER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH})
+"""Said where client and broker do not agree on who leads: ask for metadata again."""
 
 
 def wire_error(code: ErrorCode, message: str = "") -> WireError:
@@ -165,6 +174,31 @@ class NotLeader(MillraceError):
     code = ErrorCode.NOT_LEADER
 
 
+class FencedLeaderEpoch(NotLeader):
+    """The partition is in a later leader epoch than the one that was named."""
+
+    code = ErrorCode.FENCED_LEADER_EPOCH
+
+
+class UnknownLeaderEpoch(NotLeader):
+    """The broker does not know the leader epoch that was named yet."""
+
+    code = ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+class LogTruncated(MillraceError):
+    """What was read is not in the log any more, as a leader was elected, or came back, that lacked it: `offset` is
+    where the log goes on with other records.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, read_to: int) -> None:
+        super().__init__(
+            f"partition {partition} of topic {topic!r} was cut at offset {offset}, and had been read up to {read_to}: "
+            "a leader was elected, or came back, without these records"
+        )
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+
 class NotEnoughReplicas(StorageUnavailable):
     """Fewer replicas of the partition are in sync than have to be; nothing was appended."""
 
@@ -193,7 +227,8 @@ _CLASSES: dict[int, type[MillraceError]] = {
     int(kind.code): kind
     for kind in (
         RequestTimedOut, UnknownTopic, UnknownPartition, OffsetOutOfRange, BatchTooLarge, StorageUnavailable,
-        Blocked, NotLeader, NotEnoughReplicas, AuthenticationFailed, PreconditionFailed, NotFound,
+        Blocked, NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch, NotEnoughReplicas, AuthenticationFailed,
+        PreconditionFailed, NotFound,
     )
 }  # fmt: skip
 

@@ -7,7 +7,9 @@
    any more ends.
 3. What turns out to be wrong (NOT_LEADER, a lost connection) is `stale`: nothing is sent there until the brokers were
    asked again. They are asked, ever less often, as long as a partition that is used has no leader that is reached.
-4. Nothing here repeats a request: whoever sent it knows whether it may.
+4. Requests name the leader epoch that is known here, so that a broker that is behind, or ahead, says so. A broker that
+   tells of an older epoch than is known is behind, and not believed for a while (KIP-320).
+5. Nothing here repeats a request: whoever sent it knows whether it may.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ Partition = tuple[str, int]
 _ASK_EVERY_S = 2.0
 _ANSWER_S_MAX = 2.0
 """A broker that takes longer is left for another, where there is one."""
+_OLDER_S_MAX = 3.0
+"""Then an older epoch is that of another topic, which has the name now."""
 _ASK_AGAIN_S = 0.05
 _ASK_AGAIN_S_MAX = 0.5
 _RECONNECT_BACKOFF_MS_MAX = 500
@@ -45,6 +49,8 @@ class Leaders:
         self._link = link
         self._topics: dict[str, None] = {}
         self._leaders: dict[Partition, int] = {}
+        self._epochs: dict[Partition, tuple[int, float]] = {}
+        """The latest leader epoch of each, and when it was heard of last."""
         self._stale: dict[str, None] = {}
         self._nodes: dict[int, tuple[Link, trio.CancelScope]] = {}
         self._addresses: dict[int, Address] = {}
@@ -67,13 +73,21 @@ class Leaders:
     def link_to(self, topic: str, partition: int) -> Link | None:
         """The link to the leader of a partition; None while none is known and connected."""
         if self._single:
-            return self._link if self._link.connected else None
+            return self._link if self._link.connected and topic not in self._stale else None
         leader = self._leaders.get((topic, partition))
         if topic not in self._topics:
             self._topics[topic] = None
             self.stale([(topic, partition)])
         found = self._node(leader) if leader is not None else None
         return found if found is not None and found.connected else None
+
+    def epoch_of(self, link: Link, topic: str, partition: int) -> int:
+        """The leader epoch to name to a broker; NO_EPOCH while none is known, or if it does not know the field."""
+        if topic not in self._topics:
+            self._topics[topic] = None
+            self._asking.set()
+        known = self._epochs.get((topic, partition))
+        return known[0] if known is not None and link.version > wire.VERSION_MIN else wire.NO_EPOCH
 
     def _node(self, node: int) -> Link | None:
         if self._link.connected and self._link.node_id == node:
@@ -171,6 +185,9 @@ class Leaders:
                 continue
             self.counts[name] = len(partitions)
             for found in partitions:
+                if self._is_older((name, found.partition), found.leader_epoch):
+                    self._stale[name] = None
+                    continue
                 self._leaders[name, found.partition] = found.leader
                 if found.leader < 0:
                     self._stale[name] = None
@@ -179,6 +196,15 @@ class Leaders:
             self._addresses = nodes
             self._connect_nodes()
         self._changed()
+
+    def _is_older(self, key: Partition, epoch: int) -> bool:
+        """Note an epoch, unless whoever tells of it is behind; of a single broker none is."""
+        known, heard_s = self._epochs.get(key, (wire.NO_EPOCH, 0.0))
+        now_s = trio.current_time()
+        if epoch < known and not self._single and now_s - heard_s < _OLDER_S_MAX:
+            return True
+        self._epochs[key] = epoch, now_s
+        return False
 
     def _connect_nodes(self) -> None:
         """A link to each broker that leads something, at the address where it is now."""

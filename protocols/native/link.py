@@ -60,6 +60,7 @@ class Link:
         self._addresses = list(self._given)
         self.config = config
         self.limits: dict[str, int] = {}
+        self.version = wire.VERSION_MIN
         self.node_id = 0
         """Of the broker that it is, or was last, connected to."""
         self.closing = ConnectionLost("the client was closed")
@@ -132,7 +133,7 @@ class Link:
             await trio.aclose_forcefully(stream)
 
     async def _hello(self, stream: Stream) -> None:
-        hello = wire.Hello(0, wire.VERSION, wire.VERSION, self.config.client_name, self.config.credentials)
+        hello = wire.Hello(0, wire.VERSION_MIN, wire.VERSION, self.config.client_name, self.config.credentials)
         await stream.send_all(b"".join(wire.encode(hello)))
         frames = FrameReader(REPLY_BYTES_MAX)
         while True:
@@ -145,8 +146,7 @@ class Link:
                     raise error_from_wire(reply.error)
                 if not isinstance(reply, wire.HelloReply):
                     raise ProtocolError(f"the broker answered hello with {reply!r}")
-                self.limits = reply.limits
-                self.node_id = reply.node_id
+                self.limits, self.node_id, self.version = reply.limits, reply.node_id, reply.version
                 return
             if frames.failure is not None:
                 raise ProtocolError(f"the broker's reply cannot be read: {frames.failure}")

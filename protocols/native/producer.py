@@ -409,7 +409,8 @@ class Producer(Service):
                 self._settle(queue, batch, -1, error)
                 continue
             posted.append((queue, batch))
-            entries.append(wire.ProduceEntry(queue.topic, queue.index, queue.round, memoryview(batch.data)))
+            epoch = self._leaders.epoch_of(link, queue.topic, queue.index)
+            entries.append(wire.ProduceEntry(queue.topic, queue.index, queue.round, memoryview(batch.data), epoch))
         if not entries:
             return
         timeout_ms = self._link.config.request_timeout_ms

@@ -5,7 +5,8 @@
    built first, so depth and sizes are bounded by the schema) and leaves record batches as views of the frame. It
    writes as well, but for frames with record batches, which msgpack puts together.
 3. Record batches are never copied here: encoders return a list of pieces, the batches among them as they were given.
-4. Requests must have exactly the fields of their version; readers of replies ignore further fields.
+4. Requests must have exactly the fields of their version; readers of replies ignore further fields. What a field of a
+   later version says if it is left out is never written.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from protocols.buffers import BytesLike
 from protocols.native.errors import ErrorCode, ProtocolError, WireError
 from protocols.sansio import RemoteProtocolError
 
-VERSION = 1
+VERSION_MIN, VERSION = 1, 2
+NO_EPOCH: Final = -1
+"""Who asks does not say which leader epoch it knows."""
 FETCH_API, ERROR_API = 8, 255
 
 ACKS_NONE: Final = 0
@@ -42,6 +45,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=_NAME_LENGTH_MAX)]
 Text = Annotated[str, Meta(max_length=4096)]
 Count = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF)]
 Offset = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
+Epoch = Annotated[int, Meta(ge=NO_EPOCH, le=0xFFFF_FFFF)]
 Argument = str | int | float | bool | None
 
 
@@ -112,6 +116,7 @@ class ProduceEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False
     partition: Count
     round: Count
     batch: memoryview
+    leader_epoch: Epoch = NO_EPOCH
 
 
 class Produce(Request, tag=7):
@@ -129,6 +134,7 @@ class FetchEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     partition: Count
     offset: Offset
     bytes_max: Count
+    leader_epoch: Epoch = NO_EPOCH
 
 
 class Fetch(Request, tag=FETCH_API):
@@ -140,13 +146,19 @@ class Fetch(Request, tag=FETCH_API):
     entries: Annotated[list[FetchEntry], Meta(min_length=1, max_length=_ENTRIES_MAX)]
 
 
-class ListOffsets(Request, tag=9):
-    """Entries are (topic, partition, which): EARLIEST, LATEST, or a time in ms for the first record not before it."""
+class ListOffsetsEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """EARLIEST, LATEST, or a time in ms for the first record not before it."""
 
-    entries: Annotated[
-        list[tuple[Name, Count, Annotated[int, Meta(ge=EARLIEST, le=0x7FFF_FFFF_FFFF_FFFF)]]],
-        Meta(min_length=1, max_length=_ENTRIES_MAX),
-    ]
+    topic: Name
+    partition: Count
+    which: Annotated[int, Meta(ge=EARLIEST, le=0x7FFF_FFFF_FFFF_FFFF)]
+    leader_epoch: Epoch = NO_EPOCH
+
+
+class ListOffsets(Request, tag=9):
+    """The offset that each entry means."""
+
+    entries: Annotated[list[ListOffsetsEntry], Meta(min_length=1, max_length=_ENTRIES_MAX)]
 
 
 class CommitOffsets(Request, tag=10):
@@ -179,6 +191,15 @@ class CreatePartitions(Request, tag=14):
 
     name: Name
     partitions: Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class OffsetsForEpochs(Request, tag=15):
+    """Entries are (topic, partition, current leader epoch, epoch of the last batch that was read): KIP-320."""
+
+    entries: Annotated[
+        list[tuple[Name, Count, Epoch, Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]]],
+        Meta(min_length=1, max_length=_ENTRIES_MAX),
+    ]
 
 
 class Reply(Struct, array_like=True, gc=False):
@@ -325,17 +346,26 @@ class CreatePartitionsReply(Reply, tag=14):
     """It has them, durably."""
 
 
+class OffsetsForEpochsReply(Reply, tag=15):
+    """(error, epoch, end offset) of each entry, in order: the largest epoch that is not above the one asked for, and
+    where it ends. Epoch -1: there is none, the log begins at that offset.
+    """
+
+    entries: list[tuple[WireError | None, int, int]]
+
+
 AnyRequest = (
     Hello | Metadata | CreateTopic | DeleteTopic | DescribeTopic | Bind | Unbind | Produce | Fetch | ListOffsets
     | CommitOffsets | FetchOffsets | DescribeBroker | Administer | CreatePartitions
+    | OffsetsForEpochs
 )  # fmt: skip
 AnyReply = (
     ErrorReply | HelloReply | MetadataReply | CreateTopicReply | DeleteTopicReply | DescribeTopicReply | BindReply
     | UnbindReply | ProduceReply | FetchReply | ListOffsetsReply | CommitOffsetsReply | FetchOffsetsReply
-    | DescribeBrokerReply | AdministerReply | CreatePartitionsReply
+    | DescribeBrokerReply | AdministerReply | CreatePartitionsReply | OffsetsForEpochsReply
 )  # fmt: skip
 
-_REQUEST_APIS = range(15)
+_REQUEST_APIS = range(16)
 
 _request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)
@@ -409,6 +439,10 @@ def encode(message: Request | Reply) -> Pieces:
             message.correlation_id,
             [(e.error, e.log_start_offset, e.high_watermark, [e.records]) for e in message.entries],
         )
+    if isinstance(message, Fetch | ListOffsets):
+        *fields, entries = msgspec.structs.astuple(message)
+        short = [msgspec.structs.astuple(e)[:-1] if e.leader_epoch == NO_EPOCH else e for e in entries]
+        return _framed([msgspec.msgpack.encode((_api(message), *fields, short))])
     return _framed([msgspec.msgpack.encode(message)])
 
 
@@ -434,9 +468,13 @@ def _encode_produce(request: Produce) -> Pieces:
     head += packer.pack_array_header(len(request.entries))
     pieces: Pieces = []
     for entry in request.entries:
-        head += packer.pack_array_header(4)
+        head += packer.pack_array_header(4 if entry.leader_epoch == NO_EPOCH else 5)
         head += packer.pack(entry.topic) + packer.pack(entry.partition) + packer.pack(entry.round)
         _join(head, pieces, (entry.batch,))
+        if entry.leader_epoch != NO_EPOCH:
+            head += packer.pack(entry.leader_epoch)
+    if head:
+        pieces.append(bytes(head))
     return _framed(pieces)
 
 

@@ -59,6 +59,11 @@ class PartitionLeadership:
             return Standing(None, 0, (), ())
         return Standing(state.leader, state.leader_epoch, state.replicas, tuple(state.isr_brokers))
 
+    @property
+    def epoch(self) -> int:
+        """See `Leadership`."""
+        return self._cluster.leader_of(self._name)[1]
+
     def refusal(self) -> StorageUnavailable | None:
         """See `Leadership`."""
         role = self._cluster.role_of(self._name)

@@ -27,6 +27,10 @@ class Leadership(Protocol):
     def standing(self) -> Standing:
         """Who leads it, and who has it."""
 
+    @property
+    def epoch(self) -> int:
+        """The leader epoch that it is in."""
+
     def refusal(self) -> StorageUnavailable | None:
         """Why this broker may not act as its leader now; None: it may."""
 

@@ -79,6 +79,11 @@ class TopicPartition:
         self._segments = len(log.segments)
         log.listeners.append(self._log_advanced)
 
+    @property
+    def leader_epoch(self) -> int:
+        """In which it is, for all that is known here."""
+        return self.log.leader_epoch if self.leadership is None else self.leadership.epoch
+
     def append(self, batch: bytes | bytearray | memoryview) -> int:
         """Append a validated record batch as it is; its base offset. Raises LogUnavailable, BatchTooLarge."""
         if self._open:

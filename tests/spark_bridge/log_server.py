@@ -79,7 +79,7 @@ class LogServer:
             case wire.Metadata(topics=names):
                 entries = [self._metadata(name) for name in (self.topics if names is None else names)]
                 return wire.MetadataReply(number, [], entries)
-            case wire.ListOffsets(entries=((topic, partition, which),)):
+            case wire.ListOffsets(entries=[wire.ListOffsetsEntry(topic, partition, which)]):
                 return wire.ListOffsetsReply(number, [self._list_offset(self.topics[topic][partition], which)])
             case wire.Fetch(entries=[entry]):
                 partition_log = self.topics[entry.topic][entry.partition]

@@ -92,6 +92,10 @@ class Restartable:
         self._stop = trio.Event()
         self._stopped = trio.Event()
 
+    def use(self, files: Files) -> None:
+        """The next start finds these: what a crash has left."""
+        self._files = files
+
     async def start(self) -> Running:
         """Start it; on the port it had before, if it ran before."""
         self._stop, self._stopped = trio.Event(), trio.Event()

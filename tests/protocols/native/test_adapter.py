@@ -28,7 +28,11 @@ async def test_hello_announces_the_limits() -> None:
     async with native_broker(config=config) as running, connected(running, hello=False) as peer:
         reply = await peer.ask(wire.Hello(0, 1, 9, "c", None))
         assert isinstance(reply, wire.HelloReply)
-        assert (reply.version, reply.node_id, reply.limits["request_bytes_max"]) == (1, 7, 5000)
+        assert (reply.version, reply.node_id, reply.limits["request_bytes_max"]) == (2, 7, 5000)
+    async with native_broker() as running, connected(running, hello=False) as peer:
+        reply = await peer.ask(wire.Hello(0, 1, 1, "of before", None))
+        assert isinstance(reply, wire.HelloReply)
+        assert reply.version == 1
 
 
 @pytest.mark.parametrize(
@@ -36,7 +40,7 @@ async def test_hello_announces_the_limits() -> None:
     [
         (False, wire.Metadata(0, None, False), ErrorCode.HELLO_REQUIRED),
         (True, wire.Hello(0, 1, 1, "again", None), ErrorCode.HELLO_REQUIRED),
-        (False, wire.Hello(0, 2, 3, "", None), ErrorCode.UNSUPPORTED_VERSION),
+        (False, wire.Hello(0, 3, 4, "", None), ErrorCode.UNSUPPORTED_VERSION),
         (False, wire.Hello(0, 0, 0, "", None), ErrorCode.UNSUPPORTED_VERSION),
         (False, wire.Hello(0, 1, 1, "", ("u", "wrong")), ErrorCode.AUTHENTICATION_FAILED),
     ],
@@ -343,7 +347,15 @@ async def test_offsets_by_end_and_time() -> None:
         for number in range(3):
             await produced(peer, ("t", 0, batch_of(b"a", b"b", timestamp_ms=1000 * (number + 1))))
         asked = [-2, -1, 0, 1000, 1001, 2000, 3000, 3001]
-        reply = await peer.ask(wire.ListOffsets(0, [*[("t", 0, which) for which in asked], ("u", 0, -1), ("t", 1, -1)]))
+        reply = await peer.ask(
+            wire.ListOffsets(
+                0,
+                [
+                    wire.ListOffsetsEntry(*one)
+                    for one in [*[("t", 0, which) for which in asked], ("u", 0, -1), ("t", 1, -1)]
+                ],
+            )
+        )
         assert isinstance(reply, wire.ListOffsetsReply)
         assert [offset for _, offset, _ in reply.entries] == [0, 6, 0, 0, 2, 2, 4, None, None, None]
         assert [error and error[0] for error, _, _ in reply.entries[-2:]] == [

@@ -24,7 +24,8 @@ REQUESTS: list[wire.Request] = [
     wire.Produce(8, 1, 0, [wire.ProduceEntry("t", 0, 0, memoryview(batch_of(b"c")))]),
     wire.Produce(9, 0, 0, [wire.ProduceEntry("t", 0, 0, memoryview(batch_of(b"d")))]),
     wire.Fetch(10, 5, 1, 1000, [wire.FetchEntry("t", 0, 0, 1000), wire.FetchEntry("u", 0, 0, 1000)]),
-    wire.ListOffsets(11, [("t", 0, -1), ("t", 0, -2), ("t", 0, 1000)]),
+    wire.ListOffsets(11, [wire.ListOffsetsEntry("t", 0, which, 0) for which in (-1, -2, 1000)]),
+    wire.OffsetsForEpochs(12, [("t", 0, -1, 0), ("u", 0, 0, 7)]),
     wire.CommitOffsets(12, "g", [("t", 0, 1, "")]),
     wire.FetchOffsets(13, "g", None),
 ]

@@ -29,14 +29,15 @@ REQUESTS: list[tuple[wire.Request, list[Any]]] = [
     (wire.DescribeBroker(5), [12, 5]),
     (wire.Administer(5, "users.add", {"name": "a", "tags": ["x"]}), [13, 5, "users.add", {"name": "a", "tags": ["x"]}]),
     (wire.CreatePartitions(5, "t", 7), [14, 5, "t", 7]),
+    (wire.OffsetsForEpochs(5, [("t", 7, 3, 2), ("t", 8, -1, 0)]), [15, 5, [["t", 7, 3, 2], ["t", 8, -1, 0]]]),
     (wire.Bind(6, "t", "amq.topic", "a.#", {"x": 1, "y": "z", "w": None}), [5, 6, "t", "amq.topic", "a.#", {"x": 1, "y": "z", "w": None}]),  # noqa: E501
     (wire.Unbind(7, "t", "", "a", {}), [6, 7, "t", "", "a", {}]),
     (
-        wire.Produce(8, -1, 1000, [wire.ProduceEntry("t", 0, 0, B(b"one")), wire.ProduceEntry("t", 1, 2, B(b"x" * 70_000))]),  # noqa: E501
-        [7, 8, -1, 1000, [["t", 0, 0, b"one"], ["t", 1, 2, b"x" * 70_000]]],
+        wire.Produce(8, -1, 1000, [wire.ProduceEntry("t", 0, 0, B(b"one")), wire.ProduceEntry("t", 1, 2, B(b"x" * 70_000), 9)]),  # noqa: E501
+        [7, 8, -1, 1000, [["t", 0, 0, b"one"], ["t", 1, 2, b"x" * 70_000, 9]]],
     ),
-    (wire.Fetch(9, 500, 1, 1 << 20, [wire.FetchEntry("t", 3, 1 << 40, 1 << 16)]), [8, 9, 500, 1, 1 << 20, [["t", 3, 1 << 40, 1 << 16]]]),  # noqa: E501
-    (wire.ListOffsets(10, [("t", 0, -1), ("t", 1, -2), ("t", 2, 1_700_000_000_000)]), [9, 10, [["t", 0, -1], ["t", 1, -2], ["t", 2, 1_700_000_000_000]]]),  # noqa: E501
+    (wire.Fetch(9, 500, 1, 1 << 20, [wire.FetchEntry("t", 3, 1 << 40, 1 << 16), wire.FetchEntry("t", 4, 0, 1, 0)]), [8, 9, 500, 1, 1 << 20, [["t", 3, 1 << 40, 1 << 16], ["t", 4, 0, 1, 0]]]),  # noqa: E501
+    (wire.ListOffsets(10, [wire.ListOffsetsEntry("t", 0, -1), wire.ListOffsetsEntry("t", 1, -2, 7), wire.ListOffsetsEntry("t", 2, 1_700_000_000_000)]), [9, 10, [["t", 0, -1], ["t", 1, -2, 7], ["t", 2, 1_700_000_000_000]]]),  # noqa: E501
     (wire.CommitOffsets(11, "g", [("t", 0, 5, "note")]), [10, 11, "g", [["t", 0, 5, "note"]]]),
     (wire.FetchOffsets(12, "g", None), [11, 12, "g", None]),
     (wire.FetchOffsets(0xFFFF_FFFF, "g", [("t", 0)]), [11, 0xFFFF_FFFF, "g", [["t", 0]]]),
@@ -53,6 +54,7 @@ REPLIES: list[tuple[wire.Reply, list[Any]]] = [
         [12, 5, [[-1, 2, 3, 4, 5]], 6, 7, "low on disk"],
     ),
     (wire.CreatePartitionsReply(5), [14, 5]),
+    (wire.OffsetsForEpochsReply(5, [(None, 2, 9), (ERROR, -1, -1)]), [15, 5, [[None, 2, 9], [list(ERROR), -1, -1]]]),
     (wire.AdministerReply(5, {"rows": [["a", 1, None]]}), [13, 5, {"rows": [["a", 1, None]]}]),
     (wire.DescribeTopicReply(5, "t", {"a": "b"}, [wire.PartitionDescription(0, 0, 1, 2, 3, 4, 5, [0], [0])]), [4, 5, "t", {"a": "b"}, [[0, 0, 1, 2, 3, 4, 5, [0], [0]]]]),  # noqa: E501
     (wire.BindReply(6), [5, 6]),
@@ -90,7 +92,7 @@ def test_replies_both_ways(message: wire.Reply, expected: list[Any]) -> None:
 
 def test_every_api_is_in_the_tables() -> None:
     for table in (REQUESTS, REPLIES):
-        assert {expected[0] for _, expected in table} - {wire.ERROR_API} == set(range(15))
+        assert {expected[0] for _, expected in table} - {wire.ERROR_API} == set(range(16))
 
 
 @pytest.mark.parametrize(("message", "expected"), REQUESTS)
@@ -145,6 +147,8 @@ BAD = [
     ("nothing to produce", msgpack.packb([7, 7, 1, 0, []]), ErrorCode.INVALID_REQUEST, 7),
     ("a batch that is text", msgpack.packb([7, 7, 1, 0, [["t", 0, 0, "x"]]]), ErrorCode.INVALID_REQUEST, 7),
     ("a map for entries", msgpack.packb([8, 7, 0, 0, 0, {}]), ErrorCode.INVALID_REQUEST, 7),
+    ("an epoch below -1", msgpack.packb([8, 7, 0, 0, 0, [["t", 0, 0, 1, -2]]]), ErrorCode.INVALID_REQUEST, 7),
+    ("a field behind the epoch", msgpack.packb([8, 7, 0, 0, 0, [["t", 0, 0, 1, 2, 3]]]), ErrorCode.INVALID_REQUEST, 7),
     ("an offset below 0", msgpack.packb([8, 7, 0, 0, 0, [["t", 0, -1, 1]]]), ErrorCode.INVALID_REQUEST, 7),
     ("an offset of 64 bits", msgpack.packb([8, 7, 0, 0, 0, [["t", 0, 1 << 63, 1]]]), ErrorCode.INVALID_REQUEST, 7),
     ("too many entries", msgpack.packb([9, 7, [["t", 0, -1]] * 10_001]), ErrorCode.INVALID_REQUEST, 7),
