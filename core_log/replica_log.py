@@ -2,7 +2,7 @@
 
 1. `local_committed` is what this disk keeps by the log's `fsync` rule, and what the replica reports to its leader. What
    is *committed*, to confirms, readers and deliveries alike, is the high watermark, and that is the role's to move
-   (`replication/`): it never falls, and never passes `local_committed`.
+   (`replication/`): it never falls, but by an unclean election, and never passes `local_committed`.
 2. Epochs are given out by the metadata: `begin_epoch`. A stop of any kind begins none.
 3. A follower's bytes are its leader's: `append_replica` changes nothing in a batch and takes the gaps as they are. Its
    epochs are the leader's as well: one begins where the log ended before its first batch, not where that is.
@@ -196,6 +196,12 @@ class ReplicaLog(PartitionLog):
         while `error` is set.
         """
         await truncation.restart(self, self._flusher, offset)
+
+    async def truncate_committed(self, end_offset: int) -> None:
+        """`truncate`, also below the high watermark, which falls: after an unclean election what was committed is not
+        in the leader's log any more. Raises OSError, LogUnavailable while `error` is set.
+        """
+        await truncation.truncate(self, self._flusher, end_offset, committed=True)
 
     def started_anew(self, cut: truncation.Cut) -> None:
         """Take over what `restart_at` left."""

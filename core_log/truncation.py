@@ -6,7 +6,8 @@
 3. What stays is synced and the recovery point set to the cut before anything goes: one beyond it would point into the
    middle of what is appended later. Then later segments go, the last first, and the rest of the one that is cut. A
    crash in between leaves a log that is longer than asked for, but whole.
-4. The high watermark does not fall: readers have seen what is below it, so nothing of that is cut.
+4. The high watermark does not fall: readers have seen what is below it, so nothing of that is cut; but where an
+   unclean election has given up what was committed (`committed`).
 5. The note of a clean stop goes first: it would say that bytes are missing.
 
 `restart` drops everything, as a follower does whose leader's log begins behind its own end.
@@ -39,14 +40,16 @@ class Cut:
     max_timestamp_ms: int
 
 
-async def truncate(log: PartitionLog, flusher: Flusher, end_offset: int) -> None:
+async def truncate(log: PartitionLog, flusher: Flusher, end_offset: int, *, committed: bool = False) -> None:
     """See `PartitionLog.truncate`."""
     _close_to_appends(log)
     try:
         await _drain(log, flusher)
         if end_offset >= log.log_end_offset:
             return
-        if end_offset < log.high_watermark:
+        if committed:
+            log.high_watermark = log.committed_offset = min(log.high_watermark, end_offset)
+        elif end_offset < log.high_watermark:
             raise BelowHighWatermark(f"{log.directory}: {end_offset} is below the high watermark {log.high_watermark}")
         log.cutting = True
         log.shorten(await flusher.in_thread(lambda: cut_files(log, end_offset)))

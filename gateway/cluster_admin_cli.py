@@ -1,4 +1,4 @@
-"""`millrace cluster drain | undrain | add | move | rebalance | throttle | moving | remove`: brokers that come and go.
+"""Brokers that come and go: `millrace cluster drain | undrain | add | move | rebalance | throttle | moving | remove`.
 
 What is asked for is written where all brokers see it; with `--wait` a command returns when it is done.
 """
@@ -96,6 +96,18 @@ def moving(client: BlockingClient, as_json: bool) -> None:
     show(columns, rows if as_json else [[_ids(value) for value in row] for row in rows], as_json)
 
 
+@click.command(name="unclean-elections")
+@click.argument("topic")
+@click.argument("allowed", type=click.Choice(["on", "off"]))
+@with_client
+def unclean_elections(client: BlockingClient, topic: str, allowed: str) -> None:
+    """Let replicas of TOPIC lead that may lack confirmed records, where no other is left: what they lack is lost.
+
+    Where nobody leads a partition now, somebody does within moments.
+    """
+    client.administer("cluster.unclean_elections", topic=topic, on=allowed == "on")
+
+
 @click.command()
 @click.argument("bytes_per_s", type=click.IntRange(min=1024), required=False)
 @with_client
@@ -116,7 +128,7 @@ def add() -> None:
     )
 
 
-COMMANDS = (add, drain, undrain, remove, move, rebalance, moving, throttle)
+COMMANDS = (add, drain, undrain, remove, move, rebalance, moving, throttle, unclean_elections)
 
 
 def _ids(value: Any) -> Any:

@@ -33,7 +33,11 @@ def show_troubles(found: Mapping[str, Any]) -> None:
     gone = [one["id"] for one in found["brokers"] if not one["alive"]]
     if gone:
         click.echo(f"brokers that are gone: {', '.join(map(str, gone))}")
-    for what, which in (("without a leader", leaderless), ("under-replicated", under_replicated)):
+    unclean = [one for one in partitions if one.get("unclean_epoch")]
+    troubles = (
+        ("without a leader", leaderless), ("under-replicated", under_replicated), ("elected uncleanly once", unclean),
+    )  # fmt: skip
+    for what, which in troubles:
         if which:
             click.echo(f"{what}, {len(which)} of {len(partitions)} partitions: {_names(which)}")
 

@@ -414,7 +414,8 @@ class Control:
         plan = topic_plans.more_partitions(topic, count)
         if logs is not None and plan.entries:
             lacking = range(len(topic.partitions), count)
-            plan.also, plan.relied = logs.states(topic.uid, lacking, replication(topic.config))
+            said = replication(topic.config)._replace(unclean=logs.allows_unclean(topic))
+            plan.also, plan.relied = logs.states(topic.uid, lacking, said)
         return plan
 
     async def delete_topic(self, name: str) -> None:

@@ -1,6 +1,8 @@
 """What the controller makes of a log's state when brokers come and go.
 
-1. Leaders come from the ISR, else from the ELR, never from elsewhere: only these have all that was committed.
+1. Leaders come from the ISR, else from the ELR: only these have all that was committed. From elsewhere they come only
+   where the log allows an unclean election, and nobody of ISR and ELR is there (KIP-966): whichever replica can work,
+   rather one that has not lost the log.
 2. A leader whose lease lives keeps its place; it is asked (`leader.py`), never dismissed.
 3. Who is gone leaves the ISR, but the last ones stay: they are whom to wait for.
 4. A leader that came back in another process leads in another epoch.
@@ -23,20 +25,30 @@ def elect(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogStat
     leader = found.leader
     keeps = leader in found.isr_brokers and leader in brokers and brokers[leader].epoch == found.leader_broker_epoch
     if not keeps:
-        found = _with_leader(found, here, brokers)
+        found = _with_leader(log, found, here, brokers)
     return None if found == state else found
 
 
-def _with_leader(state: LogState, here: Members, brokers: dict[int, BrokerState]) -> LogState:
+def _with_leader(log: str, state: LogState, here: Members, brokers: dict[int, BrokerState]) -> LogState:
     if not here:
         eligible = tuple(member for member in state.elr if member[0] in brokers)
         if not eligible:
-            return state.led_by_nobody()
+            return _uncleanly(log, state, brokers)
         chosen = best(state, eligible, brokers)
         state = state.with_isr(tuple(m for m in eligible if m[0] == chosen), state.isr + state.elr)
     else:
         chosen = best(state, here, brokers)
     return state.led_by(chosen, brokers[chosen].epoch)
+
+
+def _uncleanly(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogState:
+    there = [(broker, brokers[broker].epoch) for broker in state.replicas if broker in brokers]
+    able = [member for member in there if not brokers[member[0]].refusing]
+    if not (state.unclean and able):
+        return state.led_by_nobody()
+    whole = tuple(member for member in able if log not in brokers[member[0]].lost)
+    chosen = best(state, whole or tuple(able), brokers)
+    return state.led_uncleanly_by(chosen, brokers[chosen].epoch)
 
 
 def best(state: LogState, eligible: Members, brokers: dict[int, BrokerState]) -> int:

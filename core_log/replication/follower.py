@@ -1,7 +1,8 @@
 """The other side of a replicated log: it asks, takes what it gets as it is, and cuts off what its leader does not have.
 
 1. It cuts only where epochs say so (KIP-101), again and again until both sides' last epochs agree (KIP-279). The high
-   watermark never decides: it may be behind what is committed.
+   watermark never decides: it may be behind what is committed. Nothing below it is cut, but of what was written before
+   an unclean election: that is lost to all.
 2. Each position that it sends is a promise not to lead the log for `grant_s`.
 3. Its high watermark is the leader's, as far as it has the bytes.
 4. Only what follows its end is appended: what came before may have been dropped.
@@ -27,8 +28,9 @@ logger = logging.getLogger(__name__)
 class Follower:
     """See the module."""
 
-    def __init__(self, name: str, log: ReplicaLog, leader: int, leader_epoch: int) -> None:
+    def __init__(self, name: str, log: ReplicaLog, leader: int, leader_epoch: int, *, unclean_epoch: int = 0) -> None:
         self.name, self.log, self.leader, self.epoch = name, log, leader, leader_epoch
+        self.unclean_epoch = unclean_epoch
         self.cut_to: int | None = None
         self.restart_at: int | None = None
         """What `repair` has to do before anything can be asked for."""
@@ -148,7 +150,10 @@ class Follower:
         if self.restart_at is not None:
             await self.log.restart_at(self.restart_at)
         elif self.cut_to is not None:
-            await self.log.truncate(self.cut_to)
+            if self.log.last_epoch < self.unclean_epoch:
+                await self.log.truncate_committed(self.cut_to)
+            else:
+                await self.log.truncate(self.cut_to)
             self.log.epochs.cut(self.log.log_end_offset)
         self.cut_to = self.restart_at = None
         self._told = None

@@ -63,7 +63,9 @@ class Replica:
         elif state.leader is None or state.leader == self.me or self.me not in state.replicas:
             self.role = None
         elif not (isinstance(role, Follower) and (role.leader, role.epoch) == (state.leader, state.leader_epoch)):
-            self.role = Follower(self.name, self.log, state.leader, state.leader_epoch)
+            self.role = Follower(
+                self.name, self.log, state.leader, state.leader_epoch, unclean_epoch=state.unclean_epoch
+            )
 
     def _lead(self, state: LogState, now_s: float) -> None:
         # Who leads first of all had nobody to promise anything to.

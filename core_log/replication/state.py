@@ -10,6 +10,8 @@
 5. `transfer` is a member of the ISR that the leader is asked to hand over to. Whoever leads next, it is done with.
 6. Replicas move by way of `target`: as long as it is set the log has its old replicas and the new ones. When the old
    ones go the leader epoch rises: what one of them said before it dropped the log counts nowhere any more.
+7. Where an *unclean* election is allowed, one may lead that was in neither ISR nor ELR. It is the whole ISR then, what
+   it lacks is lost, and `unclean_epoch` says so to all that have it: they may cut below their high watermark.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class LogState(
         "minimum": "w",
         "transfer": "t",
         "target": "to",
+        "unclean": "u",
+        "unclean_epoch": "ue",
     },
 ):
     """See the module."""
@@ -60,6 +64,10 @@ class LogState(
     transfer: int | None = None
     target: tuple[int, ...] | None = None
     """The replicas that it shall have, the preferred leader first."""
+    unclean: bool = False
+    """A replica that may lack what was committed leads where nobody else can."""
+    unclean_epoch: int = 0
+    """The latest leader epoch that began in this way; 0: none did."""
 
     @property
     def isr_brokers(self) -> list[int]:
@@ -84,6 +92,11 @@ class LogState(
             resigned=resigned,
             transfer=None,
         )
+
+    def led_uncleanly_by(self, broker: int, broker_epoch: int) -> LogState:
+        """Somebody leads that may lack what was committed: rule 7."""
+        state = msgspec.structs.replace(self, isr=((broker, broker_epoch),), elr=()).led_by(broker, broker_epoch)
+        return msgspec.structs.replace(state, unclean_epoch=state.leader_epoch)
 
     def led_by_nobody(self) -> LogState:
         """No leader until somebody who may lead comes back."""

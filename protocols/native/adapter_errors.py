@@ -23,16 +23,6 @@ _CODES: dict[type[Exception], ErrorCode] = {
     log_errors.CorruptBatch: ErrorCode.CORRUPT_BATCH,
     log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
 }
-
-
-class Refused(Exception):
-    """A request, or an entry of one, that is answered with `error`."""
-
-    def __init__(self, code: ErrorCode, message: str = "") -> None:
-        super().__init__(message)
-        self.error = wire_error(code, message)
-
-
 ENGINE_ERRORS = (errors.BrokerError, log_errors.LogError)
 
 

@@ -16,7 +16,9 @@ from routing.topics.topic import TopicPartition
 
 
 class FetchDoor:
-    """See `protocols.fetching.Door`; `led` gives a partition that this broker leads in an epoch, or raises Refused, BrokerError."""
+    """See `protocols.fetching.Door`; `led` gives a partition that is led here, in the epoch that a client knows. It
+    raises Refused, BrokerError.
+    """
 
     def __init__(self, led: Callable[[str, int, int], TopicPartition], outbox: Outbox) -> None:
         self._led = led

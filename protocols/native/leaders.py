@@ -142,18 +142,24 @@ class Leaders:
     async def run(self) -> None:
         """Ask who leads whenever that is in doubt, until cancelled."""
         async with trio.open_nursery() as self._nursery:
-            self._connect_nodes()
-            wait_s = _ASK_AGAIN_S
-            while True:
-                if not self._doubtful():
-                    wait_s = _ASK_AGAIN_S
-                    self._asking = trio.Event()
-                    age_s = self._link.config.metadata_max_age_ms / 1000
-                    with trio.move_on_after(age_s if self._single else min(age_s, _ASK_EVERY_S)):
-                        await self._asking.wait()
-                await self._ask()
-                await trio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _ASK_AGAIN_S_MAX)
+            try:
+                await self._ask_on()
+            finally:
+                self._nursery = None  # links that end now are not made again
+
+    async def _ask_on(self) -> None:
+        self._connect_nodes()
+        wait_s = _ASK_AGAIN_S
+        while True:
+            if not self._doubtful():
+                wait_s = _ASK_AGAIN_S
+                self._asking = trio.Event()
+                age_s = self._link.config.metadata_max_age_ms / 1000
+                with trio.move_on_after(age_s if self._single else min(age_s, _ASK_EVERY_S)):
+                    await self._asking.wait()
+            await self._ask()
+            await trio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _ASK_AGAIN_S_MAX)
 
     def _doubtful(self) -> bool:
         if self._stale:

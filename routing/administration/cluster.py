@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from routing.administration.operations import LOOKS, operation, table
 from routing.cluster import operating
 from routing.cluster.health import names_by_id, place
+from routing.cluster.log_names import topic_log
 from routing.errors import NotFound, PreconditionFailed
 
 if TYPE_CHECKING:
@@ -64,6 +65,20 @@ async def rebalance(broker: Broker, user: str, dry_run: bool = False) -> dict[st
     topics = names_by_id(broker.topics.values())
     rows = [[*place(log, topics), list(before), list(after)] for log, (before, after) in found.items()]
     return {"columns": list(PLANNED), "rows": sorted(rows)}
+
+
+@operation("cluster.unclean_elections")
+async def allow_unclean_elections(broker: Broker, user: str, topic: str, on: bool) -> None:
+    """Whether replicas that may lack what was confirmed lead partitions of a topic where nobody else is left: at once
+    where nobody leads now.
+    """
+    cluster = _cluster_of(broker)
+    found = broker.topics.get(topic)
+    if found is None:
+        raise NotFound(f"no topic '{topic}'")
+    if found.is_stream:
+        raise PreconditionFailed(f"topic '{topic}' is a stream, which knows no unclean elections")
+    await operating.allow_unclean(cluster, [topic_log(found.uid, one.index) for one in found.partitions], on=on)
 
 
 @operation("cluster.throttle")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "topic", "partition", "leader", "epoch", "replicas", "isr", "min_insync_replicas", "log_end_offset",
-    "high_watermark", "offsets_of",
+    "high_watermark", "offsets_of", "unclean_elections", "unclean_epoch",
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def _of_one(broker: Broker) -> Iterator[tuple[Any, ...]]:
     logs += [(OFFSETS, 0, log) for log in broker.storage.stores if log.directory == "offsets/0"]
     logs += [(QUEUES, home.index, home.log) for home in broker.topology.stripes]
     for name, index, log in logs:
-        yield name, index, 0, log.leader_epoch, [0], [0], 1, log.log_end_offset, log.high_watermark, 0
+        yield name, index, 0, log.leader_epoch, [0], [0], 1, log.log_end_offset, log.high_watermark, 0, False, 0
 
 
 def _of_cluster(broker: Broker, cluster: Cluster) -> Iterator[tuple[Any, ...]]:
@@ -93,6 +93,7 @@ def _of_cluster(broker: Broker, cluster: Cluster) -> Iterator[tuple[Any, ...]]:
         yield (
             topic, index, *_said(state),
             *((replica.log.log_end_offset, replica.log.high_watermark, cluster.broker_id) if replica else (None,) * 3),
+            state.unclean, state.unclean_epoch,
         )  # fmt: skip
 
 

@@ -100,6 +100,8 @@ class Elections:
     def __init__(self, store: LeasedStore, members: Members, candidate: Candidate) -> None:
         self.logs: dict[str, Known] = {}
         """All replicated logs."""
+        self.unclean = 0
+        """Elections by this broker of leaders that may lack what was committed."""
         self._store = store
         self._members = members
         self._candidate = candidate
@@ -175,9 +177,22 @@ class Elections:
     async def _write(self, found: Sequence[tuple[Guard, LogState]]) -> None:
         if not found:
             return
+        named = [(guard.key[len(LOGS) :].decode(), state) for guard, state in found]
+        unclean = [
+            (log, state)
+            for log, state in named
+            if log in self.logs and self.logs[log].state.unclean_epoch < state.unclean_epoch
+        ]
         guards = [self._candidate.guard, *(guard for guard, _ in found)]
         await self._store.change(guards, [(guard.key, encode(state)) for guard, state in found])
-        leaderless = [guard.key[len(LOGS) :].decode() for guard, state in found if state.leader is None]
+        self.unclean += len(unclean)
+        for log, state in unclean:
+            logger.error(
+                "%s: UNCLEAN ELECTION: broker %s leads in epoch %d, as allowed, though nobody is left who has all that "
+                "was committed: what it lacks is lost",
+                log, state.leader, state.leader_epoch,
+            )  # fmt: skip
+        leaderless = [log for log, state in named if state.leader is None]
         logger.info("%d logs have another leader or ISR", len(found))
         if leaderless:
             logger.error("nobody can lead %d logs, such as %s", len(leaderless), leaderless[0])

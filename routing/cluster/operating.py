@@ -98,6 +98,22 @@ async def rebalance(cluster: Cluster, *, dry_run: bool) -> dict[str, tuple[tuple
     return found
 
 
+async def allow_unclean(cluster: Cluster, logs: Sequence[str], *, on: bool) -> None:
+    """Whether replicas that may lack what was committed lead these logs where nobody else can: at once, if nobody does.
+
+    Raises StorageUnavailable.
+    """
+    for log in logs:
+        for _ in range(_ATTEMPTS_MAX):
+            known = cluster.elections.logs.get(log)
+            if known is None or known.state.unclean == on:
+                break
+            if await _write(cluster, [(log, known, msgspec.structs.replace(known.state, unclean=on))]):
+                break
+        else:
+            raise StorageUnavailable(f"'{log}' changes all the time: try again")
+
+
 async def throttle(cluster: Cluster, catch_up_bytes_per_s: int | None) -> None:
     """What each leader sends at most to replicas that are not in sync; None: as configured. Raises InvalidArgument,
     StorageUnavailable.

@@ -50,9 +50,9 @@ def ring(places: Iterable[Place], start: int, count: int, held: Mapping[int, int
     return chosen
 
 
-def new_state(places: Sequence[Place], *, factor: int, minimum: int) -> LogState:
+def new_state(places: Sequence[Place], *, factor: int, minimum: int, unclean: bool = False) -> LogState:
     """The state of a log that nothing is in yet: all its replicas are in sync, the first leads. `factor` and `minimum`
-    are what it should have.
+    are what it should have; `unclean` is whether others may lead it when none of those in sync is left.
     """
     first = places[0]
     now = minimum if len(places) >= factor else min(minimum, minimum_of(len(places)))
@@ -65,6 +65,7 @@ def new_state(places: Sequence[Place], *, factor: int, minimum: int) -> LogState
         min_insync=now,
         factor=factor,
         minimum=minimum,
+        unclean=unclean,
     )
 
 

@@ -120,10 +120,15 @@ class TopicLogs:
         held = Counter(broker for log in known for broker in log.state.replicas)
         puts: list[Put] = []
         for index, chosen in zip(indexes, spread(len(indexes), places, said.factor, leads, held)):
-            state = new_state(chosen, factor=said.factor, minimum=said.minimum)
+            state = new_state(chosen, factor=said.factor, minimum=said.minimum, unclean=said.unclean)
             puts.append((log_key(b"", topic_log(uid, index)), encode(state)))
         guards = [Guard(broker_key(place.broker), create_revision=place.epoch) for place in places]
         return puts, guards
+
+    def allows_unclean(self, topic: Topic) -> bool:
+        """Whether replicas that lack something may lead a topic, as was said when it was made, or since."""
+        state = self._cluster.state_of(topic_log(topic.uid, 0))
+        return state is not None and state.unclean
 
     def removals(self, topic: Topic) -> list[Put]:
         """What goes with the topic's entry: also what is there of partitions that it did not get in the end."""

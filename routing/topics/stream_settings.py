@@ -18,7 +18,7 @@ import msgspec
 from core_log.partition_log import LogConfig
 from routing.config import BrokerConfig
 from routing.errors import InvalidArgument, PreconditionFailed
-from routing.topics.topic_config import log_config
+from routing.topics.topic_config import log_config, replication
 
 STREAM = "stream"
 """The type of a queue that is one."""
@@ -204,6 +204,8 @@ def check_adoption(
     """Raises PreconditionFailed if a topic that is there cannot be the stream that is declared."""
     if partitions != 1:
         raise PreconditionFailed(f"topic '{topic}' has {partitions} partitions, a stream has one")
+    if replication(config).unclean:
+        raise PreconditionFailed(f"topic '{topic}' allows unclean elections, which a stream does not know")
     wanted = topic_config(arguments, broker)
     for argument, setting in _SETTINGS.items():
         if argument in arguments and config.get(setting) != wanted[setting]:

@@ -54,19 +54,22 @@ class Replication(NamedTuple):
     """So many have to be in sync for anything to be committed."""
     asked: int
     """The factor that somebody asked for; 0: nobody did, and it may be less as long as there are fewer brokers."""
+    unclean: bool = False
+    """A replica that may lack what was committed leads where nobody else can."""
 
 
 def replication(config: Mapping[str, str]) -> Replication:
     """What a topic's configuration says of its replicas. Raises InvalidArgument."""
-    for name in _UNCLEAN:
-        if config.get(name, "false") != "false":
-            raise InvalidArgument(f"topic config {name}={config[name]!r}: only 'false' is possible in this version")
+    said = {name: config[name] for name in _UNCLEAN if name in config}
+    for name, text in said.items():
+        if text not in ("true", "false"):
+            raise InvalidArgument(f"topic config {name}={text!r} is neither 'true' nor 'false'")
     asked = _integer(_FACTOR, config[_FACTOR], 1, _FACTOR_MAX) if _FACTOR in config else 0
     factor = asked or FACTOR_DEFAULT
     minimum = 2 if factor >= FACTOR_DEFAULT else 1
     if _MINIMUM in config:
         minimum = _integer(_MINIMUM, config[_MINIMUM], 1, factor)
-    return Replication(factor, minimum, asked)
+    return Replication(factor, minimum, asked, "true" in said.values())
 
 
 def _integer(name: str, text: str, least: int, most: int) -> int:

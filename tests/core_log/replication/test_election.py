@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from core_log.replication.election import elect
 from core_log.replication.state import BrokerState, LogState, Members, decode, encode, is_trusted
@@ -66,6 +67,42 @@ def test_cases(before: LogState, brokers: dict[int, BrokerState], after: tuple[o
     if found.leader is not None:
         assert found.leader_broker_epoch == brokers[found.leader].epoch
     assert elect("x", found, brokers) is None, "one change is enough"
+
+
+UNCLEAN = [
+    # as long as somebody of ISR or ELR is there, nobody else leads
+    (state(ALL), {2: B2, 3: B3}, (2, 6, ((2, 20), (3, 30)), ()), 0),
+    (state(((1, 10),), ((2, 20),)), {2: B2, 3: B3}, (2, 6, ((2, 20),), ((1, 10),)), 0),
+    (state(((1, 10),)), {1: BrokerState(11), 2: B2}, (1, 6, ((1, 10),), ()), 0),
+    # else the first replica that can work, rather one that has not lost the log, and nobody is protected any more
+    (state(((1, 10),), ((2, 20),)), {3: B3}, (3, 6, ((3, 30),), ()), 6),
+    (state(((1, 10),)), {2: B2, 3: B3}, (2, 6, ((2, 20),), ()), 6),
+    (state(((1, 10),), leader=None), {2: BrokerState(21, LOST), 3: B3}, (3, 6, ((3, 30),), ()), 6),
+    (state(((1, 10),)), {2: BrokerState(21, LOST)}, (2, 6, ((2, 21),), ()), 6),
+    (state(((1, 10),)), {2: BrokerState(20, draining=True), 3: B3}, (3, 6, ((3, 30),), ()), 6),
+    (state(((1, 10),)), {1: BrokerState(11, LOST)}, (1, 6, ((1, 11),), ()), 6),
+    # a disk that takes nothing, or a broker that has no replica, is no better than nobody
+    (state(((1, 10),)), {2: BrokerState(20, refusing=True), 4: BrokerState(40)}, (None, 5, ((1, 10),), ()), 0),
+    (state(((1, 10),)), {}, (None, 5, ((1, 10),), ()), 0),
+]
+
+
+@pytest.mark.parametrize(("before", "brokers", "after", "unclean_epoch"), UNCLEAN)
+def test_unclean_elections(
+    before: LogState, brokers: dict[int, BrokerState], after: tuple[object, ...], unclean_epoch: int
+) -> None:
+    before = structs.replace(before, unclean=True)
+    found = elect("x", before, brokers)
+    assert found is not None
+    assert (found.leader, found.leader_epoch, found.isr, found.elr, found.unclean_epoch) == (*after, unclean_epoch)
+    assert found.unclean
+    assert elect("x", found, brokers) is None
+    again = elect("x", structs.replace(before, unclean=False), brokers)
+    if unclean_epoch:
+        assert again is None or again.leader is None, "not where it is not allowed"
+    else:
+        assert again == structs.replace(found, unclean=False)
+    assert decode(encode(found)) == found
 
 
 def test_the_elr_is_empty_as_soon_as_enough_are_in_sync() -> None:

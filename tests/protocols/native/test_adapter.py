@@ -158,7 +158,7 @@ async def test_topics_are_created_described_and_deleted() -> None:
         (wire.CreateTopic(0, "x", 1, {"no.such": "1"}), ErrorCode.INVALID_ARGUMENT),
         (wire.CreateTopic(0, "x", 5, {}), ErrorCode.INVALID_ARGUMENT),
         (wire.CreateTopic(0, "x", 1, {"replication.factor": "2"}), ErrorCode.INVALID_ARGUMENT),
-        (wire.CreateTopic(0, "x", 1, {"unclean.leader.election": "true"}), ErrorCode.INVALID_ARGUMENT),
+        (wire.CreateTopic(0, "x", 1, {"unclean.leader.election": "yes"}), ErrorCode.INVALID_ARGUMENT),
         (wire.CreateTopic(0, "x", 1, {"min.insync.replicas": "4"}), ErrorCode.INVALID_ARGUMENT),
         (wire.Bind(0, "t", "no such exchange", "#", {}), ErrorCode.NOT_FOUND),
         (wire.CommitOffsets(0, "g", [("u", 0, 1, "")]), ErrorCode.UNKNOWN_TOPIC),

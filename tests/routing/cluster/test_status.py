@@ -56,6 +56,7 @@ async def test_a_single_broker_is_the_only_replica_of_everything() -> None:
         assert there["t", 1] == {
             "topic": "t", "partition": 1, "leader": 0, "epoch": 0, "replicas": [0], "isr": [0],
             "min_insync_replicas": 1, "log_end_offset": 10, "high_watermark": 10, "offsets_of": 0,
+            "unclean_elections": False, "unclean_epoch": 0,
         }  # fmt: skip
 
 
