@@ -29,7 +29,6 @@ from core_log.metadata.store import MetadataStore
 from gateway.config import ClusterConfig, ConfigError, check_cluster
 from gateway.errors import StartError
 from gateway.listener import Listener
-from protocols.peer.config import PeerConfig
 from protocols.peers import is_loopback
 from routing.cluster.controller import Candidate
 from routing.cluster.elections import Elections
@@ -129,15 +128,17 @@ async def membership(config: ClusterConfig, files: Files, addresses: Mapping[str
         yield part
 
 
-def advertised(config: ClusterConfig, peers: PeerConfig, listeners: Iterable[Listener]) -> dict[str, str]:
-    """Where others reach the doors, and the peer address among them. Raises StartError where that cannot be."""
+def advertised(config: ClusterConfig, listeners: Iterable[Listener], *, trusted: bool) -> dict[str, str]:
+    """Where others reach the doors, and the peer address among them. Raises StartError where that cannot be: unless
+    peers are `trusted` by a secret or by certificates, they have to be on this machine.
+    """
     found: dict[str, str] = {}
     for listener in listeners:
         host, _, port = listener.address.rpartition(":")
-        if listener.door == "peer" and not peers.secret and not is_loopback(listener.address):
+        if listener.door == "peer" and not trusted and not is_loopback(listener.address):
             raise StartError(
                 f"cluster.peer: {listener.address} can be reached from other machines, which needs a secret that all "
-                "brokers share: set peer.secret (MILLRACE_PEER_SECRET)"
+                "brokers share, or certificates: set peer.secret (MILLRACE_PEER_SECRET), or peer_tls.cert and .ca"
             )
         if config.advertise:
             host = f"[{config.advertise}]" if ":" in config.advertise else config.advertise

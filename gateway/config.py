@@ -75,6 +75,24 @@ class Tls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How often the files are looked at; one that has changed is used from the next handshake on, as after SIGHUP."""
 
 
+class PeerTls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """TLS between the brokers of a cluster: all of them have it, or none has."""
+
+    cert: str = ""
+    """This broker's certificate in PEM, for clients and servers alike, with those between it and `ca` behind it."""
+    key: str = ""
+    """Its private key in PEM; empty: it is in the same file."""
+    key_password: str = ""
+    ca: str = ""
+    """What the certificates of all brokers must go back to, and those of nobody else: whoever has one is a broker."""
+    verify_hostname: bool = True
+    """Whether a certificate has to be made out for the host that was dialled (`cluster.advertise` there)."""
+    version_min: Literal["1.2", "1.3"] = "1.2"
+    handshake_timeout_ms: Positive = 5000
+    reload_interval_ms: Positive = 5000
+    """How often the files are looked at; see `Tls`."""
+
+
 class Limits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Limits of the process and of each connection, whatever its protocol."""
 
@@ -149,6 +167,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kafka: KafkaConfig = msgspec.field(default_factory=KafkaConfig)
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
     peer: PeerConfig = msgspec.field(default_factory=PeerConfig)
+    peer_tls: PeerTls = msgspec.field(default_factory=PeerTls)
 
 
 def default_data_dir(environment: Mapping[str, str] = os.environ) -> Path:
@@ -186,6 +205,9 @@ def load_config(
             raise ConfigError(f"listen.{door}: needs a certificate: set tls.cert and tls.key (--tls-cert, --tls-key)")
     if config.tls.verify == "required" and not config.tls.ca:
         raise ConfigError("tls.verify: 'required' needs tls.ca (--tls-ca)")
+    if bool(config.peer_tls.cert) != bool(config.peer_tls.ca):
+        missing = "ca" if config.peer_tls.cert else "cert"
+        raise ConfigError(f"peer_tls.{missing}: is missing: brokers show each other certificates, and verify them")
     check_cluster(config.cluster)
     return config
 

@@ -35,6 +35,8 @@ class Listener:
 
     def __init__(self, door: str, sock: socket.socket, certificates: Certificates | None = None) -> None:
         self.door = door
+        self.refused: Callable[[str, str], None] | None = None
+        """Told of the address of a client with which TLS failed, and why, instead of the log."""
         self._socket = sock
         self._certificates = certificates
 
@@ -120,7 +122,10 @@ class Listener:
             with scope:
                 tls = await handshake(client, certificates.context, certificates.handshake_timeout_ms)
         except HandshakeFailed as error:
-            log.info("TLS handshake failed", door=self.door, peer=peer, reason=str(error))
+            if self.refused is not None:
+                self.refused(peer, str(error))
+            else:
+                log.info("TLS handshake failed", door=self.door, peer=peer, reason=str(error))
         finally:
             shell.handshakes.remove(scope)
             if tls is None:

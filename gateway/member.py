@@ -27,6 +27,7 @@ from gateway.config import Config, parse_address
 from gateway.importing import import_directory
 from gateway.listener import Listener, open_listener
 from gateway.outbox import Outboxes
+from gateway.peer_tls import PeerCertificates
 from gateway.peers import DOOR, MembersDirectory, Peers, probe
 from protocols.peer.connection import PeerId
 from routing.broker import Broker
@@ -42,8 +43,11 @@ _RESIGN_TIMEOUT_S = 5.0
 class Member:
     """See the module; made by `join`."""
 
-    def __init__(self, config: Config, part: Membership, listener: Listener) -> None:
+    def __init__(
+        self, config: Config, part: Membership, listener: Listener, certificates: PeerCertificates | None
+    ) -> None:
         self.part = part
+        self.certificates = certificates
         self.listener = listener
         lag_s = config.cluster.replica_lag_time_max_ms / 1000
         replication = ReplicationConfig(replica_lag_time_max_s=lag_s)
@@ -71,6 +75,7 @@ class Member:
             has_room=lambda: flusher.unflushed_bytes <= flusher.unflushed_bytes_max,
             revision=lambda: self.part.store.revision,
             engine=broker.engine,
+            certificates=self.certificates,
         )
         self.cluster.begun()
         async with registered(self.part, lost=self.cluster.lost), trio.open_nursery() as nursery:
@@ -97,18 +102,20 @@ async def join(config: Config, listeners: Iterable[Listener]) -> AsyncIterator[M
     """Become able to register, until the block is left. Raises StartError, ConfigError."""
     address = parse_address(config.cluster.peer, setting="cluster.peer")
     assert address is not None
-    listener = open_listener(DOOR, *address)
+    certificates = PeerCertificates(config.peer_tls) if config.peer_tls.cert else None
+    listener = open_listener(DOOR, *address, certificates)
     try:
-        addresses = advertised(config.cluster, config.peer, [*listeners, listener])
-        meet = partial(_meet, config)
+        trusted = bool(config.peer.secret) or certificates is not None
+        addresses = advertised(config.cluster, [*listeners, listener], trusted=trusted)
+        meet = partial(_meet, config, certificates)
         before = partial(import_directory, config) if config.cluster.import_data else None
         async with joining(config.cluster, OsFiles(config.data_dir), addresses, meet, before) as part:
-            yield Member(config, part, listener)
+            yield Member(config, part, listener, certificates)
     finally:
         listener.close()
 
 
-async def _meet(config: Config, members: Members) -> None:
+async def _meet(config: Config, certificates: PeerCertificates | None, members: Members) -> None:
     """A word with the brokers that run, before anything is changed. Raises StartError."""
     me = PeerId(members.meta.cluster_id, members.broker_id, 0, members.identity.directory_id)
     others = {
@@ -116,4 +123,4 @@ async def _meet(config: Config, members: Members) -> None:
         for broker in members.brokers.values()
         if broker.broker_id != members.broker_id
     }
-    await probe(config.peer, me, others)
+    await probe(config.peer, me, others, certificates)

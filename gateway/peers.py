@@ -14,14 +14,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import random
 import secrets
-import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -33,6 +31,8 @@ from gateway.connection import Connection, Shell
 from gateway.errors import StartError
 from gateway.listener import Listener, format_address
 from gateway.outbox import Outboxes
+from gateway.peer_tls import PeerCertificates, connect, speaks_tls
+from gateway.tls import HandshakeFailed, reason_of
 from protocols.peer.adapter import AcceptedAdapter, PeerAdapter
 from protocols.peer.adapter_engine import ForwardingAdapter, ServedAdapter
 from protocols.peer.adapter_feed import Feeds
@@ -132,14 +132,16 @@ class Peers:
         has_room: Callable[[], bool] = lambda: True,
         revision: Callable[[], int] = lambda: 0,
         engine: Engine | None = None,
+        certificates: PeerCertificates | None = None,
     ) -> None:
-        """Without `engine` there are links for replicas alone. `end_turn` ends the turn of `Replicas` and `Engine` as
-        well, before the outboxes are flushed.
+        """Without `engine` there are links for replicas alone, with `certificates` they speak TLS. `end_turn` ends the
+        turn of `Replicas` and `Engine` as well, before the outboxes are flushed.
         """
         self._config = config
         self._directory = directory
         self._replicas = replicas
         self._engine = engine
+        self._certificates = certificates
         self._feeds = Feeds()
         if engine is not None:
             engine.ask_offsets_by(self._feeds)
@@ -154,6 +156,7 @@ class Peers:
 
     async def run(self, listener: Listener, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept and dial until cancelled. Raises StartError when the address is taken."""
+        listener.refused = self._not_secured
         listener.listen()
         self._directory.listeners.append(self._tell)
         try:
@@ -202,7 +205,7 @@ class Peers:
             who,
             _nonce(),
             admit,
-            loopback=is_loopback(peer),
+            loopback=self._is_near(peer),
             kinds=self._kinds,
             wall_clock_ms=wall_clock_ms(),
         )
@@ -217,16 +220,24 @@ class Peers:
             adapter.end(PeerError(ErrorCode.NOT_A_MEMBER, "this broker is not registered now"))
         return adapter
 
+    def _not_secured(self, peer: str, reason: str) -> None:
+        self._note(("from", peer.rpartition(":")[0]), "a peer was refused", f"{peer}: TLS: {reason}", of=reason)
+
+    def _is_near(self, address: str) -> bool:
+        """Whether no secret is needed: on this machine, or as its certificate says that it is a broker."""
+        return self._certificates is not None or is_loopback(address)
+
     def _admit(self, peer: PeerId) -> None:
         self._directory.admit(peer)
         there = self._replicas.followers.get(peer.broker_id)
         if there is not None:
             check_epoch(peer, there.broker_epoch)
 
-    def _note(self, whom: object, what: str, error: PeerError | str) -> None:
-        """Log why there is no link, once."""
-        if self._told.get(whom) != str(error) and len(self._told) < _LINKS_MAX:
-            self._told[whom] = str(error)
+    def _note(self, whom: object, what: str, error: PeerError | str, *, of: str = "") -> None:
+        """Log why there is no link, once; `of` is what has to change for it to be said again."""
+        of = of or str(error)
+        if self._told.get(whom) != of and len(self._told) < _LINKS_MAX:
+            self._told[whom] = of
             log.warning(what, reason=str(error))
 
     # ---- dialling
@@ -270,12 +281,21 @@ class Peers:
         whom = ("to", broker, kind)
         try:
             with trio.fail_after(self._config.dial_timeout_ms / 1000):
-                sock = await _connect(address)
+                sock = await connect(address)
                 peer_address = format_address(sock.getpeername())
         except (OSError, trio.TooSlowError) as error:
             reason = error.strerror or str(error) if isinstance(error, OSError) else "no answer"
             self._note(whom, "a peer cannot be reached", f"broker {broker} at {address}: {reason}")
             return False
+        try:
+            tls = await self._certificates.secure(sock, address) if self._certificates is not None else None
+        except HandshakeFailed as error:
+            sock.close()
+            self._note(whom, "no link to a peer", f"broker {broker} at {address}: TLS: {error}")
+            return False
+        except BaseException:
+            sock.close()
+            raise
         adapter: PeerAdapter | None = None
         link: Dialer | None = None
 
@@ -292,21 +312,21 @@ class Peers:
                 kind,
                 _nonce(),
                 admit,
-                loopback=is_loopback(peer),
+                loopback=self._is_near(peer),
                 to=broker,
                 wall_clock_ms=wall_clock_ms(),
             )
             adapter = self._dialled(link, outbox)
             return adapter
 
-        connection = Connection(sock, peer_address, DOOR, self.shell, make)
+        connection = Connection(sock, peer_address, DOOR, self.shell, make, tls=tls)
         self.shell.end_turn()
         await connection.run()
         assert adapter is not None
         if adapter.opened:
             self._told.pop(whom, None)
-        failure = adapter.failure
-        why = f"broker {broker} at {address}: {failure or 'the connection ended'}"
+        refused = f"TLS: {tls.failure}" if tls is not None and tls.failure else "the connection ended"
+        why = f"broker {broker} at {address}: {adapter.failure or refused}"
         self._note(whom, "the link to a peer is over" if adapter.opened else "no link to a peer", why)
         return adapter.opened
 
@@ -325,37 +345,51 @@ class Peers:
         )
 
 
-async def probe(config: PeerConfig, me: PeerId, brokers: Mapping[int, str]) -> None:
+async def probe(
+    config: PeerConfig, me: PeerId, brokers: Mapping[int, str], certificates: PeerCertificates | None = None
+) -> None:
     """Show the brokers ("host:port" by id) that this one knows their secret and speaks as they do, before it is one of
     them. Whoever cannot be reached is not asked. Raises StartError.
     """
     async with trio.open_nursery() as nursery:
         for broker, address in brokers.items():
-            nursery.start_soon(_probe_one, config, me, broker, address)
+            nursery.start_soon(_probe_one, config, me, broker, address, certificates)
 
 
-async def _probe_one(config: PeerConfig, me: PeerId, broker: int, address: str) -> None:
+async def _probe_one(
+    config: PeerConfig, me: PeerId, broker: int, address: str, certificates: PeerCertificates | None
+) -> None:
+    where = f"broker {broker} at {address}"
     with trio.move_on_after((config.dial_timeout_ms + config.handshake_timeout_ms) / 1000):
         try:
-            sock = trio.socket.from_stdlib_socket(await _connect(address))
+            plain = await connect(address)
         except OSError:
             return
-        with sock:
-            loopback = is_loopback(format_address(sock.getpeername()))
+        with trio.socket.from_stdlib_socket(plain) as sock:
+            try:
+                tls = await certificates.secure(plain, address) if certificates is not None else None
+            except HandshakeFailed as error:
+                raise StartError(f"{where} takes no link: TLS: {error}") from None
+            loopback = tls is not None or is_loopback(format_address(sock.getpeername()))
             link = Dialer(
                 config, me, "replica", _nonce(), _welcome, loopback=loopback, to=broker, wall_clock_ms=wall_clock_ms()
             )
             try:
                 while not link.open:
-                    await sock.send(bytes(link.outgoing))
+                    said = bytes(link.outgoing)
+                    await sock.send(said if tls is None else tls.encrypt([said]))
                     link.outgoing.clear()
                     data = await sock.recv(config.handshake_bytes_max)
                     if not data:
+                        if tls is None and link.peer is None and await speaks_tls(address):
+                            raise StartError(f"{where} takes no link: it speaks TLS, and this one does not (peer_tls)")
                         break
-                    link.receive(data)
+                    link.receive(data if tls is None else tls.decrypt(data))
+            except ssl.SSLError as error:
+                raise StartError(f"{where} takes no link: TLS: {reason_of(error)}") from None
             except PeerError as error:
                 if error.code in _MISFITS:
-                    raise StartError(f"broker {broker} at {address} takes no link: {error}") from None
+                    raise StartError(f"{where} takes no link: {error}") from None
             except OSError:
                 pass
             if link.clocks_apart is not None:
@@ -377,24 +411,3 @@ def _nonce() -> bytes:
 
 async def _no_wait() -> None:
     """Rule 4."""
-
-
-async def _connect(address: str) -> socket.socket:
-    """A connection to "host:port", as a plain non-blocking socket. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    found: Any = await trio.socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, where = found[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        error = sock.connect_ex(where)
-        if error == errno.EINPROGRESS:
-            await trio.lowlevel.wait_writable(sock)
-            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            raise OSError(error, os.strerror(error))
-    except BaseException:
-        sock.close()
-        raise
-    return sock

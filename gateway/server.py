@@ -58,7 +58,7 @@ class Server:
     """A broker that runs in this process; made by `serve`."""
 
     def __init__(
-        self, broker: Broker, shell: Shell, listeners: list[Listener], certificates: Certificates | None
+        self, broker: Broker, shell: Shell, listeners: list[Listener], certificates: list[Certificates]
     ) -> None:
         self.broker = broker
         self.certificates = certificates
@@ -69,8 +69,8 @@ class Server:
 
     def reload(self) -> None:
         """Read again what may change while the broker runs: certificates."""
-        if self.certificates is not None:
-            self.certificates.reload()
+        for certificates in self.certificates:
+            certificates.reload()
 
 
 @asynccontextmanager
@@ -92,8 +92,14 @@ async def serve(config: Config) -> AsyncIterator[Server]:
             broker.alarms.listeners[shell.publishers_blocked] = None
             shell.publishers_blocked(broker.blocked)
             nursery.start_soon(outboxes.run, broker.end_turn)
-            if certificates is not None:
-                nursery.start_soon(_watch_certificates, certificates, config.tls.reload_interval_ms)
+            peer_certificates = member.certificates if member is not None else None
+            watched = [
+                (certificates, config.tls.reload_interval_ms),
+                (peer_certificates, config.peer_tls.reload_interval_ms),
+            ]
+            in_use = [(files, interval_ms) for files, interval_ms in watched if files is not None]
+            for files, interval_ms in in_use:
+                nursery.start_soon(_watch_certificates, files, interval_ms)
             makers = adapter_makers(broker, config, authenticator(broker.rights))
             linked = member.link(broker, outboxes, STOPPING) if member is not None else nullcontext()
             async with linked, trio.open_nursery() as clients:
@@ -102,7 +108,7 @@ async def serve(config: Config) -> AsyncIterator[Server]:
                     nursery.start_soon(listener.run, shell, makers[listener.door], clients.start_soon)
                 doors = listeners if member is None else [*listeners, member.listener]
                 try:
-                    yield Server(broker, shell, doors, certificates)
+                    yield Server(broker, shell, doors, [files for files, _ in in_use])
                 finally:
                     if member is not None:
                         await member.step_aside()

@@ -91,7 +91,8 @@ class TlsReader:
     def _decrypt(self, data: bytes) -> bytes:
         try:
             return self._tls.decrypt(data)
-        except ssl.SSLError:
+        except ssl.SSLError as error:
+            self._tls.failure = reason_of(error)
             with contextlib.suppress(OSError):  # the alert is for those who still listen
                 self._socket.send(self._tls.output())
             raise
@@ -100,14 +101,19 @@ class TlsReader:
 class TlsLayer:
     """One connection's state. `shake` until it is True; then `decrypt` and `encrypt`, in the order of the bytes."""
 
-    __slots__ = ("_incoming", "_object", "_outgoing", "ended")
+    __slots__ = ("_incoming", "_object", "_outgoing", "ended", "failure")
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, *, dialled: str | None = None) -> None:
+        """`dialled`: this is the side that made the connection, to that host."""
+        self.failure = ""
+        """What was wrong with the peer's records, or what it said is wrong with this side."""
         self.ended = False
         """The peer said that no more will come."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._object = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=dialled is None, server_hostname=dialled
+        )
 
     def shake(self, data: bytes) -> bool:
         """Take bytes of the handshake; whether it is complete. Raises ssl.SSLError."""
@@ -195,16 +201,21 @@ def _escaped(value: str) -> str:
 class Certificates:
     """The context of new connections, made again when the files have changed."""
 
-    def __init__(self, config: Tls) -> None:
-        """Raises StartError when the files cannot be used."""
+    context: ssl.SSLContext
+
+    def __init__(self, config: Tls, *, section: str = "tls") -> None:
+        """Raises StartError when the files cannot be used, which names the `section` of the configuration."""
         self._config = config
         self.handshake_timeout_ms = config.handshake_timeout_ms
         self.name_source: str = config.name
         self._seen = self._files()
         try:
-            self.context = make_context(config)
+            self._load()
         except (OSError, ValueError) as error:
-            raise StartError(f"tls: {problem(config, error)}") from None
+            raise StartError(f"{section}: {problem(config, error)}") from None
+
+    def _load(self) -> None:
+        self.context = make_context(self._config)
 
     def check(self) -> None:
         """Load the files again if they are others than before."""
@@ -215,7 +226,7 @@ class Certificates:
         """Load the files again; if they cannot be used, what is there stays, and the log says why."""
         self._seen = self._files()
         try:
-            self.context = make_context(self._config)
+            self._load()
         except (OSError, ValueError) as error:
             log.error("certificates not reloaded", error=problem(self._config, error))
         else:
@@ -234,9 +245,12 @@ def _identity(path: str) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def make_context(config: Tls) -> ssl.SSLContext:
-    """The server's terms. Raises OSError (ssl.SSLError is one), ValueError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def make_context(config: Tls, *, protocol: int = ssl.PROTOCOL_TLS_SERVER) -> ssl.SSLContext:
+    """The server's terms, or with `PROTOCOL_TLS_CLIENT` those of who dials, which verifies the server in any case.
+
+    Raises OSError (ssl.SSLError is one), ValueError.
+    """
+    context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if config.version_min == "1.3" else ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     # Without a function OpenSSL would ask the terminal.
@@ -261,11 +275,25 @@ def problem(config: Tls, error: Exception) -> str:
     return f"{files}: no certificate and key in PEM that can be used: {reason}"
 
 
-async def handshake(sock: socket.socket, context: ssl.SSLContext, timeout_ms: int) -> TlsLayer:
-    """Agree on keys with the peer at the other end of a non-blocking socket. Raises HandshakeFailed."""
-    tls = TlsLayer(context)
+def reason_of(error: ssl.SSLError) -> str:
+    """What is wrong, as a part of a line."""
+    why = getattr(error, "verify_message", "")
+    return (error.reason or str(error)) + (f": {why}" if why else "")
+
+
+async def handshake(
+    sock: socket.socket, context: ssl.SSLContext, timeout_ms: int, *, dialled: str | None = None
+) -> TlsLayer:
+    """Agree on keys with the peer at the other end of a non-blocking socket; for `dialled` see `TlsLayer`. Raises
+    HandshakeFailed.
+    """
+    tls = TlsLayer(context, dialled=dialled)
     with trio.move_on_after(timeout_ms / 1000):
         done = False
+        if dialled is not None:
+            tls.shake(b"")
+            if not await send_all(sock, tls.output()):
+                raise HandshakeFailed("closed by the peer")
         while not done:
             try:
                 data = await receive(sock)
@@ -276,7 +304,7 @@ async def handshake(sock: socket.socket, context: ssl.SSLContext, timeout_ms: in
                 # The alert tells the peer, if it understands it at all.
                 await send_all(sock, tls.output())
                 await see_off(sock, False)
-                raise HandshakeFailed(error.reason or str(error)) from None
+                raise HandshakeFailed(reason_of(error)) from None
             except OSError as error:
                 raise HandshakeFailed(error.strerror or str(error)) from None
             if not await send_all(sock, tls.output()):
