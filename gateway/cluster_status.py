@@ -18,9 +18,12 @@ Partition = Mapping[str, Any]
 
 
 def cluster_status(client: BlockingClient) -> dict[str, Any]:
-    """`broker` (who was asked), `controller`, `brokers` and `partitions`: see `routing/administration/status.py`."""
+    """`broker` (who was asked), `controller`, `brokers`, `counters`, `partitions`: see
+    `routing/administration/status.py`.
+    """
     found: dict[str, Any] = client.administer("cluster.brokers")
     columns, rows = list_all(client, "cluster.partitions")
+    found["counters"] = client.administer("cluster.counters")
     found["partitions"] = [dict(zip(columns, row, strict=True)) for row in rows]
     return found
 

@@ -49,6 +49,12 @@ async def list_brokers(broker: Broker, user: str) -> dict[str, Any]:
     return {"broker": cluster.broker_id, "controller": controller, "brokers": brokers}
 
 
+@operation("cluster.counters", tags=LOOKS)
+async def counters(broker: Broker, user: str) -> dict[str, int]:
+    """What has happened to the logs of the broker that is asked since it was started; nothing at a single one."""
+    return {} if broker.cluster is None else broker.cluster.counters.snapshot()
+
+
 def _described(broker_id: int, record: BrokerRecord | None) -> dict[str, Any]:
     found = record or BrokerRecord("", "", "", {})
     return {

@@ -27,6 +27,7 @@ from core_log.replication.isr import ReplicationConfig
 from core_log.replication.leader import Leader
 from core_log.replication.replica import Replica
 from core_log.replication.state import LOGS, LogState
+from routing.cluster.counters import Counters
 from routing.cluster.elections import Elections, broker_states
 from routing.cluster.log_states import LogStates
 from routing.cluster.members import Members
@@ -49,6 +50,7 @@ class Cluster:
     replicas: Replicas
     states: LogStates
     revisions: Revisions
+    counters: Counters
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class Cluster:
         for log in self.elections.logs:
             self._known[log] = (*self.leader_of(log), self.is_replica(log), None)
         self._take_settings(self.store.get(SETTINGS))
+        self.counters = Counters(self)
         self.store.listeners.append(self._applied)
         spawn(self._keep_watermarks)
         spawn(keep_empty, files, wall_clock_ms)

@@ -100,8 +100,6 @@ class Elections:
     def __init__(self, store: LeasedStore, members: Members, candidate: Candidate) -> None:
         self.logs: dict[str, Known] = {}
         """All replicated logs."""
-        self.unclean = 0
-        """Elections by this broker of leaders that may lack what was committed."""
         self._store = store
         self._members = members
         self._candidate = candidate
@@ -185,7 +183,6 @@ class Elections:
         ]
         guards = [self._candidate.guard, *(guard for guard, _ in found)]
         await self._store.change(guards, [(guard.key, encode(state)) for guard, state in found])
-        self.unclean += len(unclean)
         for log, state in unclean:
             logger.error(
                 "%s: UNCLEAN ELECTION: broker %s leads in epoch %d, as allowed, though nobody is left who has all that "

@@ -86,6 +86,8 @@ class Allowance:
 
     def __init__(self, bytes_per_s: int, now_s: float) -> None:
         self.bytes_per_s = bytes_per_s
+        self.taken_bytes = 0
+        """Since there is one."""
         self._bytes = float(bytes_per_s)
         self._at_s = now_s
 
@@ -97,6 +99,7 @@ class Allowance:
 
     def take(self, count: int) -> None:
         """Use some; a single batch may be more than there are."""
+        self.taken_bytes += count
         self._bytes -= count
 
 

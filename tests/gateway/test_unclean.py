@@ -74,7 +74,9 @@ async def test_who_is_left_leads_when_told_to_and_readers_learn_what_is_lost(
                     (row,) = [dict(zip(found["columns"], row)) for row in found["rows"] if row[0] == "t"]
                     assert (row["unclean_elections"], row["unclean_epoch"]) == (True, row["epoch"])
                 assert "UNCLEAN ELECTION" in caplog.text
-                assert sum(brokers[number].cluster.elections.unclean for number in others) == 1
+                counts = [brokers[number].cluster.counters.snapshot() for number in others]
+                assert sum(found["unclean_elections"] for found in counts) == 1
+                assert all(found["leaderless"] == 0 < found["under_replicated"] for found in counts)
                 await write([servers()[number - 1] for number in others], "new", 7)
                 with pytest.raises(LogTruncated, match="cut at offset 3, and had been read up to 8"):
                     await anext(consumer)
@@ -84,4 +86,8 @@ async def test_who_is_left_leads_when_told_to_and_readers_learn_what_is_lost(
             logs = [broker.server.broker.topics["t"].partitions[0].log for broker in brokers.values()]
             await until(lambda: len(asked.cluster.state_of(log).isr) == 3)  # type: ignore[union-attr]
             await until(lambda: all(found.high_watermark == 10 for found in logs))
+            counts = [broker.cluster.counters.snapshot() for broker in brokers.values()]
+            assert sum(found["isr_expands"] for found in counts) >= 2
+            assert sum(found["catch_up_bytes"] for found in counts) > 0
+            assert all(found["replicas"] >= found["leaders"] for found in counts)
             assert len({bytes_of(found) for found in logs}) == 1  # type: ignore[arg-type]
