@@ -186,6 +186,8 @@ class Transactions:
         self._next_id = 1 + max(keys, default=0)
         self.shared: SharedTransactions | None = None
         """Who sees to what concerns several logs in a cluster."""
+        self.under_way: dict[Transaction, None] = {}
+        """Those whose commit waits for a leader: what they have taken may come back."""
         self._applied: set[bytes] = set()
         """Records that are only waiting to be removed."""
 
@@ -198,24 +200,30 @@ class Transactions:
         PreconditionFailed, and then the session has back what it had settled.
         """
         try:
-            plan = await self._planned(session, transaction)
+            self.under_way[transaction] = None
+            try:
+                plan = await self._planned(session, transaction)
+            finally:
+                del self.under_way[transaction]
             plan.prepare()
             direct = self._direct_home(plan)
             if direct is not None:
                 await self._commit_directly(plan, direct)
-            elif not (plan.published or plan.settled or plan.topics):
+                return
+            if not (plan.published or plan.settled or plan.topics):
                 plan.apply()
-            elif self.shared is None:
+                return
+            if self.shared is None:
                 with trio.CancelScope(shield=True):
                     await self._commit_by_record(plan)
+                return
         except (LogUnavailable, BatchTooLarge, StorageUnavailable) as error:
             session.take_back(transaction)
             raise StorageUnavailable(str(error)) from error
         except PreconditionFailed:
             session.take_back(transaction)
             raise
-        if self.shared is not None and direct is None:
-            await self.shared.commit(plan)
+        await self.shared.commit(plan)
 
     async def _planned(self, session: Session, transaction: Transaction) -> Plan:
         """What it comes to; in a cluster a home that has no leader now is waited for. Raises StorageUnavailable,
@@ -231,7 +239,11 @@ class Transactions:
             except StorageUnavailable:
                 if trio.current_time() >= until or session.closed:
                     raise
-            await trio.sleep(_RETRY_S / 2)
+            try:
+                await trio.sleep(_RETRY_S / 2)
+            except trio.Cancelled:
+                session.take_back(transaction)
+                raise
 
     def _direct_home(self, plan: Plan) -> QueuePartition | None:
         """The partition here whose log alone is concerned, by one batch."""

@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from routing.errors import BrokerError, LedHere, StorageUnavailable
@@ -99,7 +100,7 @@ class _RemoteRules(QueueRules):
 class RemoteQueue(Queue):
     """See the module; made by `RemoteHome.make_queue`."""
 
-    __slots__ = ("_attachments", "_by_consumer", "_counts", "_getter", "home", "joining", "retired")
+    __slots__ = ("_attachments", "_by_consumer", "_counts", "_getter", "_is_told", "home", "joining", "retired")
     elsewhere = True
     home: RemoteHome
 
@@ -115,6 +116,7 @@ class RemoteQueue(Queue):
         self.joining: set[Consumer] = set()
         self.retired = False
         """Another object is this queue now."""
+        self._is_told = False
 
     @property
     def _forwarding(self) -> Forwarding:
@@ -392,10 +394,20 @@ class RemoteQueue(Queue):
             ranges = [
                 one for first, count in runs_of(offsets) for one in (first & ID_MASK, (first & ID_MASK) + count - 1)
             ]
-        attachment.link.settle(attachment.number, outcome, ranges)
+        if not self._is_told:
+            attachment.link.settle(attachment.number, outcome, ranges)
         attachment.unsettled -= len(offsets)
         if consumer is None and attachment is not self._getter and attachment.unsettled <= 0:
             self._drop(attachment)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """What is settled within the block is settled at the leader already, by other means."""
+        self._is_told = True
+        try:
+            yield
+        finally:
+            self._is_told = False
 
     def settle(self, first: int, count: int) -> None:
         """See `Queue.settle`."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from routing.session import Session
     from routing.topics.topic import Topic, TopicPartition
     from routing.topology.topology import Topology
-    from routing.transactions import Plan
+    from routing.transactions import Plan, Transaction
 
 TOPICS = -1
 
@@ -189,15 +189,16 @@ def places_of(session: Session, ids: Sequence[int]) -> list[int] | None:
     return offsets if len(offsets) == sought else None
 
 
-def held_by_others(queue: Queue, offsets: Sequence[int], sessions: Iterable[Session], plans: Iterable[Plan]) -> bool:
+def held_by_others(
+    queue: Queue, offsets: Sequence[int], sessions: Iterable[Session], under_way: Iterable[Transaction]
+) -> bool:
     """Whether somebody has one of these messages, and may give it back yet."""
     if not queue.outstanding:
         return False
     sought = set(offsets)
     entries = [entry for session in sessions for entry in session.unsettled]
     transactions = [session.transaction for session in sessions if session.transaction is not None]
-    transactions += [plan.transaction for plan in plans]
-    entries += [entry for transaction in transactions for entry, _ in transaction.taken]
+    entries += [entry for transaction in (*transactions, *under_way) for entry, _ in transaction.taken]
     return any(
         not sought.isdisjoint(entry.offsets_of(entry.first, entry.end)) for entry in entries if entry.queue is queue
     )

@@ -32,7 +32,7 @@ from routing.cluster.transaction_links import OutcomeUnknown, Settlement, each_i
 from routing.errors import StorageUnavailable
 from routing.queues.queue_partition import QueuePartition
 from routing.redo_records import decode, encode, published
-from routing.transactions import Plan, taken_back
+from routing.transactions import Plan, Transaction, taken_back
 from routing.unsettled import Outcome, Unsettled
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class _Work:
         self.plan = plan
         self.effects = Effects()
         self.record = b""
+        self.is_applied = False
+        """What it settles here is settled."""
         self.answered = trio.Event()
         self.error: StorageUnavailable | None = None
 
@@ -150,11 +152,13 @@ class SharedTransactions:
             work.answer(error)
             self._engine.want_turn()
             return
+        work.is_applied = True
         put = self._apply(plan, work.effects, again=not certain)
         await self._see_to(work.effects, put, [home for home in plan.settled if isinstance(home, QueuePartition)])
         for entry, outcome in plan.transaction.taken:
-            if _is_settled_elsewhere(entry, outcome):
-                plan.session.finish(entry, outcome)
+            if isinstance(entry.queue, RemoteQueue) and _is_settled_elsewhere(entry, outcome):
+                with entry.queue.told():
+                    plan.session.finish(entry, outcome)
         del self._works[work]
         work.answer(None)
         self._engine.want_turn()
@@ -361,7 +365,7 @@ class SharedTransactions:
                 continue
             offsets = each_in(one.offsets)
             queue.settle_waiting(offsets, rejected=one.rejected)
-            held = held or held_by_others(queue, offsets, self._broker.sessions, [w.plan for w in self._works])
+            held = held or held_by_others(queue, offsets, self._broker.sessions, self._under_way())
         home.settlements_due()
         home.seal()
         self._engine.want_turn()
@@ -371,6 +375,11 @@ class SharedTransactions:
             raise OutcomeUnknown("the home has another leader")
         if held:
             raise OutcomeUnknown("a message was delivered again meanwhile")
+
+    def _under_way(self) -> list[Transaction]:
+        """Transactions of clients of this broker that may give back yet what they have taken."""
+        waiting = [work.plan.transaction for work in self._works if not work.is_applied]
+        return [*self._broker.transactions.under_way, *waiting]
 
     def _led(self, log: str) -> QueuePartition:
         """Raises StorageUnavailable."""

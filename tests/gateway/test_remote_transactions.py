@@ -74,6 +74,16 @@ def publish(channel: BlockingChannel) -> None:
         end()
 
 
+def undo(channel: BlockingChannel) -> None:
+    for name in NAMES.values():
+        method, _, _ = channel.basic_get(name)
+        assert method is not None
+        channel.basic_ack(method.delivery_tag)
+        channel.tx_rollback()
+        channel.basic_nack(method.delivery_tag)
+        channel.tx_commit()
+
+
 def settle_and_publish(channel: BlockingChannel) -> None:
     tag = 0
     for name in ("a", "b"):
@@ -100,10 +110,16 @@ async def test_what_several_brokers_lead_is_committed_together(etcd: EtcdProcess
     async with town(etcd, tmp_path, "transactions") as brokers:
         await at(brokers[1], publish)
         assert await at(brokers[2], contents) == {name: [b"1", b"2"] for name in "abc"}
+        for number in (3, 1):
+            await at(brokers[number], undo)
+            assert await at(brokers[2], contents) == {name: [b"1", b"2"] for name in "abc"}
         await at(brokers[3], settle_and_publish)
         found = {"a": [b"2", b"3"], "b": [b"2"], "c": [b"1", b"2", b"3"]}
         assert await at(brokers[1], contents) == found
         await until(lambda: not records(brokers))
+        for number, name in NAMES.items():
+            queue = brokers[number].server.broker.topology.queues[name]
+            assert (queue.outstanding, queue.message_count) == (0, len(found[name])), "nothing was settled twice"
         engine = brokers[3].server.broker.engine
         assert engine is not None
 
