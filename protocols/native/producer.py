@@ -251,6 +251,8 @@ class Producer(Service):
         known = self._topics.get(topic)
         if known is None:
             known = await self._learn(topic)
+        if partition is not None and partition >= len(known.partitions):  # it may have got more
+            await self._leaders.partitions(topic, create_missing=False, timeout_ms=self._max_block_ms)
         self._until_checkpoint -= 1
         if self._until_checkpoint < 0:
             self._until_checkpoint = _CHECKPOINT_RECORDS
