@@ -130,13 +130,12 @@ class Broker:
         )
         if cluster is not None and self.engine is not None:
             self.storage.topic_logs = TopicLogs(cluster, self.fail_waiting)
-            self.storage.topic_logs.forward = self.engine.forwarding.partition
-            self.storage.topic_logs.absent = self.engine.forwarding.log
+            self.storage.topic_logs.go_through(self.engine.forwarding)
         self.spawn = nursery.start_soon
         self.traces: dict[str, Trace] = {}
         """Of virtual hosts in which tracing is on."""
         self.dead_letters = DeadLetters(self)
-        self._host = host = Host(
+        self.host = host = Host(
             timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
         )
         homes = positions = None
@@ -423,7 +422,7 @@ class Broker:
             transient = self.topology.transient
             self.refused_messages += transient.shed(self.config.scratch_bytes_max)
             transient.delete_dead_prefix()
-            self._timeouts.look(self._host.impatient, self.clock.now_ms())
+            self._timeouts.look(self.host.impatient, self.clock.now_ms())
             if trio.current_time() >= reclaim_due or self.blocked:
                 reclaim_due = trio.current_time() + self.config.reclaim_interval_ms / 1000
                 for partition in (*self.topology.led, transient):

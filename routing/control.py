@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import trio
 
 from routing import directories
+from routing.administration.forwarded import ask_leader
 from routing.clients import Client
 from routing.cluster.topic_logs import new_uid
 from routing.commits import storage_errors
@@ -177,7 +178,12 @@ class Control:
         )
         if plan.entries:
             await self._known_to_others()
-            return QueueInfo(plan.entries[0].key[2], 0, 0)
+            made = plan.entries[0].key[2]
+            if exclusive or not await self._gives_way(topology.vhost(vhost), made):
+                return QueueInfo(made, 0, 0)
+            return await self.declare_queue(
+                made, durable=durable, auto_delete=auto_delete, arguments=arguments, owner=owner, vhost=vhost
+            )
         return await self.check_queue(name, owner, vhost=vhost)
 
     async def alter_queue(
@@ -189,8 +195,31 @@ class Control:
         Raises NotFound, ResourceLocked, InvalidArgument, NotImplementedYet (a stream, or to become one),
         StorageUnavailable.
         """
+        away = self._away(vhost, name)
+        if away is not None:
+            await ask_leader(away, "queues.alter", {"name": name, "arguments": dict(changes), "vhost": vhost})
+            return
         topology = self.topology
         await topology.change(lambda: plans.alter_queue(topology.vhost(vhost), name, changes, owner))
+
+    async def _gives_way(self, vhost: VirtualHost, name: str) -> bool:
+        """Whether a queue that was made here, and ends with this broker, is another's: one with a lower id has made one
+        of that name at the same moment. Nobody was told of this one yet.
+        """
+        engine, cluster, own = self._broker.engine, self._broker.cluster, vhost.queues.get(name)
+        if engine is None or cluster is None or own is None or own.partition.durable:
+            return False
+        other = engine.interests.also_at(vhost.name, name)
+        if other is None or other > cluster.broker_id or own.consumers:
+            return False
+        self.topology.drop_queue(own)
+        await engine.interests.until_told(vhost, name)
+        return True
+
+    def _away(self, vhost: str, name: str) -> Queue | None:
+        """A queue that ends with another broker: what is to be changed of it is changed there. Raises NotAllowed."""
+        there = self.topology.vhost(vhost)
+        return None if name in there.queues or name in there.streams else there.away.get(name)
 
     async def check_queue(self, name: str, owner: object = None, *, vhost: str = DEFAULT_VHOST) -> QueueInfo:
         """Raises NotFound, ResourceLocked; StorageUnavailable if another broker leads the queue and does not answer."""
@@ -215,14 +244,19 @@ class Control:
         StorageUnavailable.
         """
         topology = self.topology
+        away = self._away(vhost, name)
+        if away is not None:
+            told = {"name": name, "vhost": vhost, "if_unused": if_unused, "if_empty": if_empty}
+            count: int = await ask_leader(away, "queues.delete", told)
+            return count
         stream = topology.vhost(vhost).streams.get(name)
         if stream is not None:
             if if_empty:
                 await stream.refresh()
             stream.check_deletion(if_unused=if_unused, if_empty=if_empty)
-            count = stream.message_count
+            held = stream.message_count
             await self.delete_topic(stream.topic.name)
-            return count
+            return held
         queue = topology.vhost(vhost).queues.get(name)
         if queue is not None and queue.elsewhere:
             try:
@@ -256,7 +290,7 @@ class Control:
         LimitExceeded, StorageUnavailable.
         """
         ends = exchange, (destination_kind, destination)
-        await self._change_binding(self.topology.plan_binding, ends, pattern, arguments, **options)
+        await self._change_binding("queues.bind", self.topology.plan_binding, ends, pattern, arguments, **options)
 
     async def unbind(
         self, destination_kind: str, destination: str, exchange: str, pattern: str,
@@ -264,10 +298,11 @@ class Control:
     ) -> None:  # fmt: skip
         """The inverse of `bind`; a binding that is not there is no error, nor is an end of it that is not there."""
         ends = exchange, (destination_kind, destination)
-        await self._change_binding(plans.unbind, ends, pattern, arguments, **options)
+        await self._change_binding("queues.unbind", plans.unbind, ends, pattern, arguments, **options)
 
     async def _change_binding(
         self,
+        operation: str,
         plan: Callable[[VirtualHost, Binding, object], Plan],
         ends: tuple[str, Destination],
         pattern: str,
@@ -279,6 +314,14 @@ class Control:
     ) -> None:
         binding = Binding.make(*ends, pattern, arguments, syntax)
         topology = self.topology
+        exchange, (kind, name) = ends
+        away = self._away(vhost, name) if kind == "queue" else None
+        source = topology.vhost(vhost).exchanges.get(exchange)
+        if away is not None and (source is None or source.durable):
+            # Who has the queue tells all what it wants. Exchanges that end with this broker have it do so here.
+            said = {"exchange": exchange, "pattern": pattern, "syntax": syntax, "arguments": dict(arguments or {})}
+            await ask_leader(away, operation, {"name": name, "vhost": vhost, **said})
+            return
         await topology.change(lambda: plan(topology.vhost(vhost), binding, owner))
         await self._known_to_others()
 

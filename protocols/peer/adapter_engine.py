@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from core_log.errors import CorruptBatch
@@ -21,6 +21,7 @@ from protocols.peer.adapter_transactions import TransactionsIn, TransactionsOut
 from protocols.peer.columns import NAMES
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import Acceptor, Dialer
+from protocols.peer.values import pack_value, unpack_value
 from protocols.peer.wire import ErrorCode, PeerError
 from protocols.peer.wire_engine import AnyEngineFrame
 from protocols.peer.wire_transactions import TransactionFrame
@@ -181,6 +182,11 @@ class ForwardingAdapter(_EngineAdapter):
         query: Any = what
         self._write(wire.Ask(request, self._forwarding.revision, query, log, leader_epoch, queue_id, number))
 
+    def command(self, request: int, log: str, leader_epoch: int, name: str, arguments: Mapping[str, Any]) -> None:
+        """See `EngineLink`."""
+        said = pack_value(dict(arguments))
+        self._write(wire.Command(request, self._forwarding.revision, log, leader_epoch, name, said))
+
     def fetch(
         self, request: int, log: str, leader_epoch: int, offset: int, before: int, size_bytes: int, *, waits: bool
     ) -> None:
@@ -220,6 +226,10 @@ class ForwardingAdapter(_EngineAdapter):
             part = LogPart(frame.log_start, frame.high_watermark, list(frame.batches), frame.offset)
             error = _error_of(frame.error, frame.text)
             forwarding.answered(frame.request, Answer(part=part) if error is None else Answer(error))
+        elif isinstance(frame, wire.Result):
+            error = _error_of(frame.error, frame.text)
+            answer = Answer(error) if error is not None else Answer(value=(unpack_value(frame.value),))
+            forwarding.answered(frame.request, answer)
         elif isinstance(frame, wire.Over):
             forwarding.over(frame.number, queue_is_gone=frame.queue_is_gone)
         elif isinstance(frame, wire.NotLed):
@@ -317,6 +327,9 @@ class ServedAdapter(_EngineAdapter):
             batches = [memoryview(batch) for batch in part.batches]
             self._write(wire.Fetched(request, "", "", part.log_start, part.high_watermark, part.offset, batches))
             return
+        if answer.value:
+            self._write(wire.Result(request, "", "", pack_value(answer.value[0])))
+            return
         got = None
         if answer.slab is not None:
             got = wire.DeliverEntry(answer.number, answer.first_id, answer.redelivered, to_entry(answer.slab))
@@ -412,6 +425,9 @@ class ServedAdapter(_EngineAdapter):
             size_bytes = min(frame.size_bytes, self._config.read_bytes_max)
             read = LogRead(frame.request, frame.log, frame.leader_epoch, frame.offset, frame.before, size_bytes)
             served.logs.fetch(read, waits=frame.waits)
+        elif isinstance(frame, wire.Command):
+            arguments = unpack_value(frame.arguments)
+            served.commands.run(frame.request, frame.log, frame.leader_epoch, frame.name, arguments)
         elif isinstance(frame, wire.FindTime):
             served.logs.find_time(frame.request, frame.log, frame.leader_epoch, frame.timestamp_ms)
         elif isinstance(frame, wire.Cancel):

@@ -38,14 +38,28 @@ def _text(name: bytes) -> str:
 
 def _entries(interests: Sequence[Interest]) -> list[wire.InterestEntry]:
     return [
-        wire.InterestEntry(_name(one.vhost), _name(one.exchange), _name(one.pattern), one.syntax, _name(one.arguments))
+        wire.InterestEntry(
+            _name(one.vhost),
+            _name(one.exchange),
+            _name(one.pattern),
+            one.syntax,
+            _name(one.arguments),
+            _name(one.queue),
+        )
         for one in interests
     ]
 
 
 def _interests(entries: Sequence[wire.InterestEntry]) -> list[Interest]:
     return [
-        Interest(_text(one.vhost), _text(one.exchange), _text(one.pattern), one.syntax, _text(one.arguments))
+        Interest(
+            _text(one.vhost),
+            _text(one.exchange),
+            _text(one.pattern),
+            one.syntax,
+            _text(one.arguments),
+            _text(one.queue),
+        )
         for one in entries
     ]
 
@@ -92,9 +106,9 @@ class FeedOut:
         """See `InterestLink`."""
         self._write(wire.Wanted(number, anew, _entries(more), _entries(less)))
 
-    def forward(self, vhost: str, copies: tuple[str, ...], slab: Slab) -> None:
+    def forward(self, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
         """See `InterestLink`."""
-        self._write(wire.Forward(_name(vhost), [_name(key) for key in copies], to_entry(slab)))
+        self._write(wire.Forward(_name(vhost), [_name(key) for key in copies], _name(queue), to_entry(slab)))
 
     def _write(self, frame: wire.AnyEngineFrame) -> None:
         for piece in wire.encode(frame):
@@ -103,7 +117,8 @@ class FeedOut:
     def take(self, frame: wire.FeedFrame) -> None:
         """An answer. Raises PeerError."""
         if isinstance(frame, wire.Noted):
-            self._interests.on_noted(self, frame.number)
+            same = [(_text(vhost), _text(name)) for vhost, name in frame.same]
+            self._interests.on_noted(self, frame.number, same)
         elif isinstance(frame, wire.Offsets):
             self._questions.answer(frame.request, frame)
         else:
@@ -176,10 +191,11 @@ class FeedIn:
         """What the peer tells or asks. Raises PeerError."""
         if isinstance(frame, wire.Forward):
             copies = [_text(key) for key in frame.copies]
-            self._interests.on_forwarded(_text(frame.vhost), copies, self._slabs.read(frame.slab))
+            slab = self._slabs.read(frame.slab)
+            self._interests.on_forwarded(_text(frame.vhost), copies, _text(frame.queue), slab)
         elif isinstance(frame, wire.Wanted):
-            self._interests.on_told(self.broker, frame.anew, _interests(frame.more), _interests(frame.less))
-            self._write(wire.Noted(frame.number))
+            same = self._interests.on_told(self.broker, frame.anew, _interests(frame.more), _interests(frame.less))
+            self._write(wire.Noted(frame.number, [(_name(vhost), _name(name)) for vhost, name in same]))
         elif isinstance(frame, wire.CommitOffsets | wire.FetchOffsets):
             self._spawn(self._answer, frame)
         else:

@@ -27,6 +27,8 @@ ENTRIES_MAX = 100_000
 QUEUES_MAX = 1_000_000
 """Queues that one slab goes to."""
 RANGES_MAX = 2_000_000
+COMMAND_BYTES_MAX = 16 << 20
+"""Arguments of an operation, or what it answers."""
 FETCH_BYTES_MAX = 8 << 20
 """Record batches that one answer has, but for a single batch that is larger."""
 
@@ -242,6 +244,7 @@ class InterestEntry(_Frame):
     pattern: Name
     syntax: Annotated[str, Meta(max_length=16)]
     arguments: Annotated[bytes, Meta(max_length=1 << 20)]
+    queue: Name
 
 
 class Wanted(_Frame, tag=32):
@@ -254,16 +257,20 @@ class Wanted(_Frame, tag=32):
 
 
 class Noted(_Frame, tag=33):
-    """All up to a number is known here."""
+    """All up to a number is known here. Queues of the same names are here, too: virtual host and name of each."""
 
     number: Maybe
+    same: Annotated[list[tuple[Name, Name]], Meta(max_length=ENTRIES_MAX)]
 
 
 class Forward(_Frame, tag=34):
-    """Messages for queues that end with the receiver; `copies` are further keys that they are published with."""
+    """Messages for queues that end with the receiver; `copies` are further keys that they are published with. With a
+    `queue` they are for that one alone.
+    """
 
     vhost: Name
     copies: Annotated[list[Name], Meta(max_length=ENTRIES_MAX)]
+    queue: Name
     slab: SlabEntry
 
 
@@ -339,11 +346,31 @@ class Fetched(_Frame, tag=30):
     batches: Annotated[list[memoryview], Meta(max_length=BATCHES_MAX)]
 
 
+class Command(_Frame, tag=31):
+    """Have the leader of a home, or the process that has queues, run an operation; the arguments are msgpack."""
+
+    request: Number
+    revision: Number
+    log: LogName
+    leader_epoch: Number
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    arguments: Annotated[bytes, Meta(max_length=COMMAND_BYTES_MAX)]
+
+
+class Result(_Frame, tag=38):
+    """To `Command`: an error as in `Answer`, and what the operation answered (msgpack)."""
+
+    request: Number
+    error: Annotated[str, Meta(max_length=64)]
+    text: Annotated[str, Meta(max_length=4096)]
+    value: Annotated[bytes, Meta(max_length=COMMAND_BYTES_MAX)]
+
+
 FeedFrame = Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
 """What `adapter_feed.py` deals with."""
 AnyEngineFrame = (
     Begin | Publish | Consume | Cancel | Credit | Settle | Ask | Done | Deliver | Answer | Over | NotLed
-    | Fetch | FindTime | Fetched
+    | Fetch | FindTime | Fetched | Command | Result
     | Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
     | KeepTransaction | AskPlaces | SettleThere | TransactionAnswer
 )  # fmt: skip
@@ -379,7 +406,7 @@ def encode(frame: AnyEngineFrame) -> Pieces:
                 _column(packed, column)
         packed.append(msgspec.msgpack.encode(frame.waiting))
     elif isinstance(frame, Forward):
-        _head(packed, 4, tag, frame.vhost, frame.copies)
+        _head(packed, 5, tag, frame.vhost, frame.copies, frame.queue)
         _slab(packed, frame.slab)
     elif isinstance(frame, Deliver):
         _head(packed, 2, tag)

@@ -71,12 +71,16 @@ async def administer(broker: Broker, user: str, name: str, arguments: Mapping[st
     if found is None:
         raise NotFound(f"there is no operation '{name}'")
     require_tag(broker, user, name, found.tags)
+    return await found.run(broker, user, **checked(name, found, arguments))
+
+
+def checked(name: str, found: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation, all of them. Raises InvalidArgument."""
     try:
-        checked = msgspec.convert(arguments, found.arguments)
+        given = msgspec.convert(arguments, found.arguments)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"{name}: {error}") from None
-    given = {field: getattr(checked, field) for field in checked.__struct_fields__}
-    return await found.run(broker, user, **given)
+    return {field: getattr(given, field) for field in given.__struct_fields__}
 
 
 def require_tag(broker: Broker, user: str, what: str, tags: tuple[str, ...]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import nsmallest
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from routing.administration.forwarded import ask_leader
 from routing.administration.move import move
 from routing.administration.operations import LOOKS, operation, table
 from routing.administration.topology import Arguments, vhosts_of
@@ -90,10 +91,42 @@ async def delete_queue(
     """Delete a queue, whoever it belongs to; how many messages it had."""
     found = broker.topology.vhost(vhost)
     queue = found.queues.get(name)
-    if queue is None and name not in found.streams:
+    if queue is None and name not in found.streams and name not in found.away:
         raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
     owner = None if queue is None else queue.owner
     return await broker.delete_queue(name, if_unused=if_unused, if_empty=if_empty, owner=owner, vhost=vhost)
+
+
+@operation("queues.bind")
+async def bind_queue(
+    broker: Broker,
+    user: str,
+    name: str,
+    exchange: str,
+    pattern: str = "",
+    syntax: Literal["amqp", "mqtt"] = "amqp",
+    vhost: str = "/",
+    arguments: Arguments | None = None,
+) -> None:
+    """Bind a queue to an exchange."""
+    owner = _queue(broker, vhost, name).owner
+    await broker.bind("queue", name, exchange, pattern, arguments, syntax=syntax, owner=owner, vhost=vhost)
+
+
+@operation("queues.unbind")
+async def unbind_queue(
+    broker: Broker,
+    user: str,
+    name: str,
+    exchange: str,
+    pattern: str = "",
+    syntax: Literal["amqp", "mqtt"] = "amqp",
+    vhost: str = "/",
+    arguments: Arguments | None = None,
+) -> None:
+    """The inverse of `queues.bind`; a binding that is not there is no error."""
+    owner = _queue(broker, vhost, name).owner
+    await broker.unbind("queue", name, exchange, pattern, arguments, syntax=syntax, owner=owner, vhost=vhost)
 
 
 @operation("queues.purge")
@@ -113,6 +146,10 @@ async def move_messages(
     queue, target = _queue(broker, vhost, source), _queue(broker, vhost, destination)
     if queue is target:
         raise InvalidArgument("source and destination are the same queue")
+    if queue.elsewhere:
+        told = {"source": source, "destination": destination, "vhost": vhost, "limit": limit}
+        there: dict[str, int] = await ask_leader(queue, "queues.move", told)
+        return there
     moved = await move(broker, vhost, queue, destination, min(limit, MOVED_MAX))
     return {"moved": moved, "left": queue.message_count}
 
@@ -133,6 +170,17 @@ async def rewind_queue(
     At most `MOVED_MAX` messages in one request; ask again with `after` as `last`, and the same `before`.
     """
     queue = _queue(broker, vhost, name)
+    if queue.elsewhere:
+        told = {
+            "name": name,
+            "since_ms": since_ms,
+            "vhost": vhost,
+            "dry_run": dry_run,
+            "after": after,
+            "before": before,
+        }
+        there: dict[str, int] = await ask_leader(queue, "queues.rewind", told)
+        return there
     end = queue.partition.next_offset if before is None else before
     done = await rewind(broker, queue, since_ms, after=after, before=end, limit=MOVED_MAX, dry_run=dry_run)
     return {**done._asdict(), "before": end}
@@ -163,6 +211,10 @@ async def list_delayed(
     Where more than `DELAYED_LOOKED_AT_MAX` wait, the first among so many.
     """
     there = _queue(broker, vhost, queue)
+    if there.elsewhere:
+        told = {"queue": queue, "vhost": vhost, "limit": limit, "start": start}
+        listed: dict[str, Any] = await ask_leader(there, "delayed.list", told)
+        return listed
     found = islice(there.rules.delayed(), DELAYED_LOOKED_AT_MAX)
     earliest = nsmallest(max(min(limit, 1000), 0), found) if not start else []
     tries = {} if there.returns is None else there.returns.tries
@@ -173,7 +225,10 @@ async def list_delayed(
 @operation("delayed.cancel")
 async def cancel_delayed(broker: Broker, user: str, queue: str, id: int, vhost: str = "/") -> None:
     """Drop a delayed message of a queue, or one that waits for its next try."""
-    if not _queue(broker, vhost, queue).rules.cancel_delayed(id):
+    there = _queue(broker, vhost, queue)
+    if there.elsewhere:
+        await ask_leader(there, "delayed.cancel", {"queue": queue, "id": id, "vhost": vhost})
+    elif not there.rules.cancel_delayed(id):
         raise NotFound(f"no delayed message {id} in queue '{queue}' in vhost '{vhost}'")
 
 

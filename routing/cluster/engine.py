@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from routing.cluster.away_queues import AwayQueues
 from routing.cluster.forwarding import Forwarding
 from routing.cluster.interests import Interests
 from routing.cluster.loopback import Loopback
@@ -46,7 +47,10 @@ class Engine:
         forwarding = self.forwarding
         self.serving = Serving(broker)
         forwarding.own = Loopback(forwarding.cluster.broker_id, forwarding, self.serving, forwarding.want_turn)
-        self.interests = Interests(broker.topology, want_turn=self.want_turn, now_ms=broker.clock.now_ms)
+        self.interests = Interests(
+            broker.topology, want_turn=self.want_turn, now_ms=broker.clock.now_ms, process=forwarding.process
+        )
+        self.interests.away = AwayQueues(broker, forwarding)
         self.interests.brokers = self._others
         self.cluster.members.listeners.append(self._brokers_changed)
 

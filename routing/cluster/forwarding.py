@@ -10,13 +10,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
-from routing.cluster.leader_questions import Answer, LeaderQuestions, Send
+from routing.cluster.leader_questions import Answer, LeaderQuestions, LinkLost, Send
+from routing.cluster.log_names import transient_of
 from routing.cluster.remote_home import RemoteHome
 from routing.cluster.remote_log import LogLeaders, RemoteLog
 from routing.cluster.remote_queue import unseen
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from routing.consumer import Consumer
 
 TIMEOUT_S = 10.0
+COMMAND_TIMEOUT_S = 25.0
+"""For what may take some seconds; longer than any of these takes."""
 READS_MAX = 32
 """Reads of logs led elsewhere that are under way at once; each asks for at most `stream_read_bytes`."""
 
@@ -72,6 +74,9 @@ class EngineLink(Protocol):
 
     def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
         """Ask about a queue: "count", "purge", "get" or "get_no_ack"."""
+
+    def command(self, request: int, log: str, leader_epoch: int, name: str, arguments: Mapping[str, Any]) -> None:
+        """Have something done with a queue of a home (`served_commands.py`)."""
 
     def fetch(
         self, request: int, log: str, leader_epoch: int, offset: int, before: int, size_bytes: int, *, waits: bool
@@ -125,8 +130,8 @@ class Forwarding:
         return self.cluster.store.revision
 
     def leader_of(self, log: str) -> tuple[int | None, int]:
-        """See `Cluster.leader_of`."""
-        return self.cluster.leader_of(log)
+        """See `Cluster.leader_of`; queues that end with a process are led by it alone."""
+        return transient_of(log) or self.cluster.leader_of(log)
 
     def link_for(self, broker: int | None) -> EngineLink | None:
         """The link that leads to a broker."""
@@ -149,7 +154,7 @@ class Forwarding:
 
     def partition(self, log: str) -> RemoteTopicPartition:
         """What stands for a partition of a topic that is led elsewhere."""
-        return RemoteTopicPartition(self.stream(log), partial(self._logs.ends, log, timeout_s=self.timeout_s))
+        return RemoteTopicPartition(self.stream(log), lambda: self._logs.ends(log, timeout_s=self.timeout_s))
 
     def log(self, log: str, what: str, settings: LogConfig) -> RemoteLog:
         """What stands for the log of a partition that this broker has no replica of."""
@@ -316,15 +321,29 @@ class Forwarding:
             raise LedHere(f"queue '{queue.name}' in vhost '{queue.vhost}' is led here now")
         return attached[0] if attached else None
 
-    async def _ask(self, queue: RemoteQueue, send: Send, deadline_s: float) -> Answer:
+    async def command(self, queue: RemoteQueue, name: str, arguments: Mapping[str, Any], *, repeat: bool) -> Any:
+        """Have the leader of a queue do something; what it answers. Raises what that raises, StorageUnavailable, also
+        where nobody knows whether it was done and it may not be done twice (`repeat`).
+        """
+
+        def send(link: EngineLink, request: int, leader_epoch: int) -> None:
+            link.command(request, queue.home.name, leader_epoch, name, arguments)
+
+        answer = await self._ask(queue, send, self.now_s() + COMMAND_TIMEOUT_S, repeat=repeat)
+        return answer.value[0] if answer.value else None
+
+    async def _ask(self, queue: RemoteQueue, send: Send, deadline_s: float, *, repeat: bool = True) -> Answer:
         """Raises what the leader says, NotFound, LedHere, StorageUnavailable."""
         log = queue.home.name
-        answer = await self._questions.ask(log, send, deadline_s, gone=lambda: queue.deleted)
+        answer = await self._questions.ask(log, send, deadline_s, gone=lambda: queue.deleted, repeat=repeat)
         if answer is None and queue.retired:
             raise LedHere(f"queue '{queue.name}' in vhost '{queue.vhost}' is led here now")
         if answer is None:
             what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
             raise NotFound(f"no {what}") if queue.deleted else StorageUnavailable(f"{what} {self.whereabouts(log)}")
+        if isinstance(answer.error, LinkLost):
+            text = f"queue '{queue.name}' in vhost '{queue.vhost}' {self.whereabouts(log)}: it may have been done"
+            raise StorageUnavailable(text)
         if answer.error is not None:
             raise answer.error
         return answer

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -22,6 +22,9 @@ from routing.topology.interest import Interest, Others, Wanted
 from routing.topology.route import Route
 from routing.topology.topology import Topology
 from routing.topology.virtual_host import VirtualHost
+
+if TYPE_CHECKING:
+    from routing.cluster.away_queues import AwayQueues
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +49,8 @@ class InterestLink(Protocol):
     def tell(self, number: int, anew: bool, more: Sequence[Interest], less: Sequence[Interest]) -> None:
         """What is wanted here, or with `anew` that from here on all of it is told."""
 
-    def forward(self, vhost: str, copies: tuple[str, ...], slab: Slab) -> None:
-        """Messages for queues there."""
+    def forward(self, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
+        """Messages for queues there, or for one of them if it is named."""
 
 
 class Interests:
@@ -60,7 +63,9 @@ class Interests:
         want_turn: Callable[[], Any],
         now_ms: Callable[[], int],
         settle_s: float = 2.0,
+        process: int = 0,
     ) -> None:
+        """`process` is the number that others know this one by."""
         self.dropped_messages = 0
         """Messages for queues elsewhere that could not be sent."""
         self.brokers: Callable[[], Collection[int]] = lambda: ()
@@ -70,12 +75,17 @@ class Interests:
         self.want_turn = want_turn
         self._settle_s = settle_s
         self._wanted = Wanted()
+        self._wanted.process = process
         self._wanted.changed = want_turn
+        self.away: AwayQueues | None = None
+        """Makes what others tell of queues usable here."""
         self._number = 0
         self._links: dict[int, InterestLink] = {}
         self._noted: dict[int, int] = {}
         """What brokers have noted, over the link there is."""
         self._settled = trio.Event()
+        self._same: dict[tuple[str, str], int] = {}
+        """Named queues of which another broker had one, too, when it was told of them."""
         self._of: dict[int, dict[Interest, None]] = {}
         """What others want."""
         for vhost in topology.vhosts.values():
@@ -89,6 +99,8 @@ class Interests:
             for interest in interests:
                 if interest.vhost == vhost.name:
                     vhost.others.add(broker, interest)
+        if self.away is not None:
+            self.away.vhost_made(vhost)
 
     # ---- telling
 
@@ -100,8 +112,8 @@ class Interests:
         everything = self._wanted.all()
         starts = range(0, len(everything) or 1, INTERESTS_MAX)
         for start in starts:
-            number = self._number if start == starts[-1] else self._number - 1
-            link.tell(number, not start, everything[start : start + INTERESTS_MAX], ())
+            link.tell(self._number - 1, not start, everything[start : start + INTERESTS_MAX], ())
+        link.tell(self._number, False, (), ())
 
     def lost(self, link: InterestLink) -> None:
         """A link is over."""
@@ -127,8 +139,20 @@ class Interests:
                 link.tell(self._number, False, more[:INTERESTS_MAX], less[:INTERESTS_MAX])
             more, less = more[INTERESTS_MAX:], less[INTERESTS_MAX:]
 
-    def on_noted(self, link: InterestLink, number: int) -> None:
-        """A broker has noted all up to this."""
+    def also_at(self, vhost: str, name: str) -> int | None:
+        """Who had a queue of a name when it was told of the one that was made here; asked once."""
+        return self._same.pop((vhost, name), None)
+
+    async def until_told(self, vhost: VirtualHost, name: str) -> None:
+        """Wait for another broker's queue to be known here, but not for long."""
+        with trio.move_on_after(self._settle_s):
+            while name not in vhost.away:
+                await trio.sleep(_LOOK_S)
+
+    def on_noted(self, link: InterestLink, number: int, same: Iterable[tuple[str, str]] = ()) -> None:
+        """A broker has noted all up to this; it has queues of the same names (virtual host and name)."""
+        for one in same:
+            self._same[one] = min(link.broker, self._same.get(one, link.broker))
         if self._links.get(link.broker) is link:
             self._noted[link.broker] = max(self._noted[link.broker], number)
             self._wake()
@@ -153,21 +177,48 @@ class Interests:
 
     # ---- hearing
 
-    def on_told(self, broker: int, anew: bool, more: Iterable[Interest], less: Iterable[Interest]) -> None:
-        """Another broker tells what it wants."""
+    def on_told(
+        self, broker: int, anew: bool, more: Sequence[Interest], less: Sequence[Interest]
+    ) -> list[tuple[str, str]]:
+        """Another broker tells what it wants; nothing more or less means that it has told everything. Of which of its
+        queues there is one here, too.
+        """
+        same: list[tuple[str, str]] = []
+        away = self.away
         if anew:
-            self.forget(broker)
+            self._forget_all(broker)
+            if away is not None:
+                away.begin(broker)
+        elif not more and not less and away is not None:
+            away.complete(broker)
         there = self._of.setdefault(broker, {})
         for interest in more:
             there[interest] = None
             others = self._others(interest.vhost)
             if others is not None:
                 others.add(broker, interest)
+            if away is not None and not interest.exchange and interest.arguments:
+                away.told(broker, interest)
+                if self._has(interest):
+                    same.append((interest.vhost, interest.pattern))
         for interest in less:
             self._remove(broker, interest)
+            if away is not None and not interest.exchange and interest.arguments:
+                away.gone(broker, interest)
+        return same
+
+    def _has(self, interest: Interest) -> bool:
+        vhost = self._topology.vhosts.get(interest.vhost)
+        queue = vhost.queues.get(interest.pattern) if vhost is not None else None
+        return queue is not None and not queue.partition.durable and not queue.exclusive
 
     def forget(self, broker: int) -> None:
         """A broker is gone."""
+        self._forget_all(broker)
+        if self.away is not None:
+            self.away.forget(broker)
+
+    def _forget_all(self, broker: int) -> None:
         for interest in list(self._of.get(broker, ())):
             self._remove(broker, interest)
         self._of.pop(broker, None)
@@ -190,18 +241,23 @@ class Interests:
 
     # ---- messages
 
-    def _send(self, broker: int, vhost: str, copies: tuple[str, ...], slab: Slab) -> None:
+    def _send(self, broker: int, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
         link = self._links.get(broker)
         if link is not None and link.room_bytes >= slab.size:
-            link.forward(vhost, copies, slab)
+            link.forward(vhost, copies, queue, slab)
         else:
             if not self.dropped_messages:
                 logger.warning("messages for queues of broker %d are lost: it takes none now", broker)
             self.dropped_messages += len(slab.bodies)
 
-    def on_forwarded(self, vhost: str, copies: Sequence[str], slab: Slab) -> None:
-        """Another broker has messages for queues here."""
+    def on_forwarded(self, vhost: str, copies: Sequence[str], queue: str, slab: Slab) -> None:
+        """Another broker has messages for queues here, or for one of them if it is named."""
         found = self._topology.vhosts.get(vhost)
+        if queue:
+            chosen = found.queues.get(queue) if found is not None else None
+            if found is not None and chosen is not None and not chosen.partition.durable:
+                self._deliver(found.router.to_queues((chosen,), slab.exchange, 0), slab)
+            return
         if found is None or slab.exchange not in found.exchanges:
             return
         for route, part in found.router.routed_inside(slab, copies):

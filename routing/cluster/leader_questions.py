@@ -40,10 +40,16 @@ class Answer(NamedTuple):
     redelivered: bool = False
     slab: Slab | None = None
     part: LogPart | None = None
+    value: tuple[Any, ...] = ()
+    """What an operation answered, alone."""
 
 
 class NotLed(Exception):
     """The answer of a broker that does not lead what it was asked for."""
+
+
+class LinkLost(NotLed):
+    """What stands for an answer when the link was lost: nobody knows what was done."""
 
 
 Send = Callable[["EngineLink", int, int], Any]
@@ -68,14 +74,20 @@ class LeaderQuestions:
         self._asked: dict[int, tuple[EngineLink, list[Answer], trio.Event]] = {}
         self._changed = trio.Event()
 
-    async def ask(self, log: str, send: Send, deadline_s: float, *, gone: Callable[[], bool]) -> Answer | None:
-        """The leader's answer; None: nobody answered, or what is asked about is `gone`."""
+    async def ask(
+        self, log: str, send: Send, deadline_s: float, *, gone: Callable[[], bool], repeat: bool = True
+    ) -> Answer | None:
+        """The leader's answer; None: nobody answered, or what is asked about is `gone`. Unless it may be asked for
+        repeatedly the answer is `LinkLost` when that happens.
+        """
         while not gone():
             changed = self._changed
             broker, leader_epoch = self._leader_of(log)
             link = self._links.get(broker) if broker is not None else None
             answer = await self._ask(link, leader_epoch, send, deadline_s) if link is not None else None
             if answer is not None and not isinstance(answer.error, NotLed):
+                return answer
+            if answer is not None and not repeat and isinstance(answer.error, LinkLost):
                 return answer
             if self._now_s() >= deadline_s:
                 return None
@@ -120,7 +132,7 @@ class LeaderQuestions:
         """A link is over."""
         for request, (asked, _, _) in list(self._asked.items()):
             if asked is link:
-                self.answered(request, Answer(NotLed()))
+                self.answered(request, Answer(LinkLost()))
 
     def look(self) -> None:
         """A leader, or a link, has changed: look again."""

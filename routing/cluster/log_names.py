@@ -4,6 +4,8 @@ home-N          a home partition of queues
 offsets-N       the offsets of some groups
 transactions-N  transactions that are decided and have not taken effect everywhere yet
 topic-ID-N      a partition of the topic with this id
+
+Beside those, which are replicated, transient-ID-N are the queues that end with broker N, of its process ID.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ HOME = "home"
 OFFSETS = "offsets"
 TOPIC = "topic"
 TRANSACTIONS = "transactions"
+TRANSIENT = "transient"
 
 
 def log_of_kind(kind: str, index: int) -> str:
@@ -32,6 +35,17 @@ def offsets_log(index: int) -> str:
 def topic_log(uid: str, index: int) -> str:
     """The log of a topic's partition; `uid` is the topic's id."""
     return f"{TOPIC}-{uid}-{index}"
+
+
+def transient_log(broker: int, process: int) -> str:
+    """What stands for the log of queues that end with a process."""
+    return f"{TRANSIENT}-{process}-{broker}"
+
+
+def transient_of(log: str) -> tuple[int, int] | None:
+    """The broker and its process, if a log is one of those."""
+    kind, process, broker = parsed(log)
+    return (broker, int(process)) if kind == TRANSIENT and broker is not None and process.isdecimal() else None
 
 
 def parsed(log: str) -> tuple[str, str, int | None]:

@@ -78,8 +78,8 @@ class LogLeaders:
         waits: bool = False,
         timeout_s: float | None = None,
     ) -> LogPart:
-        """What the leader has from `offset` on. Raises StorageUnavailable (without a timeout only when the log is
-        gone), and what the leader says.
+        """What the leader has from `offset` on. Raises CorruptBatch, StorageUnavailable (without a timeout only when
+        the log is gone, or its leader says so).
         """
 
         def send(link: EngineLink, request: int, leader_epoch: int) -> None:
@@ -115,7 +115,8 @@ class LogLeaders:
         if answer is None:
             raise StorageUnavailable(f"nobody who leads {log} answers")
         if answer.error is not None:
-            raise answer.error
+            known = isinstance(answer.error, CorruptBatch | StorageUnavailable)
+            raise answer.error if known else StorageUnavailable(f"{log}: {answer.error}")
         part = answer.part
         assert part is not None
         for batch in part.batches:

@@ -125,8 +125,10 @@ class RemoteQueue(Queue):
     # ---- what is the leader's
 
     def apply_settings(self, settings: QueueSettings) -> None:
-        """They are its leader's to follow."""
+        """They are its leader's to follow; for how long consumers here hold deliveries is seen here."""
         self.settings = settings
+        if settings.consumer_timeout_ms:
+            self.host.impatient.add(self)
 
     def remember(self, who: str | None, window_ms: int) -> None:
         """See `Queue`."""
@@ -162,6 +164,10 @@ class RemoteQueue(Queue):
     async def purge_elsewhere(self) -> int:
         """`Queue.purge`. Raises StorageUnavailable, NotFound."""
         return (await self._forwarding.ask(self, "purge")).messages
+
+    async def command(self, name: str, arguments: Mapping[str, Any], *, repeat: bool) -> Any:
+        """Have the leader do something; see `Forwarding.command`."""
+        return await self._forwarding.command(self, name, arguments, repeat=repeat)
 
     async def take_one(self, *, no_ack: bool) -> tuple[Slab, int, bool, int] | None:
         """Get a message: slab of one, place, redelivered, how many are left. Raises StorageUnavailable, NotFound."""

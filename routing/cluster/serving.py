@@ -19,9 +19,10 @@ import trio
 
 from core_log.errors import LogUnavailable, MetadataUnavailable
 from routing.cluster.leader_questions import Answer, NotLed
-from routing.cluster.log_names import HOME, number_of
+from routing.cluster.log_names import HOME, number_of, transient_log
 from routing.cluster.published import Publisher, Taken
 from routing.cluster.served import PeerConsumer, ServedLink, Sink
+from routing.cluster.served_commands import ServedCommands
 from routing.cluster.served_logs import ServedLogs
 from routing.cluster.streams import Records
 from routing.deduplication import put
@@ -50,6 +51,7 @@ class ServedBroker:
         self.link = link
         self.publisher: Publisher | None = None
         self.logs = ServedLogs(serving, serving.broker, link)
+        self.commands = ServedCommands(serving, serving.broker, link)
         self._serving = serving
         self._broker = serving.broker
         self._follows: dict[str, tuple[int, int]] = {}
@@ -336,12 +338,18 @@ class Serving:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.links: dict[int, ServedBroker] = {}
+        self._transient_log = ""
+        """What stands for queues that end with this process."""
+        if broker.engine is not None:
+            self._transient_log = transient_log(broker.engine.cluster.broker_id, broker.engine.forwarding.process)
         self._publishers: dict[int, Publisher] = {}
 
     def home(self, log: str, leader_epoch: int) -> QueuePartition | None:
         """A home, if this broker leads it in that epoch and may serve now."""
         cluster = self.broker.cluster
         number = number_of(log, HOME)
+        if number is None and log == self._transient_log:
+            return self.broker.topology.transient
         if cluster is None or number is None:
             return None
         if cluster.leader_of(log) != (cluster.broker_id, leader_epoch) or not cluster.may_append(log):

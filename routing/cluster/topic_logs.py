@@ -16,6 +16,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from core_log.absent_log import AbsentLog
 from core_log.log_config import LogConfig
@@ -31,6 +32,9 @@ from routing.errors import InvalidArgument, NotEnoughReplicas, NotLeader, Storag
 from routing.topics.leadership import Forward, Standing
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import Replication
+
+if TYPE_CHECKING:
+    from routing.cluster.forwarding import Forwarding
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +106,10 @@ class TopicLogs:
         self.absent: Callable[[str, str, LogConfig], AbsentLog] = lambda name, what, settings: AbsentLog(what, settings)
         """What stands for a log that this broker has no replica of."""
         cluster.moved.append(self._moved)
+
+    def go_through(self, forwarding: Forwarding) -> None:
+        """What is led elsewhere is reached through this."""
+        self.forward, self.absent = forwarding.partition, forwarding.log
 
     def states(self, uid: str, indexes: range, said: Replication) -> tuple[list[Put], list[Guard]]:
         """What to put with a topic's entry for partitions that are new, and under which guards. Raises InvalidArgument,

@@ -25,7 +25,7 @@ import trio
 from core_log.errors import CorruptBatch, LogError, LogUnavailable, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from routing.config import BrokerConfig
-from routing.errors import LimitExceeded, NotFound, NotImplementedYet, PreconditionFailed
+from routing.errors import LimitExceeded, NotFound, NotImplementedYet, PreconditionFailed, StorageUnavailable
 from routing.topics.offset_store import Committed, Partition, Positions
 from routing.topics.stream_cache import Chunk, LogChunks, StreamCache
 from routing.topics.stream_records import StreamReader
@@ -43,6 +43,8 @@ _GROUP_PREFIX = "millrace.stream."
 _READ_SHARE = 8
 """Of a consumer's share of the cache this part is read at once: messages take several times their bytes there."""
 _READ_BYTES_MIN = 16 << 10
+
+_FROM_THE_END = frozenset({Origin.NEXT, Origin.LAST, Origin.END})
 
 Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
 
@@ -135,8 +137,13 @@ class Stream:
         return max(self._partition.next_offset, self._seen_end) - self._log.log_start_offset
 
     async def refresh(self) -> None:
-        """Ask its leader how far it is. Raises StorageUnavailable."""
-        _, end = await self._partition.ends()
+        """Ask its leader how far it is; without one what is here counts. Raises StorageUnavailable."""
+        try:
+            _, end = await self._partition.ends()
+        except StorageUnavailable:
+            if not self._partition.is_here:
+                raise
+            return
         self._seen_end = max(self._seen_end, end)
 
     @property
@@ -213,7 +220,9 @@ class Stream:
         known: dict[Partition, Committed] = {}
         if settings.tracked:
             known = await self._host.offsets.fetch(_GROUP_PREFIX + consumer.tag, [self._place])
-        _, end = await self._partition.ends()
+        end = 0
+        if settings.start.origin in _FROM_THE_END or not self._partition.is_here:
+            _, end = await self._partition.ends()
         if self.deleted:
             raise NotFound(f"no {self.what}")
         self._begin(consumer, settings, known, end)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import trio
 
+from core_log.absent_log import AbsentLog
 from core_log.errors import LogUnavailable
 from core_log.murmur2 import partition_of_key
 from core_log.partition_log import PartitionLog
@@ -143,6 +144,11 @@ class TopicPartition:
         log.listeners.append(self._log_advanced)
         for listener in self.taken:
             listener()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this broker has a replica of it."""
+        return not isinstance(self.log, AbsentLog)
 
     async def ends(self) -> tuple[int, int]:
         """Where it begins, and the offset behind all that can be read: what its leader says, wherever that is. Raises

@@ -5,7 +5,8 @@ anywhere reaches them, each broker tells all others what such queues want: once 
 many want the same, and the name of each queue. The others send it what matches, once, and it routes that again among
 such queues only.
 
-1. What divides messages among its bindings (hashes, chance) is not announced: only who has all of them can choose.
+1. What divides messages among its bindings (hashes, chance) is told with the names of the queues: whoever takes a
+   message chooses among all bindings, as everybody would, and sends it to the queue. It is not divided again there.
 2. What is wanted of an exchange that is not known here (yet) is kept and takes effect when there is one.
 3. A broker that gets a message for which nobody here is left drops it.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from routing.message import Slab
 from routing.topology.binding import Binding, Destination
@@ -22,6 +23,7 @@ from routing.topology.binding import Binding, Destination
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.errors import StorageUnavailable
+    from routing.queues.queue import Queue
     from routing.topics.topic import TopicPartition
     from routing.topology.exchange import Exchange
     from routing.topology.virtual_host import VirtualHost
@@ -38,12 +40,15 @@ class Interest(NamedTuple):
     pattern: str
     syntax: str = "amqp"
     arguments: str = ""
-    """Of the binding, as JSON; empty if there are none."""
+    """Of the binding, as JSON; empty if there are none. Of a queue that others may use what it is, see `Wanted`."""
+    queue: str = ""
+    """The name of the queue, where the exchange divides messages."""
 
     def binding(self, broker: int) -> Binding:
         """As it stands in the exchange."""
         arguments = json.loads(self.arguments) if self.arguments else {}
-        return Binding(self.exchange, (BROKER, str(broker)), self.pattern, arguments, self.syntax, self.arguments)
+        destination = ("queue", self.queue) if self.queue else (BROKER, str(broker))
+        return Binding(self.exchange, destination, self.pattern, arguments, self.syntax, self.arguments)
 
 
 class Wanted:
@@ -51,6 +56,9 @@ class Wanted:
 
     def __init__(self) -> None:
         self.changed: Callable[[], None] | None = None
+        self.process = 0
+        """Which process of its broker this is, to others."""
+        self._named: dict[tuple[str, str], Interest] = {}
         self._counts: dict[Interest, int] = {}
         self._news: dict[Interest, bool] = {}
 
@@ -64,13 +72,25 @@ class Wanted:
         if _is_told(vhost, binding):
             self._count(_interest_of(vhost, binding), -1)
 
-    def named(self, vhost: str, queue: str) -> None:
+    def named(self, queue: Queue) -> None:
         """A queue was made here."""
-        self._count(Interest(vhost, "", queue), 1)
+        facts = "" if queue.exclusive else json.dumps(self._facts_of(queue), sort_keys=True, default=str)
+        interest = self._named[queue.vhost, queue.name] = Interest(queue.vhost, "", queue.name, arguments=facts)
+        self._count(interest, 1)
 
-    def gone(self, vhost: str, queue: str) -> None:
+    def _facts_of(self, queue: Queue) -> dict[str, Any]:
+        """By which others declare and use it."""
+        return {
+            "id": queue.id,
+            "process": self.process,
+            "durable": queue.durable,
+            "auto_delete": queue.auto_delete,
+            "arguments": queue.arguments,
+        }
+
+    def gone(self, queue: Queue) -> None:
         """A queue is gone."""
-        self._count(Interest(vhost, "", queue), -1)
+        self._count(self._named.pop((queue.vhost, queue.name)), -1)
 
     def _count(self, interest: Interest, by: int) -> None:
         before = self._counts.get(interest, 0)
@@ -99,32 +119,35 @@ def _is_told(vhost: VirtualHost, binding: Binding) -> bool:
     """Whether a binding leads from what others know to what they do not."""
     exchange = vhost.exchanges[binding.exchange]
     kind, name = binding.destination
-    if not exchange.durable or not exchange.matcher.to_all:
+    if not exchange.durable:
         return False
     if kind == "queue":
         queue = vhost.queues.get(name)
         return queue is not None and not queue.partition.durable
-    if kind == "exchange":
+    if kind == "exchange" and exchange.matcher.to_all:
         found = vhost.exchanges.get(name)
         return found is not None and not found.durable
     return False
 
 
 def _interest_of(vhost: VirtualHost, binding: Binding) -> Interest:
-    arguments = json.dumps(dict(binding.arguments), sort_keys=True, default=str) if binding.arguments else ""
-    return Interest(vhost.name, binding.exchange, binding.pattern, binding.syntax, arguments)
+    kind, name = binding.destination
+    divided = name if kind == "queue" and not vhost.exchanges[binding.exchange].matcher.to_all else ""
+    return Interest(vhost.name, binding.exchange, binding.pattern, binding.syntax, binding.arguments_key, divided)
 
 
-Send = Callable[[int, str, tuple[str, ...], Slab], None]
-"""To a broker, messages for a virtual host, with further routing keys that they are published with."""
+Send = Callable[[int, str, tuple[str, ...], str, Slab], None]
+"""To a broker, messages for a virtual host, with further routing keys that they are published with, or for the queue of
+this name alone.
+"""
 
 
 class Elsewhere:
     """Another broker as a destination: to a route it is what a topic is. Nothing of it outlives the process."""
 
-    __slots__ = ("_broker", "_copies", "_send", "_vhost", "name", "partitions")
+    __slots__ = ("_broker", "_copies", "_queue", "_send", "_vhost", "name", "partitions")
 
-    def __init__(self, broker: int, vhost: str, send: Send, copies: tuple[str, ...] = ()) -> None:
+    def __init__(self, broker: int, vhost: str, send: Send, copies: tuple[str, ...] = (), queue: str = "") -> None:
         self.name = f"broker {broker}"
         self.partitions: tuple[TopicPartition, ...] = ()
         """There is no log."""
@@ -132,10 +155,11 @@ class Elsewhere:
         self._vhost = vhost
         self._send = send
         self._copies = copies
+        self._queue = queue
 
     def with_copies(self, copies: Sequence[str]) -> Elsewhere:
         """The same for messages that go wherever `copies` lead as well."""
-        return Elsewhere(self._broker, self._vhost, self._send, tuple(copies))
+        return self if self._queue else Elsewhere(self._broker, self._vhost, self._send, tuple(copies))
 
     def require_room(self, slab: Slab) -> None:
         """It takes what this broker takes."""
@@ -146,7 +170,7 @@ class Elsewhere:
 
     def append_slab(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         """Send messages; nobody waits for that."""
-        self._send(self._broker, self._vhost, self._copies, slab)
+        self._send(self._broker, self._vhost, self._copies, self._queue, slab)
         return []
 
 
@@ -160,6 +184,8 @@ class Others:
         self._send = send
         self._names: dict[str, dict[str, None]] = {}
         """Brokers that have a queue of a name."""
+        self._queues: dict[str, Elsewhere] = {}
+        """Single queues as destinations."""
         self._by_exchange: dict[str, dict[Binding, None]] = {}
         """What is wanted of exchanges, whether they are there or not (rule 2)."""
 
@@ -170,6 +196,7 @@ class Others:
             self.targets[target] = Elsewhere(broker, self._vhost.name, self._send)
         if not interest.exchange:
             self._names.setdefault(interest.pattern, {})[target] = None
+            self._queues.pop(interest.pattern, None)
             self._vhost.router.forget_queue(interest.pattern)
             return
         binding = interest.binding(broker)
@@ -185,6 +212,7 @@ class Others:
         if not interest.exchange:
             brokers = self._names.get(interest.pattern, {})
             brokers.pop(str(broker), None)
+            self._queues.pop(interest.pattern, None)
             if not brokers:
                 self._names.pop(interest.pattern, None)
             self._vhost.router.forget_queue(interest.pattern)
@@ -204,6 +232,14 @@ class Others:
         """There is an exchange of which something was wanted before."""
         for binding in self._by_exchange.get(exchange.name, ()):
             exchange.matcher.add(binding)
+
+    def queue(self, name: str) -> Elsewhere | None:
+        """A queue alone, as a destination."""
+        found = self._queues.get(name)
+        if found is None and name in self._names:
+            broker = int(min(self._names[name]))
+            found = self._queues[name] = Elsewhere(broker, self._vhost.name, self._send, queue=name)
+        return found
 
     def named(self, keys: Sequence[str]) -> list[Destination]:
         """Where queues of these names are."""

@@ -36,8 +36,8 @@ class Route:
     """See the module."""
 
     __slots__ = (
-        "_avoiding", "_heeding", "_here", "_once_in_ms", "_open", "_passing", "asks", "delayed", "durable_homes",
-        "guarded", "histories", "homes", "queues", "remembering", "sole", "topics",
+        "_avoiding", "_divided", "_heeding", "_here", "_once_in_ms", "_open", "_passing", "asks", "delayed",
+        "durable_homes", "guarded", "histories", "homes", "queues", "remembering", "sole", "topics",
     )  # fmt: skip
 
     def __init__(
@@ -49,11 +49,12 @@ class Route:
         histories: tuple[RecentHistoryMatcher, ...] = (),
         once_in_ms: int = 0,
         retained: bool = True,
+        divided: Sequence[Queue] = (),
     ) -> None:
         """With `delayed` messages wait as long as their facts say, without they do not; `histories` remember them.
 
         With `once_in_ms` every queue takes a message only once in this time; without `retained`
-        queues that retain what they get do not retain this.
+        queues that retain what they get do not retain this. `divided` queues were chosen among others.
         """
         self.histories = histories
         heeding = [] if delayed else [queue for queue in queues if queue.settings.delayed]
@@ -71,6 +72,7 @@ class Route:
         self.queues = queues
         self._open: Route | None = None
         self._here: Route | None = None
+        self._divided = divided
         by_home: dict[Home, list[Queue]] = {}
         for queue in with_histories(queues) if retained else queues:
             by_home.setdefault(queue.partition, []).append(queue)
@@ -151,9 +153,13 @@ class Route:
         return found
 
     def here(self) -> Route:
-        """Where messages go that another broker sent, which sees to all else: to queues that end with this one."""
+        """Where messages go that another broker sent, which sees to all else: to queues that end with this one,
+        but for those that it chooses itself.
+        """
         if self._here is None:
-            queues = [queue for queue in self.queues if not queue.partition.durable]
+            queues = [
+                queue for queue in self.queues if not queue.partition.durable and queue not in self._divided
+            ]  # fmt: skip
             self._here = Route(queues, [], delayed=self.delayed)
         return self._here
 

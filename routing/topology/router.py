@@ -29,8 +29,9 @@ _FEW = 4
 
 
 class Reached(NamedTuple):
-    """Where a message goes. `varies`: more than its keys had a say; `delayed`: it passed an exchange where messages may
-    ask to wait; `histories`: exchanges that remember it; `once_in_ms`: in this time no queue gets it twice.
+    """Where a message goes; `divided`: queues that an exchange chose among others; `varies`: more than its keys had
+    a say; `delayed`: it passed an exchange where messages may ask to wait; `histories`: exchanges that remember it;
+    `once_in_ms`: in this time no queue gets it twice.
     """
 
     queues: tuple[Queue, ...]
@@ -39,6 +40,7 @@ class Reached(NamedTuple):
     delayed: bool
     histories: tuple[RecentHistoryMatcher, ...]
     once_in_ms: int
+    divided: tuple[Queue, ...] = ()
 
 
 class Router:
@@ -191,6 +193,7 @@ class Router:
             route = Route(
                 list(reached.queues), list(reached.topics),
                 delayed=reached.delayed, histories=reached.histories, once_in_ms=reached.once_in_ms,
+                divided=reached.divided,
             )  # fmt: skip
             self._equal[key] = route
         return route, reached.varies
@@ -200,16 +203,17 @@ class Router:
         so loops end.
         """
         vhost = self._vhost
-        queues: dict[Queue, None] = {}
+        queues: dict[Queue, bool] = {}
         topics: dict[Topic | Elsewhere, None] = {}
         histories: list[RecentHistoryMatcher] = []
         varies = delayed = False
         once_in_ms = 0
         seen = {exchange.name}
-        pending = [exchange]
+        pending = [(exchange, False)]
         while pending:
-            current = pending.pop()
+            current, divided = pending.pop()
             matcher = current.matcher
+            divided = divided or not matcher.to_all
             varies = varies or matcher.varies
             delayed = delayed or current.delayed
             once_in_ms = max(once_in_ms, current.once_in_ms)
@@ -229,17 +233,21 @@ class Router:
                 if kind == "exchange":
                     if name not in seen:
                         seen.add(name)
-                        pending.append(vhost.exchanges[name])
+                        pending.append((vhost.exchanges[name], divided))
                 elif kind == "topic":
                     topics[vhost.topics[name]] = None
                 elif kind == BROKER:
                     assert vhost.others is not None
                     topics[vhost.others.targets[name]] = None
                 elif name in vhost.queues:
-                    queues[vhost.queues[name]] = None
-                else:
+                    queue = vhost.queues[name]
+                    queues[queue] = divided and queues.get(queue, True)
+                elif name in vhost.streams:
                     topics[vhost.streams[name].topic] = None
-        return Reached(tuple(queues), tuple(topics), varies, delayed, tuple(histories), once_in_ms)
+                elif vhost.others is not None and (away := vhost.others.queue(name)) is not None:
+                    topics[away] = None
+        chosen = tuple(queue for queue, divided in queues.items() if divided)
+        return Reached(tuple(queues), tuple(topics), varies, delayed, tuple(histories), once_in_ms, chosen)
 
     def send_recent(self, slabs: Sequence[Slab], destination: Destination) -> None:
         """Give a destination that was just bound what its exchange remembers, as far as logs take it."""

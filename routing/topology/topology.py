@@ -438,7 +438,7 @@ class Topology:
     ) -> Plan:
         """Make a queue; nothing to do if there is one that is the same. Without a name it gets one after `prefix`."""
         guards = [vhost_key(vhost.name)]
-        if name in vhost.queues or name in vhost.streams:
+        if name in vhost.queues or name in vhost.streams or name in vhost.away:
             found = vhost.source(name, owner)
             plans.check_queue_equals(
                 vhost, found, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments

@@ -53,6 +53,8 @@ class VirtualHost:
         self.queues: dict[str, Queue] = {}
         self.streams: dict[str, Stream] = {}
         """Topics that are declared and consumed like queues."""
+        self.away: dict[str, Queue] = {}
+        """Queues that end with other brokers, as far as they can be used from here. No route leads to these."""
         self.topics = topics
         self.bindings_to: dict[Destination, dict[Binding, None]] = {}
         self.binding_count = 0
@@ -82,7 +84,7 @@ class VirtualHost:
 
     def source(self, name: str, owner: object) -> Queue | Stream:
         """Look a queue or stream up for a connection. Raises NotFound, ResourceLocked."""
-        found = self.queues.get(name) or self.streams.get(name)
+        found = self.queues.get(name) or self.streams.get(name) or self.away.get(name)
         if found is None:
             raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
         if found.exclusive and found.owner is not owner:
@@ -179,14 +181,14 @@ class VirtualHost:
         """Make a queue known by its name."""
         self.queues[queue.name] = queue
         if self.wanted is not None and not queue.partition.durable:
-            self.wanted.named(self.name, queue.name)
+            self.wanted.named(queue)
         self.router.forget_queue(queue.name)
 
     def remove_queue(self, queue: Queue) -> None:
         """Its bindings were removed before."""
         gone = self.queues.pop(queue.name, None)
         if self.wanted is not None and gone is not None and not gone.partition.durable:
-            self.wanted.gone(self.name, queue.name)
+            self.wanted.gone(queue)
         self.router.forget_queue(queue.name)
 
     def add_stream(self, stream: Stream) -> None:
@@ -227,3 +229,9 @@ class VirtualHost:
         if not there:
             del self.bindings_to[binding.destination]
         self.router.forget(binding.exchange)
+
+    def unbind_away(self, name: str) -> None:
+        """A queue that ended with another broker is gone: so is what was bound to it here."""
+        if name not in self.queues and name not in self.streams:
+            for binding in list(self.bindings_to.get(("queue", name), ())):
+                self.remove_binding(binding)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from routing.cluster.streams import Kept, Slabs
+from routing.cluster.served_logs import LogRead
+from routing.cluster.streams import Kept, Records
 from routing.cluster.transaction_links import OutcomeUnknown, Settlement
 from routing.errors import StorageUnavailable
 from routing.message import Slab
@@ -61,7 +62,9 @@ class Asking(_End):
 
     def publish(self, log: str, leader_epoch: int, kept: Kept, *, begins: bool, again: bool) -> None:
         what = kept.what
-        assert isinstance(what, Slabs)
+        if isinstance(what, Records):
+            self._say(lambda: self.served.append(log, leader_epoch, kept.position, what, begins=begins))
+            return
         ids, once_in_ms, slab, _ = what
         self._say(
             lambda: self.served.publish(
@@ -100,10 +103,14 @@ class Asking(_End):
     def fetch(
         self, request: int, log: str, leader_epoch: int, offset: int, before: int, size_bytes: int, *, waits: bool
     ) -> None:
-        raise AssertionError("no stream is read here")
+        read = LogRead(request, log, leader_epoch, offset, before, size_bytes)
+        self._say(lambda: self.served.logs.fetch(read, waits=waits))
 
     def find_time(self, request: int, log: str, leader_epoch: int, timestamp_ms: int) -> None:
-        raise AssertionError("no stream is read here")
+        self._say(lambda: self.served.logs.find_time(request, log, leader_epoch, timestamp_ms))
+
+    def command(self, request: int, log: str, leader_epoch: int, name: str, arguments: Mapping[str, Any]) -> None:
+        self._say(lambda: self.served.commands.run(request, log, leader_epoch, name, arguments))
 
     def cut(self) -> None:
         """No word more, and both ends know."""

@@ -109,7 +109,7 @@ async def test_group_offsets() -> None:
 async def test_frames_of_the_other_end_are_refused() -> None:
     async with two() as both, trio.open_nursery() as nursery:
         feed, _, _, pipe = linked(both, 1, nursery.start_soon)
-        for end, frame in ((feed, wire.FetchOffsets(1, b"g", None)), (pipe.to, wire.Noted(1))):
+        for end, frame in ((feed, wire.FetchOffsets(1, b"g", None)), (pipe.to, wire.Noted(1, []))):
             with pytest.raises(PeerError) as caught:
                 end.take(frame)
             assert caught.value.code is ErrorCode.UNEXPECTED_FRAME

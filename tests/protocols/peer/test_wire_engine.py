@@ -96,6 +96,8 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
     (wire.NotLed("home-1", 4), [27, "home-1", 4]),
     (wire.Fetch(1, 2, "topic-a-0", 3, 4, MAX, 8 << 20, True), [28, 1, 2, "topic-a-0", 3, 4, MAX, 8 << 20, True]),
     (wire.FindTime(1, 2, "topic-a-0", 3, -5), [29, 1, 2, "topic-a-0", 3, -5]),
+    (wire.Command(1, 2, "home-1", 3, "queues.move", b"\x80"), [31, 1, 2, "home-1", 3, "queues.move", b"\x80"]),
+    (wire.Result(1, "", "", b"\xc0"), [38, 1, "", "", b"\xc0"]),
     (wire.Fetched(1, "NotLed", "text", 0, 0, -1, []), [30, 1, "NotLed", "text", 0, 0, -1, []]),
     (
         wire.Fetched(1, "", "", 2, MAX, 3, [memoryview(LARGE), memoryview(b"")]),
@@ -105,14 +107,14 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
     (
         wire.Wanted(
             3, False,
-            [wire.InterestEntry(b"/", b"e", b"a.#\xff", "amqp", b"{}")],
-            [wire.InterestEntry(b"v", b"", b"q", "mqtt", b"")],
+            [wire.InterestEntry(b"/", b"e", b"a.#\xff", "amqp", b"{}", b"q")],
+            [wire.InterestEntry(b"v", b"", b"q", "mqtt", b"", b"")],
         ),
-        [32, 3, False, [[b"/", b"e", b"a.#\xff", "amqp", b"{}"]], [[b"v", b"", b"q", "mqtt", b""]]],
+        [32, 3, False, [[b"/", b"e", b"a.#\xff", "amqp", b"{}", b"q"]], [[b"v", b"", b"q", "mqtt", b"", b""]]],
     ),
-    (wire.Noted(MAX), [33, MAX]),
-    (wire.Forward(b"/", [], SMALL), [34, b"/", [], SMALL_LIST]),
-    (wire.Forward(b"v", [b"k", b"\xff"], FULL), [34, b"v", [b"k", b"\xff"], FULL_LIST]),
+    (wire.Noted(MAX, [(b"/", b"q")]), [33, MAX, [[b"/", b"q"]]]),
+    (wire.Forward(b"/", [], b"", SMALL), [34, b"/", [], b"", SMALL_LIST]),
+    (wire.Forward(b"v", [b"k", b"\xff"], b"q", FULL), [34, b"v", [b"k", b"\xff"], b"q", FULL_LIST]),
     (
         wire.CommitOffsets(1, b"g", [wire.OffsetEntry(b"t", 0, MAX, "note")]),
         [35, 1, b"g", [[b"t", 0, MAX, "note"]]],
@@ -146,7 +148,7 @@ def test_both_ways(frame: wire.AnyEngineFrame, expected: list[Any]) -> None:
 
 
 def test_every_kind_is_in_the_table() -> None:
-    assert {expected[0] for _, expected in ALL} == {*range(16, 31), *range(32, 38), *range(48, 52)}
+    assert {expected[0] for _, expected in ALL} == {*range(16, 39), *range(48, 52)}
 
 
 def test_what_is_large_is_not_copied() -> None:

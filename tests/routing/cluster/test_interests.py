@@ -37,9 +37,9 @@ class Link:
 
         self._later(arrive)
 
-    def forward(self, vhost: str, copies: tuple[str, ...], slab: Slab) -> None:
+    def forward(self, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
         self.forwarded.append(slab)
-        self._later(lambda: self._there.on_forwarded(vhost, copies, slab))
+        self._later(lambda: self._there.on_forwarded(vhost, copies, queue, slab))
 
     def _later(self, what: Any) -> None:
         if self.held is None:
@@ -201,19 +201,30 @@ async def test_a_durable_queue_there_gets_nothing_twice() -> None:
         assert (await both.engines[2].broker.check_queue("lasting")).message_count == 0
 
 
-async def test_what_divides_messages_is_not_told() -> None:
+async def test_what_divides_messages_is_chosen_by_who_takes_them() -> None:
     async with two() as both:
         for one in both.engines.values():
             await one.broker.declare_exchange("hash", "x-consistent-hash", durable=True)
-        before = both.links[2].frames
-        client = both.engines[2].client()
-        broker, owner = both.engines[2].broker, client.session.owner
-        queue = (await broker.declare_queue("", exclusive=True, owner=owner)).name
+            await one.broker.declare_exchange("all", "fanout", durable=True)
+            await one.broker.bind("exchange", "hash", "all", "")
+        owners = {me: one.client() for me, one in both.engines.items()}
+        for me, client in owners.items():
+            broker, owner = both.engines[me].broker, client.session.owner
+            for exchange, pattern in (("hash", "1"), ("all", "")):
+                queue = (await broker.declare_queue("", exclusive=True, owner=owner)).name
+                await broker.bind("queue", queue, exchange, pattern, owner=owner)
+                await client.consume(queue, tag=exchange, no_ack=True)
         both.turn()
-        assert both.links[2].frames == before + 1, "its name"
-        await broker.bind("queue", queue, "hash", "1", owner=owner)
-        both.turn()
-        assert both.links[2].frames == before + 1
+        keys = [str(number) for number in range(40)]
+        for publisher in (1, 2):
+            for key in keys:
+                both.engines[publisher].client().publish(key, key, exchange="all", properties=TRANSIENT)
+            both.turn()
+        chosen = {me: [one.body for one in client.deliveries if one.tag == "hash"] for me, client in owners.items()}
+        assert sorted(chosen[1] + chosen[2]) == sorted(2 * keys), "each once, whoever took it"
+        assert all(bodies and len(bodies) == 2 * len(set(bodies)) for bodies in chosen.values()), "the same by the same"
+        for client in owners.values():
+            assert sorted(one.body for one in client.deliveries if one.tag == "all") == sorted(2 * keys)
 
 
 async def test_a_new_link_is_told_everything_and_a_broker_that_is_gone_is_forgotten() -> None:
@@ -231,7 +242,7 @@ async def test_a_new_link_is_told_everything_and_a_broker_that_is_gone_is_forgot
         again = Link(1, 2, both.interests[1], both.interests[2])
         both.interests[2].linked(again)
         both.interests[2].lost(both.links[2])
-        assert again.frames == 2
+        assert again.frames == 3
         publisher.publish("1000", "m", exchange="amq.direct", properties=TRANSIENT, mandatory=True)
         assert len(publisher.events) == 1
         both.links[1].room_bytes = 0
