@@ -116,7 +116,8 @@ class Storage:
         files, config = self._files, self._config
         if files.exists(_SCRATCH):
             files.remove_directory(_SCRATCH)
-        own = self._open_store("catalog/0")
+        # What a shared store says is written to it again.
+        own = self._open_store("catalog/0", accept_damage=metadata is not None)
         if metadata is None:
             catalog = Catalog(EmbeddedStore(own))
         else:
@@ -190,8 +191,10 @@ class Storage:
     def _open(self, directory: str, settings: LogConfig) -> PartitionLog:
         return PartitionLog.open(self._files, directory, settings, self._flusher, wall_clock_ms=wall_clock_ms)
 
-    def _open_store(self, directory: str, batch_bytes_max: int = STORE_BATCH_BYTES_MAX) -> KeyedStore:
-        require_undamaged(self._files, directory, accept_damage=self._config.accept_damage)
+    def _open_store(
+        self, directory: str, batch_bytes_max: int = STORE_BATCH_BYTES_MAX, *, accept_damage: bool = False
+    ) -> KeyedStore:
+        require_undamaged(self._files, directory, accept_damage=accept_damage or self._config.accept_damage)
         log = self._open(directory, msgspec.structs.replace(_STORE, message_bytes_max=batch_bytes_max))
         self.stores.append(log)
         return KeyedStore(log)

@@ -87,15 +87,18 @@ class LedStores(Generic[Store]):
 
     def _moved(self, name: str) -> None:
         number = number_of(name, self._kind)
-        if number is None:
-            return
+        if number is not None:
+            self._look(number, name)
+            self._wake()
+
+    def _look(self, number: int, name: str) -> None:
+        """Lead a log here, or not, as it is now."""
         cluster = self._cluster
         state, part = cluster.state_of(name), self.parts.get(number)
         if part is not None and state is not None and cluster.broker_id not in state.replicas:
             part.over()
             del self.parts[number]
             cluster.close_log(name)
-            self._wake()
             return
         if part is None:
             if state is None or cluster.broker_id not in state.replicas or name in cluster.replicas.by_name:
@@ -107,7 +110,6 @@ class LedStores(Generic[Store]):
             part.role = role
             if role is not None:
                 self._spawn(self._load, part, role)
-        self._wake()
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, trio.Event()
@@ -150,7 +152,7 @@ class LedStores(Generic[Store]):
             changed = self._changed
             part = self.parts.get(number)
             if part is not None and part.role is None:
-                self._moved(name)  # a lease may have been renewed: nobody tells that
+                self._look(number, name)  # a lease may have been renewed: nobody tells that
             if part is not None and part.store is not None and cluster.may_append(name):
                 return part, part.store
             leader = cluster.leader_of(name)[0]

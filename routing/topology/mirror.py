@@ -56,6 +56,7 @@ class CatalogMirror:
             self._own.put_all(list(self._pending.items()))
         except LogUnavailable:
             return
+        self._own.log.request_sync()  # writes that nobody syncs reach the disk in any order
         self._puts += len(self._pending)
         self._pending.clear()
         if self._puts >= _TIDY_AFTER_PUTS:

@@ -66,9 +66,9 @@ def reports_what_is_not_synced() -> Iterator[None]:
 def elects_anybody() -> Iterator[None]:
     """A replica outside the ISR leads when no other is there."""
 
-    def wrong(state: LogState, here: Members, brokers: dict[int, BrokerState]) -> LogState:
+    def wrong(log: str, state: LogState, here: Members, brokers: dict[int, BrokerState]) -> LogState:
         here = here or tuple((broker, found.epoch) for broker, found in brokers.items())
-        return real(state.with_isr(here, ()) if here else state, here, brokers)
+        return real(log, state.with_isr(here, ()) if here else state, here, brokers)
 
     real = election._with_leader
     with mock.patch.object(election, "_with_leader", wrong):

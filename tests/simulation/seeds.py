@@ -13,3 +13,10 @@ LOGS = {
     1054: "an epoch in which a leader wrote nothing kept it from taking what an older epoch's leader had written more",
     20183: "a link whose hello was on its way while its broker registered anew: whoever follows by it can never join",
 }
+
+BROKERS = {
+    1: "a member's copy of the catalog was written unsynced, and torn by a loss of power: it refused to start; and who "
+    "asked for group offsets while a leader's lease was over woke all others who did, who woke it, without end",
+    10: "who began to lead took what was published there before what it had sent to the leader before",
+}
+"""Of whole brokers."""
