@@ -43,3 +43,11 @@ class MetadataUnavailable(LogError):
 
 class Conflict(LogError):
     """A change of metadata relied on what is no longer so; nothing was changed, and what is so now was applied."""
+
+
+class OutOfOrderSequence(LogError):
+    """A batch of an idempotent producer that does not go on from the last one."""
+
+
+class ProducerFenced(LogError):
+    """A batch of a producer that has a later epoch already."""

@@ -31,6 +31,9 @@ class Flusher(Protocol):
     async def drain(self, log: PartitionLog) -> None:
         """Wait until everything appended so far is written, or the disk refuses."""
 
+    async def wait_written(self, log: PartitionLog, offset: int) -> None:
+        """Wait until `written_offset` reaches `offset`. Raises LogUnavailable."""
+
     async def wait_committed(self, log: PartitionLog, offset: int) -> None:
         """Wait until `committed_offset` reaches `offset`. Raises LogUnavailable."""
 

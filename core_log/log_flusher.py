@@ -214,6 +214,14 @@ class LogFlusher:
             self.submit(log)
             await self._wait_for_change(log)
 
+    async def wait_written(self, log: PartitionLog, offset: int) -> None:
+        """Wait until `written_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""
+        while log.written_offset < offset:
+            if log.error is not None:
+                raise LogUnavailable(f"{log.directory}: {log.error}")
+            self.submit(log)
+            await self._wait_for_change(log)
+
     async def wait_committed(self, log: PartitionLog, offset: int) -> None:
         """Wait until `committed_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""
         while log.committed_offset < offset:

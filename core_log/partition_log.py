@@ -343,6 +343,10 @@ class PartitionLog:
     def _promise(self) -> None:
         self.high_watermark = self.committed_offset = self.local_committed
 
+    async def wait_written(self, offset: int) -> None:
+        """Wait until `written_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""
+        await self._flusher.wait_written(self, offset)
+
     async def wait_committed(self, offset: int) -> None:
         """Wait until `committed_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""
         await self._flusher.wait_committed(self, offset)

@@ -49,6 +49,7 @@ from routing.queues.reclaim import give_back
 from routing.rights import Rights
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, fitted, wall_clock_ms
+from routing.topics import upkeep
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic, TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
@@ -194,6 +195,7 @@ class Broker:
         logs = [*self._home_logs(), *self._topic_logs()]
         await self._settled_disk(logs)
         self.dead_letters.put_back()
+        await upkeep.save_producers(self.topology.topics.values())
         if all(log.error is None for log in logs):
             self.transactions.close()
         for partition in self.topology.led:
@@ -429,9 +431,7 @@ class Broker:
                     give_back(partition)
             if trio.current_time() >= retention_due or self.blocked:
                 retention_due = trio.current_time() + self.config.retention_check_interval_ms / 1000
-                for topic in list(self.topology.topics.values()):
-                    for topic_partition in topic.partitions:
-                        topic_partition.apply_retention()
+                await upkeep.apply_retention(self.topology.topics.values())
             self.end_turn()
 
     async def _tend_disk(self) -> None:

@@ -26,6 +26,7 @@ from protocols.kafka import (
     adapter_03_metadata,
     adapter_17_sasl_handshake,
     adapter_18_api_versions,
+    adapter_22_init_producer_id,
     adapter_36_sasl_authenticate,
 )
 from protocols.kafka.adapter_01_fetch import FetchDoor
@@ -52,7 +53,7 @@ log = structlog.get_logger(__name__)
 
 _HANDLERS = (
     adapter_00_produce, adapter_01_fetch, adapter_02_list_offsets, adapter_03_metadata, adapter_17_sasl_handshake,
-    adapter_18_api_versions, adapter_36_sasl_authenticate,
+    adapter_18_api_versions, adapter_22_init_producer_id, adapter_36_sasl_authenticate,
 )  # fmt: skip
 """Imported for what they register."""
 

@@ -3,7 +3,8 @@
 1. Header and CRC are checked, records are not decoded; offset and leader epoch are the log's to put in.
 2. acks=-1 is answered when the batch is committed on all that count, acks=1 when this broker's disk has it by the log's
    own rule, acks=0 not at all.
-3. While publishers are blocked a batch is refused with a code that clients try again after.
+3. An idempotent producer's batch that is there already is answered with where it lies (`core_log/producer_states.py`).
+4. While publishers are blocked a batch is refused with a code that clients try again after.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
             try:
                 if request.acks not in (_ALL, _NONE, 1):
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
-                log, base_offset = await _append(door, topic.name, one, request.acks)
+                log, base_offset, end = await _append(door, topic.name, one, request.acks)
             except ENGINE_ERRORS as error:
                 producing.settle(index, code_of(error), why=str(error) or None)
             else:
@@ -97,14 +98,14 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
                 else:
                     done = partial(producing.committed, index, base_offset, log)
                     sync = request.acks == _ALL
-                    door.broker.commits.when_committed([(log, log.log_end_offset)], done, sync=sync)
+                    door.broker.commits.when_committed([(log, end)], done, sync=sync)
             index += 1
     if not index:
         producing.finish()
     producing.wait(door, min(max(request.timeout_ms, 0), door.config.produce_timeout_ms_max))
 
 
-async def _append(door: Door, topic: str, asked: Entity, acks: int) -> tuple[PartitionLog, int]:
+async def _append(door: Door, topic: str, asked: Entity, acks: int) -> tuple[PartitionLog, int, int]:
     if door.broker.blocked is not None:
         # Refused, not left unread: the connection may fetch as well, and consumers never wait.
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"producers are blocked: {door.broker.blocked}")
@@ -117,11 +118,13 @@ async def _append(door: Door, topic: str, asked: Entity, acks: int) -> tuple[Par
         if short is not None and (acks == _ALL or isinstance(short, NotLeader)):
             raise short
     batches = split(asked.records or b"")
-    for batch in batches:
-        if validate(batch).is_control:
-            raise KafkaError(ErrorCode.INVALID_RECORD, "a client does not write control batches")
+    headers = [validate(batch) for batch in batches]
+    if any(header.is_control for header in headers):
+        raise KafkaError(ErrorCode.INVALID_RECORD, "a client does not write control batches")
+    if any(header.producer_id >= 0 for header in headers):
+        return partition.log, *await partition.append_once(headers, batches)
     offsets = [partition.append(batch) for batch in batches]
-    return partition.log, offsets[0]
+    return partition.log, offsets[0], partition.log.log_end_offset
 
 
 def split(records: BytesLike) -> list[BytesLike]:

@@ -21,6 +21,8 @@ _CODES: dict[type[Exception], ErrorCode] = {
     log_errors.LogUnavailable: ErrorCode.KAFKA_STORAGE_ERROR,
     log_errors.BatchTooLarge: ErrorCode.MESSAGE_TOO_LARGE,
     log_errors.CorruptBatch: ErrorCode.CORRUPT_MESSAGE,
+    log_errors.OutOfOrderSequence: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    log_errors.ProducerFenced: ErrorCode.INVALID_PRODUCER_EPOCH,
     log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
 }
 ENGINE_ERRORS = (errors.BrokerError, log_errors.LogError, KafkaError)

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import trio
 
 from core_log.absent_log import AbsentLog
+from core_log.batch_header import BatchHeader
 from core_log.errors import LogUnavailable
+from core_log.files import BytesLike
 from core_log.murmur2 import partition_of_key
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, encode_headers
@@ -28,6 +30,7 @@ from routing.errors import LimitExceeded, StorageUnavailable
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab, record_encoder
 from routing.runs import BATCH_HEADER_BYTES, RECORD_BYTES, Run, in_batches, record_bytes
 from routing.topics.leadership import Forward, Leadership
+from routing.topics.producers import Producers
 from routing.topics.stream_records import source_headers, source_lead
 
 logger = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ class TopicPartition:
         "leadership",
         "log",
         "next_offset",
+        "producers",
         "taken",
         "topic_name",
     )
@@ -75,6 +79,7 @@ class TopicPartition:
         self.taken: list[Callable[[], None]] = []
         """Called when it has another log."""
         self.next_offset = log.log_end_offset
+        self.producers = Producers(log)
         self._mark_dirty = mark_dirty
         self._open: list[Run] = []
         self._segments = len(log.segments)
@@ -92,6 +97,24 @@ class TopicPartition:
         base_offset = self.log.append(batch)
         self.next_offset = self.log.log_end_offset
         return base_offset
+
+    async def append_once(self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]) -> tuple[int, int]:
+        """Append validated batches, idempotent producers' unless they are there already: the base offset of the first,
+        and the offset behind the last. Raises as `append` does, and OutOfOrderSequence, ProducerFenced.
+        """
+        states = await self.producers.states()
+        base_offset, end = -1, -1
+        for header, batch in zip(headers, batches, strict=True):
+            known = states.check(header) if header.producer_id >= 0 else None
+            if known is not None:
+                first, end = known.base_offset, known.next_offset
+            else:
+                first = self.append(batch)
+                end = self.log.log_end_offset
+                if header.producer_id >= 0:
+                    self.producers.note(header, first)
+            base_offset = first if base_offset < 0 else base_offset
+        return base_offset, end
 
     def append_records(
         self, keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes], body_bytes: int
@@ -139,6 +162,7 @@ class TopicPartition:
     def take_log(self, log: PartitionLog) -> None:
         """It has a log of its own now."""
         self.log = log
+        self.producers = Producers(log)
         self.next_offset = log.log_end_offset
         self._segments = len(log.segments)
         log.listeners.append(self._log_advanced)

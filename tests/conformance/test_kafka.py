@@ -85,7 +85,7 @@ def test_what_one_client_compresses_the_others_read(server: str, broker: BrokerP
 
 
 def test_records_without_keys_and_values_and_where_they_are(server: str) -> None:
-    producer = KafkaProducer(bootstrap_servers=server, enable_idempotence=False)
+    producer = KafkaProducer(bootstrap_servers=server)
     sent = [producer.send("kafka-nulls", value, key=key, timestamp_ms=at) for key, value, at in (
         (None, b"v", 1000), (b"k", None, 2000), (b"", b"", 3000),
     )]  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_record_larger_than_a_topic_takes_is_the_producers_to_know(server: str
 def test_a_record_survives_the_broker(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data", doors=DOORS) as process:
         server = f"127.0.0.1:{process.ports['kafka']}"
-        producer = KafkaProducer(bootstrap_servers=server, enable_idempotence=False, acks="all")
+        producer = KafkaProducer(bootstrap_servers=server, acks="all")
         offset = producer.send("kafka-kept", b"kept").get(10).offset
         process.kill9()
         process.start(same_ports=True)

@@ -101,6 +101,13 @@ class SimFlusher:
             self.submit(log)
             await self._change_of(log)
 
+    async def wait_written(self, log: PartitionLog, offset: int) -> None:
+        while log.written_offset < offset:
+            if log.error is not None:
+                raise LogUnavailable(str(log.error))
+            self.submit(log)
+            await self._change_of(log)
+
     async def wait_committed(self, log: PartitionLog, offset: int) -> None:
         while log.committed_offset < offset:
             if log.error is not None:

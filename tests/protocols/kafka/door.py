@@ -8,6 +8,7 @@ from struct import pack, unpack_from
 from typing import Any
 
 import trio
+from crc32c import crc32c
 
 from core_log.memory_files import MemoryFiles
 from core_log.record_batch import BatchBuilder, Record, iterate_records
@@ -127,6 +128,14 @@ def batch_of(values: Sequence[bytes], key: bytes | None = None, **how: Any) -> b
     builder = BatchBuilder(0, -1, 1_000_000, **how)
     builder.add_run(0, key, list(values))
     return builder.build()
+
+
+def idempotent(batch: bytes, producer_id: int, epoch: int, sequence: int) -> bytes:
+    """The same batch of an idempotent producer."""
+    changed = bytearray(batch)
+    changed[43:57] = pack(">qhi", producer_id, epoch, sequence)
+    changed[17:21] = pack(">I", crc32c(memoryview(changed)[21:]))
+    return bytes(changed)
 
 
 def records_of(partition: Any) -> list[Record]:

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import trio
 
+from core_log.memory_files import MemoryFiles
+from core_log.producer_states import ProducerStates
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_connection import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from protocols.kafka.messages_records import FETCH, LIST_OFFSETS, METADATA, PRODUCE
+from protocols.kafka.messages_transactions import INIT_PRODUCER_ID
 from protocols.kafka.registry import SERVED
 from routing.grants import Permission
-from tests.protocols.kafka.door import Peer, batch_of, fetching, kafka_broker, records_of
+from tests.protocols.kafka.door import Peer, batch_of, fetching, idempotent, kafka_broker, records_of
 
 # Versions
 
@@ -326,3 +329,66 @@ async def test_too_many_requests_that_wait_end_the_connection() -> None:
         for _ in range(3):
             await peer.send(FETCH, 11, **fetching("t", wait_ms=60_000))
         assert peer.adapter.closed
+
+
+# Idempotent producers
+
+
+@pytest.mark.parametrize("version", range(5))
+async def test_producers_are_given_ids(version: int) -> None:
+    async with kafka_broker() as broker:
+        peer = Peer(broker)
+        asked = {"transactional_id": None, "transaction_timeout_ms": 1000}
+        found = [await peer.ask(INIT_PRODUCER_ID, version, **asked) for _ in range(3)]
+        assert {one.error_code for one in found} == {0}
+        assert len({one.producer_id for one in found}) == 3
+        assert {one.producer_epoch for one in found} == {0}
+        if version >= 3:
+            more = await peer.ask(INIT_PRODUCER_ID, version, producer_id=5, producer_epoch=7, **asked)
+            assert (more.producer_id, more.producer_epoch) == (5, 8)
+        none = await peer.ask(INIT_PRODUCER_ID, version, transactional_id="t", transaction_timeout_ms=1000)
+        assert none.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+async def test_a_batch_that_is_sent_again_is_there_once() -> None:
+    async with kafka_broker() as broker:
+        peer = Peer(broker)
+        first, second = (idempotent(batch_of([b"a", b"b"]), 9, 0, sequence) for sequence in (0, 2))
+        for batch, offset in ((first, 0), (second, 2), (first, 0), (second, 2)):
+            found = await peer.produce("t", batch)
+            assert (found.error_code, found.base_offset) == (0, offset)
+        gap, old = idempotent(batch_of([b"x"]), 9, 0, 7), idempotent(batch_of([b"x"]), 9, 1, 0)
+        assert (await peer.produce("t", gap)).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert (await peer.produce("t", old)).base_offset == 4
+        late = idempotent(batch_of([b"x"]), 9, 0, 4)
+        assert (await peer.produce("t", late)).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+        assert (await peer.produce("t", batch_of([b"plain"]))).base_offset == 5
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_what_is_known_of_producers_survives_a_stop_and_a_crash(crash: bool) -> None:
+    files = MemoryFiles()
+    batches = [idempotent(batch_of([b"%d" % number]), 9, 0, number) for number in range(8)]
+    for round_ in range(3):
+        async with kafka_broker(files, topic_segment_bytes=200) as broker:
+            peer = Peer(broker)
+            for number in range(2 * round_ - 2 if round_ else 0, 2 * round_ + 2):
+                assert (await peer.produce("t", batches[number])).base_offset == number, (round_, number)
+            gap = await peer.produce("t", batches[2 * round_ + 4] if round_ < 2 else batches[7])
+            assert gap.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            kept = files.crash() if crash else files
+        files = kept
+
+
+async def test_a_file_that_speaks_of_what_was_cut_is_not_believed() -> None:
+    files = MemoryFiles()
+    async with kafka_broker(files) as broker:
+        peer = Peer(broker)
+        for number in range(4):
+            await peer.produce("t", idempotent(batch_of([b"x"]), 9, 0, number))
+        partition = broker.topics["t"].partitions[0]
+        await partition.producers.save()
+        partition.log.epochs.entries[:] = [(5, 2)]
+        assert partition.producers._believed(ProducerStates(4).encode(5)) is not None
+        assert partition.producers._believed(ProducerStates(4).encode(4)) is None
+        assert partition.producers._believed(ProducerStates(9).encode(5)) is None

@@ -1,0 +1,126 @@
+"""Idempotent producers of one partition, over restarts and changes of leader.
+
+1. What is known is worked out when the first batch of such a producer comes, from the file of last time and the batches
+   behind what that speaks of; and again when the log has another epoch: others may have led it meanwhile.
+2. A log of one broker that has no file never had such a batch: the file is there before the first one is appended.
+3. The file is written again when a segment is full, so that no more than one has to be read, and at a clean stop. One
+   that speaks of what was cut off since is not believed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import trio
+
+from core_log import checkpoint
+from core_log.batch_header import BatchHeader, parse_header
+from core_log.errors import CorruptBatch, LogUnavailable
+from core_log.partition_log import PartitionLog
+from core_log.producer_states import ProducerStates
+from core_log.replica_log import ReplicaLog
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 20
+_UNKNOWN = -1
+FORGOTTEN_MS = 24 * 3600 * 1000
+"""A producer that sends nothing for so long is forgotten."""
+
+
+class Producers:
+    """See the module."""
+
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
+        self._states = ProducerStates()
+        self._epoch = _UNKNOWN
+        self._segment = _UNKNOWN
+        """The base of the segment that was the last one when the file was written."""
+        self._loading = trio.Lock()
+
+    @property
+    def _path(self) -> str:
+        return f"{self._log.directory}/producers"
+
+    async def states(self) -> ProducerStates:
+        """What is known; `note` what is appended by it in the same turn. Raises LogUnavailable."""
+        log = self._log
+        if self._epoch != log.leader_epoch:
+            async with self._loading:
+                epoch = log.leader_epoch
+                if self._epoch != epoch:
+                    await log.wait_written(log.log_end_offset)
+                    try:
+                        self._states = await trio.to_thread.run_sync(self._load)
+                        await self._write()
+                    except (OSError, CorruptBatch) as error:
+                        raise LogUnavailable(f"{log.directory}: {error}") from None
+                    self._epoch = epoch
+        return self._states
+
+    def note(self, header: BatchHeader, base_offset: int) -> None:
+        """A batch was appended."""
+        self._states.note(header, base_offset, _now_ms())
+
+    def _load(self) -> ProducerStates:
+        log = self._log
+        content = checkpoint.load(log.files, self._path)
+        states = None if content is None else self._believed(content)
+        if states is None:
+            begins = log.log_start_offset if content is not None or isinstance(log, ReplicaLog) else log.log_end_offset
+            states = ProducerStates(begins)
+        states.offset = max(states.offset, log.log_start_offset)
+        now_ms = _now_ms()
+        while states.offset < log.written_offset:
+            batches = log.read_blocking(states.offset, _READ_BYTES, unsynced=True)
+            if not batches:
+                break
+            for batch in batches:
+                header = parse_header(batch)
+                if header.producer_id >= 0 and not header.is_control:
+                    states.note(header, header.base_offset, now_ms)
+                states.offset = max(states.offset, header.next_offset)
+        states.offset = max(states.offset, log.written_offset)
+        return states
+
+    def _believed(self, content: bytes) -> ProducerStates | None:
+        log = self._log
+        try:
+            states, epoch = ProducerStates.decode(content)
+        except ValueError as error:
+            logger.warning("%s: %s, the log is read", self._path, error)
+            return None
+        found = log.epochs.end_of(epoch, log.log_end_offset)
+        return states if found is not None and found[0] == epoch and states.offset <= found[1] else None
+
+    async def _write(self) -> None:
+        log = self._log
+        self._segment = log.segments[-1].base_offset
+        content = self._states.encode(log.epochs.latest)
+        await trio.to_thread.run_sync(checkpoint.save, log.files, self._path, content)
+
+    @property
+    def is_due(self) -> bool:
+        """The file is to be written again."""
+        return self._knows and self._segment != self._log.segments[-1].base_offset
+
+    @property
+    def _knows(self) -> bool:
+        return self._epoch == self._log.leader_epoch and not self._log.closed
+
+    async def save(self) -> None:
+        """Write the file, if anything is known. What cannot be written is logged."""
+        if not self._knows:
+            return
+        self._states.forget(_now_ms() - FORGOTTEN_MS)
+        self._states.offset = max(self._states.offset, self._log.written_offset)
+        try:
+            await self._write()
+        except OSError as error:
+            logger.warning("%s cannot be saved: %s", self._path, error)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
