@@ -22,7 +22,7 @@ from core_log.log_flusher import LogFlusher
 from core_log.metadata.store import MetadataStore
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
-from delay.timer_service import TimerService
+from delay.timer_service import Timer, TimerService
 from routing import directories
 from routing.alarms import Alarms
 from routing.clients import Client
@@ -38,6 +38,7 @@ from routing.consumer_timeouts import ConsumerTimeouts
 from routing.control import Control
 from routing.dead_letters import DeadLetters
 from routing.errors import LimitExceeded, StorageUnavailable
+from routing.groups.coordinator import Coordinator
 from routing.message import Slab
 from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host
@@ -156,6 +157,7 @@ class Broker:
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=cluster is None)
         if self.engine is not None:
             self.engine.keep_transactions(self)
+        self.groups = Coordinator(config, self.offsets, self._timer, cluster)
         self._hand_on(Control(self), PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 
@@ -253,14 +255,7 @@ class Broker:
             self.forget_partition(partition)
         self.storage.topic_logs.close(topic)
         self.offsets.forget_topic(topic.name)
-        self.spawn(self._remove_directories, places)
-
-    async def _remove_directories(self, places: list[str]) -> None:
-        try:
-            await trio.to_thread.run_sync(directories.note_deletion, self.files, places)
-            await trio.to_thread.run_sync(directories.remove_noted, self.files, places)
-        except OSError as error:
-            logger.warning("the files of a deleted topic stay until the next start: %s", error)
+        self.spawn(directories.remove_later, self.files, places)
 
     def _defer(self, partition: QueuePartition) -> None:
         """Have a partition write its settlements a little later, together with all that ask for it meanwhile."""
@@ -332,6 +327,9 @@ class Broker:
     def _flushed(self) -> None:
         self.alarms.check()
         self.end_turn()
+
+    def _timer(self, wait_ms: int, callback: Callable[[], None]) -> Timer:
+        return self.timers.at(trio.current_time() + wait_ms / 1000, callback)
 
     def want_turn(self) -> None:
         """Have a turn end soon."""

@@ -30,6 +30,11 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Disk for spilled messages of non-durable queues; beyond it the longest queues lose their oldest messages."""
     settle_delay_ms: int = 10
     """Settlements wait so long for others, or for a message, to be written with; a crash makes them redeliveries."""
+    group_initial_delay_ms: int = 3000
+    """How long a consumer group that was empty waits for more members than the first."""
+    group_session_timeout_ms_min: int = 6000
+    group_session_timeout_ms_max: int = 1_800_000
+    group_members_max: int = 10_000
     cold_read_bytes: int = 512 << 10
     """How much of a backlog is read from disk at once."""
     checkpoint_interval_bytes: int = 64 << 20

@@ -12,7 +12,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+
+import trio
 
 from core_log.damage import find_damage, repair
 from core_log.errors import LogDamaged
@@ -113,3 +115,12 @@ def _free_name(files: Files, path: str) -> str:
     while files.exists(f"{path}.{number}"):
         number += 1
     return f"{path}.{number}"
+
+
+async def remove_later(files: Files, places: Sequence[str]) -> None:
+    """Remove what was deleted; a start goes on with what could not be."""
+    try:
+        await trio.to_thread.run_sync(note_deletion, files, places)
+        await trio.to_thread.run_sync(remove_noted, files, places)
+    except OSError as error:
+        logger.warning("the files of a deleted topic stay until the next start: %s", error)

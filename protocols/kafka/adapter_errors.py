@@ -5,6 +5,7 @@ from __future__ import annotations
 from core_log import errors as log_errors
 from protocols.kafka.errors import ErrorCode, KafkaError
 from routing import errors
+from routing.groups import errors as groups
 
 _CODES: dict[type[Exception], ErrorCode] = {
     errors.NotFound: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -18,6 +19,19 @@ _CODES: dict[type[Exception], ErrorCode] = {
     errors.NotEnoughReplicas: ErrorCode.NOT_ENOUGH_REPLICAS,
     errors.StorageUnavailable: ErrorCode.KAFKA_STORAGE_ERROR,
     errors.BrokerError: ErrorCode.INVALID_REQUEST,
+    groups.UnknownMember: ErrorCode.UNKNOWN_MEMBER_ID,
+    groups.IllegalGeneration: ErrorCode.ILLEGAL_GENERATION,
+    groups.RebalanceInProgress: ErrorCode.REBALANCE_IN_PROGRESS,
+    groups.InconsistentProtocol: ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+    groups.MemberIdRequired: ErrorCode.MEMBER_ID_REQUIRED,
+    groups.FencedInstance: ErrorCode.FENCED_INSTANCE_ID,
+    groups.InvalidSessionTimeout: ErrorCode.INVALID_SESSION_TIMEOUT,
+    groups.InvalidGroup: ErrorCode.INVALID_GROUP_ID,
+    groups.GroupFull: ErrorCode.GROUP_MAX_SIZE_REACHED,
+    groups.GroupNotEmpty: ErrorCode.NON_EMPTY_GROUP,
+    groups.UnknownGroup: ErrorCode.GROUP_ID_NOT_FOUND,
+    groups.NotCoordinator: ErrorCode.NOT_COORDINATOR,
+    groups.CoordinatorUnavailable: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     log_errors.LogUnavailable: ErrorCode.KAFKA_STORAGE_ERROR,
     log_errors.BatchTooLarge: ErrorCode.MESSAGE_TOO_LARGE,
     log_errors.CorruptBatch: ErrorCode.CORRUPT_MESSAGE,
@@ -25,7 +39,14 @@ _CODES: dict[type[Exception], ErrorCode] = {
     log_errors.ProducerFenced: ErrorCode.INVALID_PRODUCER_EPOCH,
     log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
 }
+_NOBODY = (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_ENOUGH_REPLICAS)
 ENGINE_ERRORS = (errors.BrokerError, log_errors.LogError, KafkaError)
+
+
+def group_code_of(error: Exception) -> ErrorCode:
+    """The same, of what is about the offsets of a group: where they cannot be written nobody looks after it."""
+    code = code_of(error)
+    return ErrorCode.COORDINATOR_NOT_AVAILABLE if code in _NOBODY else code
 
 
 def code_of(error: Exception) -> ErrorCode:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from struct import Struct, error
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protocols.buffers import BytesLike
 from protocols.kafka.schema import Api, Field
@@ -48,6 +48,10 @@ class Entity:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"no field {name!r} in {self!r}")
+
+    if TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Entity) and self.__dict__ == other.__dict__

@@ -146,6 +146,21 @@ class ReplicatedOffsets:
         stores = [part.store for part in self._stores.parts.values() if part.store is not None]
         return sum(store.count(partition, prefix) for store in stores)
 
+    @property
+    def groups(self) -> list[str]:
+        """Who has come anywhere, as far as it is led here."""
+        return [group for part in self._stores.parts.values() if part.store is not None for group in part.store.groups]
+
+    async def forget(self, group: str, partitions: Iterable[Partition]) -> None:
+        """A group that is led here has come nowhere there. Raises StorageUnavailable."""
+        found = await self._led(group, here=True)
+        assert not isinstance(found, int)
+        part, store = found
+        with part.while_led(), trio.move_on_after(self._patience_s):
+            await store.forget(group, partitions)
+            return
+        raise _too_few(group)
+
     def forget_topic(self, name: str) -> None:
         """The topic is deleted: as far as it is led here, nobody has come anywhere in it."""
         for part in self._stores.parts.values():

@@ -73,6 +73,22 @@ class OffsetStore:
             return dict(known)
         return {partition: known[partition] for partition in partitions if partition in known}
 
+    @property
+    def groups(self) -> list[str]:
+        """Who has come anywhere."""
+        return [group for group, known in self._groups.items() if known]
+
+    async def forget(self, group: str, partitions: Iterable[Partition]) -> None:
+        """A group has come nowhere there; returns when that is durable. Raises StorageUnavailable."""
+        known = self._groups.get(group, {})
+        try:
+            for topic, partition in [key for key in partitions if key in known]:
+                del known[topic, partition]
+                self._store.put(msgpack.packb([group, topic, partition]), None)
+            await self._store.commit()
+        except LogUnavailable as error:
+            raise StorageUnavailable(str(error)) from error
+
     def topics(self) -> set[str]:
         """Where anybody has come."""
         return {topic for known in self._groups.values() for topic, _ in known}

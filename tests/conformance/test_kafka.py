@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.coordinator.assignors.range import RangePartitionAssignor
 
 from core_log.record_batch import parse_header
 from protocols.native.blocking import BlockingClient
@@ -18,7 +21,6 @@ from tests.support import BrokerProcess, broker_process
 confluent_kafka = pytest.importorskip("confluent_kafka")
 DOORS = ("amqp", "mqtt", "native", "kafka")
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")
-# librdkafka uses lz4 only where there are group coordinators.
 READ_BY_KAFKA_PYTHON = (None, "gzip")
 """Others it reads with libraries of its own choice, if they are there."""
 
@@ -81,7 +83,7 @@ def test_what_one_client_compresses_the_others_read(server: str, broker: BrokerP
     assert confluent_read_all(server, topic, 1)[0].headers() == headers
     with BlockingClient(f"127.0.0.1:{broker.native_port}") as client:
         (first, *_) = client.fetch(topic, 0, 0).batches
-        assert parse_header(first).compression == (CODECS.index(codec) if codec != "lz4" else 0)
+        assert parse_header(first).compression == CODECS.index(codec)
 
 
 def test_records_without_keys_and_values_and_where_they_are(server: str) -> None:
@@ -135,3 +137,59 @@ def test_kcat(server: str) -> None:
     kcat("-P", "-t", "kafka-kcat", "-K:", said="a:1\nb:2\n")
     assert kcat("-C", "-t", "kafka-kcat", "-e", "-f", "%k=%s@%o ") == "a=1@0 b=2@1 "
     assert 'topic "kafka-kcat" with 1 partitions' in kcat("-L")
+
+
+def test_clients_of_two_kinds_share_a_group(server: str, broker: BrokerProcess) -> None:
+    with BlockingClient(f"127.0.0.1:{broker.native_port}") as client:
+        client.create_topic("kafka-group", partitions=6)
+    producer = KafkaProducer(bootstrap_servers=server, acks="all")
+    for number in range(300):
+        producer.send("kafka-group", b"%d" % number, key=b"%d" % number)
+    producer.flush()
+    seen: dict[str, list[bytes]] = {"one": [], "two": [], "three": []}
+    stop = threading.Event()
+
+    def with_kafka_python(name: str) -> None:
+        consumer = KafkaConsumer(
+            "kafka-group", bootstrap_servers=server, group_id="kafka-mixed", auto_offset_reset="earliest",
+            partition_assignment_strategy=[RangePartitionAssignor],
+        )  # fmt: skip
+        while not stop.is_set():
+            for records in consumer.poll(100).values():
+                seen[name] += [record.value for record in records]
+        consumer.close()
+
+    def with_confluent(name: str) -> None:
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": server, "group.id": "kafka-mixed", "auto.offset.reset": "earliest",
+                "partition.assignment.strategy": "range",
+            }
+        )  # fmt: skip
+        consumer.subscribe(["kafka-group"])
+        while not stop.is_set():
+            seen[name] += [one.value() for one in consumer.consume(100, 0.1)]
+        consumer.close()
+
+    kinds = {"one": with_kafka_python, "two": with_confluent, "three": with_kafka_python}
+    threads = [threading.Thread(target=run, args=(name,)) for name, run in kinds.items()]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 30
+    while sum(map(len, seen.values())) < 300 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(value for found in seen.values() for value in found) == sorted(
+        b"%d" % number for number in range(300)
+    )
+    assert all(seen.values()), {name: len(found) for name, found in seen.items()}
+    again = KafkaConsumer("kafka-group", bootstrap_servers=server, group_id="kafka-mixed", auto_offset_reset="earliest")
+    producer.send("kafka-group", b"more").get(10)
+    deadline, found = time.monotonic() + 20, list[bytes]()
+    while not found and time.monotonic() < deadline:
+        found += [record.value for records in again.poll(100).values() for record in records]
+    assert found == [b"more"], "from where the group had come"
+    again.close()
+    producer.close()

@@ -1,0 +1,57 @@
+"""OffsetCommit: how far a group has come."""
+
+from __future__ import annotations
+
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, group_code_of
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_groups import OFFSET_COMMIT
+from protocols.kafka.registry import serves
+from routing.topics.offset_store import Committed, Partition
+
+_NOTE_CHARACTERS_MAX = 4096
+
+
+@serves(OFFSET_COMMIT, 1, 8)
+async def offset_commit(door: Door, call: Call, request: Entity) -> Entity:
+    """Answered when what can be committed is safe; each partition is told for itself."""
+    offsets: dict[Partition, Committed] = {}
+    codes: dict[Partition, ErrorCode] = {}
+    for topic in request.topics:
+        for one in topic.partitions:
+            place = topic.name, one.partition_index
+            codes[place] = _allowed(door, *place, one.committed_metadata or "")
+            if codes[place] == ErrorCode.NONE:
+                offsets[place] = one.committed_offset, one.committed_metadata or ""
+    try:
+        await door.broker.groups.commit(
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id_or_member_epoch,
+            offsets,
+        )
+    except ENGINE_ERRORS as error:
+        codes.update(dict.fromkeys(offsets, group_code_of(error)))
+    return Entity(
+        topics=[
+            Entity(
+                name=topic.name,
+                partitions=[
+                    Entity(partition_index=one.partition_index, error_code=codes[topic.name, one.partition_index])
+                    for one in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _allowed(door: Door, topic: str, index: int, note: str) -> ErrorCode:
+    if not door.allows("read", topic):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    found = door.broker.topics.get(topic)
+    if found is None or not 0 <= index < len(found.partitions):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return ErrorCode.OFFSET_METADATA_TOO_LARGE if len(note) > _NOTE_CHARACTERS_MAX else ErrorCode.NONE

@@ -1,0 +1,52 @@
+"""OffsetFetch: where a group goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, group_code_of
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_groups import OFFSET_FETCH
+from protocols.kafka.registry import serves
+from routing.topics.offset_store import Committed, Partition
+
+_NOWHERE: Committed = (-1, "")
+_MANY_SINCE = 8
+_CODE_OF_ALL_SINCE = 2
+
+
+@serves(OFFSET_FETCH, 1, 8)
+async def offset_fetch(door: Door, call: Call, request: Entity) -> Entity:
+    """One group, or from version 8 on many."""
+    if call.version >= _MANY_SINCE:
+        return Entity(groups=[await _group(door, call, one) for one in request.groups])
+    found = await _group(door, call, request)
+    return Entity(topics=found.topics, error_code=found.error_code)
+
+
+async def _group(door: Door, call: Call, asked: Entity) -> Entity:
+    code, found = ErrorCode.NONE, dict[Partition, Committed]()
+    places = None
+    if asked.topics is not None:
+        places = [(topic.name, index) for topic in asked.topics for index in topic.partition_indexes]
+    try:
+        found = await door.broker.groups.fetch(asked.group_id, places)
+    except ENGINE_ERRORS as error:
+        code = group_code_of(error)
+    if places is None:
+        places = sorted(place for place in found if door.allows("read", place[0]))
+    topics: list[Entity] = []
+    for topic, index in places:
+        if not topics or topics[-1].name != topic:
+            topics.append(Entity(name=topic, partitions=[]))
+        topics[-1].partitions.append(_partition(door, found, topic, index, code))
+    return Entity(group_id=asked.group_id, topics=topics, error_code=code)
+
+
+def _partition(door: Door, found: Mapping[Partition, Committed], topic: str, index: int, code: ErrorCode) -> Entity:
+    if not door.allows("read", topic):
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    offset, note = found.get((topic, index), _NOWHERE) if code == ErrorCode.NONE else _NOWHERE
+    return Entity(partition_index=index, committed_offset=offset, metadata=note, error_code=code)

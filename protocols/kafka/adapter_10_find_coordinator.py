@@ -1,0 +1,44 @@
+"""FindCoordinator: which broker looks after a group."""
+
+from __future__ import annotations
+
+from protocols.kafka.adapter_03_metadata import nodes
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_groups import FIND_COORDINATOR
+from protocols.kafka.registry import serves
+
+_GROUP = 0
+_BATCHES_SINCE = 4
+
+
+@serves(FIND_COORDINATOR, 0, 4)
+async def find_coordinator(door: Door, call: Call, request: Entity) -> Entity:
+    """One, or from version 4 on for many."""
+    if call.version < _BATCHES_SINCE:
+        found = _found(door, request.key, request.key_type)
+        del found.key
+        return found
+    return Entity(coordinators=[_found(door, key, request.key_type) for key in request.coordinator_keys])
+
+
+def _found(door: Door, key: str, kind: int) -> Entity:
+    code, why = ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody looks after it now"
+    if kind != _GROUP:
+        code, why = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "there are no transactional producers yet"
+    elif not key:
+        code, why = ErrorCode.INVALID_GROUP_ID, "a group needs a name"
+    else:
+        broker = door.broker.groups.broker_of(key)
+        for node in nodes(door):
+            if node.node_id == broker:
+                return Entity(
+                    key=key,
+                    node_id=broker,
+                    host=node.host,
+                    port=node.port,
+                    error_code=ErrorCode.NONE,
+                    error_message=None,
+                )
+    return Entity(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=why)

@@ -1,0 +1,56 @@
+"""DescribeGroups: who is in a group, and what each member reads."""
+
+from __future__ import annotations
+
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_groups import DESCRIBE_GROUPS
+from protocols.kafka.registry import serves
+from routing.groups.errors import UnknownGroup
+from routing.groups.group import Group, State
+
+_UNKNOWN_IS_AN_ERROR_SINCE = 6
+
+
+@serves(DESCRIBE_GROUPS, 0, 6)
+async def describe_groups(door: Door, call: Call, request: Entity) -> Entity:
+    """A group that is not there is `Dead`."""
+    return Entity(groups=[_described(door, call, name) for name in request.groups])
+
+
+def _described(door: Door, call: Call, name: str) -> Entity:
+    reply = Entity(
+        error_code=ErrorCode.NONE, group_id=name, group_state=State.EMPTY.value, protocol_type="", protocol_data="",
+        members=[],
+    )  # fmt: skip
+    try:
+        found = door.broker.groups.describe(name)
+    except UnknownGroup as error:
+        reply.group_state = State.DEAD.value
+        if call.version >= _UNKNOWN_IS_AN_ERROR_SINCE:
+            reply.error_code, reply.error_message = ErrorCode.GROUP_ID_NOT_FOUND, str(error)
+    except ENGINE_ERRORS as error:
+        reply.error_code, reply.group_state = code_of(error), ""
+    else:
+        if found is not None:
+            _fill(reply, found)
+    return reply
+
+
+def _fill(reply: Entity, group: Group) -> None:
+    reply.group_state, reply.protocol_type = group.state.value, group.protocol_type
+    if group.state is State.STABLE:
+        reply.protocol_data = group.protocol
+    reply.members = [
+        Entity(
+            member_id=member.id,
+            group_instance_id=member.joining.instance_id,
+            client_id=member.joining.client_id,
+            client_host=member.joining.client_host,
+            member_metadata=member.metadata_for(group.protocol),
+            member_assignment=member.assignment,
+        )
+        for member in group.members.values()
+    ]

@@ -1,0 +1,26 @@
+"""DeleteGroups: forget groups without members, and how far they have come."""
+
+from __future__ import annotations
+
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, group_code_of
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_groups import DELETE_GROUPS
+from protocols.kafka.registry import serves
+
+
+@serves(DELETE_GROUPS, 0, 2)
+async def delete_groups(door: Door, call: Call, request: Entity) -> Entity:
+    """One after the other."""
+    return Entity(
+        results=[Entity(group_id=name, error_code=await _deleted(door, name)) for name in request.groups_names]
+    )
+
+
+async def _deleted(door: Door, name: str) -> ErrorCode:
+    try:
+        await door.broker.groups.delete(name)
+    except ENGINE_ERRORS as error:
+        return group_code_of(error)
+    return ErrorCode.NONE

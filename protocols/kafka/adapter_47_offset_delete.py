@@ -1,0 +1,32 @@
+"""OffsetDelete: forget where a group without members has come."""
+
+from __future__ import annotations
+
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, group_code_of
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_groups import OFFSET_DELETE
+from protocols.kafka.registry import serves
+
+
+@serves(OFFSET_DELETE, 0, 0)
+async def offset_delete(door: Door, call: Call, request: Entity) -> Entity:
+    """All partitions that are named."""
+    places = [(topic.name, one.partition_index) for topic in request.topics for one in topic.partitions]
+    try:
+        await door.broker.groups.forget(request.group_id, [place for place in places if door.allows("read", place[0])])
+    except ENGINE_ERRORS as error:
+        return Entity(error_code=group_code_of(error), topics=[])
+    return Entity(
+        error_code=ErrorCode.NONE,
+        topics=[
+            Entity(name=topic.name, partitions=[_done(door, topic.name, one) for one in topic.partitions])
+            for topic in request.topics
+        ],
+    )
+
+
+def _done(door: Door, topic: str, asked: Entity) -> Entity:
+    code = ErrorCode.NONE if door.allows("read", topic) else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return Entity(partition_index=asked.partition_index, error_code=code)

@@ -1,0 +1,1 @@
+"""Consumer groups: who is a member, and which member reads which partitions."""

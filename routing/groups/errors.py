@@ -1,0 +1,65 @@
+"""Why a member of a group is refused; each protocol has its own codes for these."""
+
+from __future__ import annotations
+
+from routing.errors import BrokerError
+
+
+class GroupError(BrokerError):
+    """Base of them."""
+
+
+class UnknownMember(GroupError):
+    """The group has no such member: join again."""
+
+
+class IllegalGeneration(GroupError):
+    """The group has another generation by now: join again."""
+
+
+class RebalanceInProgress(GroupError):
+    """The group is being divided anew: join again, as the same member."""
+
+
+class InconsistentProtocol(GroupError):
+    """The member cannot divide partitions as the others do."""
+
+
+class MemberIdRequired(GroupError):
+    """Join again, as this member."""
+
+    def __init__(self, member_id: str) -> None:
+        super().__init__("join again with the member id that was given out")
+        self.member_id = member_id
+
+
+class FencedInstance(GroupError):
+    """Another process is this static member now."""
+
+
+class InvalidSessionTimeout(GroupError):
+    """Longer or shorter than the broker allows."""
+
+
+class InvalidGroup(GroupError):
+    """No name for a group."""
+
+
+class GroupFull(GroupError):
+    """It has as many members as one may have."""
+
+
+class GroupNotEmpty(GroupError):
+    """It has members."""
+
+
+class UnknownGroup(GroupError):
+    """There is no such group."""
+
+
+class NotCoordinator(GroupError):
+    """Another broker looks after this group."""
+
+
+class CoordinatorUnavailable(GroupError):
+    """Nobody looks after this group at the moment."""

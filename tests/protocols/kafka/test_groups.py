@@ -1,0 +1,235 @@
+"""Groups through the Kafka door: what is asked, version by version, and what is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from core_log.memory_files import MemoryFiles
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_groups import (
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
+    FIND_COORDINATOR,
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    LIST_GROUPS,
+    OFFSET_COMMIT,
+    OFFSET_DELETE,
+    OFFSET_FETCH,
+    SYNC_GROUP,
+)
+from routing.grants import Permission
+from tests.protocols.kafka.door import Peer, kafka_broker
+
+QUICK = {"group_initial_delay_ms": 0}
+PROTOCOLS = [Entity(name="range", metadata=b"wants")]
+
+
+def joining(member_id: str = "", group: str = "g", **more: Any) -> dict[str, Any]:
+    return {
+        "group_id": group, "session_timeout_ms": 10_000, "rebalance_timeout_ms": 20_000, "member_id": member_id,
+        "protocol_type": "consumer", "protocols": PROTOCOLS, **more,
+    }  # fmt: skip
+
+
+async def member(peer: Peer, group: str = "g", **more: Any) -> Any:
+    """Join a group alone, and be told what was said."""
+    joined = await peer.ask(JOIN_GROUP, 3, **joining(group=group, **more))
+    assert joined.error_code == 0
+    synced = await peer.ask(
+        SYNC_GROUP, 3, group_id=group, generation_id=joined.generation_id, member_id=joined.member_id,
+        assignments=[Entity(member_id=joined.member_id, assignment=b"all")],
+    )  # fmt: skip
+    assert (synced.error_code, synced.assignment) == (0, b"all")
+    return joined
+
+
+@pytest.mark.parametrize("version", range(5))
+async def test_who_looks_after_a_group(version: int) -> None:
+    async with kafka_broker() as broker:
+        reply = await Peer(broker).ask(FIND_COORDINATOR, version, key="g", key_type=0, coordinator_keys=["g"])
+        found = reply if version < 4 else reply.coordinators[0]
+        assert (found.error_code, found.node_id, found.host, found.port) == (0, 0, "127.0.0.1", 9092)
+        nobody = await Peer(broker).ask(FIND_COORDINATOR, 4, key_type=0, coordinator_keys=[""])
+        assert nobody.coordinators[0].error_code == ErrorCode.INVALID_GROUP_ID
+
+
+@pytest.mark.parametrize("version", range(10))
+async def test_a_member_comes_reads_and_goes(version: int) -> None:
+    async with kafka_broker(**QUICK) as broker:
+        peer = Peer(broker)
+        joined = await peer.ask(JOIN_GROUP, version, **joining())
+        if version >= 4:
+            assert joined.error_code == ErrorCode.MEMBER_ID_REQUIRED
+            joined = await peer.ask(JOIN_GROUP, version, **joining(joined.member_id))
+        assert (joined.error_code, joined.generation_id, joined.protocol_name) == (0, 1, "range")
+        assert joined.leader == joined.member_id
+        assert [(one.member_id, one.metadata) for one in joined.members] == [(joined.member_id, b"wants")]
+        me = {"group_id": "g", "generation_id": 1, "member_id": joined.member_id}
+        synced = await peer.ask(
+            SYNC_GROUP, min(version, 5), **me, protocol_type="consumer", protocol_name="range",
+            assignments=[Entity(member_id=joined.member_id, assignment=b"all")],
+        )  # fmt: skip
+        assert (synced.error_code, synced.assignment) == (0, b"all")
+        assert (await peer.ask(HEARTBEAT, min(version, 4), **me)).error_code == 0
+        wrong = await peer.ask(HEARTBEAT, min(version, 4), **{**me, "generation_id": 2})
+        assert wrong.error_code == ErrorCode.ILLEGAL_GENERATION
+        leaving = [Entity(member_id=joined.member_id), Entity(member_id="nobody")]
+        left = await peer.ask(LEAVE_GROUP, min(version, 5), group_id="g", member_id=joined.member_id, members=leaving)
+        assert left.error_code == 0
+        if version >= 3:
+            assert [one.error_code for one in left.members] == [0, ErrorCode.UNKNOWN_MEMBER_ID]
+        assert (await peer.ask(HEARTBEAT, 0, **me)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_members_wait_for_each_other() -> None:
+    async with kafka_broker(**QUICK) as broker:
+        one, two = Peer(broker), Peer(broker)
+        first = await member(one)
+        await two.send(JOIN_GROUP, 3, **joining())
+        assert two.replies() == []
+        told = await one.ask(HEARTBEAT, 3, group_id="g", generation_id=1, member_id=first.member_id)
+        assert told.error_code == ErrorCode.REBALANCE_IN_PROGRESS
+        again = await one.ask(JOIN_GROUP, 3, **joining(first.member_id))
+        (second,) = two.replies()
+        assert (again.generation_id, second.generation_id, len(again.members)) == (2, 2, 2)
+        await two.send(SYNC_GROUP, 3, group_id="g", generation_id=2, member_id=second.member_id)
+        assert two.replies() == []
+        shares = [Entity(member_id=second.member_id, assignment=b"half")]
+        await one.ask(SYNC_GROUP, 3, group_id="g", generation_id=2, member_id=first.member_id, assignments=shares)
+        (synced,) = two.replies()
+        assert synced.assignment == b"half"
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"group_id": ""}, ErrorCode.INVALID_GROUP_ID),
+        ({"session_timeout_ms": 5999}, ErrorCode.INVALID_SESSION_TIMEOUT),
+        ({"session_timeout_ms": 1_800_001}, ErrorCode.INVALID_SESSION_TIMEOUT),
+        ({"member_id": "nobody"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        ({"protocols": []}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+    ],
+)
+async def test_who_cannot_join(asked: dict[str, Any], code: ErrorCode) -> None:
+    async with kafka_broker(**QUICK) as broker:
+        assert (await Peer(broker).ask(JOIN_GROUP, 3, **{**joining(), **asked})).error_code == code
+
+
+def committing(
+    offset: int, *, topic: str = "t", generation: int = -1, member_id: str = "", note: str | None = "n"
+) -> Any:
+    one = Entity(partition_index=0, committed_offset=offset, committed_metadata=note)
+    topics = [Entity(name=topic, partitions=[one])]
+    return {"group_id": "g", "generation_id_or_member_epoch": generation, "member_id": member_id, "topics": topics}
+
+
+async def committed(peer: Peer, version: int = 8, topics: Any = None) -> Any:
+    asked = topics if topics is not None or version < 2 else None
+    if version < 2:
+        asked = [Entity(name="t", partition_indexes=[0, 1])]
+    reply = await peer.ask(
+        OFFSET_FETCH, version, group_id="g", topics=asked, groups=[Entity(group_id="g", topics=asked)]
+    )
+    found = reply.groups[0] if version >= 8 else reply
+    return {
+        (topic.name, one.partition_index): (one.error_code, one.committed_offset, one.metadata)
+        for topic in found.topics
+        for one in topic.partitions
+    }
+
+
+@pytest.mark.parametrize("version", range(1, 9))
+async def test_how_far_a_group_has_come_survives_the_broker(version: int) -> None:
+    files = MemoryFiles()
+    async with kafka_broker(files) as broker:
+        await broker.create_topic("t", partitions=2, config={})
+        peer = Peer(broker)
+        reply = await peer.ask(OFFSET_COMMIT, version, **committing(7))
+        assert [one.error_code for one in reply.topics[0].partitions] == [0]
+        files = files.crash()
+    async with kafka_broker(files) as broker:
+        found = await committed(Peer(broker), version)
+        assert found[("t", 0)] == (0, 7, "n")
+        assert found.get(("t", 1), (0, -1, "")) == (0, -1, "")
+
+
+async def test_only_members_of_this_generation_commit() -> None:
+    async with kafka_broker(**QUICK) as broker:
+        await broker.create_topic("t", partitions=1, config={})
+        peer = Peer(broker)
+        me = (await member(peer)).member_id
+
+        async def code(**how: Any) -> int:
+            return int((await peer.ask(OFFSET_COMMIT, 8, **committing(1, **how))).topics[0].partitions[0].error_code)
+
+        assert await code(generation=1, member_id=me) == 0
+        assert await code(generation=0, member_id=me) == ErrorCode.ILLEGAL_GENERATION
+        assert await code(generation=1, member_id="nobody") == ErrorCode.UNKNOWN_MEMBER_ID
+        assert await code() == ErrorCode.UNKNOWN_MEMBER_ID
+        assert await code(generation=1, member_id=me, topic="none") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        too_long = await code(generation=1, member_id=me, note="x" * 5000)
+        assert too_long == ErrorCode.OFFSET_METADATA_TOO_LARGE
+        assert await code(generation=1, member_id=me, note=None) == 0
+        assert (await committed(peer))[("t", 0)] == (0, 1, "")
+
+
+async def test_groups_are_listed_described_and_deleted() -> None:
+    async with kafka_broker(**QUICK) as broker:
+        await broker.create_topic("t", partitions=2, config={})
+        peer = Peer(broker)
+        me = await member(peer, "members")
+        await peer.ask(OFFSET_COMMIT, 8, **committing(3))
+        for version in range(6):
+            listed = await peer.ask(LIST_GROUPS, version)
+            assert [(one.group_id, one.protocol_type) for one in listed.groups] == [
+                ("g", "consumer"), ("members", "consumer"),
+            ]  # fmt: skip
+        stable = await peer.ask(LIST_GROUPS, 4, states_filter=["Stable"])
+        assert [one.group_id for one in stable.groups] == ["members"]
+        for version in range(7):
+            described = (await peer.ask(DESCRIBE_GROUPS, version, groups=["g", "members", "none"])).groups
+            assert [one.group_state for one in described] == ["Empty", "Stable", "Dead"]
+            (found,) = described[1].members
+            assert (found.member_id, found.client_id, found.client_host) == (me.member_id, "test", "/127.0.0.1")
+            assert (found.member_metadata, found.member_assignment) == (b"wants", b"all")
+            assert described[2].error_code == (ErrorCode.GROUP_ID_NOT_FOUND if version >= 6 else 0)
+        places = [Entity(name="t", partitions=[Entity(partition_index=1)])]
+        assert (await peer.ask(OFFSET_DELETE, 0, group_id="g", topics=places)).error_code == 0
+        assert (await committed(peer))[("t", 0)] == (0, 3, "n")
+        for version in range(3):
+            deleted = await peer.ask(DELETE_GROUPS, version, groups_names=["g", "members", "none"])
+            assert [one.error_code for one in deleted.results] == [
+                0 if version == 0 else ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.NON_EMPTY_GROUP,
+                ErrorCode.GROUP_ID_NOT_FOUND,
+            ]  # fmt: skip
+        assert await committed(peer) == {}
+
+
+async def test_whoever_is_silent_is_out(autojump_clock: trio.testing.MockClock) -> None:
+    async with kafka_broker(**QUICK) as broker:
+        peer = Peer(broker)
+        me = await member(peer)
+        await trio.sleep(9.9)
+        beat = {"group_id": "g", "generation_id": 1, "member_id": me.member_id}
+        assert (await peer.ask(HEARTBEAT, 3, **beat)).error_code == 0
+        await trio.sleep(10.1)
+        assert (await peer.ask(HEARTBEAT, 3, **beat)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_offsets_are_for_who_may_read() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t", partitions=1, config={})
+        await Peer(broker).ask(OFFSET_COMMIT, 8, **committing(3))
+        await broker.rights.set_permission("/", "guest", Permission("", "", "^other$"))
+        peer = Peer(broker)
+        reply = await peer.ask(OFFSET_COMMIT, 8, **committing(9))
+        assert reply.topics[0].partitions[0].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert await committed(peer) == {}
+        asked = [Entity(name="t", partition_indexes=[0])]
+        assert (await committed(peer, 7, asked))[("t", 0)] == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, -1, "")
