@@ -151,9 +151,11 @@ class FactColumns:
             before = [] if known is None else known.between(start, start + (1 << BLOCK_BITS))
             at = start
             for run in sorted([*before, *new]):
-                if run.first >= at:  # the same twice among the new ones
-                    block.add(run.first, *to_columns(run.facts), run.timestamp_ms)
-                    at = run.first + len(run.facts)
+                facts = run.facts[max(at - run.first, 0) :]  # the new ones may have the same twice
+                if facts:
+                    first = max(run.first, at)
+                    block.add(first, *to_columns(facts), run.timestamp_ms)
+                    at = first + len(facts)
 
     def between(self, first: int, count: int) -> Iterator[FactRun]:
         """The facts of [first, first + count), run by run; offsets without any are left out."""

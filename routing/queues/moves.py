@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
+from itertools import pairwise
 
 from routing.queues.fact_columns import BLOCK_BITS
 
@@ -41,14 +42,14 @@ class Moves:
         return min(self._blocks, default=1 << 48) << BLOCK_BITS
 
     def place(self, runs: Iterable[MovedRun]) -> None:
-        """Note where messages lie from now on."""
+        """Note where messages lie from now on. Those that are named more than once lie where the last one says."""
         placed: dict[int, list[MovedRun]] = {}
         for first, count, location in runs:
             for start, number in _by_block(first, count):
                 placed.setdefault(start >> BLOCK_BITS, []).append((start, number, location + start - first))
             self.before = max(self.before, first + count)
         for number, new in placed.items():
-            new.sort()
+            new = _resolved(new)
             kept = [part for run in self._runs(number) for part in _around(new, run)]
             firsts, counts, locations = zip(*sorted([*kept, *new]), strict=True)
             self._blocks[number] = (array("Q", firsts), array("Q", counts), array("Q", locations))
@@ -146,6 +147,22 @@ def _by_block(first: int, count: int) -> Iterator[tuple[int, int]]:
         number = min(count, ((first >> BLOCK_BITS) + 1 << BLOCK_BITS) - first)
         yield first, number
         first, count = first + number, count - number
+
+
+def _resolved(runs: list[MovedRun]) -> list[MovedRun]:
+    """Sorted, and each offset once."""
+    ordered = sorted(runs)
+    if all(before[0] + before[1] <= after[0] for before, after in pairwise(ordered)):
+        return ordered
+    places = {first + index: location + index for first, count, location in runs for index in range(count)}
+    found: list[MovedRun] = []
+    for offset in sorted(places):
+        first, count, location = found[-1] if found else (-1, 0, 0)
+        if (offset, places[offset]) == (first + count, location + count):
+            found[-1] = first, count + 1, location
+        else:
+            found.append((offset, 1, places[offset]))
+    return found
 
 
 def _overlapping(runs: list[MovedRun], run: MovedRun) -> Iterator[MovedRun]:

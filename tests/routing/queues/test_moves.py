@@ -45,6 +45,23 @@ def test_random_moves(seed: int) -> None:
     assert list(loaded.all()) == list(moves.all())
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_moved_several_times_at_once_lies_where_it_was_moved_last(seed: int) -> None:
+    dice = random.Random(seed)
+    moves, where = Moves(), {}
+    location = 4 * BLOCK
+    for _ in range(3):
+        runs = []
+        for _ in range(dice.randint(1, 30)):
+            first, count = dice.randrange(BLOCK - 300, BLOCK + 300), dice.randint(1, 40)
+            runs.append((first, count, location))
+            where.update({first + index: location + index for index in range(count)})
+            location += count
+        moves.place(runs)
+        assert {first + at: place + at for first, count, place in moves.all() for at in range(count)} == where
+        assert all(moves.location(offset) == place for offset, place in where.items())
+
+
 def test_blocks_go_when_nothing_in_them_is_live() -> None:
     moves = Moves()
     moves.place([(BLOCK - 5, 10, 9 * BLOCK)])
