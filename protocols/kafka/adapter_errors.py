@@ -40,7 +40,7 @@ _CODES: dict[type[Exception], ErrorCode] = {
     log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
 }
 _NOBODY = (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_ENOUGH_REPLICAS)
-ENGINE_ERRORS = (errors.BrokerError, log_errors.LogError, KafkaError)
+ENGINE_ERRORS = (errors.BrokerError, groups.GroupError, log_errors.LogError, KafkaError)
 
 
 def group_code_of(error: Exception) -> ErrorCode:

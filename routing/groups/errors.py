@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from routing.errors import BrokerError
 
-
-class GroupError(BrokerError):
-    """Base of them."""
+class GroupError(Exception):
+    """Base of them. Only protocols that know groups are told of them."""
 
 
 class UnknownMember(GroupError):

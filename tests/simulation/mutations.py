@@ -26,8 +26,8 @@ def truncates_to_the_watermark() -> Iterator[None]:
     """KIP-101: a follower cuts to its high watermark and goes on from there; epochs are not compared."""
     begin = Follower.__init__
 
-    def wrong(self: Follower, name: str, log: ReplicaLog, leader: int, leader_epoch: int) -> None:
-        begin(self, name, log, leader, leader_epoch)
+    def wrong(self: Follower, name: str, log: ReplicaLog, *arguments: Any, **more: Any) -> None:
+        begin(self, name, log, *arguments, **more)
         self.cut_to = log.high_watermark
 
     def compare(self: Leader, position: Position) -> Reply | None:
