@@ -185,7 +185,9 @@ class Connection:
                 return not data
             adapter.published = False
             began = perf_counter()
+            adapter.held = True  # it may wait for other brokers, and nothing is read meanwhile
             await adapter.handle(data)
+            adapter.held = False
             shell.end_turn()
             if not data:
                 return True
@@ -195,7 +197,9 @@ class Connection:
                 self._arm()
             if outbox.pending_bytes > outbox_bytes_high:
                 await outbox.drained()
+            adapter.held = True
             await shell.wait_for_room()
+            adapter.held = False
             if adapter.published and shell.wait_to_publish is not None:
                 adapter.held = True
                 await shell.wait_to_publish()

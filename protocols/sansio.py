@@ -54,7 +54,8 @@ class Adapter(Protocol):
     is short of disk or memory."""
 
     held: bool
-    """Set by the shell while it does not read for that reason: the peer's silence means nothing then."""
+    """Set by the shell while it does not read, for that reason or because `handle` waits: the peer's silence means
+    nothing then."""
 
     async def handle(self, data: bytes) -> None:
         """Take bytes read from the peer; `b""` means the peer closed its side."""

@@ -300,7 +300,8 @@ class TransactionConsumer(AmqpConsumer):
     def settle(self, channel: BlockingChannel, message: Message) -> None:
         """See `AmqpConsumer`."""
         channel.tx_commit()
-        self.ledger.settled.setdefault(message, len(self.ledger.received))
+        came_before = len(self.ledger.received) + channel.get_waiting_message_count()
+        self.ledger.settled.setdefault(message, came_before)
 
 
 class MqttPublisher(Worker):

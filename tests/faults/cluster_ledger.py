@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 KEYS = 6
-SLOW_S = 0.3
+SLOW_S = 0.05
 """A leader that is gone is not replaced in less."""
 
 Message = tuple[int, int]

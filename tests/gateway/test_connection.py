@@ -11,6 +11,7 @@ import trio
 from structlog.testing import capture_logs
 
 from gateway.config import Limits
+from protocols.sansio import Outbox
 from tests.gateway.shell import EchoAdapter, open_door, receive_all, receive_exactly, until
 
 SMALL = Limits(outbox_bytes_high=64 << 10, close_linger_ms=300)
@@ -392,3 +393,22 @@ async def test_a_held_connection_can_be_ended() -> None:
         door.shell.end_turn()
         assert await receive_all(client) == b"pbye"
         await until(lambda: adapter.lost)
+
+
+async def test_the_silence_of_a_peer_that_is_waited_for_means_nothing() -> None:
+    class Slow(EchoAdapter):
+        def __init__(self, outbox: Outbox, peer: str) -> None:
+            super().__init__(outbox, peer)
+            self.go_on = trio.Event()
+
+        async def handle(self, data: bytes) -> None:
+            await self.go_on.wait()
+            await super().handle(data)
+
+    async with open_door(Slow) as door, await door.connect() as client:
+        await client.send_all(b"ping")
+        adapter = await door.adapter()
+        await until(lambda: adapter.held)
+        adapter.go_on.set()
+        assert await receive_exactly(client, 4) == b"ping"
+        await until(lambda: not adapter.held)
