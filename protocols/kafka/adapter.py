@@ -19,7 +19,7 @@ import structlog
 
 from protocols.buffers import BytesLike, FrameReader
 from protocols.fetching import Fetches
-from protocols.kafka import (
+from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_00_produce,
     adapter_01_fetch,
     adapter_02_list_offsets,
@@ -62,28 +62,6 @@ from routing.errors import BrokerError
 
 log = structlog.get_logger(__name__)
 
-_HANDLERS = (
-    adapter_00_produce,
-    adapter_01_fetch,
-    adapter_02_list_offsets,
-    adapter_03_metadata,
-    adapter_08_offset_commit,
-    adapter_09_offset_fetch,
-    adapter_10_find_coordinator,
-    adapter_11_join_group,
-    adapter_12_heartbeat,
-    adapter_13_leave_group,
-    adapter_14_sync_group,
-    adapter_15_describe_groups,
-    adapter_16_list_groups,
-    adapter_17_sasl_handshake,
-    adapter_18_api_versions,
-    adapter_22_init_producer_id,
-    adapter_36_sasl_authenticate,
-    adapter_42_delete_groups,
-    adapter_47_offset_delete,
-)
-"""Imported for what they register."""
 
 _HEADER = Struct(">hhih")
 _LENGTH = Struct(">i")
