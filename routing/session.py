@@ -415,8 +415,7 @@ class Session:
 
     async def commit(self) -> None:
         """Let everything since `begin` or the last commit take effect, all of it or nothing; the next transaction
-        begins. Returns when it is safe. Raises StorageUnavailable, PreconditionFailed: what was settled is outstanding
-        again.
+        begins. Returns when it is safe. Raises BrokerError: then what was settled is outstanding again.
         """
         transaction = self.transaction
         assert transaction is not None, "no transaction was begun"

@@ -137,8 +137,6 @@ class KafkaAdapter:
         self._calls.clear()
         self._broker.release(self)
         self.door.fetches.drop()
-        for callback in self.door.over:
-            callback()
 
     def shut_down(self, reason: str) -> None:
         """Answer parked fetches with what there is, and close: a Kafka client looks for the new leader by itself."""

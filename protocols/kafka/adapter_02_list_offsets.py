@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocols.kafka.adapter_door import Call, Door, leader_epoch_of
+from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
@@ -29,7 +29,7 @@ async def _offset(door: Door, call: Call, topic: str, asked: Entity) -> Entity:
     try:
         door.require("read", topic)
         partition = door.led(topic, asked.partition_index, leader_epoch=asked.current_leader_epoch)
-        epoch, log = leader_epoch_of(partition), partition.log
+        epoch, log = partition.leader_epoch, partition.log
         if asked.timestamp == _EARLIEST:
             offset = log.log_start_offset
         elif asked.timestamp == _LATEST:

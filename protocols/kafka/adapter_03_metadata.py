@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from protocols.kafka.adapter_door import Call, Door, leader_epoch_of
+from protocols.adapter_topics import may_see, nodes_of
+from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import METADATA
 from protocols.kafka.registry import serves
-from routing.grants import Access
 from routing.topics.topic import Topic, TopicPartition
 
 NOBODY = -1
-_ACCESSES: tuple[Access, ...] = ("read", "write", "configure")
 _ALL_TOPICS_EMPTY_BEFORE = 1
 """In the first version an empty list asks for all topics; later only null does."""
 
@@ -22,7 +21,7 @@ async def metadata(door: Door, call: Call, request: Entity) -> Entity:
     """Topics that are asked for by name may be made by that."""
     asked = request.topics
     if asked is None or (not asked and call.version < _ALL_TOPICS_EMPTY_BEFORE):
-        names = [name for name in sorted(door.broker.topics) if _may_see(door, name)]
+        names = [name for name in sorted(door.broker.topics) if _sees(door, name)]
         topics = [_described(door.broker.topics[name]) for name in names]
     else:
         topics = [await _asked(door, one.name, create=request.allow_auto_topic_creation) for one in asked]
@@ -39,7 +38,7 @@ async def metadata(door: Door, call: Call, request: Entity) -> Entity:
 async def _asked(door: Door, name: str, *, create: bool) -> Entity:
     try:
         topic = door.broker.topics.get(name)
-        if not _may_see(door, name):
+        if not _sees(door, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if topic is None and create:
             topic = await door.create_missing(name)
@@ -50,9 +49,8 @@ async def _asked(door: Door, name: str, *, create: bool) -> Entity:
     return _described(topic)
 
 
-def _may_see(door: Door, topic: str) -> bool:
-    """Whether a topic exists, as far as this user is concerned."""
-    return any(door.allows(access, topic) for access in _ACCESSES)
+def _sees(door: Door, topic: str) -> bool:
+    return door.grants is not None and may_see(door.grants, topic)
 
 
 def _described(topic: Topic) -> Entity:
@@ -66,7 +64,7 @@ def _partition(partition: TopicPartition) -> Entity:
             error_code=ErrorCode.NONE,
             partition_index=partition.index,
             leader_id=0,
-            leader_epoch=leader_epoch_of(partition),
+            leader_epoch=partition.leader_epoch,
             replica_nodes=[0],
             isr_nodes=[0],
         )
@@ -89,13 +87,10 @@ def nodes(door: Door) -> list[Entity]:
     if cluster is None:
         host, port = door.local
         return [Entity(node_id=0, host=door.config.advertised_host or host, port=door.config.advertised_port or port)]
-    found = []
-    for member in sorted(cluster.members.brokers.values()):
-        host, _, port_text = member.record.addresses.get(door.name, "").rpartition(":")
-        if host:
-            rack = member.record.rack or None
-            found.append(Entity(node_id=member.broker_id, host=host.strip("[]"), port=int(port_text), rack=rack))
-    return found
+    return [
+        Entity(node_id=node.broker_id, host=node.host, port=node.port, rack=node.rack or None)
+        for node in nodes_of(cluster, door.name)
+    ]
 
 
 def cluster_id(door: Door) -> str:

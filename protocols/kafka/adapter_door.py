@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from core_log.partition_log import PartitionLog
 from delay.timer_service import Timer
+from protocols.adapter_topics import create_missing
 from protocols.kafka.codec import Entity
 from protocols.kafka.config import KafkaConfig
 from protocols.kafka.errors import ErrorCode, KafkaError
@@ -61,8 +61,6 @@ class Door:
         self.fetches: Any
         self.end: Callable[[], None]
         """Closes the connection when all is answered."""
-        self.over: list[Callable[[], None]] = []
-        """Called when the connection is gone."""
 
     @property
     def node_id(self) -> int:
@@ -94,39 +92,22 @@ class Door:
         refused = partition.leadership.refusal() if partition.leadership is not None else None
         if refused is not None:
             raise refused
-        if leader_epoch >= 0 and leader_epoch != leader_epoch_of(partition):
-            fenced = leader_epoch < leader_epoch_of(partition)
+        if leader_epoch >= 0 and leader_epoch != partition.leader_epoch:
+            fenced = leader_epoch < partition.leader_epoch
             raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH if fenced else ErrorCode.UNKNOWN_LEADER_EPOCH)
         return partition
 
     async def create_missing(self, name: str) -> Topic | None:
         """A topic that somebody uses, made if that is allowed; None if not. Raises BrokerError, KafkaError."""
-        config = self.broker.config
-        if not config.auto_create_topics:
+        if self.grants is None:
             return None
-        self.require("configure", name)
         try:
-            return await self.broker.create_topic(name, partitions=config.auto_create_partitions, config={})
-        except errors.PreconditionFailed:  # somebody else was faster, perhaps not done yet
-            topic = self.broker.topics.get(name)
-            if topic is None:
-                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name!r} is being created") from None
-            return topic
+            return await create_missing(self.broker, self.grants, name)
+        except errors.NotLeader as error:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(error)) from None
         except errors.InvalidArgument as error:
             raise KafkaError(ErrorCode.INVALID_TOPIC, str(error)) from None
 
     def timer(self, wait_ms: int, callback: Callable[[], None]) -> Timer:
         """Call something later."""
         return self.broker.timers.at(self.clock() + wait_ms / 1000, callback)
-
-
-def leader_epoch_of(partition: TopicPartition) -> int:
-    """The epoch in which a partition is led."""
-    if partition.leadership is None:
-        return partition.log.leader_epoch
-    return partition.leadership.standing.leader_epoch
-
-
-def is_log(found: PartitionLog | KafkaError) -> bool:
-    """Whether a look-up found one."""
-    return isinstance(found, PartitionLog)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import validate
+from protocols.adapter_topics import create_missing, may_see
 from protocols.fetching import Fetches
 from protocols.native import wire
 from protocols.native.adapter_errors import ENGINE_ERRORS, Refused, engine_error
@@ -25,7 +26,7 @@ from protocols.native.adapter_fetch import FetchDoor
 from protocols.native.adapter_metadata import describe, node_id, nodes, partitions
 from protocols.native.adapter_offsets import check_epoch, list_offsets, offsets_for_epochs
 from protocols.native.adapter_produce import PendingProduce
-from protocols.native.adapter_rights import may_see, require_rights
+from protocols.native.adapter_rights import require_rights
 from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
 from protocols.native.errors import RETRIABLE, ErrorCode, WireError, wire_error
@@ -197,7 +198,7 @@ class NativeAdapter:
                 if request.topics is not None and not may_see(self._grants, name):
                     self._grants.require("read", "topic", name)
                 if topic is None and request.create_missing:
-                    topic = await self._create_missing(name)
+                    topic = await create_missing(self._broker, self._grants, name)
                 if topic is None:
                     raise Refused(ErrorCode.UNKNOWN_TOPIC, f"no topic {name!r}")
             except Refused as refusal:
@@ -207,20 +208,6 @@ class NativeAdapter:
             else:
                 topics.append((name, None, partitions(self._broker, self._config, topic)))
         return wire.MetadataReply(request.correlation_id, nodes(self._broker, self._config, self._door), topics)
-
-    async def _create_missing(self, name: str) -> Topic | None:
-        """The topic, made if that is allowed; None if not."""
-        config = self._broker.config
-        if not config.auto_create_topics:
-            return None
-        self._grants.require("configure", "topic", name)
-        try:
-            return await self._broker.create_topic(name, partitions=config.auto_create_partitions, config={})
-        except errors.PreconditionFailed:  # somebody else was faster, perhaps not done yet
-            topic = self._broker.topics.get(name)
-            if topic is None:
-                raise Refused(ErrorCode.NOT_LEADER, f"topic {name!r} is being created") from None
-            return topic
 
     async def _create_topic(self, request: wire.CreateTopic) -> wire.Reply:
         await self._broker.create_topic(request.name, partitions=request.partitions, config=request.config)
@@ -316,7 +303,7 @@ class NativeAdapter:
                     # Refused, not left unread: the connection may fetch as well, and consumers never wait.
                     raise Refused(ErrorCode.BLOCKED, f"producers are blocked: {self._broker.blocked}")
                 if entry.topic not in self._broker.topics:
-                    await self._create_missing(entry.topic)
+                    await create_missing(self._broker, self._grants, entry.topic)
                 log, base_offset = self._append(entry, request.acks)
             except Refused as refusal:
                 pending.settle(index, -1, refusal.error)

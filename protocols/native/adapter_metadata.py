@@ -5,6 +5,7 @@ In a cluster a broker's address is the one that it advertises for the same door:
 
 from __future__ import annotations
 
+from protocols.adapter_topics import nodes_of
 from protocols.native import wire
 from protocols.native.config import NativeConfig
 from routing.broker import Broker
@@ -24,12 +25,7 @@ def nodes(broker: Broker, config: NativeConfig, door: str) -> list[tuple[int, st
     cluster = broker.cluster
     if cluster is None:
         return [(config.node_id, config.advertised_host, config.advertised_port)]
-    found = []
-    for member in sorted(cluster.members.brokers.values()):
-        host, _, port = member.record.addresses.get(door, "").rpartition(":")
-        if host:
-            found.append((member.broker_id, host.strip("[]"), int(port)))
-    return found
+    return [(node.broker_id, node.host, node.port) for node in nodes_of(cluster, door)]
 
 
 def partitions(broker: Broker, config: NativeConfig, topic: Topic) -> list[wire.PartitionMetadata]:

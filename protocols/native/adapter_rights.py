@@ -11,11 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from protocols.native import wire
-from routing.grants import Access, Grants
+from routing.grants import Grants
 
 _Check = Callable[[Grants, Any], None]
-
-_ACCESSES: tuple[Access, ...] = ("read", "write", "configure")
 
 
 def require_rights(grants: Grants, request: wire.AnyRequest) -> None:
@@ -23,11 +21,6 @@ def require_rights(grants: Grants, request: wire.AnyRequest) -> None:
     check = _CHECKS.get(type(request))
     if check is not None:
         check(grants, request)
-
-
-def may_see(grants: Grants, topic: str) -> bool:
-    """Whether a topic exists, as far as this user is concerned."""
-    return any(grants.allows(access, topic) for access in _ACCESSES)
 
 
 def _bind(grants: Grants, request: wire.Bind | wire.Unbind) -> None:

@@ -332,11 +332,10 @@ class QueuePartition:
                     self._seal_data()
                     if self._seen or self._sizes:
                         self._seal_notes()
-                    if not self._settled and not self._returned:
-                        pass
-                    elif due:
+                    waiting = self._settled or self._returned
+                    if waiting and due:
                         self._seal_settlements()
-                    elif self._defer is not None:
+                    elif waiting and self._defer is not None:
                         self._defer(self)
                 except LogUnavailable:
                     pass  # kept; `_log_advanced` comes back to it when the log takes writes again
