@@ -53,6 +53,7 @@ from routing.storage import Storage, fitted, wall_clock_ms
 from routing.topics import upkeep
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic_ids import Topics
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.tracing import Trace, flush
 
@@ -390,8 +391,8 @@ class Broker:
         self.topology.drop_queue(queue)
 
     @property
-    def topics(self) -> Mapping[str, Topic]:
-        """All topics by name."""
+    def topics(self) -> Topics:
+        """All topics by name, and by id."""
         return self.topology.topics
 
     def trace(self, vhost: str, on: bool) -> None:

@@ -31,6 +31,7 @@ from routing.queues.queue import Queue
 from routing.topics.stream_settings import STREAM, check_adoption, check_declaration, topic_config, topic_name
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import log_config, replication
+from routing.topics.topic_ids import new_id
 from routing.topology import plans, topic_plans
 from routing.topology.binding import Binding, Destination
 from routing.topology.catalog import DEFAULT_VHOST
@@ -349,6 +350,7 @@ class Control:
             raise PreconditionFailed(f"topic '{name}' exists")
         if len(self.topology.topics) >= self.config.topics_max:
             raise LimitExceeded(f"there are {self.config.topics_max} topics already")
+        value["id"] = new_id()
         if self._broker.storage.topic_logs is not None:
             return await self._make_shared_topic(name, value, plan)
         self._changing.add(name)
@@ -417,10 +419,7 @@ class Control:
                 await self._make_topic(place, value, plan)
                 return
             check_adoption(place, len(topic.partitions), topic.config, arguments, self.config)
-            value = {"partitions": 1, "config": topic.config, "stream": said}
-            if topic.uid:
-                value["uid"] = topic.uid
-            entry = Entry(topic_key(place), value, True, topic)
+            entry = Entry(topic_key(place), topic.record(1) | {"stream": said}, True, topic)
             await self.topology.change(lambda: plan(entry))
 
     async def create_partitions(self, name: str, count: int) -> None:

@@ -33,6 +33,7 @@ from routing.topics.offset_store import OffsetStore
 from routing.topics.stream import StreamHost
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import log_config
+from routing.topics.topic_ids import id_of
 from routing.topology.catalog import Catalog
 from routing.topology.mirror import CatalogMirror
 from routing.topology.topology import Topology
@@ -234,7 +235,7 @@ class Storage:
     def open_topic(self, name: str, value: Mapping[str, Any]) -> Topic:
         """Open the logs of a topic as its entry says, made where they are not there. Raises OSError."""
         opened = self.open_partitions(name, value, range(value["partitions"]))
-        return Topic(name, value["config"], opened, value.get("uid", ""))
+        return Topic(name, value["config"], opened, id_of(name, value), value.get("uid", ""))
 
     def open_partitions(self, name: str, value: Mapping[str, Any], indexes: range) -> list[TopicPartition]:
         """The same of some of its partitions. Raises OSError."""
@@ -258,7 +259,7 @@ class Storage:
     def create_topic(self, name: str, value: Mapping[str, Any]) -> Topic:
         """`open_topic` for one that is new: whatever lies in its place goes. Raises OSError."""
         partitions = self.create_partitions(name, value, range(value["partitions"]))
-        return Topic(name, value["config"], partitions)
+        return Topic(name, value["config"], partitions, id_of(name, value))
 
     def create_partitions(self, name: str, value: Mapping[str, Any], indexes: range) -> list[TopicPartition]:
         """`open_partitions` for some that are new. Raises OSError."""

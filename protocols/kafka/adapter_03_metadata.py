@@ -1,4 +1,7 @@
-"""Metadata: which brokers there are, which topics, and who leads their partitions."""
+"""Metadata: which brokers there are, which topics, and who leads their partitions.
+
+A topic is asked for by name or, from version 12 on, by its id; only a name makes one that is not there.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import METADATA
 from protocols.kafka.registry import serves
+from routing.grants import Access
 from routing.topics.topic import Topic, TopicPartition
 
 NOBODY = -1
@@ -16,7 +20,17 @@ _ALL_TOPICS_EMPTY_BEFORE = 1
 """In the first version an empty list asks for all topics; later only null does."""
 
 
-@serves(METADATA, 0, 9)
+_IDS_SINCE = 12
+_NO_ID = bytes(16)
+_OPERATIONS: dict[Access, int] = {
+    "read": 1 << 3 | 1 << 8,  # read, describe
+    "write": 1 << 4 | 1 << 8,  # write, describe
+    "configure": 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 11,  # create, delete, alter, describe, configs
+}
+_NOT_ASKED = -(1 << 31)
+
+
+@serves(METADATA, 0, 13)
 async def metadata(door: Door, call: Call, request: Entity) -> Entity:
     """Topics that are asked for by name may be made by that."""
     asked = request.topics
@@ -24,7 +38,11 @@ async def metadata(door: Door, call: Call, request: Entity) -> Entity:
         names = [name for name in sorted(door.broker.topics) if _sees(door, name)]
         topics = [_described(door.broker.topics[name]) for name in names]
     else:
-        topics = [await _asked(door, one.name, create=request.allow_auto_topic_creation) for one in asked]
+        topics = [await _asked(door, call, one, create=request.allow_auto_topic_creation) for one in asked]
+    if request.include_topic_authorized_operations:
+        for one in topics:
+            if one.error_code == ErrorCode.NONE:
+                one.topic_authorized_operations = operations(door, one.name)
     members = nodes(door)
     cluster = door.broker.cluster
     return Entity(
@@ -35,7 +53,18 @@ async def metadata(door: Door, call: Call, request: Entity) -> Entity:
     )
 
 
-async def _asked(door: Door, name: str, *, create: bool) -> Entity:
+async def _asked(door: Door, call: Call, asked: Entity, *, create: bool) -> Entity:
+    name, topic_id = asked.name, asked.topic_id
+    if call.version < _IDS_SINCE and (name is None or topic_id != _NO_ID):
+        return Entity(error_code=ErrorCode.INVALID_REQUEST, name=name or "", topic_id=topic_id, partitions=[])
+    if name is None or topic_id != _NO_ID:
+        found = door.broker.topics.by_id.get(topic_id)
+        if found is None:
+            return Entity(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id, partitions=[])
+        if not _sees(door, found.name):
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return Entity(error_code=code, name=None, topic_id=topic_id, partitions=[])
+        return _described(found)
     try:
         topic = door.broker.topics.get(name)
         if not _sees(door, name):
@@ -45,7 +74,7 @@ async def _asked(door: Door, name: str, *, create: bool) -> Entity:
         if topic is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     except ENGINE_ERRORS as error:
-        return Entity(error_code=code_of(error), name=name, partitions=[])
+        return Entity(error_code=code_of(error), name=name, topic_id=_NO_ID, partitions=[])
     return _described(topic)
 
 
@@ -53,8 +82,23 @@ def _sees(door: Door, topic: str) -> bool:
     return door.grants is not None and may_see(door.grants, topic)
 
 
+def operations(door: Door, topic: str) -> int:
+    """What a user may do with a topic, as Kafka's set of bits."""
+    found = 0
+    for access, bits in _OPERATIONS.items():
+        if door.allows(access, topic):
+            found |= bits
+    return found
+
+
 def _described(topic: Topic) -> Entity:
-    return Entity(error_code=ErrorCode.NONE, name=topic.name, partitions=[_partition(one) for one in topic.partitions])
+    return Entity(
+        error_code=ErrorCode.NONE,
+        name=topic.name,
+        topic_id=topic.id,
+        topic_authorized_operations=_NOT_ASKED,
+        partitions=[_partition(one) for one in topic.partitions],
+    )
 
 
 def _partition(partition: TopicPartition) -> Entity:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 
@@ -223,13 +223,18 @@ class Topic:
     """A named set of partitions; `config` is as given when it was created."""
 
     __slots__ = (
-        "_header_blocks", "_partition_of_key", "_record_bytes_max", "config", "is_stream", "name", "partitions", "uid",
+        "_header_blocks", "_partition_of_key", "_record_bytes_max", "config", "id", "is_stream", "name", "partitions",
+        "uid",
     )  # fmt: skip
 
-    def __init__(self, name: str, config: dict[str, str], partitions: list[TopicPartition], uid: str = "") -> None:
+    def __init__(
+        self, name: str, config: dict[str, str], partitions: list[TopicPartition], topic_id: bytes, uid: str = ""
+    ) -> None:
         self.name = name
+        self.id = topic_id
+        """16 bytes that no other topic ever has, also one that is made again (`topic_ids.py`)."""
         self.uid = uid
-        """Of one that brokers share; no other topic ever has it."""
+        """Of one that brokers share, in the names of its logs; no other topic ever has it."""
         self.config = config
         self.partitions = partitions
         self.is_stream = False
@@ -237,6 +242,11 @@ class Topic:
         self._record_bytes_max = partitions[0].log.config.message_bytes_max - BATCH_HEADER_BYTES
         self._header_blocks: dict[tuple[str, Properties], bytes] = {}
         self._partition_of_key: dict[str, tuple[bytes, TopicPartition]] = {}
+
+    def record(self, partitions: int) -> dict[str, Any]:
+        """What the catalog says of it if it has that many partitions, but for a stream's declaration."""
+        said = {"partitions": partitions, "config": self.config, "id": self.id}
+        return said | {"uid": self.uid} if self.uid else said
 
     def add_partitions(self, partitions: list[TopicPartition]) -> None:
         """It has these as well, behind those that it has. What follows goes by the new number, as with Kafka."""

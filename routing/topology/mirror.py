@@ -14,7 +14,8 @@ from core_log.errors import LogUnavailable
 from core_log.keyed_store import KeyedStore
 from core_log.metadata.store import MetadataEntry, MetadataStore, Put
 from core_log.partition_log import PartitionLog
-from routing.topology.catalog import SHARED_PREFIX, rewritten, unpack_key
+from routing.topics.topic_ids import id_of
+from routing.topology.catalog import SHARED_PREFIX, rewritten, unpack_entry, unpack_key
 from routing.topology.queue_ids import NEXT_QUEUE_ID, QUEUE_ID_BLOCKS
 
 _TIDY_AFTER_PUTS = 10_000
@@ -86,7 +87,8 @@ def as_shared(own: Iterable[tuple[bytes, bytes]], uid_of: Callable[[str], str]) 
         if key == NEXT_QUEUE_ID:
             puts.append((QUEUE_ID_BLOCKS, value))
         elif kind == "topic":
-            puts.append((SHARED_PREFIX + key, rewritten(value, uid=uid_of(names[0]))))
+            topic_id = id_of(names[0], unpack_entry(key, value)[1])
+            puts.append((SHARED_PREFIX + key, rewritten(value, uid=uid_of(names[0]), id=topic_id)))
         else:
             puts.append((SHARED_PREFIX + key, value))
     return puts

@@ -32,5 +32,4 @@ def more_partitions(topic: Topic, count: int, live: Any = None) -> Plan:
         return Plan(guards=[topic_key(topic.name)])
     if topic.is_stream:
         raise PreconditionFailed(f"topic '{topic.name}' is a stream, which has one partition")
-    value = {"partitions": count, "config": topic.config} | ({"uid": topic.uid} if topic.uid else {})
-    return Plan([Entry(topic_key(topic.name), value, True, live)])
+    return Plan([Entry(topic_key(topic.name), topic.record(count), True, live)])

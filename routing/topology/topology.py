@@ -29,6 +29,7 @@ from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.topics.stream import Stream, StreamHost
 from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic_ids import Topics
 from routing.topology import plans
 from routing.topology.binding import Binding
 from routing.topology.catalog import DEFAULT_VHOST, Catalog
@@ -63,7 +64,7 @@ class Topology:
         self.catalog = catalog
         self.stripes = stripes
         self.transient = transient
-        self.topics: dict[str, Topic] = {}
+        self.topics = Topics()
         self.vhosts: dict[str, VirtualHost] = {}
         self.owned: dict[object, dict[Queue, None]] = {}
         """Exclusive queues by the connection they end with."""
@@ -359,7 +360,7 @@ class Topology:
                 topic.add_partitions(live or self._open_partitions(name, value, lacking))
             self.add_topic(topic, value)
             return
-        topic = self.topics.pop(name, None)
+        topic = self.topics.remove(name)
         if topic is None:
             return
         if self.topic_gone is not None:
@@ -375,7 +376,7 @@ class Topology:
 
     def add_topic(self, topic: Topic, value: Mapping[str, Any]) -> None:
         """A topic is there, as its entry says; it may be a stream of a virtual host."""
-        self.topics[topic.name] = topic
+        self.topics.add(topic)
         said = value.get("stream")
         if said is not None:
             vhost = self.vhosts[said["vhost"]]

@@ -85,7 +85,7 @@ async def test_garbage_ends_connections_and_nothing_else() -> None:
 # Topics
 
 
-@pytest.mark.parametrize("version", range(10))
+@pytest.mark.parametrize("version", range(14))
 async def test_metadata(version: int) -> None:
     async with kafka_broker() as broker:
         await broker.create_topic("t", partitions=3, config={})
@@ -100,6 +100,39 @@ async def test_metadata(version: int) -> None:
             assert found == [(index, 0, [0], [0]) for index in range(3)]
         if version:
             assert (await peer.ask(METADATA, version, topics=[])).topics == []
+
+
+@pytest.mark.parametrize("version", [10, 11, 12, 13])
+async def test_a_topic_is_asked_for_by_its_id(version: int) -> None:
+    async with kafka_broker() as broker:
+        topic = await broker.create_topic("t")
+        peer = Peer(broker)
+        (said,) = (await peer.ask(METADATA, version, topics=None)).topics
+        assert said.topic_id == topic.id
+        asked = [Entity(name=None, topic_id=one) for one in (topic.id, bytes(15) + b"x", bytes(16))]
+        answers = [
+            (one.error_code, one.name, one.topic_id) for one in (await peer.ask(METADATA, version, topics=asked)).topics
+        ]
+        if version < 12:
+            assert answers == [(ErrorCode.INVALID_REQUEST, "", one.topic_id) for one in asked]
+            return
+        unknown = [(ErrorCode.UNKNOWN_TOPIC_ID, None, one.topic_id) for one in asked[1:]]
+        assert answers == [(0, "t", topic.id), *unknown]
+        await broker.rights.set_permission("/", "guest", Permission("", "", "^other$"))
+        (hidden,) = (await peer.ask(METADATA, version, topics=asked[:1])).topics
+        assert (hidden.error_code, hidden.name) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, None)
+
+
+async def test_what_a_user_may_do_with_a_topic_is_told_if_it_asks() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t")
+        await broker.rights.set_permission("/", "guest", Permission("", "", ".*"))
+        peer = Peer(broker)
+        found = []
+        for asked in (False, True):
+            reply = await peer.ask(METADATA, 12, topics=None, include_topic_authorized_operations=asked)
+            found.append(reply.topics[0].topic_authorized_operations)
+        assert found == [-(1 << 31), 1 << 3 | 1 << 8]
 
 
 async def test_where_a_broker_is_can_be_configured() -> None:

@@ -94,7 +94,7 @@ class Process:
         return taken
 
 
-def check(files: MemoryFiles, store: EtcdStore) -> None:
+def check(files: MemoryFiles, store: EtcdStore, ids: dict[str, bytes]) -> None:
     """Everything is where it belongs."""
     entry = store.get(META)
     assert entry is not None
@@ -108,6 +108,7 @@ def check(files: MemoryFiles, store: EtcdStore) -> None:
     assert len(list(catalog.entries("queue"))) == QUEUES + 1
     uids = {key[1]: value["uid"] for key, value in catalog.entries("topic")}
     assert uids.keys() == PLACES.keys()
+    assert {key[1]: value["id"] for key, value in catalog.entries("topic")} == ids
     names = {f"topic-{uids[topic]}-{index}" for topic, count in PLACES.items() for index in range(count)}
     assert logs.keys() == {"home-0", "home-1", "offsets-0"} | names
     places = {
@@ -127,6 +128,8 @@ def check(files: MemoryFiles, store: EtcdStore) -> None:
 
 async def test_interrupted_after_any_step_it_goes_on_and_ends_the_same() -> None:
     before = await filled()
+    async with engine(killed(before)) as one:
+        ids = {topic.name: topic.id for topic in one.broker.topics.values()}
     steps = 0
     after_loss: Callable[[MemoryFiles], MemoryFiles]
     number = 0
@@ -149,7 +152,7 @@ async def test_interrupted_after_any_step_it_goes_on_and_ends_the_same() -> None
                 if not number:
                     steps, seen = len(taken), taken
                 assert [step.partition(".")[0] for step in taken] == [step.partition(".")[0] for step in seen]
-                check(files, second.store)
+                check(files, second.store, ids)
                 assert not await Process(model, files).run(), "a member's directory is left alone"
         number += 1
     assert steps > 3 + 4  # the marks, the directories, and some entries in between
