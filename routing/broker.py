@@ -50,6 +50,7 @@ from routing.queues.reclaim import give_back
 from routing.rights import Rights
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, fitted, wall_clock_ms
+from routing.topic_control import TopicControl
 from routing.topics import upkeep
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic, TopicPartition
@@ -159,10 +160,11 @@ class Broker:
         if self.engine is not None:
             self.engine.keep_transactions(self)
         self.groups = Coordinator(config, self.offsets, self._timer, cluster)
-        self._hand_on(Control(self), PolicyControl(self.topology))
+        topics = TopicControl(self)
+        self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 
-    def _hand_on(self, control: Control, policies: PolicyControl) -> None:
+    def _hand_on(self, control: Control, topics: TopicControl, policies: PolicyControl) -> None:
         """The control plane's calls are the broker's own."""
         self.set_vhost = control.set_vhost
         self.delete_vhost = control.delete_vhost
@@ -177,9 +179,10 @@ class Broker:
         self.purge_queue = control.purge_queue
         self.bind = control.bind
         self.unbind = control.unbind
-        self.create_topic = control.create_topic
-        self.create_partitions = control.create_partitions
-        self.delete_topic = control.delete_topic
+        self.create_topic = topics.create_topic
+        self.check_new_topic, self.check_new_partitions = topics.check_new_topic, topics.check_new_partitions
+        self.create_partitions = topics.create_partitions
+        self.delete_topic = topics.delete_topic
         self.set_policy = policies.set_policy
         self.delete_policy = policies.delete_policy
 

@@ -6,37 +6,25 @@ are the topology's (`topology/topology.py`); `Broker` hands these methods on as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-import trio
-
-from routing import directories
 from routing.administration.forwarded import ask_leader
 from routing.clients import Client
-from routing.cluster.topic_logs import new_uid
-from routing.commits import storage_errors
 from routing.errors import (
-    BrokerError,
-    InvalidArgument,
     LedHere,
-    LimitExceeded,
     NotAllowed,
-    PreconditionFailed,
     StorageUnavailable,
 )
 from routing.grants import Grants
 from routing.queues.queue import Queue
-from routing.topics.stream_settings import STREAM, check_adoption, check_declaration, topic_config, topic_name
-from routing.topics.topic import Topic, TopicPartition
-from routing.topics.topic_config import log_config, replication
-from routing.topics.topic_ids import new_id
-from routing.topology import plans, topic_plans
+from routing.topic_control import TopicControl
+from routing.topics.stream_settings import STREAM
+from routing.topology import plans
 from routing.topology.binding import Binding, Destination
 from routing.topology.catalog import DEFAULT_VHOST
-from routing.topology.entries import Entry, Plan, queue_key, topic_key, vhost_key
-from routing.topology.plans import require_valid_topic_name
+from routing.topology.entries import Plan
 from routing.topology.virtual_host import VirtualHost
 
 if TYPE_CHECKING:
@@ -63,13 +51,10 @@ class BindingOptions(TypedDict, total=False):
 class Control:
     """See the module; one for each broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        self.config = broker.config
+    def __init__(self, broker: Broker, topics: TopicControl) -> None:
         self.topology = broker.topology
         self._broker = broker
-        self._changing: set[str] = set()
-        """Names of topics that are being created or deleted."""
-        self._making_stream = trio.Lock()
+        self._topics = topics
 
     # --- virtual hosts -----------------------------------------------------------------
 
@@ -90,7 +75,7 @@ class Control:
         topology = self.topology
         topology.plan_vhost_removal(name)
         for stream in list(topology.vhost(name).streams.values()):
-            await self.delete_topic(stream.topic.name)
+            await self._topics.delete_topic(stream.topic.name)
         async with self._broker.rights.without(name) as entries:
             await topology.change(lambda: topology.plan_vhost_removal(name, also=entries))
 
@@ -164,7 +149,9 @@ class Control:
         """
         topology = self.topology
         if arguments and arguments.get("x-queue-type") == STREAM:
-            await self._make_stream(topology.vhost(vhost), name, durable, exclusive, auto_delete, dict(arguments))
+            await self._topics.make_stream(
+                topology.vhost(vhost), name, durable, exclusive, auto_delete, dict(arguments)
+            )
         plan = await topology.change(
             lambda: topology.plan_queue(
                 topology.vhost(vhost),
@@ -256,7 +243,7 @@ class Control:
                 await stream.refresh()
             stream.check_deletion(if_unused=if_unused, if_empty=if_empty)
             held = stream.message_count
-            await self.delete_topic(stream.topic.name)
+            await self._topics.delete_topic(stream.topic.name)
             return held
         queue = topology.vhost(vhost).queues.get(name)
         if queue is not None and queue.elsewhere:
@@ -330,168 +317,3 @@ class Control:
         """What queues that end with this broker want is known to all who may publish."""
         if self._broker.engine is not None:
             await self._broker.engine.interests.settled()
-
-    # --- topics ------------------------------------------------------------------------
-
-    async def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> Topic:
-        """Raises InvalidArgument, PreconditionFailed (it exists), LimitExceeded, StorageUnavailable."""
-        require_valid_topic_name(name)
-        if not 1 <= partitions <= self.config.partitions_max:
-            raise InvalidArgument(f"partitions must be 1 to {self.config.partitions_max}, not {partitions}")
-        settings = dict(config or {})
-        log_config(settings, self.config)
-        said = replication(settings)
-        if self._broker.cluster is None and said.asked > 1:
-            raise InvalidArgument(f"topic config replication.factor={said.asked} is more than there are brokers (1)")
-        return await self._make_topic(name, {"partitions": partitions, "config": settings}, lambda entry: Plan([entry]))
-
-    async def _make_topic(self, name: str, value: dict[str, Any], plan: Callable[[Entry], Plan]) -> Topic:
-        if name in self.topology.topics or name in self._changing:
-            raise PreconditionFailed(f"topic '{name}' exists")
-        if len(self.topology.topics) >= self.config.topics_max:
-            raise LimitExceeded(f"there are {self.config.topics_max} topics already")
-        value["id"] = new_id()
-        if self._broker.storage.topic_logs is not None:
-            return await self._make_shared_topic(name, value, plan)
-        self._changing.add(name)
-        try:
-            with storage_errors():
-                topic = self._broker.storage.create_topic(name, value)
-            try:
-                await self.topology.change(lambda: plan(Entry(topic_key(name), value, True, topic)))
-            except BrokerError:
-                self._close(topic.partitions)
-                raise
-        finally:
-            self._changing.discard(name)
-        return topic
-
-    async def _make_shared_topic(self, name: str, value: dict[str, Any], plan: Callable[[Entry], Plan]) -> Topic:
-        """The same in a cluster: brokers open its logs when they see it."""
-        logs = self._broker.storage.topic_logs
-        assert logs is not None
-
-        def with_logs() -> Plan:
-            if name in self.topology.topics:
-                raise PreconditionFailed(f"topic '{name}' exists")
-            uid = new_uid()
-            found = plan(Entry(topic_key(name), value | {"uid": uid}, True))
-            found.also, found.relied = logs.states(uid, range(value["partitions"]), replication(value["config"]))
-            return found
-
-        await self.topology.change(with_logs)
-        return self.topology.topic(name)
-
-    async def _make_stream(
-        self,
-        vhost: VirtualHost,
-        name: str,
-        durable: bool,
-        exclusive: bool,
-        auto_delete: bool,
-        arguments: dict[str, Any],
-    ) -> None:
-        """Make a topic that is a stream, or a stream of the topic that has its name, unless it is there."""
-        async with self._making_stream:
-            if name in vhost.streams or name in vhost.queues:
-                return
-            plans.new_queue_name(name, plans.GENERATED_PREFIX)
-            place = topic_name(name, vhost.name)
-            check_declaration(
-                name, vhost.name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
-            )
-            said = {"vhost": vhost.name, "name": name, "arguments": arguments}
-            topic = self.topology.topics.get(place)
-
-            def plan(entry: Entry) -> Plan:
-                if (
-                    self.topology.vhost(vhost.name) is not vhost
-                    or name in vhost.queues
-                    or self.topology.topics.get(place) is not topic
-                    or (topic is not None and len(topic.partitions) > 1)
-                ):
-                    raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' is being changed by others")
-                plans.require_room_for_queue(vhost, name)
-                return Plan([entry], [vhost_key(vhost.name), queue_key(vhost.name, name)])
-
-            if topic is None:
-                value = {"partitions": 1, "config": topic_config(arguments, self.config), "stream": said}
-                await self._make_topic(place, value, plan)
-                return
-            check_adoption(place, len(topic.partitions), topic.config, arguments, self.config)
-            entry = Entry(topic_key(place), topic.record(1) | {"stream": said}, True, topic)
-            await self.topology.change(lambda: plan(entry))
-
-    async def create_partitions(self, name: str, count: int) -> None:
-        """Have a topic have `count` partitions. Raises NotFound, InvalidArgument (it has more), PreconditionFailed (it
-        is a stream, or being changed), StorageUnavailable.
-        """
-        if count > self.config.partitions_max:
-            raise InvalidArgument(f"partitions must be 1 to {self.config.partitions_max}, not {count}")
-        if self._broker.storage.topic_logs is not None:
-            await self.topology.change(lambda: self._plan_shared_partitions(name, count))
-            return
-        topic = self.topology.topic(name)
-        plan = topic_plans.more_partitions(topic, count)
-        if name in self._changing:
-            raise PreconditionFailed(f"topic '{name}' is being changed or deleted")
-        if not plan.entries:
-            return
-        self._changing.add(name)
-        try:
-            lacking = range(len(topic.partitions), count)
-            with storage_errors():
-                opened = self._broker.storage.create_partitions(name, {"config": topic.config}, lacking)
-            try:
-                await self.topology.change(lambda: topic_plans.more_partitions(topic, count, opened))
-            except BrokerError:
-                self._close(opened)
-                raise
-        finally:
-            self._changing.discard(name)
-
-    def _plan_shared_partitions(self, name: str, count: int) -> Plan:
-        """The same in a cluster: the logs get replicas and leaders with the entry."""
-        topic, logs = self.topology.topic(name), self._broker.storage.topic_logs
-        plan = topic_plans.more_partitions(topic, count)
-        if logs is not None and plan.entries:
-            lacking = range(len(topic.partitions), count)
-            said = replication(topic.config)._replace(unclean=logs.allows_unclean(topic))
-            plan.also, plan.relied = logs.states(topic.uid, lacking, said)
-        return plan
-
-    async def delete_topic(self, name: str) -> None:
-        """Raises NotFound, PreconditionFailed (it is being deleted), StorageUnavailable."""
-        topic = self.topology.topic(name)
-        if name in self._changing:
-            raise PreconditionFailed(f"topic '{name}' is being changed or deleted")
-        if topic.uid:
-            await self.topology.change(lambda: self._plan_shared_removal(name, topic))
-            return
-        files = self._broker.files
-        places = [partition.log.directory for partition in topic.partitions]
-        self._changing.add(name)
-        try:
-            with storage_errors():
-                await trio.to_thread.run_sync(directories.note_deletion, files, places)
-                try:
-                    await self.topology.change(lambda: topic_plans.removal(self.topology, name))
-                finally:
-                    if name in self.topology.topics:
-                        directories.forget_deletion(files, places)
-                self._close(topic.partitions)
-                self._broker.offsets.forget_topic(name)
-                await trio.to_thread.run_sync(directories.remove_noted, files, places)
-        finally:
-            self._changing.discard(name)
-
-    def _plan_shared_removal(self, name: str, topic: Topic) -> Plan:
-        plan = topic_plans.removal(self.topology, name)
-        if self._broker.storage.topic_logs is not None and self.topology.topic(name) is topic:
-            plan.also = self._broker.storage.topic_logs.removals(topic)
-        return plan
-
-    def _close(self, partitions: Iterable[TopicPartition]) -> None:
-        for partition in partitions:
-            self._broker.forget_partition(partition)
-            partition.log.close()

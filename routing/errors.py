@@ -36,6 +36,30 @@ class InvalidArgument(BrokerError):
     """A name, argument or configuration value that can never work."""
 
 
+class AlreadyExists(PreconditionFailed):
+    """A topic of that name is there already."""
+
+
+class InvalidName(InvalidArgument):
+    """What no topic can be called."""
+
+
+class InvalidConfig(InvalidArgument):
+    """A setting that a topic does not have, or a value that it cannot take."""
+
+
+class InvalidPartitions(InvalidArgument):
+    """So many partitions a topic cannot have."""
+
+
+class InvalidReplication(InvalidArgument):
+    """So many replicas a topic cannot have."""
+
+
+class InvalidAssignment(InvalidArgument):
+    """These brokers cannot have the replicas of a partition."""
+
+
 class LimitExceeded(BrokerError):
     """A configured limit was reached (size, count or length)."""
 

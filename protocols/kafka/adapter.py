@@ -35,8 +35,11 @@ from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_16_list_groups,
     adapter_17_sasl_handshake,
     adapter_18_api_versions,
+    adapter_19_create_topics,
+    adapter_20_delete_topics,
     adapter_22_init_producer_id,
     adapter_36_sasl_authenticate,
+    adapter_37_create_partitions,
     adapter_42_delete_groups,
     adapter_47_offset_delete,
 )

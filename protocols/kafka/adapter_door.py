@@ -105,8 +105,6 @@ class Door:
             return await create_missing(self.broker, self.grants, name)
         except errors.NotLeader as error:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(error)) from None
-        except errors.InvalidArgument as error:
-            raise KafkaError(ErrorCode.INVALID_TOPIC, str(error)) from None
 
     def timer(self, wait_ms: int, callback: Callable[[], None]) -> Timer:
         """Call something later."""

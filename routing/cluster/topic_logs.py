@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from core_log.absent_log import AbsentLog
@@ -26,9 +26,9 @@ from core_log.replication.state import encode, log_key
 from routing.cluster.cluster import Cluster
 from routing.cluster.elections import places_of
 from routing.cluster.log_names import TOPIC, parsed, topic_log
-from routing.cluster.placement import new_state, spread
+from routing.cluster.placement import Place, new_state, spread
 from routing.cluster.records import broker_key
-from routing.errors import InvalidArgument, NotEnoughReplicas, NotLeader, StorageUnavailable
+from routing.errors import InvalidAssignment, InvalidReplication, NotEnoughReplicas, NotLeader, StorageUnavailable
 from routing.topics.leadership import Forward, Standing
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import Replication
@@ -111,15 +111,17 @@ class TopicLogs:
         """What is led elsewhere is reached through this."""
         self.forward, self.absent = forwarding.partition, forwarding.log
 
-    def states(self, uid: str, indexes: range, said: Replication) -> tuple[list[Put], list[Guard]]:
-        """What to put with a topic's entry for partitions that are new, and under which guards. Raises InvalidArgument,
-        StorageUnavailable.
+    def states(
+        self, uid: str, indexes: range, said: Replication, assignment: Sequence[Sequence[int]] | None = None
+    ) -> tuple[list[Put], list[Guard]]:
+        """What to put with a topic's entry for partitions that are new, and under which guards; `assignment` are the
+        brokers that each is to be at. Raises InvalidReplication, InvalidAssignment, StorageUnavailable.
         """
         cluster = self._cluster
         places = places_of(cluster.members.brokers.values())
         if said.asked > len(places):
             text = f"topic config replication.factor={said.asked} is more than there are brokers ({len(places)})"
-            raise InvalidArgument(text)
+            raise InvalidReplication(text)
         if not places:
             raise StorageUnavailable("no broker is there that could have the topic")
         # Homes and group offsets are balanced each by itself: topics need not make up for what is not even there.
@@ -127,7 +129,11 @@ class TopicLogs:
         leads = Counter(log.state.replicas[0] for log in known if log.state.replicas)
         held = Counter(broker for log in known for broker in log.state.replicas)
         puts: list[Put] = []
-        for index, chosen in zip(indexes, spread(len(indexes), places, said.factor, leads, held)):
+        if assignment is not None:
+            where = _assigned(assignment, places)
+        else:
+            where = spread(len(indexes), places, said.factor, leads, held)
+        for index, chosen in zip(indexes, where, strict=True):
             state = new_state(chosen, factor=said.factor, minimum=said.minimum, unclean=said.unclean)
             puts.append((log_key(b"", topic_log(uid, index)), encode(state)))
         guards = [Guard(broker_key(place.broker), create_revision=place.epoch) for place in places]
@@ -238,3 +244,12 @@ class TopicLogs:
         self._fail(partition.log, error)
         for listener in tuple(partition.log.listeners):
             listener(partition.log)  # readers that wait at its end are not told of anything here any more
+
+
+def _assigned(assignment: Sequence[Sequence[int]], places: Sequence[Place]) -> list[list[Place]]:
+    """Replicas where somebody wants them. Raises InvalidAssignment."""
+    known = {place.broker: place for place in places}
+    unknown = sorted({broker for replicas in assignment for broker in replicas} - known.keys())
+    if unknown:
+        raise InvalidAssignment(f"there is no broker {unknown[0]} that could have replicas now")
+    return [[known[broker] for broker in replicas] for replicas in assignment]

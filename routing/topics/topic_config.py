@@ -9,7 +9,7 @@ import msgspec
 
 from core_log.partition_log import LogConfig
 from routing.config import BrokerConfig
-from routing.errors import InvalidArgument
+from routing.errors import InvalidConfig
 
 _LARGE = (1 << 63) - 1
 _INTEGERS = {
@@ -22,7 +22,7 @@ _INTEGERS = {
     "segment.index.bytes": ("index_bytes_max", 64, (1 << 31) - 1),
     "fsync.interval.ms": ("fsync_interval_ms", 1, _LARGE),
 }
-_FACTOR, _MINIMUM = "replication.factor", "min.insync.replicas"
+FACTOR, _MINIMUM = "replication.factor", "min.insync.replicas"
 _UNCLEAN = ("unclean.leader.election", "unclean.leader.election.enable")
 FACTOR_DEFAULT = 3
 _FACTOR_MAX = 1_000
@@ -30,19 +30,19 @@ _FSYNC = ("commit", "interval", "never")
 
 
 def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
-    """The settings for a topic's partition logs. Raises InvalidArgument for an unknown name or a bad value."""
+    """The settings for a topic's partition logs. Raises InvalidConfig for an unknown name or a bad value."""
     settings: dict[str, object] = {"segment_bytes": broker.topic_segment_bytes}
     for name, text in config.items():
         if name == "fsync":
             if text not in _FSYNC:
-                raise InvalidArgument(f"topic config fsync={text!r} is none of {', '.join(_FSYNC)}")
+                raise InvalidConfig(f"topic config fsync={text!r} is none of {', '.join(_FSYNC)}")
             settings["fsync"] = text
         elif name in _INTEGERS:
             field, least, most = _INTEGERS[name]
             settings[field] = _integer(name, text, least, most)
-        elif name not in (_FACTOR, _MINIMUM, *_UNCLEAN):
-            known = ", ".join(["fsync", *_INTEGERS, _FACTOR, _MINIMUM, _UNCLEAN[0]])
-            raise InvalidArgument(f"unknown topic config {name!r}; known are {known}")
+        elif name not in (FACTOR, _MINIMUM, *_UNCLEAN):
+            known = ", ".join(["fsync", *_INTEGERS, FACTOR, _MINIMUM, _UNCLEAN[0]])
+            raise InvalidConfig(f"unknown topic config {name!r}; known are {known}")
     return msgspec.convert(settings, LogConfig)
 
 
@@ -59,12 +59,12 @@ class Replication(NamedTuple):
 
 
 def replication(config: Mapping[str, str]) -> Replication:
-    """What a topic's configuration says of its replicas. Raises InvalidArgument."""
+    """What a topic's configuration says of its replicas. Raises InvalidConfig."""
     said = {name: config[name] for name in _UNCLEAN if name in config}
     for name, text in said.items():
         if text not in ("true", "false"):
-            raise InvalidArgument(f"topic config {name}={text!r} is neither 'true' nor 'false'")
-    asked = _integer(_FACTOR, config[_FACTOR], 1, _FACTOR_MAX) if _FACTOR in config else 0
+            raise InvalidConfig(f"topic config {name}={text!r} is neither 'true' nor 'false'")
+    asked = _integer(FACTOR, config[FACTOR], 1, _FACTOR_MAX) if FACTOR in config else 0
     factor = asked or FACTOR_DEFAULT
     minimum = 2 if factor >= FACTOR_DEFAULT else 1
     if _MINIMUM in config:
@@ -76,9 +76,9 @@ def _integer(name: str, text: str, least: int, most: int) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise InvalidArgument(f"topic config {name}={text!r} is not a whole number") from None
+        raise InvalidConfig(f"topic config {name}={text!r} is not a whole number") from None
     if value < least:
-        raise InvalidArgument(f"topic config {name}={value} is less than {least}")
+        raise InvalidConfig(f"topic config {name}={value} is less than {least}")
     if value > most:
-        raise InvalidArgument(f"topic config {name}={value} is more than {most}")
+        raise InvalidConfig(f"topic config {name}={value} is more than {most}")
     return value

@@ -12,6 +12,7 @@ from typing import Any
 from routing.errors import (
     AccessRefused,
     InvalidArgument,
+    InvalidName,
     NotFound,
     NotImplementedYet,
     PreconditionFailed,
@@ -287,6 +288,6 @@ def require_valid_topic_name(name: str) -> None:
     """Kafka's rule: 1 to 249 of letters, digits, `.`, `_` and `-`, neither `.` nor `..`; `__` is reserved."""
     legal = 0 < len(name) <= 249 and name not in (".", "..") and name.isascii()
     if not legal or not all(character.isalnum() or character in "._-" for character in name):
-        raise InvalidArgument(f"topic name {name!r} is not 1 to 249 letters, digits, '.', '_' and '-'")
+        raise InvalidName(f"topic name {name!r} is not 1 to 249 letters, digits, '.', '_' and '-'")
     if name.startswith("__"):
-        raise InvalidArgument(f"topic name {name!r}: names that begin with '__' are reserved")
+        raise InvalidName(f"topic name {name!r}: names that begin with '__' are reserved")

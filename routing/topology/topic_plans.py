@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from routing.errors import InvalidArgument, PreconditionFailed
+from routing.errors import InvalidPartitions, PreconditionFailed
 from routing.topics.topic import Topic
 from routing.topology.entries import Entry, Plan, topic_key
 from routing.topology.removal import Removal
@@ -23,11 +23,11 @@ def removal(topology: Topology, name: str) -> Plan:
 def more_partitions(topic: Topic, count: int, live: Any = None) -> Plan:
     """A topic gets partitions until there are `count`; nothing to do where there are. `live`: they are open already.
 
-    Raises InvalidArgument (it has more), PreconditionFailed (it is a stream).
+    Raises InvalidPartitions (it has more), PreconditionFailed (it is a stream).
     """
     there = len(topic.partitions)
     if count < there:
-        raise InvalidArgument(f"topic '{topic.name}' has {there} partitions, and there are never fewer than before")
+        raise InvalidPartitions(f"topic '{topic.name}' has {there} partitions, and there are never fewer than before")
     if count == there:
         return Plan(guards=[topic_key(topic.name)])
     if topic.is_stream:

@@ -13,6 +13,8 @@ from routing.errors import (
     AccessRefused,
     BrokerError,
     InvalidArgument,
+    InvalidName,
+    InvalidPartitions,
     LimitExceeded,
     NotFound,
     PreconditionFailed,
@@ -192,11 +194,11 @@ REFUSALS: list[tuple[Act, type[BrokerError], str]] = [
     ),
     # topics
     (lambda b: b.delete_topic("no"), NotFound, "no topic 'no'"),
-    (lambda b: b.create_topic("t", partitions=0), InvalidArgument, "partitions must be 1 to 1000, not 0"),
-    (lambda b: b.create_topic("t", partitions=1001), InvalidArgument, "partitions must be 1 to 1000, not 1001"),
+    (lambda b: b.create_topic("t", partitions=0), InvalidPartitions, "partitions must be 1 to 1000, not 0"),
+    (lambda b: b.create_topic("t", partitions=1001), InvalidPartitions, "partitions must be 1 to 1000, not 1001"),
     (
         lambda b: b.create_topic("__t"),
-        InvalidArgument,
+        InvalidName,
         "topic name '__t': names that begin with '__' are reserved",
     ),
 ]
