@@ -23,7 +23,7 @@ class AbsentLog(PartitionLog):
         self.listeners: list[Callable[[PartitionLog], None]] = []
         self.leader_epoch = 0
         self.log_start_offset = self.log_end_offset = self.high_watermark = 0
-        self.committed_offset = self.flushed_offset = self.written_offset = 0
+        self.durable_start_offset = self.committed_offset = self.flushed_offset = self.written_offset = 0
         self.size_bytes = 0
 
     def learn(self, log_start: int, high_watermark: int) -> None:

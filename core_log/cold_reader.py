@@ -21,7 +21,7 @@ from core_log.record_decoder import decode_columns
 from core_log.segment import Segment, check_batch, scan
 
 if TYPE_CHECKING:
-    from core_log.partition_log import PartitionLog
+    from core_log.readable_log import ReadableLog
 
 READ_BYTES_MIN = 64 << 10
 READ_BYTES_MAX = 8 << 20
@@ -42,7 +42,7 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
 
 
-def read_batches(log: PartitionLog, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:
+def read_batches(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:
     """Batches from the one that holds `offset`, below `limit`, which is at most the written offset.
 
     Raises OffsetOutOfRange, CorruptBatch, OSError.
@@ -61,7 +61,7 @@ def read_batches(log: PartitionLog, offset: int, max_bytes: int, limit: int) -> 
     return []
 
 
-def _read_segment(log: PartitionLog, segment: Segment, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:
+def _read_segment(log: ReadableLog, segment: Segment, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:
     end = segment.written_bytes
     position = segment.position_of(log.files, offset) if offset > segment.base_offset else 0
     file = log.files.open(segment.log_path, create=False)
@@ -113,7 +113,7 @@ def _size_of_first(segment: Segment, data: bytes, position: int, end: int) -> in
     return size
 
 
-def find_timestamp(log: PartitionLog, timestamp_ms: int) -> tuple[int, int] | None:
+def find_timestamp(log: ReadableLog, timestamp_ms: int) -> tuple[int, int] | None:
     """(offset, timestamp) of the first record with a timestamp >= `timestamp_ms`, below the high watermark.
 
     Raises CorruptBatch, OSError.
@@ -157,7 +157,7 @@ def _find_in_segment(
     return None
 
 
-def verify(log: PartitionLog) -> list[str]:
+def verify(log: ReadableLog) -> list[str]:
     """See `PartitionLog.verify`."""
     problems = []
     for segment in log.segments_from(log.log_start_offset):

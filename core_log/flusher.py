@@ -37,5 +37,8 @@ class Flusher(Protocol):
     async def wait_committed(self, log: PartitionLog, offset: int) -> None:
         """Wait until `committed_offset` reaches `offset`. Raises LogUnavailable."""
 
+    async def wait_shortened(self, log: PartitionLog, offset: int) -> None:
+        """Wait until `durable_start_offset` reaches `offset`. Raises LogUnavailable."""
+
     def withdraw(self, log: PartitionLog) -> None:
         """Take a log back: waits for its job and applies the result. Blocks."""

@@ -230,6 +230,14 @@ class LogFlusher:
             log.request_sync()
             await self._wait_for_change(log)
 
+    async def wait_shortened(self, log: PartitionLog, offset: int) -> None:
+        """Wait until `durable_start_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""
+        while log.durable_start_offset < offset:
+            if log.error is not None or log.closed:
+                raise LogUnavailable(f"{log.directory}: {log.error or 'closed'}")
+            self.submit(log)
+            await self._wait_for_change(log)
+
     async def _wait_for_change(self, log: PartitionLog) -> None:
         changed = trio.Event()
 

@@ -25,12 +25,13 @@ from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from core_log import cold_reader, retention, truncation
+from core_log import retention, truncation
 from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC
-from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable
 from core_log.files import BytesLike, Files
 from core_log.flush_job import FlushJob, RecoveryPoint, SegmentWrite, execute
 from core_log.log_config import LogConfig as LogConfig
+from core_log.readable_log import ReadableLog
 from core_log.recovery import RecoveredLog, recover
 from core_log.segment import Segment
 from core_log.segment_index import SegmentIndex
@@ -51,7 +52,7 @@ COPY_BYTES_MAX = 64 << 10
 _base_offset = attrgetter("base_offset")
 
 
-class PartitionLog:
+class PartitionLog(ReadableLog):
     """See the module. Made by `open`."""
 
     waits_out_errors = False
@@ -70,7 +71,7 @@ class PartitionLog:
         self.directory = directory
         self.config = config
         self.wall_clock_ms = wall_clock_ms
-        self.log_start_offset = found.log_start_offset
+        self.log_start_offset = self.durable_start_offset = found.log_start_offset
         end = found.next_offset
         self.log_end_offset = self.written_offset = self.flushed_offset = self.high_watermark = end
         self.committed_offset = end
@@ -289,6 +290,8 @@ class PartitionLog:
             return
         job.applied = True
         self.job = None
+        if job.shortened and job.log_start is not None:
+            self.durable_start_offset = job.log_start
         if job.error is not None:
             self._job_failed(job, job.error)
         else:
@@ -351,64 +354,6 @@ class PartitionLog:
         """Wait until `committed_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""
         await self._flusher.wait_committed(self, offset)
 
-    # ---- reading
-
-    def _check_offset(self, offset: int) -> None:
-        if not self.log_start_offset <= offset <= self.log_end_offset:
-            raise OffsetOutOfRange(offset, self.log_start_offset, self.log_end_offset)
-
-    def read(self, offset: int, max_bytes: int, *, before: int | None = None) -> list[BytesLike] | None:
-        """Whole batches from the one that holds `offset`, about `max_bytes`, at least one, below `before`.
-
-        `before` is at most, and by default, the high watermark. [] at the end; None: not in memory, use `read_cold`.
-        Raises OffsetOutOfRange.
-        """
-        self._check_offset(offset)
-        limit = self.high_watermark if before is None else min(before, self.high_watermark)
-        return [] if offset >= limit else self._tail.read(offset, max_bytes, limit)
-
-    def read_blocking(
-        self, offset: int, max_bytes: int, *, before: int | None = None, unsynced: bool = False
-    ) -> list[BytesLike]:
-        """`read`, from the disk when it must; for threads, start-up and tools.
-
-        With `unsynced` up to the written offset: for who keeps the log, and knows what a loss of power would take.
-        Raises OffsetOutOfRange, CorruptBatch naming file and position, OSError.
-        """
-        self._check_offset(offset)
-        highest = self.written_offset if unsynced else self.high_watermark
-        limit = highest if before is None else min(before, highest)
-        return [] if offset >= limit else cold_reader.read_batches(self, offset, max_bytes, limit)
-
-    async def read_cold(
-        self, offset: int, max_bytes: int, *, before: int | None = None, unsynced: bool = False
-    ) -> list[BytesLike]:
-        """`read_blocking` in a thread."""
-        return await cold_reader.in_thread(
-            lambda: self.read_blocking(offset, max_bytes, before=before, unsynced=unsynced)
-        )
-
-    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record at or after a time; None when there is none.
-
-        Blocks; raises CorruptBatch, OSError.
-        """
-        return cold_reader.find_timestamp(self, timestamp_ms)
-
-    async def offset_for_timestamp_cold(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """`offset_for_timestamp` in a thread."""
-        return await cold_reader.in_thread(lambda: cold_reader.find_timestamp(self, timestamp_ms))
-
-    def segments_from(self, offset: int) -> list[Segment]:
-        """A snapshot of the segments from the one that holds `offset` on."""
-        segments = self.segments.copy()
-        at = bisect_right(segments, offset, key=_base_offset)
-        return segments[max(at - 1, 0) :]
-
-    def verify(self) -> list[str]:
-        """Check every written batch and index entry; returns what is wrong, with file and position. Blocks."""
-        return cold_reader.verify(self)
-
     # ---- shrinking
 
     def delete_prefix(self, before_offset: int) -> None:
@@ -416,9 +361,10 @@ class PartitionLog:
 
         The active segment is never dropped. The files go in the flusher's thread, after the new start is durable.
         """
-        before_offset = min(before_offset, self.high_watermark)
-        if before_offset <= self.log_start_offset:
-            return
+        retention.delete_prefix(self, before_offset)
+
+    def drop_segments(self, before_offset: int) -> None:
+        """The log starts at `before_offset` now: whole segments before it go with the next job."""
         self.log_start_offset = before_offset
         self._log_start_unsaved = True
         count = bisect_right(self.segments, before_offset, key=_base_offset) - 1
@@ -428,6 +374,14 @@ class PartitionLog:
             self.size_bytes -= segment.size
         self._removals += dropped
         self._flusher.enlist(self)
+
+    async def delete_records(self, before_offset: int) -> int:
+        """`delete_prefix`, durable when it returns: the log start offset then. -1 stands for the high watermark.
+
+        Raises OffsetOutOfRange above the high watermark, LogUnavailable when the disk refuses; the records may be gone
+        all the same then.
+        """
+        return await retention.delete_records(self, self._flusher, before_offset)
 
     def apply_retention(self, now_ms: int) -> None:
         """Drop what `retention_ms` and `retention_bytes` no longer keep. Raises OSError."""

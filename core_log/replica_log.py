@@ -206,7 +206,7 @@ class ReplicaLog(PartitionLog):
     def started_anew(self, cut: truncation.Cut) -> None:
         """Take over what `restart_at` left."""
         self.segments = []
-        self.log_start_offset = cut.next_offset
+        self.log_start_offset = self.durable_start_offset = cut.next_offset
         self._log_start_unsaved = False
         self._removals = []
         if self.on_cut is not None:

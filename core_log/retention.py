@@ -1,14 +1,18 @@
-"""What makes a log shorter at its beginning: age and size.
+"""What makes a log shorter at its beginning: age, size, and whoever deletes records.
 
 Segments go whole and oldest first, and never beyond the high watermark. When even the active segment is too old it is
-rolled first, so that an idle log empties, too.
+rolled first, so that an idle log empties, too. Who deletes records moves the log start to any offset, also within a
+batch: readers are refused below it at once, and bytes go when a whole segment is below it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from core_log.errors import OffsetOutOfRange
+
 if TYPE_CHECKING:
+    from core_log.flusher import Flusher
     from core_log.partition_log import PartitionLog
 
 
@@ -36,3 +40,21 @@ def apply(log: PartitionLog, now_ms: int) -> None:
             start = segments[at + 1].base_offset
         excess -= segment.size
     log.delete_prefix(start)
+
+
+def delete_prefix(log: PartitionLog, before_offset: int) -> None:
+    """See `PartitionLog.delete_prefix`."""
+    before_offset = min(before_offset, log.high_watermark)
+    if before_offset > log.log_start_offset:
+        log.drop_segments(before_offset)
+
+
+async def delete_records(log: PartitionLog, flusher: Flusher, before_offset: int) -> int:
+    """See `PartitionLog.delete_records`."""
+    if before_offset == -1:
+        before_offset = log.high_watermark
+    if not 0 <= before_offset <= log.high_watermark:
+        raise OffsetOutOfRange(before_offset, log.log_start_offset, log.high_watermark)
+    delete_prefix(log, before_offset)
+    await flusher.wait_shortened(log, log.log_start_offset)
+    return log.log_start_offset

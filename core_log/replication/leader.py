@@ -44,13 +44,13 @@ class Progress:
 
     __slots__ = (
         "accepted", "asked", "began_again", "caught_up_s", "down_since_s", "epoch", "granted_until_s", "last_end",
-        "last_end_s", "last_sent_s", "next_offset", "refusing", "reported", "sent_s", "tag", "told",
+        "last_end_s", "last_sent_s", "log_start", "next_offset", "refusing", "reported", "sent_s", "tag", "told",
     )  # fmt: skip
 
     def __init__(self, epoch: int, now_s: float) -> None:
         self.epoch = epoch
         """Of the broker; 0 before it was heard of."""
-        self.reported = -1
+        self.reported = self.log_start = -1
         self.accepted = False
         """Its last position goes on from this log."""
         self.asked = False
@@ -213,6 +213,7 @@ class Leader:
         end = self.log.log_end_offset
         if position.last_epoch < 0 and self.log.log_start_offset > 0:
             self.begun_late = position.fetch_offset
+        progress.log_start = position.log_start
         progress.reported = max(progress.reported, position.reported)
         if position.reported >= end:
             progress.caught_up_s = now_s
@@ -247,6 +248,11 @@ class Leader:
         if found[0] < position.last_epoch or found[1] < position.fetch_offset:
             return Diverging(self.name, self.epoch, *found, answers)
         return None
+
+    def low_watermark(self) -> int:
+        """Where the log starts on all of the ISR: what was deleted before it comes back with no leader."""
+        starts = [self.followers[one].log_start for one in self.maximal() if one in self.followers]
+        return min([self.log.log_start_offset, *starts])
 
     def due(self, broker: int, now_s: float, *, bytes_max: int) -> Batches | None:
         """What there is to send to a follower now; None: nothing new. Without `bytes_max` no batches.

@@ -68,6 +68,11 @@ class PartitionLeadership:
         """See `Leadership`."""
         return self._cluster.leader_of(self._name)[1]
 
+    def low_watermark(self) -> int:
+        """See `Leadership`."""
+        role = self._cluster.role_of(self._name)
+        return role.low_watermark() if role is not None else -1
+
     def refusal(self) -> StorageUnavailable | None:
         """See `Leadership`."""
         role = self._cluster.role_of(self._name)

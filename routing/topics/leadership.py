@@ -31,6 +31,9 @@ class Leadership(Protocol):
     def epoch(self) -> int:
         """The leader epoch that it is in."""
 
+    def low_watermark(self) -> int:
+        """Where it starts on all that are in sync; -1 where another broker leads it."""
+
     def refusal(self) -> StorageUnavailable | None:
         """Why this broker may not act as its leader now; None: it may."""
 

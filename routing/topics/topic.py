@@ -39,6 +39,7 @@ _HEADER_BLOCKS_MAX = 1024
 _KEYS_MAX = 65536
 _BATCH_BYTES = 900 << 10
 _LATEST_TIMEOUT_S = 5.0
+_LOOK_S = 0.01
 PARTITION_KEY_HEADER = "x-partition-key"
 _HEADER_BYTES = PARTITION_KEY_HEADER.encode()
 """Every protocol's property bytes have the names of headers as they are."""
@@ -158,6 +159,25 @@ class TopicPartition:
         if refused is not None:
             raise refused
         return log.high_watermark
+
+    async def delete_records(self, before_offset: int) -> int:
+        """Have the partition start at an offset (-1: the high watermark), durably and on all replicas in sync; where it
+        starts then. To be bounded in time by the caller, who may not be told though the records are gone.
+
+        Raises OffsetOutOfRange above the high watermark, StorageUnavailable where another broker leads or the disk
+        refuses.
+        """
+        if self.leadership is not None and (refused := self.leadership.refusal()) is not None:
+            raise refused
+        try:
+            start = await self.log.delete_records(before_offset)
+        except LogUnavailable as error:
+            raise StorageUnavailable(str(error)) from None
+        while self.leadership is not None and self.leadership.low_watermark() < start:
+            if (refused := self.leadership.refusal()) is not None:
+                raise refused
+            await trio.sleep(_LOOK_S)  # followers say where they start with the next position
+        return start
 
     def take_log(self, log: PartitionLog) -> None:
         """It has a log of its own now."""

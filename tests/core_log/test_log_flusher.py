@@ -382,3 +382,46 @@ async def test_nobody_waits_for_room_while_the_disk_refuses(flusher: LogFlusher)
         while log.error is not None:
             await trio.lowlevel.checkpoint()
         await log.wait_committed(log.log_end_offset)
+
+
+async def test_deleted_records_stay_deleted(flusher: LogFlusher) -> None:
+    files = MemoryFiles()
+    config = LogConfig(segment_bytes=1000)
+    log = open_log(files, config, flusher=flusher)
+    for _ in range(20):
+        log.append(make_batch([b"x" * 100] * 5))
+    await log.wait_committed(100)
+    for wrong in (-2, 101):
+        with pytest.raises(OffsetOutOfRange):
+            await log.delete_records(wrong)
+    size = log.size_bytes
+    assert await log.delete_records(52) == 52, "within a batch"
+    assert log.size_bytes < size
+    assert await log.delete_records(3) == 52, "it never falls"
+    for offset in (0, 51):
+        with pytest.raises(OffsetOutOfRange):
+            log.read(offset, 1)
+        with pytest.raises(OffsetOutOfRange):
+            log.read_blocking(offset, 1)
+    again = open_log(files.crash(), config)
+    assert (again.log_start_offset, again.log_end_offset) == (52, 100), "durable when it was said"
+    assert [offset for offset, _ in read_all(again)] == list(range(52, 100))
+    assert await log.delete_records(-1) == 100
+    assert len(log.segments) == 1
+    again = open_log(files.crash(), config)
+    assert (again.log_start_offset, again.log_end_offset, read_all(again)) == (100, 100, [])
+
+
+async def test_who_deletes_records_is_told_that_the_disk_refuses(flusher: LogFlusher) -> None:
+    files = FaultyFiles(MemoryFiles())
+    log = open_log(files, flusher=flusher)
+    log.append(make_batch([b"x"] * 5))
+    await log.wait_committed(5)
+    files.failing["write"] = errno.ENOSPC
+    with pytest.raises(LogUnavailable):
+        await log.delete_records(3)
+    files.failing.clear()
+    with trio.fail_after(10):
+        while log.error is not None:
+            await trio.sleep(0.001)
+    assert await log.delete_records(3) == 3, "it is tried again"

@@ -107,6 +107,14 @@ async def test_a_topic_made_at_one_broker_is_led_and_kept_by_all(etcd: EtcdProce
                         assert fetched.error == (ErrorCode.NOT_LEADER, True, text)
             logs = [[p.log for p in broker.server.broker.topics["t"].partitions] for broker in brokers.values()]
             await until(lambda: all(log.high_watermark == 10 for line in logs for log in line))
+            # Deleted records are deleted on all of them.
+            leading = next(p.leader for p in told if p.partition == 1)
+            topics = {number: broker.server.broker.topics["t"] for number, broker in brokers.items()}
+            with trio.fail_after(30):
+                assert await topics[leading].partitions[1].delete_records(4) == 4
+            assert [topic.partitions[1].log.log_start_offset for topic in topics.values()] == [4, 4, 4]
+            with pytest.raises(NotLeader):
+                await topics[leading % 3 + 1].partitions[1].delete_records(5)
             # One that only one broker has.
             (alone,) = await leaders(first, "one")
             assert alone.replicas == alone.isr == [alone.leader]

@@ -258,3 +258,22 @@ def test_what_nobody_waits_for_is_synced_before_anybody_leaves() -> None:
     exchange(leader, 2, follower, 3.1)
     write(two)
     assert two.flushed_offset == 1
+
+
+def test_what_is_deleted_is_deleted_on_all_in_sync() -> None:
+    logs = [open_replica(MemoryFiles()) for _ in range(3)]
+    leader = lead(logs[0], ALL[:2])
+    followers = {broker: Follower("x", logs[broker - 1], 1, 1) for broker in (2, 3)}
+    logs[0].append(make_batch([b"a"] * 5))
+    for _ in range(3):
+        exchange(leader, 2, followers[2])
+        for log in logs:
+            flush(log)
+        leader.log_advanced()
+    assert (logs[0].high_watermark, logs[1].high_watermark) == (5, 5)
+    logs[0].delete_prefix(3)
+    assert leader.low_watermark() == 0
+    exchange(leader, 2, followers[2])
+    assert (logs[1].log_start_offset, leader.low_watermark()) == (3, 0), "it has not said so yet"
+    exchange(leader, 2, followers[2])
+    assert leader.low_watermark() == 3, "broker 3 is not in sync"

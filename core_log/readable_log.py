@@ -1,0 +1,88 @@
+"""What can be read of a partition log: from memory near its end, else from the files.
+
+Offsets may have gaps. Where it says `before` or `end`, the offset itself is excluded. Nothing here changes the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import attrgetter
+
+from core_log import cold_reader
+from core_log.errors import OffsetOutOfRange
+from core_log.files import BytesLike, Files
+from core_log.log_config import LogConfig
+from core_log.segment import Segment
+from core_log.tail_cache import TailCache
+
+_base_offset = attrgetter("base_offset")
+
+
+class ReadableLog:
+    """See the module; `PartitionLog` says what the offsets are."""
+
+    files: Files
+    directory: str
+    config: LogConfig
+    log_start_offset: int
+    high_watermark: int
+    written_offset: int
+    log_end_offset: int
+    segments: list[Segment]
+    _tail: TailCache
+
+    def _check_offset(self, offset: int) -> None:
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(offset, self.log_start_offset, self.log_end_offset)
+
+    def read(self, offset: int, max_bytes: int, *, before: int | None = None) -> list[BytesLike] | None:
+        """Whole batches from the one that holds `offset`, about `max_bytes`, at least one, below `before`.
+
+        `before` is at most, and by default, the high watermark. [] at the end; None: not in memory, use `read_cold`.
+        Raises OffsetOutOfRange.
+        """
+        self._check_offset(offset)
+        limit = self.high_watermark if before is None else min(before, self.high_watermark)
+        return [] if offset >= limit else self._tail.read(offset, max_bytes, limit)
+
+    def read_blocking(
+        self, offset: int, max_bytes: int, *, before: int | None = None, unsynced: bool = False
+    ) -> list[BytesLike]:
+        """`read`, from the disk when it must; for threads, start-up and tools.
+
+        With `unsynced` up to the written offset: for who keeps the log, and knows what a loss of power would take.
+        Raises OffsetOutOfRange, CorruptBatch naming file and position, OSError.
+        """
+        self._check_offset(offset)
+        highest = self.written_offset if unsynced else self.high_watermark
+        limit = highest if before is None else min(before, highest)
+        return [] if offset >= limit else cold_reader.read_batches(self, offset, max_bytes, limit)
+
+    async def read_cold(
+        self, offset: int, max_bytes: int, *, before: int | None = None, unsynced: bool = False
+    ) -> list[BytesLike]:
+        """`read_blocking` in a thread."""
+        return await cold_reader.in_thread(
+            lambda: self.read_blocking(offset, max_bytes, before=before, unsynced=unsynced)
+        )
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record at or after a time; None when there is none.
+
+        Blocks; raises CorruptBatch, OSError.
+        """
+        return cold_reader.find_timestamp(self, timestamp_ms)
+
+    async def offset_for_timestamp_cold(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """`offset_for_timestamp` in a thread."""
+        return await cold_reader.in_thread(lambda: cold_reader.find_timestamp(self, timestamp_ms))
+
+    def segments_from(self, offset: int) -> list[Segment]:
+        """A snapshot of the segments from the one that holds `offset` on."""
+        segments = self.segments.copy()
+        at = bisect_right(segments, offset, key=_base_offset)
+        return segments[max(at - 1, 0) :]
+
+    def verify(self) -> list[str]:
+        """Check every written batch and index entry; returns what is wrong, with file and position. Blocks."""
+        return cold_reader.verify(self)
