@@ -1,8 +1,8 @@
 """A stream: a topic of one partition that is declared and consumed like a queue, and keeps what was consumed.
 
 1. Each consumer has a cursor of its own. Acknowledging gives it credit and takes nothing away; nothing can be returned.
-2. Whole batches are read, from memory or off the loop, decoded once and shared by all who read near the same place
-   (`stream_cache.py`). A run of messages is handed over at once; nothing is done for single ones.
+2. A partition's reader has what they get, decoded once for all (`partition_reader.py`). A run of messages is handed
+   over at once; nothing is done for single ones.
 3. Whoever changes something that may allow a delivery calls `wake`; the broker pumps the woken streams when the turn
    ends. A consumer that waits for the disk, or takes nothing, is passed by.
 4. Consumers see what is below the high watermark, of whatever log the partition has: this broker's or, in a cluster,
@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
-from core_log.errors import CorruptBatch, LogError, LogUnavailable, OffsetOutOfRange
-from core_log.partition_log import PartitionLog
-from routing.config import BrokerConfig
+from core_log.errors import LogError, LogUnavailable
 from routing.errors import LimitExceeded, NotFound, NotImplementedYet, PreconditionFailed, StorageUnavailable
-from routing.topics.offset_store import Committed, Partition, Positions
-from routing.topics.stream_cache import Chunk, LogChunks, StreamCache
-from routing.topics.stream_records import StreamReader
+from routing.topics.offset_store import Committed, Partition
+from routing.topics.partition_reader import StreamHost as StreamHost
 from routing.topics.stream_settings import ConsumerSettings, Origin, Start, consumer_settings, told_config
 
 if TYPE_CHECKING:
@@ -40,39 +37,7 @@ logger = logging.getLogger(__name__)
 _GROUP_PREFIX = "millrace.stream."
 """Before a consumer tag: the group whose offset says how far it has come."""
 
-_READ_SHARE = 8
-"""Of a consumer's share of the cache this part is read at once: messages take several times their bytes there."""
-_READ_BYTES_MIN = 16 << 10
-
 _FROM_THE_END = frozenset({Origin.NEXT, Origin.LAST, Origin.END})
-
-Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
-
-
-class StreamHost:
-    """What all streams of a broker share. `turn` ends a turn, `runnable` has a stream pumped when one ends."""
-
-    def __init__(
-        self,
-        config: BrokerConfig,
-        offsets: Positions,
-        *,
-        runnable: Callable[[Any], None],
-        spawn: Spawn,
-        turn: Callable[[], None],
-    ) -> None:
-        self.config = config
-        self.offsets = offsets
-        self.runnable = runnable
-        self.spawn = spawn
-        self.turn = turn
-        self.cache = StreamCache(config.stream_cache_bytes)
-        self.consumers = 0
-
-    def read_bytes(self) -> int:
-        """How much to read at once, so that consumers at many places do not push each other out of the cache."""
-        share = self.config.stream_cache_bytes // (_READ_SHARE * max(self.consumers, 1))
-        return min(self.config.stream_read_bytes, max(share, _READ_BYTES_MIN))
 
 
 class _Cursor:
@@ -110,18 +75,13 @@ class Stream:
         self.deleted = False
         self._host = host
         self._partition = topic.partitions[0]
-        self._log: PartitionLog = self._partition.log
+        self._reader = host.reader(self._partition, self._advanced)
         self._cursors: dict[Consumer, _Cursor] = {}
-        self._reader = StreamReader()
-        self._chunks = LogChunks(host.cache)
-        self._loading: dict[int, list[_Cursor]] = {}
         self._tracked = 0
         self._tracking_due = False
         self._seen_end = 0
         """How far its leader had it, when that was asked."""
         topic.say_source(True)
-        self._log.listeners.append(self._log_advanced)
-        self._partition.taken.append(self._log_taken)
 
     def apply_policy(self, definition: Mapping[str, Any]) -> None:
         """Live by what policies say from now on: segments that need not be kept any more go at once."""
@@ -134,7 +94,7 @@ class Stream:
     @property
     def message_count(self) -> int:
         """Messages it holds, for all that is known here."""
-        return max(self._partition.next_offset, self._seen_end) - self._log.log_start_offset
+        return max(self._partition.next_offset, self._seen_end) - self._reader.start
 
     async def refresh(self) -> None:
         """Ask its leader how far it is; without one what is here counts. Raises StorageUnavailable."""
@@ -155,39 +115,15 @@ class Stream:
         """It is deleted, or only a topic from now on: its consumers are told."""
         self.deleted = True
         self.topic.say_source(False)
-        self._partition.taken.remove(self._log_taken)
-        for log in {self._log, self._partition.log}:
-            if self._log_advanced in log.listeners:
-                log.listeners.remove(self._log_advanced)
         consumers, self.consumers = self.consumers, []
-        self._log.reader_waits(-len(consumers))
+        self._reader.waits(-len(consumers))
         self._host.consumers -= len(consumers)
         self._cursors.clear()
         for consumer in consumers:
             consumer.session.queue_gone(consumer)
-        self._chunks.clear()
+        self._reader.leave(self._advanced)
 
-    def _log_taken(self) -> None:
-        """The partition has another log."""
-        log, before = self._partition.log, self._log
-        log.config = before.config
-        log.listeners.append(self._log_advanced)
-        if before.closed or log.high_watermark >= before.high_watermark:
-            self._go_on_with(log)
-
-    def _go_on_with(self, log: PartitionLog) -> None:
-        before, self._log = self._log, log
-        if self._log_advanced in before.listeners:
-            before.listeners.remove(self._log_advanced)
-        before.reader_waits(-len(self.consumers))
-        log.reader_waits(len(self.consumers))
-        self.wake()
-
-    def _log_advanced(self, log: PartitionLog) -> None:
-        if log is not self._log:
-            if log is self._partition.log and log.high_watermark >= self._log.high_watermark:
-                self._go_on_with(log)
-            return
+    def _advanced(self) -> None:
         if self.consumers and not self.awake:
             self.wake()
 
@@ -241,7 +177,7 @@ class Stream:
         cursor = _Cursor(consumer, self._offset_of(start, end), group)
         self._cursors[consumer] = cursor
         self.consumers.append(consumer)
-        self._log.reader_waits(1)
+        self._reader.waits(1)
         self._host.consumers += 1
         self._tracked += settings.tracked
         if start.origin is Origin.TIME:
@@ -259,7 +195,7 @@ class Stream:
         return start
 
     def _offset_of(self, start: Start, end: int) -> int:
-        first = self._log.log_start_offset
+        first = self._reader.start
         if start.origin is Origin.OFFSET:
             return max(first, start.value)
         if start.origin is Origin.NEXT:
@@ -271,11 +207,12 @@ class Stream:
     async def _find_time(self, wanted: tuple[_Cursor, int]) -> None:
         cursor, timestamp_ms = wanted
         try:
-            found = await self._log.offset_for_timestamp_cold(timestamp_ms)
+            found = await self._reader.log.offset_for_timestamp_cold(timestamp_ms)
         except (LogError, OSError) as error:
-            self._fail([cursor], timestamp_ms, error)
+            logger.error("cannot find a time in %s: %s", self._reader.log.directory, error)
+            self._loaded(cursor, error)
         else:
-            cursor.offset = found[0] if found is not None else self._log.high_watermark
+            cursor.offset = found[0] if found is not None else self._reader.end
             cursor.tracked = cursor.offset if cursor.group else -1
             cursor.waiting = False
             self.wake()
@@ -284,7 +221,7 @@ class Stream:
     def detach(self, consumer: Consumer) -> None:
         """It consumes no more; before what it has unsettled is given back."""
         self.consumers.remove(consumer)
-        self._log.reader_waits(-1)
+        self._reader.waits(-1)
         self._host.consumers -= 1
         cursor = self._cursors.pop(consumer)
         if cursor.group:
@@ -336,116 +273,38 @@ class Stream:
 
     def pump(self) -> None:
         """Deliver what can be delivered: to each consumer, as far as it has credit."""
-        high = self._log.high_watermark
+        high = self._reader.end
         for cursor in list(self._cursors.values()):
             if cursor.offset < high and not cursor.waiting:
                 self._advance(cursor, high)
 
     def _advance(self, cursor: _Cursor, high: int) -> None:
         consumer = cursor.consumer
-        cursor.offset = max(cursor.offset, self._log.log_start_offset)
+        cursor.offset = max(cursor.offset, self._reader.start)
         while cursor.offset < high:
             credit = consumer.credit()
             if credit <= 0:
                 return
-            chunk = self._chunks.find(cursor.offset) or self._read(cursor.offset)
-            if chunk is None:
-                self._wait(cursor)
-                return
-            slab = chunk.slab_at(cursor.offset)
+            slab = self._reader.slab_at(cursor.offset)
             if slab is None:
-                cursor.offset = chunk.end
+                cursor.waiting = True
+                self._reader.load(cursor.offset, partial(self._loaded, cursor))
+                return
+            if isinstance(slab, int):
+                cursor.offset = slab
                 continue
             offset = max(cursor.offset, slab.first_offset)
             start = offset - slab.first_offset
             stop = min(start + credit, len(slab.bodies))
             cursor.offset = slab.first_offset + stop
             consumer.session.hand_over(consumer, slab, start, stop, offset, False)
-            if not chunk.read_ahead:
-                chunk.read_ahead = True
-                self._read_ahead(chunk.end, high)
 
-    # --- reading -----------------------------------------------------------------------
-
-    def _read(self, offset: int) -> Chunk | None:
-        """A chunk from memory; None when the disk has to be asked."""
-        limit = self._limit(self._log, offset)
-        try:
-            batches = self._log.read(offset, self._host.read_bytes(), before=limit)
-            return None if batches is None else self._decode(offset, limit, batches)
-        except (CorruptBatch, OffsetOutOfRange):
-            return None  # who reads from the disk finds out, and says so
-
-    def _limit(self, log: PartitionLog, offset: int) -> int:
-        """Up to where to read from an offset on: if there is nothing, this is where it goes on."""
-        there = self._chunks.first_after(offset)
-        return log.high_watermark if there is None else min(there, log.high_watermark)
-
-    def _decode(self, offset: int, limit: int, batches: list[Any]) -> Chunk:
-        slabs, end = self._reader.read(batches)
-        if not batches:
-            end = limit
-        first = min(offset, slabs[0].first_offset) if slabs else offset
-        chunk = Chunk(first, max(end, offset + 1), slabs)
-        self._chunks.add(chunk)
-        return chunk
-
-    def _wait(self, cursor: _Cursor) -> None:
-        """Have what the cursor needs read from the disk."""
-        cursor.waiting = True
-        waiting = self._loading.get(cursor.offset)
-        if waiting is not None:
-            waiting.append(cursor)
-        else:
-            self._load_soon(cursor.offset, [cursor])
-
-    def _read_ahead(self, offset: int, high: int) -> None:
-        """Read what comes next from the disk while this is handed out, if it is only there."""
-        if offset >= high or offset in self._loading or self._chunks.find(offset) is not None:
-            return
-        with suppress(OffsetOutOfRange):
-            if self._log.read(offset, 1) is None:
-                self._load_soon(offset, [])
-
-    def _load_soon(self, offset: int, waiting: list[_Cursor]) -> None:
-        self._loading[offset] = waiting
-        self._host.spawn(self._load, offset)
-
-    async def _load(self, offset: int) -> None:
-        config = self._host.config
-        error: Exception | None = None
-        while not self.deleted:
-            log = self._log
-            limit = self._limit(log, offset)
-            try:
-                batches = await log.read_cold(offset, self._host.read_bytes(), before=limit)
-                if not self.deleted:
-                    self._decode(offset, limit, batches)
-                break
-            except (OffsetOutOfRange, LogUnavailable):
-                break  # retention was faster, or the log is gone
-            except (CorruptBatch, FileNotFoundError) as problem:
-                if log is not self._log:
-                    continue  # there is another one now
-                error = problem
-                break
-            except OSError as problem:
-                # Not lost: the disk may recover, as it may for writes.
-                logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, problem)
-                await trio.sleep(config.flush_retry_interval_ms / 1000)
-        waiting = self._loading.pop(offset)
-        for cursor in waiting:
-            cursor.waiting = False
-        if error is not None and not self.deleted:
-            self._fail(waiting, offset, error)
+    def _loaded(self, cursor: _Cursor, error: Exception | None) -> None:
+        """What it needs is here. Where that is damaged it is told that it consumes no more, rather than led past it
+        unnoticed.
+        """
+        cursor.waiting = False
+        if error is not None and cursor.consumer in self._cursors:
+            self.detach(cursor.consumer)
+            cursor.consumer.session.queue_gone(cursor.consumer)
         self.wake()
-        self._host.turn()
-
-    def _fail(self, cursors: list[_Cursor], offset: int, error: Exception) -> None:
-        """What these need is damaged: they are told that they consume no more, rather than led past it unnoticed."""
-        if cursors:
-            logger.error("cannot read %s at %d: %s", self._log.directory, offset, error)
-        for cursor in cursors:
-            if cursor.consumer in self._cursors:
-                self.detach(cursor.consumer)
-                cursor.consumer.session.queue_gone(cursor.consumer)

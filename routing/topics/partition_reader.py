@@ -1,0 +1,236 @@
+"""Reading one partition of a topic for those who give its records out: streams, and queues that are views of a topic.
+
+1. Whole batches are read, from memory or off the loop, decoded once and shared by all who read near the same place
+   (`stream_cache.py`); there is one reader of a partition, as long as anybody wants it.
+2. What readers may see ends at `end`, of whatever log the partition has: this broker's or, in a cluster, one that is
+   read elsewhere. A log that comes in its place and has not so much yet is read when it has.
+3. Whoever reads is told when there may be more (`listeners`), and when what it has asked the disk for is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from core_log.errors import CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.partition_log import PartitionLog
+from routing.config import BrokerConfig
+from routing.topics.offset_store import Positions
+from routing.topics.stream_cache import Chunk, LogChunks, StreamCache
+from routing.topics.stream_records import StreamReader, StreamSlab
+from routing.topics.topic import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+_READ_SHARE = 8
+"""Of a consumer's share of the cache this part is read at once: messages take several times their bytes there."""
+_READ_BYTES_MIN = 16 << 10
+
+Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
+Done = Callable[[Exception | None], None]
+"""Told that what was asked for is there, or why it cannot be read: then it is damaged."""
+
+
+class StreamHost:
+    """What all streams of a broker share. `turn` ends a turn, `runnable` has a stream pumped when one ends."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        offsets: Positions,
+        *,
+        runnable: Callable[[Any], None],
+        spawn: Spawn,
+        turn: Callable[[], None],
+    ) -> None:
+        self.config = config
+        self.offsets = offsets
+        self.runnable = runnable
+        self.spawn = spawn
+        self.turn = turn
+        self.cache = StreamCache(config.stream_cache_bytes)
+        self.consumers = 0
+        self._readers: dict[TopicPartition, PartitionReader] = {}
+
+    def reader(self, partition: TopicPartition, listener: Callable[[], None]) -> PartitionReader:
+        """The reader of a partition, which tells `listener` of what is new until that leaves it."""
+        found = self._readers.get(partition)
+        if found is None:
+            found = self._readers[partition] = PartitionReader(partition, self)
+        found.listeners.append(listener)
+        return found
+
+    def forget(self, reader: PartitionReader) -> None:
+        """Nobody wants it any more."""
+        self._readers.pop(reader.partition, None)
+
+    def read_bytes(self) -> int:
+        """How much to read at once, so that consumers at many places do not push each other out of the cache."""
+        share = self.config.stream_cache_bytes // (_READ_SHARE * max(self.consumers, 1))
+        return min(self.config.stream_read_bytes, max(share, _READ_BYTES_MIN))
+
+
+class PartitionReader:
+    """See the module. Made by `StreamHost.reader`."""
+
+    def __init__(self, partition: TopicPartition, host: StreamHost) -> None:
+        self.partition = partition
+        self.log: PartitionLog = partition.log
+        self.listeners: list[Callable[[], None]] = []
+        self._host = host
+        self._decoder = StreamReader()
+        self._chunks = LogChunks(host.cache)
+        self._loading: dict[int, list[Done]] = {}
+        self._waiting = 0
+        self._closed = False
+        self.log.listeners.append(self._log_advanced)
+        partition.taken.append(self._log_taken)
+
+    @property
+    def start(self) -> int:
+        """Where it begins."""
+        return self.log.log_start_offset
+
+    @property
+    def end(self) -> int:
+        """The offset behind all that readers may see."""
+        return self.log.high_watermark
+
+    def waits(self, count: int) -> None:
+        """So many more (or less) wait at the end: what comes is synced, whoever appended it."""
+        self._waiting += count
+        self.log.reader_waits(count)
+
+    def leave(self, listener: Callable[[], None]) -> None:
+        """`listener` is not told any more; the last who leaves ends the reader."""
+        self.listeners.remove(listener)
+        if self.listeners:
+            return
+        self._closed = True
+        self._host.forget(self)
+        self.partition.taken.remove(self._log_taken)
+        for log in {self.log, self.partition.log}:
+            if self._log_advanced in log.listeners:
+                log.listeners.remove(self._log_advanced)
+        self._chunks.clear()
+
+    # --- another log -------------------------------------------------------------------
+
+    def _log_taken(self) -> None:
+        """The partition has another log."""
+        log, before = self.partition.log, self.log
+        log.config = before.config
+        log.listeners.append(self._log_advanced)
+        if before.closed or log.high_watermark >= before.high_watermark:
+            self._go_on_with(log)
+
+    def _go_on_with(self, log: PartitionLog) -> None:
+        before, self.log = self.log, log
+        if self._log_advanced in before.listeners:
+            before.listeners.remove(self._log_advanced)
+        before.reader_waits(-self._waiting)
+        log.reader_waits(self._waiting)
+        self._tell()
+
+    def _log_advanced(self, log: PartitionLog) -> None:
+        if log is not self.log:
+            if log is self.partition.log and log.high_watermark >= self.log.high_watermark:
+                self._go_on_with(log)
+            return
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in tuple(self.listeners):
+            listener()
+
+    # --- reading -----------------------------------------------------------------------
+
+    def slab_at(self, offset: int) -> StreamSlab | int | None:
+        """The slab that holds `offset` or, in a gap, the next one near it; an offset before which there is nothing;
+        None when the disk has to be asked (`load`).
+        """
+        chunk = self.chunk_at(offset)
+        if chunk is None:
+            return None
+        slab = chunk.slab_at(offset)
+        return chunk.end if slab is None else slab
+
+    def chunk_at(self, offset: int) -> Chunk | None:
+        """The chunk that holds `offset`, if it is in memory or can be made of what is."""
+        found = self._chunks.find(offset) or self._read(offset)
+        if found is not None and not found.read_ahead:
+            found.read_ahead = True
+            self._read_ahead(found.end)
+        return found
+
+    def _read(self, offset: int) -> Chunk | None:
+        limit = self._limit(self.log, offset)
+        try:
+            batches = self.log.read(offset, self._host.read_bytes(), before=limit)
+            return None if batches is None else self._decode(offset, limit, batches)
+        except (CorruptBatch, OffsetOutOfRange):
+            return None  # who reads from the disk finds out, and says so
+
+    def _limit(self, log: PartitionLog, offset: int) -> int:
+        """Up to where to read from an offset on: if there is nothing, this is where it goes on."""
+        there = self._chunks.first_after(offset)
+        return self.end if there is None else min(there, self.end)
+
+    def _decode(self, offset: int, limit: int, batches: list[Any]) -> Chunk:
+        slabs, end = self._decoder.read(batches)
+        if not batches:
+            end = limit
+        first = min(offset, slabs[0].first_offset) if slabs else offset
+        chunk = Chunk(first, max(end, offset + 1), slabs)
+        self._chunks.add(chunk)
+        return chunk
+
+    def load(self, offset: int, done: Done) -> None:
+        """Have what `offset` begins read from the disk; `done` is told, and a turn ends."""
+        waiting = self._loading.get(offset)
+        if waiting is not None:
+            waiting.append(done)
+        else:
+            self._load_soon(offset, [done])
+
+    def _read_ahead(self, offset: int) -> None:
+        """Read what comes next from the disk while this is handed out, if it is only there."""
+        if offset >= self.end or offset in self._loading or self._chunks.find(offset) is not None:
+            return
+        with suppress(OffsetOutOfRange):
+            if self.log.read(offset, 1) is None:
+                self._load_soon(offset, [])
+
+    def _load_soon(self, offset: int, waiting: list[Done]) -> None:
+        self._loading[offset] = waiting
+        self._host.spawn(self._load, offset)
+
+    async def _load(self, offset: int) -> None:
+        error: Exception | None = None
+        while not self._closed:
+            log = self.log
+            limit = self._limit(log, offset)
+            try:
+                batches = await log.read_cold(offset, self._host.read_bytes(), before=limit)
+                if not self._closed:
+                    self._decode(offset, limit, batches)
+                break
+            except (OffsetOutOfRange, LogUnavailable):
+                break  # retention was faster, or the log is gone
+            except (CorruptBatch, FileNotFoundError) as problem:
+                if log is not self.log:
+                    continue  # there is another one now
+                logger.error("cannot read %s at %d: %s", log.directory, offset, problem)
+                error = problem
+                break
+            except OSError as problem:
+                # Not lost: the disk may recover, as it may for writes.
+                logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, problem)
+                await trio.sleep(self._host.config.flush_retry_interval_ms / 1000)
+        for done in self._loading.pop(offset):
+            done(error)
+        self._host.turn()
