@@ -122,7 +122,7 @@ async def test_readers_at_many_places_ask_for_few_pieces_at_a_time(monkeypatch: 
         without = await made(found, factor=1)
         for start in range(0, 3000, 100):
             await publish_safely(without, *(f"{number} {'x' * 200}" for number in range(start, start + 100)))
-        log = stream_of(without)._log
+        log = stream_of(without)._reader.log
         assert isinstance(log, remote_log.RemoteLog)
         reads = log._leaders._reads
         lowest = reads.value
