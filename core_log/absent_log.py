@@ -26,6 +26,10 @@ class AbsentLog(PartitionLog):
         self.durable_start_offset = self.committed_offset = self.flushed_offset = self.written_offset = 0
         self.size_bytes = 0
 
+    def configure(self, config: LogConfig) -> None:
+        """For who asks it, and for whatever log takes its place."""
+        self.config = config
+
     def learn(self, log_start: int, high_watermark: int) -> None:
         """What others know of it."""
 

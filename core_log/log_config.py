@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+_EVER = (1 << 63) - 1
+
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a log; -1 for a retention means unlimited.
@@ -30,10 +32,37 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Written bytes kept in memory while nobody asks for a sync; beyond it the log syncs by itself (but "never")."""
     recovery_bytes: int = 64 << 20
     """After this many synced bytes the recovery point moves: besides the unsynced a start scans no more."""
+    cleanup_policy: Literal["delete", "compact", "compact,delete"] = "delete"
+    """What goes: what is too old or too much, what a later record of the same key stands for, or both."""
+    delete_retention_ms: int = 86_400_000
+    """Tombstones (records of a key without a value) stay so long after what was before them has been compacted."""
+    compaction_lag_min_ms: int = 0
+    """A record stays as it is for so long."""
+    compaction_lag_max_ms: int = _EVER
+    """What is older is compacted however little that frees."""
+    dirty_ratio_min: float = 0.5
+    """The share of a log's bytes that was never compacted, from which on it is worth it."""
+    timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"
+    timestamp_before_max_ms: int = _EVER
+    """So far before the broker's time the producer's may be."""
+    timestamp_after_max_ms: int = _EVER
+    """So far behind it."""
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "segment_ms", "index_bytes_max", "message_bytes_max", "fsync_interval_ms"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive")
+        if self.compaction_lag_min_ms > self.compaction_lag_max_ms:
+            raise ValueError("compaction_lag_min_ms must not exceed compaction_lag_max_ms")
         if self.segment_bytes > 1 << 31:
             raise ValueError("segment_bytes must not exceed 2 GiB: positions in an index are 32 bits")
+
+    @property
+    def compacts(self) -> bool:
+        """Whether only the last record of a key is kept."""
+        return self.cleanup_policy != "delete"
+
+    @property
+    def deletes(self) -> bool:
+        """Whether the oldest records go."""
+        return self.cleanup_policy != "compact"

@@ -127,6 +127,14 @@ class PartitionLog(ReadableLog):
             self.epochs.begin(0, self.log_end_offset)
         return self.epochs.latest
 
+    def configure(self, config: LogConfig) -> None:
+        """Other settings from now on; what is there already goes by them with the next look. What was promised under
+        the old ones stays promised.
+        """
+        self.config = config
+        if config.fsync == "commit" and self.flushed_offset < self.high_watermark:
+            self.request_interval_sync()
+
     # ---- appending
 
     def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
@@ -344,7 +352,7 @@ class PartitionLog(ReadableLog):
         return self.flushed_offset if self.config.fsync == "commit" else self.written_offset
 
     def _promise(self) -> None:
-        self.high_watermark = self.committed_offset = self.local_committed
+        self.high_watermark = self.committed_offset = max(self.local_committed, self.high_watermark)
 
     async def wait_written(self, offset: int) -> None:
         """Wait until `written_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""

@@ -218,6 +218,7 @@ class TopicLogs:
             self._lose(partition, leadership)
             self._cluster.close_log(name)
         before, log = partition.log, open_log()
+        log.configure(before.config)  # it may have been altered since
         if isinstance(log, AbsentLog):
             log.learn(before.log_start_offset, before.high_watermark)
         partition.take_log(log)

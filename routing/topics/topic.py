@@ -22,7 +22,7 @@ from core_log.batch_header import BatchHeader
 from core_log.errors import LogUnavailable
 from core_log.files import BytesLike
 from core_log.murmur2 import partition_of_key
-from core_log.partition_log import PartitionLog
+from core_log.partition_log import LogConfig, PartitionLog
 from core_log.record_batch import BatchBuilder, encode_headers
 from core_log.varint import varint
 from routing.commits import storage_error
@@ -243,7 +243,7 @@ class Topic:
     """A named set of partitions; `config` is as given when it was created."""
 
     __slots__ = (
-        "_header_blocks", "_partition_of_key", "_record_bytes_max", "config", "id", "is_stream", "name", "partitions",
+        "_header_blocks", "_partition_of_key", "config", "id", "is_stream", "name", "partitions",
         "uid",
     )  # fmt: skip
 
@@ -259,7 +259,6 @@ class Topic:
         self.partitions = partitions
         self.is_stream = False
         """Its records say where they came from, for those who consume them like a queue (`stream.py`)."""
-        self._record_bytes_max = partitions[0].log.config.message_bytes_max - BATCH_HEADER_BYTES
         self._header_blocks: dict[tuple[str, Properties], bytes] = {}
         self._partition_of_key: dict[str, tuple[bytes, TopicPartition]] = {}
 
@@ -272,6 +271,11 @@ class Topic:
         """It has these as well, behind those that it has. What follows goes by the new number, as with Kafka."""
         self.partitions += partitions
         self._partition_of_key.clear()
+
+    def configure(self, settings: LogConfig) -> None:
+        """Its logs go by these settings from now on."""
+        for partition in self.partitions:
+            partition.log.configure(settings)
 
     def say_source(self, say: bool) -> None:
         """Begin or end to be a stream."""
@@ -289,7 +293,7 @@ class Topic:
 
     def require_room(self, slab: Slab) -> None:
         """Raises LimitExceeded if a message of a slab is too large for a batch of this topic."""
-        limit = self._record_bytes_max
+        limit = self.partitions[0].log.config.message_bytes_max - BATCH_HEADER_BYTES
         for column in self._columns(slab):
             around = RECORD_BYTES + _longest(column.keys) + _longest(column.header_blocks)
             if max(map(len, column.bodies), default=0) + around <= limit:

@@ -21,29 +21,59 @@ _INTEGERS = {
     "index.interval.bytes": ("index_interval_bytes", 0, (1 << 31) - 1),
     "segment.index.bytes": ("index_bytes_max", 64, (1 << 31) - 1),
     "fsync.interval.ms": ("fsync_interval_ms", 1, _LARGE),
+    "delete.retention.ms": ("delete_retention_ms", 0, _LARGE),
+    "min.compaction.lag.ms": ("compaction_lag_min_ms", 0, _LARGE),
+    "max.compaction.lag.ms": ("compaction_lag_max_ms", 1, _LARGE),
+    "message.timestamp.before.max.ms": ("timestamp_before_max_ms", 0, _LARGE),
+    "message.timestamp.after.max.ms": ("timestamp_after_max_ms", 0, _LARGE),
 }
+_AFTER_MAX_MS = 3_600_000
+_RATIO = "min.cleanable.dirty.ratio"
+_POLICY = "cleanup.policy"
 FACTOR, _MINIMUM = "replication.factor", "min.insync.replicas"
 _UNCLEAN = ("unclean.leader.election", "unclean.leader.election.enable")
 FACTOR_DEFAULT = 3
 _FACTOR_MAX = 1_000
-_FSYNC = ("commit", "interval", "never")
+_CHOICES = {
+    "fsync": ("fsync", {text: text for text in ("commit", "interval", "never")}),
+    "message.timestamp.type": ("timestamp_type", {text: text for text in ("CreateTime", "LogAppendTime")}),
+    _POLICY: (
+        "cleanup_policy",
+        {
+            "delete": "delete",
+            "compact": "compact",
+            "compact,delete": "compact,delete",
+            "delete,compact": "compact,delete",
+        },
+    ),
+}
 
 
 def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
     """The settings for a topic's partition logs. Raises InvalidConfig for an unknown name or a bad value."""
-    settings: dict[str, object] = {"segment_bytes": broker.topic_segment_bytes}
+    settings: dict[str, object] = {
+        "segment_bytes": broker.topic_segment_bytes,
+        "timestamp_after_max_ms": _AFTER_MAX_MS,
+    }
     for name, text in config.items():
-        if name == "fsync":
-            if text not in _FSYNC:
-                raise InvalidConfig(f"topic config fsync={text!r} is none of {', '.join(_FSYNC)}")
-            settings["fsync"] = text
+        if name in _CHOICES:
+            field, choices = _CHOICES[name]
+            chosen = choices.get(text.replace(" ", ""))
+            if chosen is None:
+                raise InvalidConfig(f"topic config {name}={text!r} is none of {', '.join(choices)}")
+            settings[field] = chosen
+        elif name == _RATIO:
+            settings["dirty_ratio_min"] = _ratio(name, text)
         elif name in _INTEGERS:
             field, least, most = _INTEGERS[name]
             settings[field] = _integer(name, text, least, most)
         elif name not in (FACTOR, _MINIMUM, *_UNCLEAN):
-            known = ", ".join(["fsync", *_INTEGERS, FACTOR, _MINIMUM, _UNCLEAN[0]])
+            known = ", ".join([*_CHOICES, *_INTEGERS, _RATIO, FACTOR, _MINIMUM, _UNCLEAN[0]])
             raise InvalidConfig(f"unknown topic config {name!r}; known are {known}")
-    return msgspec.convert(settings, LogConfig)
+    try:
+        return msgspec.convert(settings, LogConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"topic config: {error}") from None
 
 
 class Replication(NamedTuple):
@@ -70,6 +100,16 @@ def replication(config: Mapping[str, str]) -> Replication:
     if _MINIMUM in config:
         minimum = _integer(_MINIMUM, config[_MINIMUM], 1, factor)
     return Replication(factor, minimum, asked, "true" in said.values())
+
+
+def _ratio(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidConfig(f"topic config {name}={text!r} is not a number") from None
+    if not 0 <= value <= 1:
+        raise InvalidConfig(f"topic config {name}={text} is not in [0, 1]")
+    return value
 
 
 def _integer(name: str, text: str, least: int, most: int) -> int:

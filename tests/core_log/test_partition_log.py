@@ -13,7 +13,7 @@ from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
 from core_log.record_batch import BatchBuilder, parse_header, validate
 from core_log.segment import RELATIVE_OFFSET_MAX
-from tests.core_log.helpers import DIRECTORY, TIME_MS, flush, make_batch, open_log, read_all, records_of
+from tests.core_log.helpers import DIRECTORY, TIME_MS, flush, make_batch, open_log, read_all, records_of, write
 
 
 def fill(log: PartitionLog, batches: int, *, seed: int = 1) -> list[tuple[int, bytes | None]]:
@@ -323,3 +323,21 @@ def test_settings_are_checked(setting: str) -> None:
         msgspec.convert({setting: 0}, LogConfig)
     with pytest.raises(ValueError, match="2 GiB"):
         LogConfig(segment_bytes=(1 << 31) + 1)
+
+
+def test_other_settings_hold_at_once_and_take_back_no_promise() -> None:
+    files = MemoryFiles()
+    log = open_log(files, LogConfig(fsync="never"))
+    log.append(make_batch([b"x" * 100]))
+    log.request_sync()
+    write(log)
+    assert (log.high_watermark, log.flushed_offset) == (1, 0)
+    log.configure(LogConfig(fsync="commit", message_bytes_max=150, segment_bytes=200))
+    with pytest.raises(BatchTooLarge):
+        log.append(make_batch([b"x" * 100]))
+    log.append(make_batch([b"y"]))
+    assert len(log.segments) == 2
+    assert log.high_watermark == 1
+    write(log)
+    assert (log.high_watermark, log.flushed_offset) == (2, 2)
+    assert len(read_all(open_log(files.crash()))) == 2

@@ -466,6 +466,14 @@ async def test_illegal_topic_names(name: str) -> None:
         ({"retention.ms": "x"}, "topic config retention.ms='x' is not a whole number"),
         ({"retention.ms": "-2"}, "topic config retention.ms=-2 is less than -1"),
         ({"fsync": "maybe"}, "topic config fsync='maybe' is none of commit, interval, never"),
+        (
+            {"cleanup.policy": "shrink"},
+            "topic config cleanup.policy='shrink' is none of delete, compact, compact,delete",
+        ),
+        ({"min.cleanable.dirty.ratio": "2"}, "topic config min.cleanable.dirty.ratio=2 is not in"),
+        ({"min.cleanable.dirty.ratio": "x"}, "topic config min.cleanable.dirty.ratio='x' is not a number"),
+        ({"min.compaction.lag.ms": "9", "max.compaction.lag.ms": "8"}, "topic config: compaction_lag_min_ms must not"),
+        ({"message.timestamp.type": "Now"}, "topic config message.timestamp.type='Now' is none of CreateTime, LogApp"),
         ({"segment.bytes": "10"}, "topic config segment.bytes=10 is less than 1024"),
         ({"segment.bytes": str(1 << 40)}, "topic config segment.bytes=1099511627776 is more than 2147483648"),
         ({"max.message.bytes": str(1 << 31)}, "topic config max.message.bytes=2147483648 is more than 2147483647"),
@@ -475,4 +483,8 @@ async def test_bad_topic_configs(config: dict[str, str], text: str) -> None:
     async with engine(MemoryFiles()) as running:
         with pytest.raises(InvalidArgument, match=text.replace(".", r"\.")):
             await running.broker.create_topic("t", config=config)
-        await running.broker.create_topic("t", config={"retention.ms": "1000", "fsync": "never"})
+        topic = await running.broker.create_topic(
+            "t", config={"retention.ms": "1000", "fsync": "never", "cleanup.policy": "delete, compact"}
+        )
+        settings = topic.partitions[0].log.config
+        assert (settings.compacts, settings.deletes, settings.fsync) == (True, True, "never")
