@@ -14,6 +14,8 @@ class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Most record bytes in one reply; only a single batch that is larger goes beyond it."""
     fetch_wait_ms_max: int = 60_000
     produce_timeout_ms_max: int = 300_000
+    admin_timeout_ms_max: int = 30_000
+    """How long a request of an administrator waits for others at most."""
     requests_in_flight_max: int = 1000
     """Requests of one connection that may wait for their reply; one more ends it."""
     login_timeout_ms: int = 10_000
