@@ -39,6 +39,7 @@ from gateway.outbox import Outboxes, SocketOutbox
 from gateway.tls import Certificates
 from protocols.amqp.adapter import AmqpAdapter
 from protocols.kafka.adapter import KafkaAdapter
+from protocols.kafka.fetch_sessions import FetchSessions
 from protocols.mqtt.adapter import MqttAdapter
 from protocols.native.adapter import NativeAdapter
 from protocols.sansio import Adapter, Outbox
@@ -241,6 +242,8 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
             broker, outbox, peer=peer, clock=clock, config=config.native, authenticate=authenticate, door="natives"
         )
 
+    fetch_sessions = FetchSessions(config.kafka)
+
     def kafka(outbox: SocketOutbox, peer: str, certificate_name: str | None, door: str = "kafka") -> Adapter:
         return KafkaAdapter(
             broker,
@@ -251,6 +254,7 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
             config=config.kafka,
             authenticate=authenticate,
             door=door,
+            fetch_sessions=fetch_sessions,
         )
 
     return {

@@ -2,7 +2,8 @@
 
 1. Records are read from memory synchronously; from disk, in a thread, only while the request is first looked at. A
    parked fetch whose records left memory meanwhile is answered without them, and the client asks again.
-2. A parked fetch is an object in the lists of its logs and of the timers. Whatever ends it takes it out of both.
+2. A parked fetch is an object in the lists of its logs, or of what the door has it wait at instead, and of the timers.
+   Whatever ends it takes it out of both. It is looked at again when the turn ends, once however many logs had news.
 3. Nothing is sent while the outbox is full: the fetch waits, holding no records.
 4. A fetch sees what is durable. One that finds nothing asks for the sync of what is not, so that records nobody else
    waits for arrive soon.
@@ -19,7 +20,7 @@ from core_log.errors import LogError, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from delay.timer_service import Timer, TimerService
 from protocols.buffers import BytesLike
-from protocols.log_waits import LogWaits
+from protocols.log_waits import LogWaits, Waits
 from protocols.sansio import Outbox
 
 Problem = TypeVar("Problem")
@@ -62,15 +63,25 @@ class Fetch(Protocol):
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """What is asked of each partition."""
+        """What is asked of each partition that there may be something of."""
 
 
 class Found(NamedTuple, Generic[Problem]):
     """What there is of a partition; `log` is None where that is an error of its own."""
 
+    entry: Entry
     error: Problem | None
     log: PartitionLog | None
     batches: Sequence[BytesLike]
+
+
+class Runnable(Protocol):
+    """See `Fetches.runnable`."""
+
+    awake: bool
+
+    def pump(self) -> None:
+        """The turn ends; `awake` has been cleared."""
 
 
 class Limits(Protocol):
@@ -97,8 +108,11 @@ class Door(Protocol[Asked, Problem]):
     def unreadable(self, problem: Exception) -> Problem:
         """What a client is told where the disk is at fault."""
 
+    def waits(self, request: Asked) -> Waits | None:
+        """What a fetch waits at that is parked; None: at the log of each entry."""
+
     def answer(self, request: Asked, found: Sequence[Found[Problem]]) -> None:
-        """Send the reply."""
+        """Send the reply, which says this of the entries that the request had when it was looked at last."""
 
 
 class _Gathered(Generic[Problem]):
@@ -128,16 +142,21 @@ class _Gathered(Generic[Problem]):
 class _Parked(Generic[Request, Problem]):
     """A fetch that waits."""
 
-    __slots__ = ("_fetches", "due", "request", "timer", "waits")
+    __slots__ = ("_fetches", "awake", "due", "request", "timer", "waits")
 
     def __init__(self, fetches: Fetches[Request, Problem], request: Request) -> None:
         self._fetches = fetches
         self.request = request
         self.timer: Timer | None = None
-        self.due = False
-        self.waits: list[LogWaits] = []
+        self.due = self.awake = False
+        self.waits: list[Waits] = []
 
     def log_advanced(self) -> None:
+        if not self.awake:
+            self.awake = True
+            self._fetches.runnable(self)
+
+    def pump(self) -> None:
         self._fetches.retry(self)
 
     def timed_out(self) -> None:
@@ -155,7 +174,10 @@ class Fetches(Generic[Request, Problem]):
         timers: TimerService,
         clock: Callable[[], float],
         limits: Limits,
+        runnable: Callable[[Runnable], None],
     ) -> None:
+        self.runnable = runnable
+        """Has `pump` called when the turn ends."""
         self._door = door
         self._outbox = outbox
         self._timers = timers
@@ -173,7 +195,7 @@ class Fetches(Generic[Request, Problem]):
         if self._outbox.writable:
             gathered = self._gather(request)
             if gathered.cold:
-                await self._read_cold(request, gathered)
+                await self._read_cold(gathered)
             if self._satisfies(gathered, request) or not request.wait_ms_max:
                 if not gathered.size:
                     self._request_sync(request)
@@ -214,12 +236,14 @@ class Fetches(Generic[Request, Problem]):
     def _park(self, request: Request) -> None:
         parked = _Parked(self, request)
         self._parked[parked] = None
-        logs = {self._door.log_of(entry) for entry in request.entries}
-        for log in logs:
-            if isinstance(log, PartitionLog):
-                waits = LogWaits.of(log)
-                waits.add(parked)
-                parked.waits.append(waits)
+        found = self._door.waits(request)
+        if found is not None:
+            parked.waits.append(found)
+        else:
+            logs = {self._door.log_of(entry) for entry in request.entries}
+            parked.waits += [LogWaits.of(log) for log in logs if isinstance(log, PartitionLog)]
+        for waits in parked.waits:
+            waits.add(parked)
         parked.timer = self._timers.at(self._clock() + request.wait_ms_max / 1000, parked.timed_out)
 
     def _unpark(self, parked: _Parked[Request, Problem]) -> None:
@@ -231,11 +255,15 @@ class Fetches(Generic[Request, Problem]):
 
     def _gather(self, request: Request) -> _Gathered[Problem]:
         gathered: _Gathered[Problem] = _Gathered(min(request.bytes_max, self._limits.fetch_bytes_max))
+        log_of = self._door.log_of
         for index, entry in enumerate(request.entries):
-            log = self._door.log_of(entry)
+            log = log_of(entry)
             if not isinstance(log, PartitionLog):
                 gathered.final = True
-                gathered.entries.append(Found(log, None, ()))
+                gathered.entries.append(Found(entry, log, None, ()))
+                continue
+            if entry.offset == log.high_watermark:
+                gathered.entries.append(Found(entry, None, log, ()))
                 continue
             error: Problem | None = None
             batches: Sequence[BytesLike] | None = ()
@@ -248,13 +276,13 @@ class Fetches(Generic[Request, Problem]):
             if batches is None:
                 gathered.cold.append((index, log))
                 batches = ()
-            gathered.entries.append(Found(error, log, gathered.take(batches)))
+            gathered.entries.append(Found(entry, error, log, gathered.take(batches)))
         return gathered
 
-    async def _read_cold(self, request: Request, gathered: _Gathered[Problem]) -> None:
+    async def _read_cold(self, gathered: _Gathered[Problem]) -> None:
         """Fill in what must be read from disk, as far as the limits allow."""
         for index, log in gathered.cold:
-            entry = request.entries[index]
+            entry = gathered.entries[index].entry
             if gathered.size and gathered.bytes_left <= 0:
                 return
             error: Problem | None = None
@@ -266,7 +294,7 @@ class Fetches(Generic[Request, Problem]):
             except (OSError, LogError) as problem:
                 error = self._door.unreadable(problem)
             gathered.final = gathered.final or error is not None
-            gathered.entries[index] = Found(error, log, gathered.take(batches))
+            gathered.entries[index] = Found(entry, error, log, gathered.take(batches))
 
     def _satisfies(self, gathered: _Gathered[Problem], request: Request) -> bool:
         most = min(request.bytes_max, sum(entry.bytes_max for entry in request.entries))

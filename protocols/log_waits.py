@@ -19,6 +19,16 @@ class Waiter(Protocol):
         """A log it waits for has more to read, or failed. May call `LogWaits.remove`."""
 
 
+class Waits(Protocol):
+    """Where waiters come and go."""
+
+    def add(self, waiter: Waiter) -> None:
+        """Call `waiter.log_advanced` from now on."""
+
+    def remove(self, waiter: Waiter) -> None:
+        """No longer; does nothing for one that is not there."""
+
+
 class LogWaits:
     """The waiters of one log; found, or made, by `of`."""
 

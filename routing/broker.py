@@ -41,7 +41,7 @@ from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
 from routing.message import Slab
 from routing.policy_control import PolicyControl
-from routing.queue_host import Clock, Host
+from routing.queue_host import Clock, Host, Runnable
 from routing.queues.checkpoints import Checkpoints, clean_checkpoint
 from routing.queues.home_status import HomeStatus, warn_of_pinned_bytes
 from routing.queues.queue import Queue
@@ -93,7 +93,7 @@ class Broker:
         self._nursery = nursery
         self._timeouts = ConsumerTimeouts()
         self.clock = Clock(wall_clock_ms)
-        self._runnable: deque[Queue | Stream] = deque()
+        self._runnable: deque[Runnable] = deque()
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
         self._deferred: dict[QueuePartition, None] = {}
         files.make_directory("")

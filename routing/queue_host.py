@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 from weakref import WeakSet
 
 import trio
 
 from delay.timer_service import Timer, TimerService
 from routing.queues.queue import Queue
-from routing.topics.stream import Stream
 
 
 class Clock:
@@ -27,6 +27,16 @@ class Clock:
         return (time_ms - self._start_ms) / 1000
 
 
+class Runnable(Protocol):
+    """Something to be looked at when the turn ends."""
+
+    awake: bool
+    """Set by who calls `Host.runnable`, so that it is not called again until then."""
+
+    def pump(self) -> None:
+        """The turn ends; `awake` has been cleared."""
+
+
 class Host:
     """See the module."""
 
@@ -35,7 +45,7 @@ class Host:
         timers: TimerService,
         clock: Clock,
         *,
-        runnable: Callable[[Queue | Stream], None],
+        runnable: Callable[[Runnable], None],
         dead_letter: Callable[[Queue, Sequence[int], str], None],
         unused: Callable[[Queue], None],
     ) -> None:

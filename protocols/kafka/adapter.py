@@ -37,7 +37,6 @@ from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_18_api_versions,
     adapter_19_create_topics,
     adapter_20_delete_topics,
-    adapter_21_delete_records,
     adapter_22_init_producer_id,
     adapter_36_sasl_authenticate,
     adapter_37_create_partitions,
@@ -57,6 +56,7 @@ from protocols.kafka.codec import (
     write_message,
 )
 from protocols.kafka.config import KafkaConfig
+from protocols.kafka.fetch_sessions import FetchSessions
 from protocols.kafka.registry import SERVED, Served
 from protocols.peers import Authenticate, is_loopback
 from protocols.sansio import Outbox
@@ -87,9 +87,10 @@ class KafkaAdapter:
         config: KafkaConfig,
         authenticate: Authenticate | None = None,
         door: str = "kafka",
+        fetch_sessions: FetchSessions | None = None,
     ) -> None:
         """`peer` is the address, for the loopback rule, `local` where it was reached; without `authenticate` everybody
-        is the anonymous user. `door` is the one it came by.
+        is the anonymous user. `door` is the one it came by, `fetch_sessions` those of all connections.
         """
         self._broker = broker
         self._outbox = outbox
@@ -101,10 +102,17 @@ class KafkaAdapter:
         self.peer = peer
         self.closed = self.published = self.held = False
         self.door = Door(
-            broker, peer=peer, local=local, clock=clock, config=config, authenticate=authenticate, name=door
+            broker,
+            peer=peer,
+            local=local,
+            clock=clock,
+            config=config,
+            authenticate=authenticate,
+            name=door,
+            fetch_sessions=FetchSessions(config) if fetch_sessions is None else fetch_sessions,
         )
         self.door.login, self.door.end = self._login, self._end
-        self.door.fetches = Fetches(FetchDoor(self.door), outbox, broker.timers, clock, config)
+        self.door.fetches = Fetches(FetchDoor(self.door), outbox, broker.timers, clock, config, broker.host.runnable)
         if authenticate is None or (config.anonymous_loopback and is_loopback(peer)):
             self._login_anonymous()
 
@@ -141,6 +149,7 @@ class KafkaAdapter:
         self._calls.clear()
         self._broker.release(self)
         self.door.fetches.drop()
+        self.door.fetch_sessions.detach(self.door)
 
     def shut_down(self, reason: str) -> None:
         """Answer parked fetches with what there is, and close: a Kafka client looks for the new leader by itself."""

@@ -10,6 +10,7 @@ from protocols.adapter_topics import create_missing
 from protocols.kafka.codec import Entity
 from protocols.kafka.config import KafkaConfig
 from protocols.kafka.errors import ErrorCode, KafkaError
+from protocols.kafka.fetch_sessions import FetchSessions
 from protocols.peers import Authenticate
 from routing import errors
 from routing.broker import Broker
@@ -42,6 +43,7 @@ class Door:
         config: KafkaConfig,
         authenticate: Authenticate | None,
         name: str,
+        fetch_sessions: FetchSessions,
     ) -> None:
         self.broker = broker
         self.peer = peer
@@ -59,8 +61,18 @@ class Door:
         self.mechanism = ""
         """Of SASL, that the client has chosen."""
         self.fetches: Any
+        self.fetch_sessions = fetch_sessions
+        """Of all connections."""
         self.end: Callable[[], None]
         """Closes the connection when all is answered."""
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Whose what this connection makes is that outlives it: the user, and the virtual host that its rights are of.
+        After the login.
+        """
+        assert self.grants is not None
+        return self.grants.user, self.grants.vhost
 
     @property
     def node_id(self) -> int:

@@ -70,7 +70,8 @@ class NativeAdapter:
         self._grants: Grants
         """What the user may do, from hello on."""
         self._hello_deadline = clock() + config.hello_timeout_ms / 1000
-        self._fetches = Fetches(FetchDoor(self._led, outbox), outbox, broker.timers, clock, config)
+        fetches = FetchDoor(self._led, outbox)
+        self._fetches = Fetches(fetches, outbox, broker.timers, clock, config, broker.host.runnable)
         self._pending: dict[PendingProduce, None] = {}
         self._refused_rounds: dict[tuple[str, int], int] = {}
         self.peer = peer

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from core_log.errors import OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from protocols.fetching import Entry, Found
+from protocols.log_waits import Waits
 from protocols.native.adapter_errors import Refused, engine_error
 from protocols.native.errors import ErrorCode, WireError, wire_error
 from protocols.native.wire import Fetch, FetchEntry, encode_fetch_reply
@@ -41,6 +42,10 @@ class FetchDoor:
     def unreadable(self, problem: Exception) -> WireError:
         """See `protocols.fetching.Door`."""
         return wire_error(ErrorCode.STORAGE_UNAVAILABLE, f"the log cannot be read: {problem}")
+
+    def waits(self, request: Fetch) -> Waits | None:
+        """See `protocols.fetching.Door`."""
+        return None
 
     def answer(self, request: Fetch, found: Sequence[Found[WireError]]) -> None:
         """See `protocols.fetching.Door`."""
