@@ -15,8 +15,10 @@ from protocols.native.errors import (
     ConnectionLost,
     DeliveryTimedOut,
     ErrorCode,
+    FencedInstance,
     LogTruncated,
     MillraceError,
+    NotAMember,
     NotFound,
     OffsetOutOfRange,
     PreconditionFailed,
@@ -26,6 +28,7 @@ from protocols.native.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from protocols.native.membership import RebalanceListener
 from protocols.native.producer import Delivery, Producer
 from protocols.native.records import ConsumerRecord, RecordMetadata
 
@@ -43,15 +46,18 @@ __all__ = [
     "Delivery",
     "DeliveryTimedOut",
     "ErrorCode",
+    "FencedInstance",
     "FetchResult",
     "LinkConfig",
     "LogTruncated",
     "MillraceError",
+    "NotAMember",
     "NotFound",
     "OffsetOutOfRange",
     "PreconditionFailed",
     "Producer",
     "ProtocolError",
+    "RebalanceListener",
     "RecordMetadata",
     "RequestTimedOut",
     "StorageUnavailable",

@@ -42,7 +42,7 @@ DEMO_MAY_IMPORT = MAY_IMPORT["gateway"] | {"millrace", "pyspark_millrace", "spar
 NATIVE_CLIENTS = tuple(
     f"protocols/native/{name}.py"
     for name in (
-        "client", "client_tls", "consumer", "leaders", "link", "producer",
+        "client", "client_tls", "consumer", "coordinators", "fetcher", "leaders", "link", "membership", "producer",
         "blocking", "blocking_clients", "blocking_leaders", "blocking_link",
     )
 )  # fmt: skip

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,9 +20,10 @@ from core_log.partition_log import PartitionLog
 from core_log.record_batch import validate
 from protocols.adapter_topics import create_missing, may_see
 from protocols.fetching import Fetches
-from protocols.native import wire
+from protocols.native import wire, wire_groups
 from protocols.native.adapter_errors import ENGINE_ERRORS, Refused, engine_error
 from protocols.native.adapter_fetch import FetchDoor
+from protocols.native.adapter_groups import HANDLERS, GroupDoor
 from protocols.native.adapter_metadata import describe, node_id, nodes, partitions
 from protocols.native.adapter_offsets import check_epoch, list_offsets, offsets_for_epochs
 from protocols.native.adapter_produce import PendingProduce
@@ -133,7 +134,11 @@ class NativeAdapter:
         try:
             if self._greeted:
                 require_rights(self._grants, request)
-            reply = await self._HANDLERS[type(request)](self, request)
+            handler = self._HANDLERS.get(type(request))
+            if handler is not None:
+                reply = await handler(self, request)
+            else:
+                reply = await HANDLERS[type(request)](self._groups, request)
         except Refused as refusal:
             reply = wire.ErrorReply(request.correlation_id, refusal.error)
         except ENGINE_ERRORS as error:
@@ -144,6 +149,11 @@ class NativeAdapter:
     def _send(self, reply: wire.Reply) -> None:
         for piece in wire.encode(reply):
             self._outbox.write(piece)
+
+    def _answer_later(self, reply: wire.Reply) -> None:
+        """What had to wait."""
+        if not self.closed:
+            self._send(reply)
 
     def _bad_request(self, bad: wire.BadRequest) -> None:
         if bad.fatal:
@@ -172,6 +182,9 @@ class NativeAdapter:
             self._goodbye(ErrorCode.ACCESS_REFUSED, str(error), request.correlation_id)
             return None
         self._greeted = True
+        self._groups = GroupDoor(
+            self._broker, self._config, self._door, self.peer, request.client_name, self._may_read, self._answer_later
+        )
         names = ("request_bytes_max", "fetch_bytes_max", "fetch_wait_ms_max", "produce_timeout_ms_max")
         limits = {name: getattr(self._config, name) for name in (*names, "requests_in_flight_max")}
         return wire.HelloReply(request.correlation_id, version, SERVER, node_id(self._broker, self._config), limits)
@@ -274,6 +287,11 @@ class NativeAdapter:
             raise Refused(ErrorCode.UNKNOWN_PARTITION, f"topic {name!r} has {len(found)} partitions")
         return found[index]
 
+    def _may_read(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Raises Refused, AccessRefused."""
+        for topic, index in partitions:
+            self._partition(topic, index)
+
     def _led(self, name: str, index: int, leader_epoch: int, access: Access = "read") -> TopicPartition:
         """The same, of a partition that this broker leads now, in the epoch that the client knows if it says so.
 
@@ -305,7 +323,7 @@ class NativeAdapter:
                     raise Refused(ErrorCode.BLOCKED, f"producers are blocked: {self._broker.blocked}")
                 if entry.topic not in self._broker.topics:
                     await create_missing(self._broker, self._grants, entry.topic)
-                log, base_offset = self._append(entry, request.acks)
+                log, base_offset, end = await self._append(entry, request.acks)
             except Refused as refusal:
                 pending.settle(index, -1, refusal.error)
                 continue
@@ -317,13 +335,14 @@ class NativeAdapter:
                 continue
             done = partial(pending.committed, index, base_offset)
             sync = request.acks == wire.ACKS_ALL
-            self._broker.commits.when_committed([(log, log.log_end_offset)], done, sync=sync)
+            self._broker.commits.when_committed([(log, end)], done, sync=sync)
         if pending.waiting:
             timeout_ms = min(request.timeout_ms, self._config.produce_timeout_ms_max)
             pending.timer = self._broker.timers.at(self._clock() + timeout_ms / 1000, pending.timed_out)
             self._pending[pending] = None
 
-    def _append(self, entry: wire.ProduceEntry, acks: int) -> tuple[PartitionLog, int]:
+    async def _append(self, entry: wire.ProduceEntry, acks: int) -> tuple[PartitionLog, int, int]:
+        """The log, where the batch begins in it and where it ends. Only idempotent producers' may have to wait."""
         partition = self._led(entry.topic, entry.partition, entry.leader_epoch, "write")
         if partition.leadership is not None:
             short = partition.leadership.shortage()
@@ -335,7 +354,10 @@ class NativeAdapter:
         header = validate(entry.batch)
         if header.is_control:
             raise Refused(ErrorCode.CORRUPT_BATCH, "a client does not write control batches")
-        return partition.log, partition.append(entry.batch)
+        if header.producer_id >= 0:
+            return partition.log, *await partition.append_once([header], [entry.batch])
+        base_offset = partition.append(entry.batch)
+        return partition.log, base_offset, partition.log.log_end_offset
 
     def refused(self, entry: wire.ProduceEntry, error: WireError) -> None:
         """Keep later batches of the partition out until the producer has seen this; rule 3."""
@@ -372,8 +394,10 @@ class NativeAdapter:
 
     async def _commit_offsets(self, request: wire.CommitOffsets) -> wire.Reply:
         offsets = {(topic, index): (offset, metadata) for topic, index, offset, metadata in request.entries}
-        for topic, index in offsets:
-            self._partition(topic, index)
+        self._may_read(offsets)
+        members = self._broker.groups.groups.get(request.group)
+        if members is not None:
+            members.check_commit("", None, wire_groups.NO_GENERATION)
         await self._broker.offsets.commit(request.group, offsets)
         return wire.CommitOffsetsReply(request.correlation_id)
 

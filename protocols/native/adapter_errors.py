@@ -5,6 +5,7 @@ from __future__ import annotations
 from core_log import errors as log_errors
 from protocols.native.errors import ErrorCode, WireError, wire_error
 from routing import errors
+from routing.groups import errors as groups
 
 _CODES: dict[type[Exception], ErrorCode] = {
     errors.NotFound: ErrorCode.NOT_FOUND,
@@ -18,12 +19,27 @@ _CODES: dict[type[Exception], ErrorCode] = {
     errors.NotEnoughReplicas: ErrorCode.NOT_ENOUGH_REPLICAS,
     errors.StorageUnavailable: ErrorCode.STORAGE_UNAVAILABLE,
     errors.BrokerError: ErrorCode.INVALID_ARGUMENT,
+    groups.UnknownMember: ErrorCode.UNKNOWN_MEMBER,
+    groups.IllegalGeneration: ErrorCode.ILLEGAL_GENERATION,
+    groups.RebalanceInProgress: ErrorCode.REBALANCE_IN_PROGRESS,
+    groups.InconsistentProtocol: ErrorCode.INCONSISTENT_PROTOCOL,
+    groups.FencedInstance: ErrorCode.FENCED_INSTANCE,
+    groups.InvalidSessionTimeout: ErrorCode.INVALID_ARGUMENT,
+    groups.InvalidGroup: ErrorCode.INVALID_ARGUMENT,
+    groups.GroupFull: ErrorCode.LIMIT_EXCEEDED,
+    groups.GroupNotEmpty: ErrorCode.PRECONDITION_FAILED,
+    groups.UnknownGroup: ErrorCode.NOT_FOUND,
+    groups.NotCoordinator: ErrorCode.NOT_COORDINATOR,
+    groups.CoordinatorUnavailable: ErrorCode.COORDINATOR_UNAVAILABLE,
+    groups.GroupError: ErrorCode.PRECONDITION_FAILED,
     log_errors.LogUnavailable: ErrorCode.STORAGE_UNAVAILABLE,
     log_errors.BatchTooLarge: ErrorCode.BATCH_TOO_LARGE,
     log_errors.CorruptBatch: ErrorCode.CORRUPT_BATCH,
+    log_errors.OutOfOrderSequence: ErrorCode.SEQUENCE_OUT_OF_ORDER,
+    log_errors.ProducerFenced: ErrorCode.PRODUCER_FENCED,
     log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
 }
-ENGINE_ERRORS = (errors.BrokerError, log_errors.LogError)
+ENGINE_ERRORS = (errors.BrokerError, groups.GroupError, log_errors.LogError)
 
 
 class Refused(Exception):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from protocols.native import wire
+from protocols.native import wire, wire_groups
 from routing.grants import Grants
 
 _Check = Callable[[Grants, Any], None]
@@ -29,7 +29,7 @@ def _bind(grants: Grants, request: wire.Bind | wire.Unbind) -> None:
     grants.require_keys("read", request.exchange, (request.pattern,))
 
 
-def _commit_offsets(grants: Grants, request: wire.CommitOffsets) -> None:
+def _commit_offsets(grants: Grants, request: wire.CommitOffsets | wire_groups.CommitGroupOffsets) -> None:
     for topic in {entry[0] for entry in request.entries}:
         grants.require("read", "topic", topic)
 
@@ -42,4 +42,5 @@ _CHECKS: dict[type[wire.Request], _Check] = {
     wire.Bind: _bind,
     wire.Unbind: _bind,
     wire.CommitOffsets: _commit_offsets,
+    wire_groups.CommitGroupOffsets: _commit_offsets,
 }

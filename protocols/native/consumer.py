@@ -1,90 +1,52 @@
-"""The consumer: fetches ahead of the application, decodes batch by batch, and remembers how far it was read.
+"""The consumer: what it reads and how far it was read, by itself or as a member of a group.
 
-1. One task for each broker keeps one fetch under way for all partitions that it leads and whose read-ahead is below
-   `prefetch_bytes`; what comes waits as undecoded batches. A batch is decoded when the application gets to it.
-2. The *position* of a partition is the offset of the next record the application will get. `commit` stores positions:
+1. The *position* of a partition is the offset of the next record the application will get. `commit` stores positions:
    what was handed out counts as consumed.
-3. `seek` and `assign` start a new generation of the partition: whatever was under way for the old one is thrown away.
-4. A topic that was assigned as a whole is read as a whole: partitions that it gets later are read from their beginning,
+2. `assign` chooses partitions; `subscribe` leaves that to the group (`membership.py`). Fetching is `fetcher.py`.
+3. A topic that was assigned as a whole is read as a whole: partitions that it gets later are read from their beginning,
    or from where the group committed.
-5. When another leader epoch has begun, a partition is read on only if what was read is still in its log: else the log
-   was cut, which is said, and reading goes on where the log has other records, or with reset "error" ends.
-6. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of the
-   iteration.
+4. With `auto_commit_interval_ms` positions are committed when the application asks for more, so what it was given
+   before is done; and before partitions are given up, and at the end of the block.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import Literal, Self
 
 import trio
 
 from protocols.native import wire
-from protocols.native.client import LinkConfig, Service, list_offsets
-from protocols.native.errors import (
-    ConnectionLost,
-    ErrorCode,
-    LogTruncated,
-    MillraceError,
-    NotLeader,
-    error_from_wire,
-)
-from protocols.native.link import Link
-from protocols.native.records import ConsumerRecord, batch_records, offset_after, split_batches
-from protocols.native.truncation import LastBatch, cut_at, last_of
+from protocols.native.assignors import ASSIGNORS
+from protocols.native.client import LinkConfig, list_offsets
+from protocols.native.coordinators import CoordinatorLink
+from protocols.native.errors import ErrorCode, MillraceError
+from protocols.native.fetcher import Fetcher, FetchLimits, OffsetReset, OnRecords, Partition, Position
+from protocols.native.membership import GroupTerms, Membership, Reader, RebalanceListener
+from protocols.native.records import ConsumerRecord
 
 logger = logging.getLogger(__name__)
 
-Partition = tuple[str, int]
-"""Topic and partition number."""
-
-OffsetReset = Literal["earliest", "latest", "error"]
+_CLOSE_S_MAX = 5.0
+_GONE = (ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION)
 
 
-class _Position:
-    """Where a partition is read."""
-
-    __slots__ = ("buffered_bytes", "epoch", "fetch_offset", "generation", "last", "offset", "partition", "topic")
-
-    def __init__(self, topic: str, partition: int, offset: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.generation = 0
-        self.move(offset)
-
-    def move(self, offset: int) -> None:
-        """Read from `offset` on; forget what was under way."""
-        self.offset = offset
-        self.fetch_offset = offset
-        self.epoch = wire.NO_EPOCH
-        """The leader epoch in which what was read is known to be in the log."""
-        self.last: LastBatch | None = None
-        """The last that was fetched."""
-        self.buffered_bytes = 0
-        self.generation += 1
-
-
-class _Fetched:
-    """A batch that waits for the application."""
-
-    __slots__ = ("batch", "generation", "position")
-
-    def __init__(self, position: _Position, batch: memoryview) -> None:
-        self.position = position
-        self.generation = position.generation
-        self.batch = batch
-
-
-class Consumer(Service):
+class Consumer(Fetcher):
     """`async with Consumer("host:port", group="g") as consumer`; see the module's rules.
 
     `auto_offset_reset` says where to begin in a partition the group never committed, or whose offset is gone: "latest",
     "earliest" or "error". `fetch_min_bytes`, `fetch_max_wait_ms`: when the broker answers a fetch. `fetch_max_bytes`
     and `partition_max_bytes`: how much one answer holds, in all and of each partition. `prefetch_bytes`: how much of a
     partition is read ahead.
+
+    With `topics` or a `pattern` it is a member of the group from the start, see `subscribe`; `listener` is told of what
+    it reads. `group_instance_id` makes it a static member, `assignors` are the ways to divide partitions, the preferred
+    one first. `session_timeout_ms`: who is not heard of for so long is out; `max_poll_interval_ms`: as is who asks for
+    no records. `auto_commit_interval_ms`: None leaves commits to the application. `on_records` may look at, or change,
+    each list of records before the application gets it (`hooks.py`).
     """
 
     def __init__(
@@ -98,34 +60,79 @@ class Consumer(Service):
         fetch_max_bytes: int = 16 << 20,
         partition_max_bytes: int = 1 << 20,
         prefetch_bytes: int = 2 << 20,
+        topics: str | Iterable[str] = (),
+        pattern: str | None = None,
+        listener: RebalanceListener | None = None,
+        group_instance_id: str | None = None,
+        assignors: Sequence[str] = ("range", "cooperative-sticky"),
+        session_timeout_ms: int = 45_000,
+        heartbeat_interval_ms: int = 3_000,
+        max_poll_interval_ms: int = 300_000,
+        auto_commit_interval_ms: int | None = None,
+        on_records: OnRecords | None = None,
         link: LinkConfig | None = None,
     ) -> None:
-        super().__init__(server, link or LinkConfig())
         if auto_offset_reset not in ("earliest", "latest", "error"):
             raise ValueError(f"auto_offset_reset is 'earliest', 'latest' or 'error', not {auto_offset_reset!r}")
+        limits = FetchLimits(fetch_min_bytes, fetch_max_wait_ms, fetch_max_bytes, partition_max_bytes, prefetch_bytes)
+        super().__init__(server, auto_offset_reset, limits, on_records, link or LinkConfig())
+        if group is None and (pattern is not None or auto_commit_interval_ms is not None):
+            raise ValueError("a pattern and automatic commits need a group")
+        if unknown := [name for name in assignors if name not in ASSIGNORS] or not assignors:
+            raise ValueError(f"assignors are of {', '.join(ASSIGNORS)}, not {unknown}")
         self._group = group
-        self._reset: OffsetReset = auto_offset_reset
-        self._fetch_min_bytes = fetch_min_bytes
-        self._fetch_max_wait_ms = fetch_max_wait_ms
-        self._fetch_max_bytes = fetch_max_bytes
-        self._partition_max_bytes = partition_max_bytes
-        self._prefetch_bytes = prefetch_bytes
-        self._positions: dict[Partition, _Position] = {}
+        self._terms = GroupTerms(
+            group=group or "",
+            instance_id=group_instance_id,
+            assignors=tuple(assignors),
+            session_timeout_ms=session_timeout_ms,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            max_poll_interval_ms=max_poll_interval_ms,
+            metadata_max_age_ms=self._link.config.metadata_max_age_ms,
+        )
+        self._given = ([topics] if isinstance(topics, str) else list(topics), pattern, listener)
+        self._membership: Membership | None = None
+        self._member_scope = trio.CancelScope()
+        self._coordinator: CoordinatorLink | None = None
         self._whole: set[str] = set()
         """Topics of which all partitions are read."""
         self._grown = trio.Event()
-        self._fetched: deque[_Fetched] = deque()
-        self._arrived = trio.Event()
-        self._fetch_wanted = trio.Event()
-        self._fetches: dict[Link, trio.CancelScope | None] = {}
-        self._failure: MillraceError | None = None
-        self._records: list[ConsumerRecord] = []
-        self._next = 0
-        self._current: _Fetched | None = None
+        self._before_revoked: list[Callable[[list[Partition]], Awaitable[None]]] = []
+        self._asked = 0
+        """How often the application asked for records that were not there."""
+        self._auto_commit_s = math.inf if auto_commit_interval_ms is None else auto_commit_interval_ms / 1000
+        self._commit_at = math.inf
+        self._committing = False
 
     def _start(self) -> None:
-        self._nursery.start_soon(self._fetch_ahead)
+        super()._start()
         self._nursery.start_soon(self._take_up)
+        if self._auto_commit_s < math.inf:
+            self._between = self._between_batches
+            self._commit_at = trio.current_time() + self._auto_commit_s
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        topics, pattern, listener = self._given
+        if topics or pattern is not None:
+            try:
+                await self.subscribe(topics, pattern=pattern, listener=listener)
+            except BaseException as error:
+                await self.__aexit__(type(error), error, None)
+                raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            with trio.move_on_after(_CLOSE_S_MAX, shield=True):
+                if self._membership is not None:
+                    await self._leave(commit=error is None)
+                elif error is None:
+                    await self._commit_by_itself()
+        finally:
+            await super().__aexit__(kind, error, traceback)
 
     # Where to read
 
@@ -143,14 +150,90 @@ class Consumer(Service):
                 whole.add(item)
             else:
                 partitions.append(item)  # type: ignore[arg-type]
+        starts = await self._starts(partitions)
+        if self._membership is not None:
+            await self._leave(commit=True)
+        self._set_positions({})
+        self._whole = whole
+        self._set_positions({key: starts[key] for key in partitions})
+
+    async def _starts(self, partitions: list[Partition]) -> dict[Partition, int]:
+        """Where the group has come, or as `auto_offset_reset` says."""
         committed = await self.committed(partitions)
         missing = [partition for partition in partitions if partition not in committed]
-        starts = committed | await self._reset_offsets(missing)
-        self._positions = {key: _Position(*key, starts[key]) for key in partitions}
-        self._whole = whole
-        self._fetched.clear()
-        self._forget_current()
-        self._restart()
+        return committed | await self._reset_offsets(missing)
+
+    async def subscribe(
+        self,
+        topics: str | Iterable[str] = (),
+        *,
+        pattern: str | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Be a member of the group, which divides these topics, or all whose whole name matches a regular expression,
+        among its members; without a group read all of them. Topics need not be there yet, partitions come as soon as
+        records are asked for. Raises UnknownTopic without a group.
+        """
+        names = [topics] if isinstance(topics, str) else list(topics)
+        if self._group is None:
+            await self.assign(names)
+            return
+        if (pattern is None) == (not names):
+            raise ValueError("a subscription is of topics, or of a pattern")
+        if self._membership is not None:
+            await self._leave(commit=True)
+        self._whole = set()
+        self._set_positions({})
+        self._member_scope = trio.CancelScope()
+        if self._coordinator is None:
+            self._coordinator = CoordinatorLink(self._group, self._link, self._nursery)
+        self._membership = Membership(
+            self._terms, self._coordinator, _GroupReader(self), names, pattern, listener or RebalanceListener()
+        )
+        self._between = self._between_batches
+        self._nursery.start_soon(self._run_membership, self._membership, self._member_scope)
+
+    @staticmethod
+    async def _run_membership(membership: Membership, scope: trio.CancelScope) -> None:
+        with scope:
+            await membership.run()
+
+    async def unsubscribe(self) -> None:
+        """Leave the group, and read nothing."""
+        await self.assign([])
+
+    async def _leave(self, *, commit: bool) -> None:
+        if self._membership is not None:
+            try:
+                await self._membership.leave(commit=commit)
+            finally:
+                self._membership = None
+                self._member_scope.cancel()
+
+    async def _between_batches(self) -> None:
+        self._asked += 1
+        if self._membership is not None:
+            await self._membership.step()
+        if trio.current_time() >= self._commit_at and not self._committing:
+            self._committing = True
+            self._commit_at = trio.current_time() + self._auto_commit_s
+            self._nursery.start_soon(self._commit_beside, self._next_offsets())
+
+    async def _commit_beside(self, offsets: dict[Partition, int]) -> None:
+        try:
+            await self.commit(offsets)
+        except MillraceError as error:
+            logger.warning("offsets were not committed: %s", error)
+        finally:
+            self._committing = False
+
+    async def _commit_by_itself(self) -> None:
+        """Rule 4."""
+        if self._auto_commit_s < math.inf:
+            await self._commit_beside(self._next_offsets())
+
+    def _next_offsets(self) -> dict[Partition, int]:
+        return {key: self.position(*key) for key in self._positions}
 
     async def _take_up(self) -> None:
         """Read the partitions that topics get, until cancelled."""
@@ -169,8 +252,8 @@ class Consumer(Service):
                 await self._note_error(error)
                 continue  # the leaders will be asked again, and this
             if self._positions is positions:
-                positions |= {key: _Position(*key, starts[key] or 0) for key in new}
-                self._look_again()
+                here = {key: position.offset for key, position in positions.items()}
+                self._set_positions(here | {key: starts[key] or 0 for key in new})
 
     def _not_read(self) -> list[Partition]:
         """Partitions of topics that are read as a whole."""
@@ -178,26 +261,10 @@ class Consumer(Service):
         known = ((topic, number) for topic in self._whole for number in range(counts.get(topic, 0)))
         return [key for key in known if key not in self._positions]
 
-    async def _reset_offsets(self, partitions: list[Partition]) -> dict[Partition, int]:
-        if not partitions:
-            return {}
-        if self._reset == "error":
-            raise error_from_wire((ErrorCode.OFFSET_OUT_OF_RANGE, False, f"no committed offset for {partitions}"))
-        offsets = await list_offsets(self._leaders, partitions, self._reset)
-        return {key: offset or 0 for key, offset in zip(partitions, offsets)}
-
     @property
     def assignment(self) -> list[Partition]:
         """What is read."""
         return list(self._positions)
-
-    def position(self, topic: str, partition: int) -> int:
-        """The offset of the next record the application will get. Raises KeyError when it is not assigned."""
-        position = self._positions[topic, partition]
-        current = self._current
-        if current is not None and current.position is position and current.generation == position.generation:
-            return self._records[self._next].offset if self._next < len(self._records) else offset_after(current.batch)
-        return position.offset
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on at `offset`. Raises KeyError when the partition is not assigned."""
@@ -228,28 +295,22 @@ class Consumer(Service):
             offsets = [end if offset is None else offset for offset, end in zip(offsets, latest)]
         self._seek({key: offset or 0 for key, offset in zip(keys, offsets)})
 
-    def _seek(self, offsets: Mapping[Partition, int]) -> None:
-        for key, offset in offsets.items():
-            position = self._positions[key]
-            position.move(offset)
-            if self._current is not None and self._current.position is position:
-                self._forget_current()
-        self._restart()
-
-    def _forget_current(self) -> None:
-        self._current, self._records, self._next = None, [], 0
-
     # Groups
 
     async def commit(self, offsets: Mapping[Partition, int] | None = None) -> None:
-        """Store positions, or `offsets`, for the group; returns when they are durable. Raises ValueError without a
-        group.
+        """Store positions, or `offsets`, for the group; returns when they are durable.
+
+        Raises ValueError without a group, NotAMember when the group has gone on without it.
         """
         if self._group is None:
             raise ValueError("a consumer without a group cannot commit")
         if offsets is None:
-            offsets = {key: self.position(*key) for key in self._positions}
-        if offsets:
+            offsets = self._next_offsets()
+        if not offsets:
+            return
+        if self._membership is not None:
+            await self._membership.commit(offsets)
+        else:
             entries = [(topic, partition, offset, "") for (topic, partition), offset in offsets.items()]
             await self._link.call(wire.CommitOffsets(0, self._group, entries), wire.CommitOffsetsReply)
 
@@ -277,9 +338,18 @@ class Consumer(Service):
 
     async def fetch(self, max_records: int = 500) -> list[ConsumerRecord]:
         """1 to `max_records` records: what there is, or else the next to come. Waits for ever."""
-        if self._next >= len(self._records):
-            await self._advance()
+        return await self._take_records(max_records, math.inf)
+
+    async def poll(self, timeout_ms: int, max_records: int = 500) -> list[ConsumerRecord]:
+        """Up to `max_records` records; none when there are none within `timeout_ms`. What the group's listener does
+        takes the time that it takes.
+        """
+        return await self._take_records(max_records, trio.current_time() + timeout_ms / 1000)
+
+    async def _take_records(self, max_records: int, until: float) -> list[ConsumerRecord]:
         result: list[ConsumerRecord] = []
+        if self._next >= len(self._records) and not await self._advance(until):
+            return result
         while True:
             taken = self._records[self._next : self._next + max_records - len(result)]
             self._next += len(taken)
@@ -287,205 +357,74 @@ class Consumer(Service):
             if len(result) >= max_records or not self._decode_next():
                 return result
 
-    async def _advance(self) -> None:
-        """Wait for the next batch that holds records, and make it the current one."""
-        await trio.lowlevel.checkpoint()
-        while not self._decode_next():
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
-                self._look_again()
-                raise failure
-            broken = self._leaders.failure
-            if broken is not None:
-                raise broken
-            self._arrived = trio.Event()
-            await self._arrived.wait()
+    def pause(self, partitions: Iterable[Partition]) -> None:
+        """Hand out nothing of these until they are resumed. Raises KeyError for what is not assigned."""
+        self._set_paused(partitions, True)
 
-    def _decode_next(self) -> bool:
-        """Make the next batch that holds records the current one; False if none is here."""
-        while True:
-            self._leave_current()
-            if not self._fetched:
-                return False
-            fetched = self._fetched.popleft()
-            position = fetched.position
-            if fetched.generation != position.generation:
-                continue
-            position.buffered_bytes -= len(fetched.batch)
-            self._look_again()
-            self._records = batch_records(position.topic, position.partition, fetched.batch, position.offset)
-            self._next = 0
-            self._current = fetched
-            if self._records:
-                return True
+    def resume(self, partitions: Iterable[Partition]) -> None:
+        """Go on with these. Raises KeyError for what is not assigned."""
+        self._set_paused(partitions, False)
 
-    def _leave_current(self) -> None:
-        """All of the current batch was handed out."""
-        current = self._current
-        if current is not None:
-            if current.generation == current.position.generation:
-                current.position.offset = offset_after(current.batch)
-            self._forget_current()
-
-    # Fetching
-
-    def _restart(self) -> None:
-        """The partitions to fetch have changed."""
-        self._look_again()
-        for scope in self._fetches.values():
-            if scope is not None:
-                scope.cancel()
-
-    def _look_again(self) -> None:
-        wanted, self._fetch_wanted = self._fetch_wanted, trio.Event()
-        wanted.set()
-
-    async def _fetch_ahead(self) -> None:
-        """Have a task for each broker that leads something of what is read."""
-        self._leaders.on_change = self._leaders_changed
-        async with trio.open_nursery() as nursery:
-            while True:
-                changed = self._fetch_wanted
-                for key in self._positions:
-                    link = self._leaders.link_to(*key)
-                    if link is not None and link not in self._fetches:
-                        self._fetches[link] = None
-                        nursery.start_soon(self._fetch_from, link)
-                await changed.wait()
-
-    async def _fetch_from(self, link: Link) -> None:
-        """Keep a fetch under way to one broker as long as it is a leader that is connected."""
-        try:
-            while True:
-                changed = self._fetch_wanted
-                led = [p for p in self._positions.values() if self._leaders.link_to(p.topic, p.partition) is link]
-                if not led:
-                    return
-                wanted = [p for p in led if p.buffered_bytes < self._prefetch_bytes]
-                if not wanted or self._failure is not None:
-                    await changed.wait()
-                    continue
-                doubtful = [p for p in wanted if self._is_doubtful(link, p)]
-                if doubtful:
-                    await self._validate(link, doubtful)
-                else:
-                    await self._fetch_once(link, wanted)
-        finally:
-            del self._fetches[link]
-
-    def _is_doubtful(self, link: Link, position: _Position) -> bool:
-        """Whether another leader may lack what was read of a partition."""
-        epoch = self._leaders.epoch_of(link, position.topic, position.partition)
-        if position.last is None:
-            position.epoch = epoch
-        return position.epoch != epoch != wire.NO_EPOCH
-
-    async def _validate(self, link: Link, doubtful: list[_Position]) -> None:
-        """Rule 5."""
-        asked = [
-            (p, p.generation, p.last, self._leaders.epoch_of(link, p.topic, p.partition)) for p in doubtful if p.last
-        ]
-        entries = [(p.topic, p.partition, epoch, last.epoch) for p, _, last, epoch in asked]
-        try:
-            reply = await link.request(wire.OffsetsForEpochs(0, entries), wire.OffsetsForEpochsReply)
-        except MillraceError as error:
-            if isinstance(error, ConnectionLost):
-                self._leaders.stale((p.topic, p.partition) for p in doubtful)
-            await self._note_error(error)
-            return
-        for (position, generation, last, epoch), (refused, end_epoch, end_offset) in zip(asked, reply.entries):
-            if generation != position.generation:
-                continue
-            if refused is not None:
-                await self._refused(position, error_from_wire(refused))
-                continue
-            offset = cut_at(last, end_epoch, end_offset)
-            if offset is None:
-                position.epoch = epoch
-            else:
-                self._cut(position, offset)
-
-    def _cut(self, position: _Position, offset: int) -> None:
-        """The log has other records, or none, from an offset on. What was not handed out yet is forgotten."""
-        read_to = self.position(position.topic, position.partition)
-        self._seek({(position.topic, position.partition): min(offset, read_to)})
-        if read_to > offset:
-            truncated = LogTruncated(position.topic, position.partition, offset, read_to)
-            if self._reset == "error":
-                self._failure = truncated
-                self._arrived.set()
-            else:
-                logger.warning("%s; going on at %d", truncated, offset)
-
-    async def _fetch_once(self, link: Link, wanted: list[_Position]) -> None:
-        generations = [position.generation for position in wanted]
-        entries = [
-            wire.FetchEntry(p.topic, p.partition, p.fetch_offset, self._partition_max_bytes, p.epoch) for p in wanted
-        ]
-        request = wire.Fetch(0, self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes, entries)
-        reply: wire.FetchReply | None = None
-        with trio.CancelScope() as self._fetches[link]:
-            try:
-                reply = await link.request(request, wire.FetchReply, wait_ms=self._fetch_max_wait_ms)
-            except MillraceError as error:
-                if isinstance(error, ConnectionLost):
-                    self._leaders.stale((p.topic, p.partition) for p in wanted)
-                await self._note_error(error)
-        self._fetches[link] = None
-        if reply is not None:
-            for position, generation, fetched in zip(wanted, generations, reply.entries):
-                if generation == position.generation:
-                    await self._take(position, fetched)
-
-    async def _take(self, position: _Position, fetched: wire.FetchedPartition) -> None:
-        """Queue what came for a partition."""
-        if fetched.error is not None:
-            generation = position.generation
-            error = error_from_wire(fetched.error)
-            if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and self._reset != "error":
-                try:
-                    key = (position.topic, position.partition)
-                    offset = (await self._reset_offsets([key]))[key]
-                except MillraceError as problem:
-                    error = problem
-                else:
-                    if generation == position.generation:
-                        position.move(offset)
-                    return
-            await self._refused(position, error)
-            return
-        try:
-            batches = split_batches(fetched.records)
-        except MillraceError as error:
-            await self._note_error(error)
-            return
-        if batches:
-            self._fetched += [_Fetched(position, batch) for batch in batches]
-            position.buffered_bytes += len(fetched.records)
-            position.last = last_of(batches)
-            position.fetch_offset = position.last.next_offset
-            self._arrived.set()
-
-    async def _refused(self, position: _Position, error: MillraceError) -> None:
-        """What a broker said of a partition."""
-        if isinstance(error, NotLeader):
-            self._leaders.stale([(position.topic, position.partition)])
-        else:
-            await self._note_error(error)
-
-    async def _note_error(self, error: MillraceError) -> None:
-        """Wait a moment after what passes; hand the rest to the application."""
-        if error.retriable:
-            await trio.sleep(self._link.config.reconnect_backoff_ms / 1000)
-        else:
-            self._failure = error
-            self._arrived.set()
+    @property
+    def paused(self) -> list[Partition]:
+        """What is paused."""
+        return [key for key, position in self._positions.items() if position.paused]
 
     def _leaders_changed(self) -> None:
         if self._whole and self._not_read():
             self._grown.set()
-        self._arrived.set()
-        self._look_again()
+        super()._leaders_changed()
+
+    async def _refused(self, position: Position, error: MillraceError) -> None:
+        if self._membership is not None and error.code in _GONE:
+            key = (position.topic, position.partition)
+            logger.warning("partition %d of topic '%s' is gone", position.partition, position.topic)
+            self._set_positions({one: found.offset for one, found in self._positions.items() if one != key})
+        else:
+            await super()._refused(position, error)
+
+
+class _GroupReader(Reader):
+    """What its membership wants of a consumer."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    async def starts(self, partitions: list[Partition]) -> dict[Partition, int]:
+        """See `Reader`."""
+        try:
+            return await self._consumer._starts(partitions)
+        except MillraceError as error:
+            if error.code not in _GONE:
+                raise
+        found: dict[Partition, int] = {}
+        for key in partitions:
+            try:
+                found |= await self._consumer._starts([key])
+            except MillraceError as error:
+                if error.code not in _GONE:
+                    raise
+        return found
+
+    def set_assigned(self, starts: Mapping[Partition, int]) -> None:
+        """See `Reader`."""
+        self._consumer._set_positions(starts)
+
+    async def before_revoked(self, partitions: list[Partition]) -> None:
+        """See `Reader`."""
+        for finish in self._consumer._before_revoked:
+            await finish(partitions)
+        await self._consumer._commit_by_itself()
+
+    def interrupt(self) -> None:
+        """See `Reader`."""
+        self._consumer._put_back()
+        self._consumer._arrived.set()
+
+    def progress(self) -> object:
+        """See `Reader`."""
+        consumer = self._consumer
+        return None if consumer._waiting else (consumer._asked, consumer._next)
 
 
 def _is_partition(what: object) -> bool:

@@ -43,6 +43,15 @@ class ErrorCode(IntEnum):
     NOT_ENOUGH_REPLICAS = 24
     FENCED_LEADER_EPOCH = 25
     UNKNOWN_LEADER_EPOCH = 26
+    UNKNOWN_MEMBER = 27
+    ILLEGAL_GENERATION = 28
+    REBALANCE_IN_PROGRESS = 29
+    INCONSISTENT_PROTOCOL = 30
+    FENCED_INSTANCE = 31
+    NOT_COORDINATOR = 32
+    COORDINATOR_UNAVAILABLE = 33
+    SEQUENCE_OUT_OF_ORDER = 34
+    PRODUCER_FENCED = 35
 
 
 MEANINGS: dict[ErrorCode, str] = {
@@ -72,6 +81,15 @@ MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.NOT_ENOUGH_REPLICAS: "fewer replicas are in sync than acks -1 asks for; nothing was appended",
     ErrorCode.FENCED_LEADER_EPOCH: "the partition is in a later leader epoch; ask for metadata again",
     ErrorCode.UNKNOWN_LEADER_EPOCH: "the broker does not know that leader epoch yet",
+    ErrorCode.UNKNOWN_MEMBER: "the group has no such member: join again, without an id",
+    ErrorCode.ILLEGAL_GENERATION: "the group has another generation by now: join again",
+    ErrorCode.REBALANCE_IN_PROGRESS: "the group is divided anew: join again, as the same member",
+    ErrorCode.INCONSISTENT_PROTOCOL: "the member cannot divide partitions as the others do",
+    ErrorCode.FENCED_INSTANCE: "another process is this static member now",
+    ErrorCode.NOT_COORDINATOR: "another broker looks after the group; ask for it again",
+    ErrorCode.COORDINATOR_UNAVAILABLE: "nobody looks after the group now",
+    ErrorCode.SEQUENCE_OUT_OF_ORDER: "a batch before this one of the same producer is missing; nothing was appended",
+    ErrorCode.PRODUCER_FENCED: "the producer has a later epoch already",
 }
 
 RETRIABLE = frozenset(
@@ -85,6 +103,9 @@ RETRIABLE = frozenset(
         ErrorCode.NOT_ENOUGH_REPLICAS,
         ErrorCode.FENCED_LEADER_EPOCH,
         ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_UNAVAILABLE,
+        ErrorCode.SEQUENCE_OUT_OF_ORDER,
     }
 )
 
@@ -205,6 +226,60 @@ class NotEnoughReplicas(StorageUnavailable):
     code = ErrorCode.NOT_ENOUGH_REPLICAS
 
 
+class NotAMember(MillraceError):
+    """The group has no such member any more, in this generation: its partitions may be others' by now."""
+
+    code = ErrorCode.UNKNOWN_MEMBER
+
+
+class IllegalGeneration(NotAMember):
+    """The group has another generation by now."""
+
+    code = ErrorCode.ILLEGAL_GENERATION
+
+
+class RebalanceInProgress(NotAMember):
+    """The group is being divided anew."""
+
+    code = ErrorCode.REBALANCE_IN_PROGRESS
+
+
+class InconsistentProtocol(MillraceError):
+    """The member cannot divide partitions as the others of its group do."""
+
+    code = ErrorCode.INCONSISTENT_PROTOCOL
+
+
+class FencedInstance(MillraceError):
+    """Another process is this static member now."""
+
+    code = ErrorCode.FENCED_INSTANCE
+
+
+class NotCoordinator(MillraceError):
+    """Another broker looks after the group."""
+
+    code = ErrorCode.NOT_COORDINATOR
+
+
+class CoordinatorUnavailable(NotCoordinator):
+    """Nobody looks after the group now."""
+
+    code = ErrorCode.COORDINATOR_UNAVAILABLE
+
+
+class SequenceOutOfOrder(MillraceError):
+    """A batch before this one of the same producer is missing; nothing was appended."""
+
+    code = ErrorCode.SEQUENCE_OUT_OF_ORDER
+
+
+class ProducerFenced(MillraceError):
+    """Another process is this producer now."""
+
+    code = ErrorCode.PRODUCER_FENCED
+
+
 class AuthenticationFailed(MillraceError):
     """User or password are wrong."""
 
@@ -228,7 +303,8 @@ _CLASSES: dict[int, type[MillraceError]] = {
     for kind in (
         RequestTimedOut, UnknownTopic, UnknownPartition, OffsetOutOfRange, BatchTooLarge, StorageUnavailable,
         Blocked, NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch, NotEnoughReplicas, AuthenticationFailed,
-        PreconditionFailed, NotFound,
+        PreconditionFailed, NotFound, NotAMember, IllegalGeneration, RebalanceInProgress, InconsistentProtocol,
+        FencedInstance, NotCoordinator, CoordinatorUnavailable, SequenceOutOfOrder, ProducerFenced,
     )
 }  # fmt: skip
 

@@ -20,12 +20,18 @@ from msgspec import Meta, Struct
 
 from protocols.buffers import LENGTH_BYTES as LENGTH_BYTES
 from protocols.buffers import BytesLike
+from protocols.native import wire_groups
 from protocols.native.errors import ErrorCode, ProtocolError, WireError
+from protocols.native.wire_base import CONFIG_MAX, ENTRIES_MAX, Count, Epoch, Name, NameOrNone, Offset, Text
+from protocols.native.wire_base import GROUPS_SINCE as GROUPS_SINCE
+from protocols.native.wire_base import NO_EPOCH as NO_EPOCH
+from protocols.native.wire_base import VERSION as VERSION
+from protocols.native.wire_base import VERSION_MIN as VERSION_MIN
+from protocols.native.wire_base import Argument as Argument
+from protocols.native.wire_base import Reply as Reply
+from protocols.native.wire_base import Request as Request
 from protocols.sansio import RemoteProtocolError
 
-VERSION_MIN, VERSION = 1, 2
-NO_EPOCH: Final = -1
-"""Who asks does not say which leader epoch it knows."""
 FETCH_API, ERROR_API = 8, 255
 
 ACKS_NONE: Final = 0
@@ -35,24 +41,6 @@ LATEST, EARLIEST = -1, -2
 """Values of `ListOffsets` entries that are no timestamps."""
 
 Pieces = list[BytesLike]
-
-_NAME_LENGTH_MAX = 255
-_ENTRIES_MAX = 10_000
-_CONFIG_MAX = 100
-
-Correlation = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-Name = Annotated[str, Meta(min_length=1, max_length=_NAME_LENGTH_MAX)]
-Text = Annotated[str, Meta(max_length=4096)]
-Count = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF)]
-Offset = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
-Epoch = Annotated[int, Meta(ge=NO_EPOCH, le=0xFFFF_FFFF)]
-Argument = str | int | float | bool | None
-
-
-class Request(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Base of all requests; the subclass's tag is the api number."""
-
-    correlation_id: Correlation
 
 
 class Hello(Request, tag=0):
@@ -67,7 +55,7 @@ class Hello(Request, tag=0):
 class Metadata(Request, tag=1):
     """Topics and who leads their partitions; `topics` None asks for all, `create_missing` creates where allowed."""
 
-    topics: Annotated[list[Name], Meta(max_length=_ENTRIES_MAX)] | None
+    topics: Annotated[list[Name], Meta(max_length=ENTRIES_MAX)] | None
     create_missing: bool
 
 
@@ -76,7 +64,7 @@ class CreateTopic(Request, tag=2):
 
     name: Name
     partitions: Annotated[int, Meta(ge=1, le=1_000_000)]
-    config: Annotated[dict[Name, Text], Meta(max_length=_CONFIG_MAX)]
+    config: Annotated[dict[Name, Text], Meta(max_length=CONFIG_MAX)]
 
 
 class DeleteTopic(Request, tag=3):
@@ -95,18 +83,18 @@ class Bind(Request, tag=5):
     """Copy what an exchange routes by `pattern` to the topic."""
 
     topic: Name
-    exchange: Annotated[str, Meta(max_length=_NAME_LENGTH_MAX)]
+    exchange: NameOrNone
     pattern: Text
-    arguments: Annotated[dict[Name, Argument], Meta(max_length=_CONFIG_MAX)]
+    arguments: Annotated[dict[Name, Argument], Meta(max_length=CONFIG_MAX)]
 
 
 class Unbind(Request, tag=6):
     """The inverse of `Bind`, with the same fields."""
 
     topic: Name
-    exchange: Annotated[str, Meta(max_length=_NAME_LENGTH_MAX)]
+    exchange: NameOrNone
     pattern: Text
-    arguments: Annotated[dict[Name, Argument], Meta(max_length=_CONFIG_MAX)]
+    arguments: Annotated[dict[Name, Argument], Meta(max_length=CONFIG_MAX)]
 
 
 class ProduceEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -124,7 +112,7 @@ class Produce(Request, tag=7):
 
     acks: Literal[-1, 0, 1]
     timeout_ms: Count
-    entries: Annotated[list[ProduceEntry], Meta(min_length=1, max_length=_ENTRIES_MAX)]
+    entries: Annotated[list[ProduceEntry], Meta(min_length=1, max_length=ENTRIES_MAX)]
 
 
 class FetchEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -143,7 +131,7 @@ class Fetch(Request, tag=FETCH_API):
     wait_ms_max: Count
     bytes_min: Count
     bytes_max: Count
-    entries: Annotated[list[FetchEntry], Meta(min_length=1, max_length=_ENTRIES_MAX)]
+    entries: Annotated[list[FetchEntry], Meta(min_length=1, max_length=ENTRIES_MAX)]
 
 
 class ListOffsetsEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -158,21 +146,21 @@ class ListOffsetsEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=F
 class ListOffsets(Request, tag=9):
     """The offset that each entry means."""
 
-    entries: Annotated[list[ListOffsetsEntry], Meta(min_length=1, max_length=_ENTRIES_MAX)]
+    entries: Annotated[list[ListOffsetsEntry], Meta(min_length=1, max_length=ENTRIES_MAX)]
 
 
 class CommitOffsets(Request, tag=10):
     """Entries are (topic, partition, next offset to read, metadata); durable when answered."""
 
     group: Name
-    entries: Annotated[list[tuple[Name, Count, Offset, Text]], Meta(min_length=1, max_length=_ENTRIES_MAX)]
+    entries: Annotated[list[tuple[Name, Count, Offset, Text]], Meta(min_length=1, max_length=ENTRIES_MAX)]
 
 
 class FetchOffsets(Request, tag=11):
     """What a group committed; `partitions` None asks for all."""
 
     group: Name
-    partitions: Annotated[list[tuple[Name, Count]], Meta(max_length=_ENTRIES_MAX)] | None
+    partitions: Annotated[list[tuple[Name, Count]], Meta(max_length=ENTRIES_MAX)] | None
 
 
 class DescribeBroker(Request, tag=12):
@@ -183,7 +171,7 @@ class Administer(Request, tag=13):
     """An operation of administration by its name; `arguments` by theirs. Needs a user with the right tag."""
 
     operation: Name
-    arguments: Annotated[dict[Name, Any], Meta(max_length=_CONFIG_MAX)]
+    arguments: Annotated[dict[Name, Any], Meta(max_length=CONFIG_MAX)]
 
 
 class CreatePartitions(Request, tag=14):
@@ -198,14 +186,8 @@ class OffsetsForEpochs(Request, tag=15):
 
     entries: Annotated[
         list[tuple[Name, Count, Epoch, Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]]],
-        Meta(min_length=1, max_length=_ENTRIES_MAX),
+        Meta(min_length=1, max_length=ENTRIES_MAX),
     ]
-
-
-class Reply(Struct, array_like=True, gc=False):
-    """Base of all replies; the subclass's tag is the api number of the request."""
-
-    correlation_id: int | None
 
 
 class ErrorReply(Reply, tag=ERROR_API):
@@ -357,15 +339,16 @@ class OffsetsForEpochsReply(Reply, tag=15):
 AnyRequest = (
     Hello | Metadata | CreateTopic | DeleteTopic | DescribeTopic | Bind | Unbind | Produce | Fetch | ListOffsets
     | CommitOffsets | FetchOffsets | DescribeBroker | Administer | CreatePartitions
-    | OffsetsForEpochs
+    | OffsetsForEpochs | wire_groups.AnyGroupRequest
 )  # fmt: skip
 AnyReply = (
     ErrorReply | HelloReply | MetadataReply | CreateTopicReply | DeleteTopicReply | DescribeTopicReply | BindReply
     | UnbindReply | ProduceReply | FetchReply | ListOffsetsReply | CommitOffsetsReply | FetchOffsetsReply
     | DescribeBrokerReply | AdministerReply | CreatePartitionsReply | OffsetsForEpochsReply
+    | wire_groups.AnyGroupReply
 )  # fmt: skip
 
-_REQUEST_APIS = range(16)
+_REQUEST_APIS = range(wire_groups.API_MAX + 1)
 
 _request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _reply_decoder: msgspec.msgpack.Decoder[AnyReply] = msgspec.msgpack.Decoder(AnyReply)

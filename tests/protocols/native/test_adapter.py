@@ -28,7 +28,7 @@ async def test_hello_announces_the_limits() -> None:
     async with native_broker(config=config) as running, connected(running, hello=False) as peer:
         reply = await peer.ask(wire.Hello(0, 1, 9, "c", None))
         assert isinstance(reply, wire.HelloReply)
-        assert (reply.version, reply.node_id, reply.limits["request_bytes_max"]) == (2, 7, 5000)
+        assert (reply.version, reply.node_id, reply.limits["request_bytes_max"]) == (wire.VERSION, 7, 5000)
     async with native_broker() as running, connected(running, hello=False) as peer:
         reply = await peer.ask(wire.Hello(0, 1, 1, "of before", None))
         assert isinstance(reply, wire.HelloReply)
@@ -40,7 +40,7 @@ async def test_hello_announces_the_limits() -> None:
     [
         (False, wire.Metadata(0, None, False), ErrorCode.HELLO_REQUIRED),
         (True, wire.Hello(0, 1, 1, "again", None), ErrorCode.HELLO_REQUIRED),
-        (False, wire.Hello(0, 3, 4, "", None), ErrorCode.UNSUPPORTED_VERSION),
+        (False, wire.Hello(0, wire.VERSION + 1, 9, "", None), ErrorCode.UNSUPPORTED_VERSION),
         (False, wire.Hello(0, 0, 0, "", None), ErrorCode.UNSUPPORTED_VERSION),
         (False, wire.Hello(0, 1, 1, "", ("u", "wrong")), ErrorCode.AUTHENTICATION_FAILED),
     ],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from protocols.buffers import join_small
 from protocols.native import wire
+from protocols.native import wire_groups as groups
 from protocols.native.connection import FrameReader, split_address
 from protocols.native.errors import MEANINGS, ErrorCode, MillraceError, ProtocolError, error_from_wire, wire_error
 
@@ -41,6 +42,18 @@ REQUESTS: list[tuple[wire.Request, list[Any]]] = [
     (wire.CommitOffsets(11, "g", [("t", 0, 5, "note")]), [10, 11, "g", [["t", 0, 5, "note"]]]),
     (wire.FetchOffsets(12, "g", None), [11, 12, "g", None]),
     (wire.FetchOffsets(0xFFFF_FFFF, "g", [("t", 0)]), [11, 0xFFFF_FFFF, "g", [["t", 0]]]),
+    (groups.FindCoordinator(13, "g"), [16, 13, "g"]),
+    (groups.JoinGroup(14, "g", "", None, 9000, 60_000, [("range", b"\0\1")]), [17, 14, "g", "", None, 9000, 60_000, [["range", b"\0\1"]]]),  # noqa: E501
+    (groups.JoinGroup(14, "g", "m", "i", 1, 2, [("a", b""), ("b", b"x")]), [17, 14, "g", "m", "i", 1, 2, [["a", b""], ["b", b"x"]]]),  # noqa: E501
+    (groups.SyncGroup(15, "g", "m", None, 3, "range", [("m", b"\0")]), [18, 15, "g", "m", None, 3, "range", [["m", b"\0"]]]),  # noqa: E501
+    (groups.Heartbeat(16, "g", "m", None, 3), [19, 16, "g", "m", None, 3]),
+    (groups.LeaveGroup(17, "g", "m", "i"), [20, 17, "g", "m", "i"]),
+    (groups.CommitGroupOffsets(18, "g", "", None, -1, [("t", 0, 5, "")]), [21, 18, "g", "", None, -1, [["t", 0, 5, ""]]]),  # noqa: E501
+    (groups.ListGroups(19), [22, 19]),
+    (groups.DescribeGroup(20, "g"), [23, 20, "g"]),
+    (groups.DeleteGroup(21, "g"), [24, 21, "g"]),
+    (groups.ForgetOffsets(22, "g", [("t", 0)]), [25, 22, "g", [["t", 0]]]),
+    (groups.InitProducer(23), [26, 23]),
 ]  # fmt: skip
 
 REPLIES: list[tuple[wire.Reply, list[Any]]] = [
@@ -64,6 +77,17 @@ REPLIES: list[tuple[wire.Reply, list[Any]]] = [
     (wire.ListOffsetsReply(10, [(None, 5, -1), (None, None, -1), (ERROR, None, -1)]), [9, 10, [[None, 5, -1], [None, None, -1], [list(ERROR), None, -1]]]),  # noqa: E501
     (wire.CommitOffsetsReply(11), [10, 11]),
     (wire.FetchOffsetsReply(12, [("t", 0, 5, "")]), [11, 12, [["t", 0, 5, ""]]]),
+    (groups.FindCoordinatorReply(13, 1, "h", 2), [16, 13, 1, "h", 2]),
+    (groups.JoinGroupReply(14, 3, "range", "m", "m", [("m", None, b"x")], False), [17, 14, 3, "range", "m", "m", [["m", None, b"x"]], False]),  # noqa: E501
+    (groups.SyncGroupReply(15, b"\0"), [18, 15, b"\0"]),
+    (groups.HeartbeatReply(16), [19, 16]),
+    (groups.LeaveGroupReply(17), [20, 17]),
+    (groups.CommitGroupOffsetsReply(18), [21, 18]),
+    (groups.ListGroupsReply(19, [("g", "consumer", "Stable", 2)]), [22, 19, [["g", "consumer", "Stable", 2]]]),
+    (groups.DescribeGroupReply(20, "Stable", "consumer", "range", 3, [groups.MemberDescription("m", None, "c", "/h", [("t", 0)])]), [23, 20, "Stable", "consumer", "range", 3, [["m", None, "c", "/h", [["t", 0]]]]]),  # noqa: E501
+    (groups.DeleteGroupReply(21), [24, 21]),
+    (groups.ForgetOffsetsReply(22), [25, 22]),
+    (groups.InitProducerReply(23, 1 << 61, 0), [26, 23, 1 << 61, 0]),
 ]  # fmt: skip
 
 
@@ -92,7 +116,7 @@ def test_replies_both_ways(message: wire.Reply, expected: list[Any]) -> None:
 
 def test_every_api_is_in_the_tables() -> None:
     for table in (REQUESTS, REPLIES):
-        assert {expected[0] for _, expected in table} - {wire.ERROR_API} == set(range(16))
+        assert {expected[0] for _, expected in table} - {wire.ERROR_API} == set(range(groups.API_MAX + 1))
 
 
 @pytest.mark.parametrize(("message", "expected"), REQUESTS)

@@ -1,0 +1,202 @@
+"""Groups and idempotent producers as native clients see them: the same coordinator as that of the Kafka door.
+
+Who joins, or asks what to read, is answered when the group has got so far; no task waits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from protocols.adapter_topics import nodes_of
+from protocols.native import wire, wire_groups
+from protocols.native.adapter_errors import engine_error
+from protocols.native.config import NativeConfig
+from protocols.native.group_bytes import GroupBytesError, decode_assignment
+from routing.broker import Broker
+from routing.groups.errors import CoordinatorUnavailable, MemberIdRequired
+from routing.groups.group import Group, Joined, Joining, State, Synced
+
+PROTOCOL_TYPE = "consumer"
+_ID_BITS = 62
+
+
+class GroupDoor:
+    """A connection's side of the groups. `may_read` raises unless partitions are there and may be read; `answer_later`
+    sends a reply, if there is still somebody to send it to.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        config: NativeConfig,
+        door: str,
+        peer: str,
+        client_name: str,
+        may_read: Callable[[Iterable[tuple[str, int]]], None],
+        answer_later: Callable[[wire.Reply], None],
+    ) -> None:
+        self.broker = broker
+        self.config = config
+        self.door = door
+        self.host = "/" + peer.rpartition(":")[0].strip("[]")
+        self.client_name = client_name
+        self.may_read = may_read
+        self.answer_later = answer_later
+
+
+async def _find_coordinator(door: GroupDoor, request: wire_groups.FindCoordinator) -> wire.Reply:
+    node, cluster = door.broker.groups.broker_of(request.group), door.broker.cluster
+    if cluster is None:
+        return wire_groups.FindCoordinatorReply(request.correlation_id, door.config.node_id, "", 0)
+    for found in nodes_of(cluster, door.door):
+        if found.broker_id == node:
+            return wire_groups.FindCoordinatorReply(request.correlation_id, node, found.host, found.port)
+    raise CoordinatorUnavailable(f"nobody looks after group '{request.group}' now")
+
+
+async def _join_group(door: GroupDoor, request: wire_groups.JoinGroup) -> None:
+    def answer(joined: Joined) -> None:
+        if isinstance(joined.error, MemberIdRequired):
+            reply = wire_groups.JoinGroupReply(request.correlation_id, -1, "", "", joined.member_id, [], False)
+        elif joined.error is not None:
+            door.answer_later(wire.ErrorReply(request.correlation_id, engine_error(joined.error)))
+            return
+        else:
+            reply = wire_groups.JoinGroupReply(
+                request.correlation_id,
+                joined.generation,
+                joined.protocol,
+                joined.leader,
+                joined.member_id,
+                list(joined.members),
+                joined.skip_assignment,
+            )
+        door.answer_later(reply)
+
+    joining = Joining(
+        request.member_id,
+        request.instance_id,
+        door.client_name or "millrace",
+        door.host,
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms,
+        PROTOCOL_TYPE,
+        request.protocols,
+        must_have_id=True,
+    )
+    door.broker.groups.join(request.group, joining, answer)
+
+
+async def _sync_group(door: GroupDoor, request: wire_groups.SyncGroup) -> None:
+    def answer(synced: Synced) -> None:
+        if synced.error is not None:
+            door.answer_later(wire.ErrorReply(request.correlation_id, engine_error(synced.error)))
+        else:
+            door.answer_later(wire_groups.SyncGroupReply(request.correlation_id, synced.assignment))
+
+    door.broker.groups.sync(
+        request.group,
+        request.member_id,
+        request.instance_id,
+        request.generation,
+        PROTOCOL_TYPE,
+        request.protocol,
+        dict(request.assignments),
+        answer,
+    )
+
+
+async def _heartbeat(door: GroupDoor, request: wire_groups.Heartbeat) -> wire.Reply:
+    door.broker.groups.heartbeat(request.group, request.member_id, request.instance_id, request.generation)
+    return wire_groups.HeartbeatReply(request.correlation_id)
+
+
+async def _leave_group(door: GroupDoor, request: wire_groups.LeaveGroup) -> wire.Reply:
+    door.broker.groups.leave(request.group, request.member_id, request.instance_id)
+    return wire_groups.LeaveGroupReply(request.correlation_id)
+
+
+async def _commit_group_offsets(door: GroupDoor, request: wire_groups.CommitGroupOffsets) -> wire.Reply:
+    offsets = {(topic, index): (offset, note) for topic, index, offset, note in request.entries}
+    door.may_read(offsets)
+    await door.broker.groups.commit(request.group, request.member_id, request.instance_id, request.generation, offsets)
+    return wire_groups.CommitGroupOffsetsReply(request.correlation_id)
+
+
+async def _list_groups(door: GroupDoor, request: wire_groups.ListGroups) -> wire.Reply:
+    found = []
+    for name in door.broker.groups.names():
+        group = door.broker.groups.groups.get(name)
+        if group is None:
+            found.append((name, PROTOCOL_TYPE, State.EMPTY.value, 0))
+        else:
+            found.append((name, group.protocol_type, group.state.value, len(group.members)))
+    return wire_groups.ListGroupsReply(request.correlation_id, found)
+
+
+async def _describe_group(door: GroupDoor, request: wire_groups.DescribeGroup) -> wire.Reply:
+    group = door.broker.groups.describe(request.group)
+    if group is None:
+        return wire_groups.DescribeGroupReply(request.correlation_id, State.EMPTY.value, PROTOCOL_TYPE, "", 0, [])
+    return wire_groups.DescribeGroupReply(
+        request.correlation_id,
+        group.state.value,
+        group.protocol_type,
+        group.protocol,
+        group.generation,
+        _members(group),
+    )
+
+
+def _members(group: Group) -> list[wire_groups.MemberDescription]:
+    return [
+        wire_groups.MemberDescription(
+            member.id,
+            member.joining.instance_id,
+            member.joining.client_id,
+            member.joining.client_host,
+            _assigned(group, member.assignment),
+        )
+        for member in group.members.values()
+    ]
+
+
+def _assigned(group: Group, assignment: bytes) -> list[tuple[str, int]]:
+    """Groups of another protocol type have bytes that only they know."""
+    if group.protocol_type != PROTOCOL_TYPE or group.state is not State.STABLE:
+        return []
+    try:
+        return sorted(decode_assignment(assignment))
+    except GroupBytesError:
+        return []
+
+
+async def _delete_group(door: GroupDoor, request: wire_groups.DeleteGroup) -> wire.Reply:
+    await door.broker.groups.delete(request.group)
+    return wire_groups.DeleteGroupReply(request.correlation_id)
+
+
+async def _forget_offsets(door: GroupDoor, request: wire_groups.ForgetOffsets) -> wire.Reply:
+    await door.broker.groups.forget(request.group, request.partitions)
+    return wire_groups.ForgetOffsetsReply(request.correlation_id)
+
+
+async def _init_producer(door: GroupDoor, request: wire_groups.InitProducer) -> wire.Reply:
+    return wire_groups.InitProducerReply(request.correlation_id, secrets.randbits(_ID_BITS), 0)
+
+
+HANDLERS: dict[type[wire.Request], Callable[[GroupDoor, Any], Awaitable[wire.Reply | None]]] = {
+    wire_groups.FindCoordinator: _find_coordinator,
+    wire_groups.JoinGroup: _join_group,
+    wire_groups.SyncGroup: _sync_group,
+    wire_groups.Heartbeat: _heartbeat,
+    wire_groups.LeaveGroup: _leave_group,
+    wire_groups.CommitGroupOffsets: _commit_group_offsets,
+    wire_groups.ListGroups: _list_groups,
+    wire_groups.DescribeGroup: _describe_group,
+    wire_groups.DeleteGroup: _delete_group,
+    wire_groups.ForgetOffsets: _forget_offsets,
+    wire_groups.InitProducer: _init_producer,
+}
