@@ -36,6 +36,7 @@ LENGTH_START = 12
 MAGIC = 2
 COMPRESSION_MASK = 0x07
 CONTROL_BIT = 0x20
+TRANSACTIONAL_BIT = 0x10
 RECORD_BYTES_MIN = 7
 """Six varints of one byte and the attributes: the least a record takes, so the most a count can claim."""
 
@@ -71,6 +72,11 @@ class BatchHeader(NamedTuple):
     def is_control(self) -> bool:
         """Does the batch hold control records?"""
         return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Does it belong to a transaction, or end one?"""
+        return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def compression(self) -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from core_log import checkpoint
+from core_log import checkpoint, transaction_index
 from core_log.files import BytesLike, File, Files
 from core_log.replication.epochs import LeaderEpochs
 from core_log.segment import Segment
@@ -150,6 +150,10 @@ class FlushJob:
     """What to note about leader epochs first."""
     clean_epochs: bytes | None
     """What to note about them last."""
+    begun: bytes | None
+    """The log is about to have its first transaction: what to write down before."""
+    transactions: bytes | None
+    """What is known of transactions at `end_offset`."""
     error: OSError | None = None
     shortened: bool = False
     """The new log start is durable and the segments before it are gone."""
@@ -165,6 +169,8 @@ def execute(job: FlushJob) -> None:
     try:
         if job.epochs is not None:
             save_epochs(files, job.directory, job.epochs)
+        if job.begun is not None:
+            transaction_index.save(files, job.directory, job.begun, sync_name=True)
         for write in job.writes:
             if not (write.durable or write.segment.deleted):
                 _write(job, write)
@@ -179,6 +185,8 @@ def execute(job: FlushJob) -> None:
             assert job.active.index is not None
             job.active.index.save(files, job.active.stem, point.offset_entries, point.time_entries)
             point.save(files, job.directory)
+        if job.transactions is not None:
+            transaction_index.save(files, job.directory, job.transactions, sync_name=False)
         _shorten(job)
         if job.clean_epochs is not None:
             save_epochs(files, job.directory, job.clean_epochs, sync_name=False)

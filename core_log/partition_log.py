@@ -26,7 +26,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from core_log import retention, truncation
-from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC
+from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC, TRANSACTIONAL_BIT, parse_header
 from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable
 from core_log.files import BytesLike, Files
 from core_log.flush_job import FlushJob, RecoveryPoint, SegmentWrite, execute
@@ -36,14 +36,15 @@ from core_log.recovery import RecoveredLog, recover
 from core_log.segment import Segment
 from core_log.segment_index import SegmentIndex
 from core_log.tail_cache import TailCache
+from core_log.transaction_index import TransactionIndex
 
 if TYPE_CHECKING:
     from core_log.flusher import Flusher
 
 logger = logging.getLogger(__name__)
 
-APPEND_FIELDS = Struct(">qiib6xi8xq")
-"""base_offset, length, leader_epoch, magic, last_offset_delta, max_timestamp_ms of a batch header."""
+APPEND_FIELDS = Struct(">qiib4xhi8xq")
+"""base_offset, length, leader_epoch, magic, attributes, last_offset_delta, max_timestamp_ms of a batch header."""
 _PATCHED = Struct(">qii")
 """base_offset, length, leader_epoch: what an append may change, all outside the CRC."""
 COPY_BYTES_MAX = 64 << 10
@@ -55,6 +56,8 @@ _base_offset = attrgetter("base_offset")
 class PartitionLog(ReadableLog):
     """See the module. Made by `open`."""
 
+    transactions: TransactionIndex | None = None
+    """What is known of transactions in it; None: there never was one."""
     waits_out_errors = False
     """Who waits for it to be committed goes on waiting while the disk refuses: another broker may take over."""
 
@@ -102,6 +105,7 @@ class PartitionLog(ReadableLog):
         self._recovery_position = found.recovery_position
         self._log_start_unsaved = False
         self._removals: list[Segment] = []
+        self.transactions = TransactionIndex.recover(self)
 
     @classmethod
     def open(
@@ -153,13 +157,15 @@ class PartitionLog(ReadableLog):
             raise BatchTooLarge(f"a batch of {size} bytes, the limit is {self.config.message_bytes_max}")
         if size <= HEADER_BYTES:
             raise CorruptBatch(f"{size} bytes are no batch")
-        found_offset, length, epoch, magic, last_delta, max_timestamp_ms = APPEND_FIELDS.unpack_from(batch)
+        found_offset, length, epoch, magic, attributes, last_delta, max_timestamp_ms = APPEND_FIELDS.unpack_from(batch)
         if length + LENGTH_START != size or magic != MAGIC or last_delta < 0:
             raise CorruptBatch(f"batch length {length}, magic {magic}, last offset delta {last_delta} in {size} bytes")
         if base_offset is None:
             base_offset = self.log_end_offset
         elif base_offset < self.log_end_offset:
             raise ValueError(f"base offset {base_offset} is below the log end offset {self.log_end_offset}")
+        if attributes & TRANSACTIONAL_BIT:
+            self._note_transaction(batch, base_offset)
         next_offset = base_offset + last_delta + 1
         segment = self._active
         if segment.is_full(size, next_offset, self.config, self.wall_clock_ms):
@@ -193,6 +199,11 @@ class PartitionLog(ReadableLog):
         self._flusher.unflushed_bytes += size
         self._flusher.enlist(self)
         return base_offset
+
+    def _note_transaction(self, batch: BytesLike, base_offset: int) -> None:
+        if self.transactions is None:
+            self.transactions = TransactionIndex(base_offset)
+        self.transactions.note(parse_header(batch), base_offset, batch)
 
     def _refuse(self) -> None:
         raise LogUnavailable(f"{self.directory}: {self.error or ('closed' if self.closed else 'being truncated')}")
@@ -259,7 +270,7 @@ class PartitionLog(ReadableLog):
             sync = sync or self.config.fsync != "never"
             self._unsynced = []
             self._unsynced_bytes = 0
-        active = self._active
+        active, transactions = self._active, self.transactions
         advance = sync and active.size - self._recovery_position >= self.config.recovery_bytes
         self.job = FlushJob(
             log=self,
@@ -278,6 +289,10 @@ class PartitionLog(ReadableLog):
             removals=self._removals,
             epochs=self.epochs.encode() if self._epochs_unsaved and writes else None,
             clean_epochs=self._clean_epochs() if closing and (writes or not self._marked_clean) else None,
+            begun=transactions.begun(self.epochs.latest)
+            if transactions is not None and not transactions.is_saved
+            else None,
+            transactions=transactions.encode(self) if transactions is not None and (advance or closing) else None,
         )
         self._pending = []
         self._pending_bytes = 0
@@ -328,6 +343,8 @@ class PartitionLog(ReadableLog):
                 segment.close_file()
         self.written_offset = job.end_offset
         self._flusher.unflushed_bytes -= job.size
+        if job.begun is not None and self.transactions is not None:
+            self.transactions.is_saved = True
         if job.sync:
             self.flushed_offset = job.end_offset
             self._unsynced = []
@@ -353,6 +370,13 @@ class PartitionLog(ReadableLog):
 
     def _promise(self) -> None:
         self.high_watermark = self.committed_offset = max(self.local_committed, self.high_watermark)
+
+    @property
+    def stable_offset(self) -> int:
+        """Readers of committed records see what is below: no transaction is open there."""
+        if self.transactions is None:
+            return self.high_watermark
+        return max(self.transactions.stable_offset(self.high_watermark), self.log_start_offset)
 
     async def wait_written(self, offset: int) -> None:
         """Wait until `written_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from core_log import cold_reader, truncation
-from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC
+from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC, TRANSACTIONAL_BIT
 from core_log.errors import CorruptBatch
 from core_log.files import BytesLike, Files
 from core_log.flush_job import SegmentWrite
@@ -96,7 +96,7 @@ class ReplicaLog(PartitionLog):
         size = len(batch)
         if size <= HEADER_BYTES:
             raise CorruptBatch(f"{size} bytes are no batch")
-        base_offset, length, epoch, magic, last_delta, max_timestamp_ms = APPEND_FIELDS.unpack_from(batch)
+        base_offset, length, epoch, magic, attributes, last_delta, max_timestamp_ms = APPEND_FIELDS.unpack_from(batch)
         if length + LENGTH_START != size or magic != MAGIC or last_delta < 0:
             raise CorruptBatch(f"batch length {length}, magic {magic}, last offset delta {last_delta} in {size} bytes")
         self.epochs.cut(self.log_end_offset)  # in which it led, and wrote nothing
@@ -104,6 +104,8 @@ class ReplicaLog(PartitionLog):
         if base_offset < self.log_end_offset or (entries and epoch < self.epochs.latest):
             end = f"a log that ends at {self.log_end_offset} in epoch {self.epochs.latest}"
             raise CorruptBatch(f"offset {base_offset}, epoch {epoch} for {end}")
+        if attributes & TRANSACTIONAL_BIT:
+            self._note_transaction(batch, base_offset)
         if not entries or epoch > self.epochs.latest:
             self.epochs.begin(epoch, self.log_end_offset)  # the gap before its first batch is its own
             self.leader_epoch = epoch

@@ -22,6 +22,7 @@ from core_log.errors import BelowHighWatermark, LogUnavailable
 from core_log.flush_job import RecoveryPoint, save_epochs, save_log_start
 from core_log.segment import Segment, scan
 from core_log.segment_index import OFFSET_ENTRY, TIME_ENTRY, SegmentIndex
+from core_log.transaction_index import TransactionIndex
 
 if TYPE_CHECKING:
     from core_log.flusher import Flusher
@@ -53,6 +54,8 @@ async def truncate(log: PartitionLog, flusher: Flusher, end_offset: int, *, comm
             raise BelowHighWatermark(f"{log.directory}: {end_offset} is below the high watermark {log.high_watermark}")
         log.cutting = True
         log.shorten(await flusher.in_thread(lambda: cut_files(log, end_offset)))
+        if log.transactions is not None and not log.transactions.cut(log.log_end_offset):
+            log.transactions = await flusher.in_thread(lambda: TransactionIndex.read(log))
     finally:
         log.truncating = log.cutting = False
         flusher.enlist(log)
@@ -65,6 +68,8 @@ async def restart(log: ReplicaLog, flusher: Flusher, offset: int) -> None:
         await _drain(log, flusher)
         log.cutting = True
         log.started_anew(await flusher.in_thread(lambda: restart_files(log, offset)))
+        if log.transactions is not None:
+            log.transactions = TransactionIndex.read(log)  # which is empty
     finally:
         log.truncating = log.cutting = False
         flusher.enlist(log)
