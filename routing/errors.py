@@ -72,6 +72,10 @@ class LedHere(StorageUnavailable):
     """A queue that was led elsewhere is led by this broker from now on, in another object: look again."""
 
 
+class TimedOut(StorageUnavailable):
+    """It is not known yet whether it was done everywhere."""
+
+
 class NotLeader(StorageUnavailable):
     """Another broker leads the partition, or nobody does at this moment."""
 

@@ -37,6 +37,7 @@ from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_18_api_versions,
     adapter_19_create_topics,
     adapter_20_delete_topics,
+    adapter_21_delete_records,
     adapter_22_init_producer_id,
     adapter_36_sasl_authenticate,
     adapter_37_create_partitions,

@@ -23,6 +23,7 @@ _CODES: dict[type[Exception], ErrorCode] = {
     errors.LimitExceeded: ErrorCode.POLICY_VIOLATION,
     errors.NotLeader: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     errors.NotEnoughReplicas: ErrorCode.NOT_ENOUGH_REPLICAS,
+    errors.TimedOut: ErrorCode.REQUEST_TIMED_OUT,
     errors.StorageUnavailable: ErrorCode.KAFKA_STORAGE_ERROR,
     errors.BrokerError: ErrorCode.INVALID_REQUEST,
     groups.UnknownMember: ErrorCode.UNKNOWN_MEMBER_ID,

@@ -20,6 +20,8 @@ class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     fetch_session_eviction_ms: int = 120_000
     """A session that is not used for so long ends. One that exists for so long gives way to a larger one."""
     produce_timeout_ms_max: int = 300_000
+    admin_timeout_ms_max: int = 30_000
+    """How long a request of an administrator waits for others at most."""
     requests_in_flight_max: int = 1000
     """Requests of one connection that may wait for their reply; one more ends it."""
     login_timeout_ms: int = 10_000

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from core_log.memory_files import MemoryFiles
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
-from protocols.kafka.messages_admin import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from protocols.kafka.messages_admin import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS
+from protocols.kafka.messages_records import LIST_OFFSETS
 from protocols.kafka.registry import SERVED
 from routing.grants import Permission
-from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
+from tests.protocols.kafka.door import Peer, batch_of, kafka_broker, records_of
 
 
 def asking(name: str, partitions: int = 1, factor: int = 1, **more: Any) -> Entity:
@@ -167,3 +169,57 @@ async def test_who_may_not_changes_nothing() -> None:
         assert [one.error_code for one in more.results] == [refused]
         assert set(broker.topics) == {"a", "mine"}
         assert len(broker.topics["a"].partitions) == 1
+
+
+async def begins(peer: Peer, topic: str) -> int:
+    topics = [Entity(name=topic, partitions=[Entity(partition_index=0, timestamp=-2)])]
+    reply = await peer.ask(LIST_OFFSETS, 1, replica_id=-1, topics=topics)
+    offset: int = reply.topics[0].partitions[0].offset
+    return offset
+
+
+async def delete_records(peer: Peer, offset: int, *, topic: str = "t", partition: int = 0, version: int = 2) -> Any:
+    topics = [Entity(name=topic, partitions=[Entity(partition_index=partition, offset=offset)])]
+    reply = await peer.ask(DELETE_RECORDS, version, topics=topics, timeout_ms=1000)
+    (found,) = reply.topics[0].partitions
+    return found
+
+
+@pytest.mark.parametrize("version", range(3))
+async def test_records_are_deleted_and_stay_deleted_over_a_restart(version: int) -> None:
+    files = MemoryFiles()
+    async with kafka_broker(files) as broker:
+        peer = Peer(broker)
+        for _ in range(3):
+            await peer.produce("t", batch_of([b"a", b"b"]))
+        found = await delete_records(peer, 3, version=version)
+        assert (found.low_watermark, found.error_code) == (3, 0)
+        assert (await peer.fetch("t", 0)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert [one.offset for one in records_of(await peer.fetch("t", 3))] == [2, 3, 4, 5]
+        assert (await delete_records(peer, 1, version=version)).low_watermark == 3, "it never goes back"
+        files = files.crash()
+    async with kafka_broker(files) as broker:
+        peer = Peer(broker)
+        assert await begins(peer, "t") == 3
+        before = broker.topics["t"].partitions[0].log.size_bytes
+        assert (await delete_records(peer, -1, version=version)).low_watermark == 6
+        assert broker.topics["t"].partitions[0].log.size_bytes == 0 < before
+        assert (await peer.produce("t", batch_of([b"c"]))).base_offset == 6
+        files = files.crash()
+    async with kafka_broker(files) as broker:
+        assert await begins(Peer(broker), "t") == 6
+        assert [one.value for one in records_of(await Peer(broker).fetch("t", 6))] == [b"c"]
+
+
+async def test_records_that_cannot_be_deleted() -> None:
+    async with kafka_broker() as broker:
+        peer = Peer(broker)
+        await peer.produce("t", batch_of([b"a", b"b"]))
+        for offset in (3, -2):
+            assert (await delete_records(peer, offset)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert (await delete_records(peer, 0, topic="no")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert (await delete_records(peer, 0, partition=1)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        await broker.rights.set_permission("/", "guest", Permission("", ".*", ".*"))
+        refused = await delete_records(peer, 1)
+        assert (refused.error_code, refused.low_watermark) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, -1)
+        assert await begins(peer, "t") == 0

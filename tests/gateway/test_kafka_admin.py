@@ -1,0 +1,79 @@
+"""What Kafka's clients administer at any broker of a cluster: all follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from gateway.etcd_process import EtcdProcess
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_admin import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS
+from routing.topics.topic import TopicPartition
+from tests.gateway.test_member import Running, three, until
+from tests.protocols.kafka.door import Peer, batch_of
+
+
+async def create(peer: Peer, name: str, partitions: int = -1, factor: int = -1, *assigned: list[int]) -> Any:
+    entries = [Entity(partition_index=index, broker_ids=replicas) for index, replicas in enumerate(assigned)]
+    topic = Entity(name=name, num_partitions=partitions, replication_factor=factor, assignments=entries, configs=[])
+    reply = await peer.ask(CREATE_TOPICS, 7, topics=[topic], timeout_ms=5000, validate_only=False)
+    return reply.topics[0]
+
+
+def partitions_of(brokers: dict[int, Running], topic: str, index: int = 0) -> dict[int, TopicPartition]:
+    return {number: one.server.broker.topics[topic].partitions[index] for number, one in brokers.items()}
+
+
+def replicas_of(brokers: dict[int, Running], topic: str, index: int) -> tuple[int, ...]:
+    leadership = partitions_of(brokers, topic, index)[1].leadership
+    assert leadership is not None
+    return leadership.standing.replicas
+
+
+async def test_any_broker_administers_all(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "kafka-admin") as (_, brokers):
+        peers = {number: Peer(broker.server.broker) for number, broker in brokers.items()}
+        await topics_are_made_where_somebody_wants_them(brokers, peers)
+        await records_are_deleted_everywhere(brokers, peers)
+
+
+async def topics_are_made_where_somebody_wants_them(brokers: dict[int, Running], peers: dict[int, Peer]) -> None:
+    made = await create(peers[1], "placed", -1, -1, [2, 3], [3, 1])
+    assert (made.error_code, made.num_partitions, made.replication_factor) == (0, 2, 2)
+    await until(lambda: all("placed" in one.server.broker.topics for one in brokers.values()))
+    assert [replicas_of(brokers, "placed", index) for index in range(2)] == [(2, 3), (3, 1)]
+    topics = [Entity(name="placed", count=3, assignments=[Entity(broker_ids=[1, 2])])]
+    more = await peers[3].ask(CREATE_PARTITIONS, 3, topics=topics, timeout_ms=5000, validate_only=False)
+    assert more.results[0].error_code == 0
+    assert replicas_of(brokers, "placed", 2) == (1, 2)
+    assert (await create(peers[2], "x", 1, 4)).error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+    assert (await create(peers[2], "x", -1, -1, [1, 7])).error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert (await create(peers[2], "placed", 1, 1)).error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+    gone = await peers[2].ask(DELETE_TOPICS, 6, topics=[Entity(name=None, topic_id=made.topic_id)], timeout_ms=5000)
+    assert [(one.name, one.error_code) for one in gone.responses] == [("placed", 0)]
+    await until(lambda: not any("placed" in one.server.broker.topics for one in brokers.values()))
+
+
+async def records_are_deleted_everywhere(brokers: dict[int, Running], peers: dict[int, Peer]) -> None:
+    assert (await create(peers[1], "t", 1, 3)).replication_factor == 3
+    await until(lambda: all("t" in one.server.broker.topics for one in brokers.values()))
+    there = partitions_of(brokers, "t")
+    with trio.fail_after(30):
+        while not (led := [number for number, one in there.items() if one.leadership.refusal() is None]):  # type: ignore[union-attr]
+            await trio.sleep(0.01)
+        (leader,) = led
+        while (await peers[leader].produce("t", batch_of([b"a", b"b", b"c"]))).error_code:
+            await trio.sleep(0.01)
+    asked = [Entity(name="t", partitions=[Entity(partition_index=0, offset=2)])]
+    found = {
+        number: (await peer.ask(DELETE_RECORDS, 2, topics=asked, timeout_ms=10_000)).topics[0].partitions[0]
+        for number, peer in peers.items()
+    }
+    assert {number: one.error_code for number, one in found.items()} == {
+        number: ErrorCode.NONE if number == leader else ErrorCode.NOT_LEADER_OR_FOLLOWER for number in brokers
+    }
+    assert found[leader].low_watermark == 2
+    assert [one.log.log_start_offset for one in there.values()] == [2, 2, 2]
