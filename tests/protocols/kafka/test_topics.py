@@ -219,6 +219,8 @@ async def test_records_that_cannot_be_deleted() -> None:
             assert (await delete_records(peer, offset)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
         assert (await delete_records(peer, 0, topic="no")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert (await delete_records(peer, 0, partition=1)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        await broker.create_topic("compacted", config={"cleanup.policy": "compact"})
+        assert (await delete_records(peer, 0, topic="compacted")).error_code == ErrorCode.POLICY_VIOLATION
         await broker.rights.set_permission("/", "guest", Permission("", ".*", ".*"))
         refused = await delete_records(peer, 1)
         assert (refused.error_code, refused.low_watermark) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, -1)
