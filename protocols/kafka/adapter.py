@@ -39,10 +39,13 @@ from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_20_delete_topics,
     adapter_21_delete_records,
     adapter_22_init_producer_id,
+    adapter_23_offset_for_leader_epoch,
     adapter_36_sasl_authenticate,
     adapter_37_create_partitions,
     adapter_42_delete_groups,
     adapter_47_offset_delete,
+    adapter_60_describe_cluster,
+    adapter_75_describe_topic_partitions,
 )
 from protocols.kafka.adapter_01_fetch import FetchDoor
 from protocols.kafka.adapter_door import Call, Door

@@ -18,6 +18,7 @@ from delay.timer_service import Timer
 from protocols.buffers import BytesLike
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.adapter_leaders import current_leader, endpoints
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import PRODUCE
@@ -25,15 +26,17 @@ from protocols.kafka.registry import serves
 from routing.errors import NotLeader, StorageUnavailable
 
 _ALL, _NONE = -1, 0
+_LEADERS_SINCE = 10
 
 
 class _Producing:
     """A request until each of its batches is committed or refused."""
 
-    __slots__ = ("_call", "_entries", "_remaining", "_replies", "_timer", "acks")
+    __slots__ = ("_call", "_door", "_entries", "_remaining", "_replies", "_timer", "acks")
 
-    def __init__(self, call: Call, request: Entity) -> None:
+    def __init__(self, door: Door, call: Call, request: Entity) -> None:
         self.acks: int = request.acks
+        self._door = door
         self._call = call
         self._replies = [
             Entity(name=topic.name, partition_responses=[Entity(index=one.index) for one in topic.partition_data])
@@ -66,12 +69,22 @@ class _Producing:
         """All are done."""
         if self._timer is not None:
             self._timer.cancel()
-        self._call.answer(None if self.acks == _NONE else Entity(responses=self._replies))
+        if self.acks == _NONE:
+            self._call.answer(None)
+            return
+        leaders: set[int] = set()
+        if self._call.version >= _LEADERS_SINCE:
+            for topic in self._replies:
+                for one in topic.partition_responses:
+                    if one.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                        one.current_leader = current_leader(self._door, topic.name, one.index)
+                        leaders.add(one.current_leader.leader_id)
+        self._call.answer(Entity(responses=self._replies, node_endpoints=endpoints(self._door, leaders)))
 
-    def wait(self, door: Door, timeout_ms: int) -> None:
+    def wait(self, timeout_ms: int) -> None:
         """Whatever is not committed by then is answered as such."""
         if self._remaining:
-            self._timer = door.timer(timeout_ms, self._timed_out)
+            self._timer = self._door.timer(timeout_ms, self._timed_out)
 
     def _timed_out(self) -> None:
         self._timer = None
@@ -79,10 +92,10 @@ class _Producing:
             self.settle(index, ErrorCode.REQUEST_TIMED_OUT)
 
 
-@serves(PRODUCE, 3, 9, advertised_min=0)
+@serves(PRODUCE, 3, 11, advertised_min=0)
 async def produce(door: Door, call: Call, request: Entity) -> None:
     """Clients of librdkafka send nothing compressed to a broker that does not advertise version 0."""
-    producing = _Producing(call, request)
+    producing = _Producing(door, call, request)
     index = 0
     for topic in request.topic_data:
         for one in topic.partition_data:
@@ -102,7 +115,7 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
             index += 1
     if not index:
         producing.finish()
-    producing.wait(door, min(max(request.timeout_ms, 0), door.config.produce_timeout_ms_max))
+    producing.wait(min(max(request.timeout_ms, 0), door.config.produce_timeout_ms_max))
 
 
 async def _append(door: Door, topic: str, asked: Entity, acks: int) -> tuple[PartitionLog, int, int]:

@@ -1,45 +1,44 @@
-"""ListOffsets: where a partition begins and ends, and which record is the first of a time."""
+"""ListOffsets: where a partition begins and ends, and which record is the first of a time, or has the latest one."""
 
 from __future__ import annotations
 
+from functools import partial
+
+from core_log.cold_reader import in_thread
+from core_log.largest_timestamp import find_largest_timestamp
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.adapter_leaders import epoch_at
 from protocols.kafka.codec import Entity
-from protocols.kafka.errors import ErrorCode
+from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import LIST_OFFSETS
 from protocols.kafka.registry import serves
+from routing.topics.topic import TopicPartition
 
-_LATEST, _EARLIEST = -1, -2
+_LATEST, _EARLIEST, _LARGEST_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED, _EARLIEST_PENDING = -1, -2, -3, -4, -5, -6
+_SINCE = {_LARGEST_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING: 11}
+_NOT_TIERED = (_LATEST_TIERED, _EARLIEST_PENDING)
+"""What is asked of records that lie elsewhere as well: there are none."""
+_NOWHERE = (-1, -1, -1)
 
 
-@serves(LIST_OFFSETS, 0, 6)
+@serves(LIST_OFFSETS, 0, 11)
 async def list_offsets(door: Door, call: Call, request: Entity) -> Entity:
     """One partition after the other."""
     topics = []
     for topic in request.topics:
-        found = [await _offset(door, call, topic.name, one) for one in topic.partitions]
+        found = [await _partition(door, call, topic.name, one) for one in topic.partitions]
         topics.append(Entity(name=topic.name, partitions=found))
     return Entity(topics=topics)
 
 
-async def _offset(door: Door, call: Call, topic: str, asked: Entity) -> Entity:
-    offset = timestamp = -1
-    epoch = -1
+async def _partition(door: Door, call: Call, topic: str, asked: Entity) -> Entity:
+    offset, timestamp, epoch = _NOWHERE
     code = ErrorCode.NONE
     try:
         door.require("read", topic)
         partition = door.led(topic, asked.partition_index, leader_epoch=asked.current_leader_epoch)
-        epoch, log = partition.leader_epoch, partition.log
-        if asked.timestamp == _EARLIEST:
-            offset = log.log_start_offset
-        elif asked.timestamp == _LATEST:
-            offset = await partition.latest()
-        else:
-            found = await log.offset_for_timestamp_cold(asked.timestamp)
-            if found is not None:
-                offset, timestamp = found
-            elif call.version == 0:
-                offset = await partition.latest()
+        offset, timestamp, epoch = await _found(partition, call.version, asked.timestamp)
     except ENGINE_ERRORS as error:
         code = code_of(error)
     except OSError:
@@ -49,6 +48,26 @@ async def _offset(door: Door, call: Call, topic: str, asked: Entity) -> Entity:
         error_code=code,
         timestamp=timestamp,
         offset=offset,
-        leader_epoch=epoch if code == ErrorCode.NONE and offset >= 0 else -1,
+        leader_epoch=epoch,
         old_style_offsets=[offset] if offset >= 0 else [],
     )
+
+
+async def _found(partition: TopicPartition, version: int, asked: int) -> tuple[int, int, int]:
+    """Offset, timestamp and epoch. Raises as the log does, and KafkaError."""
+    log = partition.log
+    if version < _SINCE.get(asked, 0) or asked < _EARLIEST_PENDING:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+    if asked in _NOT_TIERED:
+        return _NOWHERE
+    if asked in (_EARLIEST, _EARLIEST_LOCAL):
+        return log.log_start_offset, -1, epoch_at(partition, log.log_start_offset)
+    if asked == _LATEST:
+        return await partition.latest(), -1, partition.leader_epoch
+    if asked == _LARGEST_TIMESTAMP:
+        found = await in_thread(partial(find_largest_timestamp, log))
+    else:
+        found = await log.offset_for_timestamp_cold(asked)
+    if found is not None:
+        return *found, epoch_at(partition, found[0])
+    return (await partition.latest(), -1, partition.leader_epoch) if version == 0 else _NOWHERE

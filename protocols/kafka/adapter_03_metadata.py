@@ -35,8 +35,8 @@ async def metadata(door: Door, call: Call, request: Entity) -> Entity:
     """Topics that are asked for by name may be made by that."""
     asked = request.topics
     if asked is None or (not asked and call.version < _ALL_TOPICS_EMPTY_BEFORE):
-        names = [name for name in sorted(door.broker.topics) if _sees(door, name)]
-        topics = [_described(door.broker.topics[name]) for name in names]
+        names = [name for name in sorted(door.broker.topics) if sees(door, name)]
+        topics = [_topic(door.broker.topics[name]) for name in names]
     else:
         topics = [await _asked(door, call, one, create=request.allow_auto_topic_creation) for one in asked]
     if request.include_topic_authorized_operations:
@@ -44,13 +44,7 @@ async def metadata(door: Door, call: Call, request: Entity) -> Entity:
             if one.error_code == ErrorCode.NONE:
                 one.topic_authorized_operations = operations(door, one.name)
     members = nodes(door)
-    cluster = door.broker.cluster
-    return Entity(
-        brokers=members,
-        cluster_id=cluster_id(door),
-        controller_id=door.node_id if cluster is None else _controller(door, members),
-        topics=topics,
-    )
+    return Entity(brokers=members, cluster_id=cluster_id(door), controller_id=controller(door, members), topics=topics)
 
 
 async def _asked(door: Door, call: Call, asked: Entity, *, create: bool) -> Entity:
@@ -61,13 +55,13 @@ async def _asked(door: Door, call: Call, asked: Entity, *, create: bool) -> Enti
         found = door.broker.topics.by_id.get(topic_id)
         if found is None:
             return Entity(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id, partitions=[])
-        if not _sees(door, found.name):
+        if not sees(door, found.name):
             code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             return Entity(error_code=code, name=None, topic_id=topic_id, partitions=[])
-        return _described(found)
+        return _topic(found)
     try:
         topic = door.broker.topics.get(name)
-        if not _sees(door, name):
+        if not sees(door, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if topic is None and create:
             topic = await door.create_missing(name)
@@ -75,10 +69,11 @@ async def _asked(door: Door, call: Call, asked: Entity, *, create: bool) -> Enti
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     except ENGINE_ERRORS as error:
         return Entity(error_code=code_of(error), name=name, topic_id=_NO_ID, partitions=[])
-    return _described(topic)
+    return _topic(topic)
 
 
-def _sees(door: Door, topic: str) -> bool:
+def sees(door: Door, topic: str) -> bool:
+    """Whether a topic exists, as far as the user is concerned."""
     return door.grants is not None and may_see(door.grants, topic)
 
 
@@ -91,17 +86,18 @@ def operations(door: Door, topic: str) -> int:
     return found
 
 
-def _described(topic: Topic) -> Entity:
+def _topic(topic: Topic) -> Entity:
     return Entity(
         error_code=ErrorCode.NONE,
         name=topic.name,
         topic_id=topic.id,
         topic_authorized_operations=_NOT_ASKED,
-        partitions=[_partition(one) for one in topic.partitions],
+        partitions=[described_partition(one) for one in topic.partitions],
     )
 
 
-def _partition(partition: TopicPartition) -> Entity:
+def described_partition(partition: TopicPartition) -> Entity:
+    """Who leads a partition, and who has it."""
     leadership = partition.leadership
     if leadership is None:
         return Entity(
@@ -130,7 +126,8 @@ def nodes(door: Door) -> list[Entity]:
     cluster = door.broker.cluster
     if cluster is None:
         host, port = door.local
-        return [Entity(node_id=0, host=door.config.advertised_host or host, port=door.config.advertised_port or port)]
+        host, port = door.config.advertised_host or host, door.config.advertised_port or port
+        return [Entity(node_id=0, host=host, port=port, rack=None)]
     return [
         Entity(node_id=node.broker_id, host=node.host, port=node.port, rack=node.rack or None)
         for node in nodes_of(cluster, door.name)
@@ -143,6 +140,6 @@ def cluster_id(door: Door) -> str:
     return "millrace" if cluster is None else cluster.members.meta.cluster_id
 
 
-def _controller(door: Door, members: list[Entity]) -> int:
+def controller(door: Door, members: list[Entity]) -> int:
     """Any broker takes what Kafka's controller does; this one, if it can be reached."""
     return door.node_id if any(one.node_id == door.node_id for one in members) else NOBODY

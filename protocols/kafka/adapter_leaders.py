@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
+from operator import itemgetter
 
 from protocols.kafka.adapter_03_metadata import NOBODY, nodes
 from protocols.kafka.adapter_door import Door
@@ -13,6 +15,7 @@ from routing.topics.topic import TopicPartition
 LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 """Beside which newer replies name the leader (KIP-951)."""
 _UNKNOWN = (-1, -1)
+_first_offset = itemgetter(1)
 
 
 def current_leader(door: Door, topic: str | bytes, index: int) -> Entity:
@@ -26,6 +29,13 @@ def current_leader(door: Door, topic: str | bytes, index: int) -> Entity:
         return Entity(leader_id=door.node_id, leader_epoch=found.partitions[index].leader_epoch)
     standing = leadership.standing
     return Entity(leader_id=NOBODY if standing.leader is None else standing.leader, leader_epoch=standing.leader_epoch)
+
+
+def epoch_at(partition: TopicPartition, offset: int) -> int:
+    """The epoch that a record was written in."""
+    entries = partition.log.epochs.entries
+    at = bisect_right(entries, offset, key=_first_offset)
+    return entries[at - 1][0] if at else partition.leader_epoch
 
 
 def endpoints(door: Door, brokers: Iterable[int]) -> list[Entity]:

@@ -177,7 +177,7 @@ METADATA = api(
 )  # fmt: skip
 
 OFFSET_FOR_LEADER_EPOCH = api(
-    23, "OffsetForLeaderEpoch", "2-4", flexible=4,
+    23, "OffsetForLeaderEpoch", "0-4", flexible=4,
     request="""
     replica_id int32 3+ = -2
     topics []

@@ -123,9 +123,9 @@ def fetching(
     return {"max_wait_ms": wait_ms, "min_bytes": min_bytes, "max_bytes": max_bytes, "topics": topics}
 
 
-def batch_of(values: Sequence[bytes], key: bytes | None = None, **how: Any) -> bytes:
+def batch_of(values: Sequence[bytes], key: bytes | None = None, *, timestamp_ms: int = 1_000_000, **how: Any) -> bytes:
     """A batch as a client makes it."""
-    builder = BatchBuilder(0, -1, 1_000_000, **how)
+    builder = BatchBuilder(0, -1, timestamp_ms, **how)
     builder.add_run(0, key, list(values))
     return builder.build()
 

@@ -265,7 +265,7 @@ async def test_a_batch_that_is_larger_than_allowed_is_fetched_all_the_same() -> 
         assert [len(one.value or b"") for one in records_of(await peer.fetch("t", max_bytes=10))] == [100_000]
 
 
-@pytest.mark.parametrize("version", range(7))
+@pytest.mark.parametrize("version", range(12))
 async def test_offsets_of_the_ends_and_of_times(version: int) -> None:
     async with kafka_broker() as broker:
         peer = Peer(broker)
