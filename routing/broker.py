@@ -180,7 +180,7 @@ class Broker:
         self.bind = control.bind
         self.unbind = control.unbind
         self.create_topic = topics.create_topic
-        self.check_new_topic, self.check_new_partitions = topics.check_new_topic, topics.check_new_partitions
+        self.topic_control = topics
         self.create_partitions = topics.create_partitions
         self.delete_topic = topics.delete_topic
         self.set_policy = policies.set_policy

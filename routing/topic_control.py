@@ -12,20 +12,30 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from routing import directories
+from routing.cluster import operating
+from routing.cluster.log_names import topic_log
 from routing.cluster.topic_logs import new_uid
 from routing.commits import storage_errors
 from routing.errors import (
     AlreadyExists,
     BrokerError,
     InvalidAssignment,
+    InvalidConfig,
     InvalidPartitions,
     InvalidReplication,
     LimitExceeded,
     PreconditionFailed,
 )
-from routing.topics.stream_settings import check_adoption, check_declaration, topic_config, topic_name
+from routing.topics.described_config import Described, describe
+from routing.topics.stream_settings import (
+    check_adoption,
+    check_declaration,
+    require_stream_config,
+    topic_config,
+    topic_name,
+)
 from routing.topics.topic import Topic, TopicPartition
-from routing.topics.topic_config import FACTOR, Replication, log_config, replication
+from routing.topics.topic_config import FACTOR, Replication, log_config, normal, replication
 from routing.topics.topic_ids import new_id
 from routing.topology import plans, topic_plans
 from routing.topology.entries import Entry, Plan, queue_key, topic_key, vhost_key
@@ -37,6 +47,8 @@ if TYPE_CHECKING:
 
 Assignment = Sequence[Sequence[int]]
 """The brokers that are to have replicas of each partition, the preferred leader first."""
+ConfigChange = Callable[[dict[str, str]], dict[str, str]]
+"""Makes another configuration of the one that there is; it may be asked more than once."""
 
 
 class TopicControl:
@@ -238,6 +250,60 @@ class TopicControl:
             said = replication(topic.config)._replace(unclean=logs.allows_unclean(topic))
             plan.also, plan.relied = logs.states(topic.uid, lacking, said, assignment)
         return plan
+
+    async def alter_topic(self, name: str, change: ConfigChange) -> None:
+        """Give a topic another configuration while it is used: what `change` makes of the one that it has. Open logs go
+        by it at once, at all brokers.
+
+        Raises NotFound, InvalidConfig, StorageUnavailable, and what `change` raises.
+        """
+        config = self.check_altered(name, change)
+        cluster, topic = self._broker.cluster, self.topology.topic(name)
+        if cluster is not None and topic.uid:
+            # What the states of its logs say counts; the entry comes last, and says that all of it is so.
+            logs = [topic_log(topic.uid, partition.index) for partition in topic.partitions]
+            said, before = self._replication(topic, config), self._replication(topic, topic.config)
+            if said.minimum != before.minimum:
+                await operating.require_insync(cluster, logs, said.minimum)
+            if said.unclean != before.unclean:
+                await operating.allow_unclean(cluster, logs, on=said.unclean)
+
+        def plan() -> Plan:
+            if name in self._changing:
+                raise PreconditionFailed(f"topic '{name}' is being changed or deleted")
+            there = self.topology.topic(name)
+            return topic_plans.altered(self.topology, there, self.check_altered(name, change))
+
+        await self.topology.change(plan)
+
+    def check_altered(self, name: str, change: ConfigChange) -> dict[str, str]:
+        """The configuration that a topic would have. Raises as `alter_topic`, of what can be known before."""
+        topic = self.topology.topic(name)
+        config = change(normal(topic.config))
+        if config.get(FACTOR) != topic.config.get(FACTOR):
+            raise InvalidConfig(f"topic config {FACTOR} is not altered: partitions are given other replicas")
+        log_config(config, self.config)
+        said = self._replication(topic, config)
+        if topic.is_stream:
+            require_stream_config(topic.name, config, unclean=said.unclean)
+        return config
+
+    def _replication(self, topic: Topic, config: Mapping[str, str]) -> Replication:
+        """What a configuration would say of the replicas that a topic should have. Raises InvalidConfig."""
+        logs = self._broker.storage.topic_logs
+        factor = logs.factor_of(topic) if logs is not None and topic.uid else 0
+        return replication({**config, FACTOR: str(factor)} if factor else config)
+
+    def described(self, topic: Topic) -> list[Described]:
+        """All settings of a topic."""
+        logs = self._broker.storage.topic_logs
+        shared = logs is not None and bool(topic.uid)
+        return describe(
+            topic.config,
+            self.topology.stream_host.config,
+            minimum=self._replication(topic, {}).minimum if shared else 1,
+            unclean=logs.allows_unclean(topic) if logs is not None and shared else None,
+        )
 
     async def delete_topic(self, name: str) -> None:
         """Raises NotFound, PreconditionFailed (it is being deleted), StorageUnavailable."""

@@ -11,15 +11,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from protocols.kafka.adapter_configs import SOURCES
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import CREATE_TOPICS
 from protocols.kafka.registry import serves
+from routing.topics.described_config import Described, describe
 from routing.topics.topic_config import FACTOR
 
 _DEFAULT = -1
+_CONFIGS_SINCE = 5
 
 
 @serves(CREATE_TOPICS, 0, 7)
@@ -29,20 +32,20 @@ async def create_topics(door: Door, call: Call, request: Entity) -> Entity:
     asked = {topic.name: topic for topic in request.topics}
     return Entity(
         topics=[
-            await _created(door, one, twice=named[name] > 1, validate_only=request.validate_only)
+            await _created(door, call, one, twice=named[name] > 1, validate_only=request.validate_only)
             for name, one in asked.items()
         ]
     )
 
 
-async def _created(door: Door, asked: Entity, *, twice: bool, validate_only: bool) -> Entity:
+async def _created(door: Door, call: Call, asked: Entity, *, twice: bool, validate_only: bool) -> Entity:
     reply = Entity(name=asked.name, error_code=ErrorCode.NONE, error_message=None, configs=None)
     try:
         if twice:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
         door.require("configure", asked.name)
         said = _said(door, asked)
-        value, replication = door.broker.check_new_topic(asked.name, **said)
+        value, replication = door.broker.topic_control.check_new_topic(asked.name, **said)
         reply.num_partitions = value["partitions"]
         reply.replication_factor = 1 if door.broker.cluster is None else replication.factor
         if not validate_only:
@@ -50,10 +53,19 @@ async def _created(door: Door, asked: Entity, *, twice: bool, validate_only: boo
             reply.topic_id, leadership = topic.id, topic.partitions[0].leadership
             if leadership is not None:
                 reply.replication_factor = len(leadership.standing.replicas)
-        reply.configs = []
+        if call.version >= _CONFIGS_SINCE:
+            minimum = replication.minimum if door.broker.cluster is not None else 1
+            broker = door.broker.topology.stream_host.config
+            reply.configs = [_entry(one) for one in describe(value["config"], broker, minimum=minimum)]
     except ENGINE_ERRORS as error:
         reply.error_code, reply.error_message = code_of(error), str(error) or None
     return reply
+
+
+def _entry(one: Described) -> Entity:
+    return Entity(
+        name=one.name, value=one.value, read_only=False, config_source=SOURCES[one.source], is_sensitive=False
+    )
 
 
 def _said(door: Door, asked: Entity) -> dict[str, Any]:

@@ -38,6 +38,6 @@ async def _add(door: Door, asked: Entity, validate_only: bool) -> None:
     if asked.assignments is not None:
         assignment = [list(one.broker_ids) for one in asked.assignments]
     if validate_only:
-        door.broker.check_new_partitions(asked.name, asked.count, assignment=assignment)
+        door.broker.topic_control.check_new_partitions(asked.name, asked.count, assignment=assignment)
         return
     await door.broker.create_partitions(asked.name, asked.count, assignment=assignment)

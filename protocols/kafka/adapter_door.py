@@ -13,6 +13,7 @@ from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.fetch_sessions import FetchSessions
 from protocols.peers import Authenticate
 from routing import errors
+from routing.administration.operations import CHANGES, LOOKS
 from routing.broker import Broker
 from routing.grants import Access, Grants
 from routing.topics.topic import Topic, TopicPartition
@@ -87,6 +88,12 @@ class Door:
         """Raises KafkaError."""
         if not self.allows(access, topic):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+    def require_administrator(self, *, looks: bool = False) -> None:
+        """For what concerns the whole cluster; who only `looks` may be somebody who monitors. Raises KafkaError."""
+        user = None if self.grants is None else self.broker.rights.user(self.grants.user)
+        if user is None or not any(tag in user.tags for tag in (LOOKS if looks else CHANGES)):
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
     def topic(self, name: str) -> Topic:
         """A topic that is there. Raises KafkaError."""

@@ -100,7 +100,7 @@ DELETE_RECORDS = api(
 )  # fmt: skip
 
 DESCRIBE_CONFIGS = api(
-    32, "DescribeConfigs", "1-4", flexible=4,
+    32, "DescribeConfigs", "0-4", flexible=4,
     request="""
     resources []
       resource_type int8
@@ -200,7 +200,7 @@ DESCRIBE_CLUSTER = api(
 )  # fmt: skip
 
 DESCRIBE_LOG_DIRS = api(
-    35, "DescribeLogDirs", "1-5", flexible=2,
+    35, "DescribeLogDirs", "0-5", flexible=2,
     request="""
     topics []?
       topic string
@@ -328,7 +328,7 @@ LIST_PARTITION_REASSIGNMENTS = api(
 )  # fmt: skip
 
 DESCRIBE_ACLS = api(
-    29, "DescribeAcls", "1-3", flexible=2,
+    29, "DescribeAcls", "0-3", flexible=2,
     request="""
     resource_type_filter int8
     resource_name_filter string?
@@ -355,7 +355,7 @@ DESCRIBE_ACLS = api(
 )  # fmt: skip
 
 CREATE_ACLS = api(
-    30, "CreateAcls", "1-3", flexible=2,
+    30, "CreateAcls", "0-3", flexible=2,
     request="""
     creations []
       resource_type int8
@@ -375,7 +375,7 @@ CREATE_ACLS = api(
 )  # fmt: skip
 
 DELETE_ACLS = api(
-    31, "DeleteAcls", "1-3", flexible=2,
+    31, "DeleteAcls", "0-3", flexible=2,
     request="""
     filters []
       resource_type_filter int8

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -103,12 +103,27 @@ async def allow_unclean(cluster: Cluster, logs: Sequence[str], *, on: bool) -> N
 
     Raises StorageUnavailable.
     """
+    await _alter(cluster, logs, lambda state: msgspec.structs.replace(state, unclean=on))
+
+
+async def require_insync(cluster: Cluster, logs: Sequence[str], minimum: int) -> None:
+    """So many replicas of these logs have to be in sync for anything to be committed. More than are in sync now is
+    asked for once they are. Raises StorageUnavailable.
+    """
+
+    def changed(state: LogState) -> LogState:
+        now = minimum if len(state.isr) >= minimum else min(state.min_insync, minimum)
+        state = msgspec.structs.replace(state, minimum=minimum, min_insync=now)
+        return state.with_isr(state.isr, state.elr)
+
+    await _alter(cluster, logs, changed)
+
+
+async def _alter(cluster: Cluster, logs: Sequence[str], change: Callable[[LogState], LogState]) -> None:
     for log in logs:
         for _ in range(_ATTEMPTS_MAX):
             known = cluster.elections.logs.get(log)
-            if known is None or known.state.unclean == on:
-                break
-            if await _write(cluster, [(log, known, msgspec.structs.replace(known.state, unclean=on))]):
+            if known is None or await _write(cluster, [(log, known, change(known.state))]):
                 break
         else:
             raise StorageUnavailable(f"'{log}' changes all the time: try again")

@@ -144,6 +144,11 @@ class TopicLogs:
         guards = [Guard(broker_key(place.broker), create_revision=place.epoch) for place in places]
         return puts, guards
 
+    def factor_of(self, topic: Topic) -> int:
+        """How many replicas its partitions should have; 0 while that is not known."""
+        state = self._cluster.state_of(topic_log(topic.uid, 0))
+        return 0 if state is None else state.factor or len(state.replicas)
+
     def allows_unclean(self, topic: Topic) -> bool:
         """Whether replicas that lack something may lead a topic, as was said when it was made, or since."""
         state = self._cluster.state_of(topic_log(topic.uid, 0))

@@ -17,7 +17,7 @@ import msgspec
 
 from core_log.partition_log import LogConfig
 from routing.config import BrokerConfig
-from routing.errors import InvalidArgument, PreconditionFailed
+from routing.errors import InvalidArgument, InvalidConfig, PreconditionFailed
 from routing.topics.topic_config import log_config, replication
 
 STREAM = "stream"
@@ -214,6 +214,14 @@ def check_adoption(
                 f"inequivalent arg '{argument}' for a stream of topic '{topic}': received '{arguments[argument]}' "
                 f"but {setting} of the topic is {have}"
             )
+
+
+def require_stream_config(topic: str, config: Mapping[str, str], *, unclean: bool) -> None:
+    """Raises InvalidConfig for what a topic that is a stream cannot be told."""
+    if unclean:
+        raise InvalidConfig(f"topic '{topic}' is a stream, which knows no unclean elections")
+    if "compact" in config.get("cleanup.policy", ""):
+        raise InvalidConfig(f"topic '{topic}' is a stream, which is not compacted")
 
 
 _SETTINGS = {

@@ -240,7 +240,7 @@ class TopicPartition:
 
 
 class Topic:
-    """A named set of partitions; `config` is as given when it was created."""
+    """A named set of partitions; `config` is as given when it was created, or altered."""
 
     __slots__ = (
         "_header_blocks", "_partition_of_key", "config", "id", "is_stream", "name", "partitions",
@@ -272,10 +272,12 @@ class Topic:
         self.partitions += partitions
         self._partition_of_key.clear()
 
-    def configure(self, settings: LogConfig) -> None:
-        """Its logs go by these settings from now on."""
+    def configure(self, settings: LogConfig, config: dict[str, str]) -> None:
+        """It is configured so from now on, and its logs go by these settings; what need not be kept any more goes."""
+        self.config = config
         for partition in self.partitions:
             partition.log.configure(settings)
+            partition.apply_retention()
 
     def say_source(self, say: bool) -> None:
         """Begin or end to be a stream."""

@@ -27,6 +27,9 @@ _INTEGERS = {
     "message.timestamp.before.max.ms": ("timestamp_before_max_ms", 0, _LARGE),
     "message.timestamp.after.max.ms": ("timestamp_after_max_ms", 0, _LARGE),
 }
+_FLUSHES = ("flush.messages", "flush.ms")
+FIXED = {"compression.type": "producer", "preallocate": "false", "remote.storage.enable": "false"}
+"""What is always so here: batches stay as producers compress them, for one."""
 _AFTER_MAX_MS = 3_600_000
 _RATIO = "min.cleanable.dirty.ratio"
 _POLICY = "cleanup.policy"
@@ -48,6 +51,15 @@ _CHOICES = {
     ),
 }
 
+KNOWN = frozenset([*_CHOICES, *_INTEGERS, _RATIO, FACTOR, _MINIMUM, *_UNCLEAN, *FIXED, *_FLUSHES])
+"""All names."""
+
+
+def normal(config: Mapping[str, str]) -> dict[str, str]:
+    """The same where every setting has Kafka's name."""
+    short, name = _UNCLEAN
+    return {name if one == short else one: value for one, value in config.items()}
+
 
 def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
     """The settings for a topic's partition logs. Raises InvalidConfig for an unknown name or a bad value."""
@@ -67,9 +79,15 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         elif name in _INTEGERS:
             field, least, most = _INTEGERS[name]
             settings[field] = _integer(name, text, least, most)
+        elif name in FIXED:
+            if text != FIXED[name]:
+                raise InvalidConfig(f"topic config {name}={text!r}: it is always {FIXED[name]!r}")
+        elif name in _FLUSHES:
+            _integer(name, text, 0, _LARGE)
+            if config.get("fsync", "commit") != "commit":
+                raise InvalidConfig(f"topic config {name} wants fsync='commit', which syncs before it promises")
         elif name not in (FACTOR, _MINIMUM, *_UNCLEAN):
-            known = ", ".join([*_CHOICES, *_INTEGERS, _RATIO, FACTOR, _MINIMUM, _UNCLEAN[0]])
-            raise InvalidConfig(f"unknown topic config {name!r}; known are {known}")
+            raise InvalidConfig(f"unknown topic config {name!r}; known are {', '.join(sorted(KNOWN))}")
     try:
         return msgspec.convert(settings, LogConfig)
     except msgspec.ValidationError as error:

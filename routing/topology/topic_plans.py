@@ -33,3 +33,15 @@ def more_partitions(topic: Topic, count: int, live: Any = None) -> Plan:
     if topic.is_stream:
         raise PreconditionFailed(f"topic '{topic.name}' is a stream, which has one partition")
     return Plan([Entry(topic_key(topic.name), topic.record(count), True, live)])
+
+
+def altered(topology: Topology, topic: Topic, config: dict[str, str]) -> Plan:
+    """A topic is configured otherwise; nothing to do where it is so already."""
+    if config == topic.config:
+        return Plan(guards=[topic_key(topic.name)])
+    value = topic.record(len(topic.partitions)) | {"config": config}
+    for vhost in topology.vhosts.values():
+        for stream in vhost.streams.values():
+            if stream.topic is topic:
+                value["stream"] = {"vhost": vhost.name, "name": stream.name, "arguments": stream.arguments}
+    return Plan([Entry(topic_key(topic.name), value, True)])

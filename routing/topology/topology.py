@@ -29,6 +29,7 @@ from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.topics.stream import Stream, StreamHost
 from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic_config import log_config
 from routing.topics.topic_ids import Topics
 from routing.topology import plans
 from routing.topology.binding import Binding
@@ -355,6 +356,8 @@ class Topology:
         if value is not None:
             live = self._in_flight.live(entry.key)
             topic = self.topics.get(name) or live or self._open_topic(name, value)
+            if topic.config != value["config"]:
+                topic.configure(log_config(value["config"], self.stream_host.config), value["config"])
             lacking = range(len(topic.partitions), value["partitions"])
             if lacking:
                 topic.add_partitions(live or self._open_partitions(name, value, lacking))
@@ -367,11 +370,9 @@ class Topology:
             self.topic_gone(topic)
         for vhost in self.vhosts.values():
             self._apply_along(Removal(vhost).topic(name))
-        for vhost in self.vhosts.values():
             for stream in [stream for stream in vhost.streams.values() if stream.topic is topic]:
                 vhost.remove_stream(stream)
                 stream.close()
-        for vhost in self.vhosts.values():
             vhost.router.forget_all()
 
     def add_topic(self, topic: Topic, value: Mapping[str, Any]) -> None:
@@ -380,6 +381,9 @@ class Topology:
         said = value.get("stream")
         if said is not None:
             vhost = self.vhosts[said["vhost"]]
+            if (there := vhost.streams.get(said["name"])) is not None and there.topic is topic:
+                vhost.follow_policies(there)
+                return
             vhost.add_stream(Stream(said["name"], vhost.name, topic, said["arguments"], self.stream_host))
 
     # --- plans that concern more than one virtual host --------------------------------

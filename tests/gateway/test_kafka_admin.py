@@ -7,10 +7,19 @@ from typing import Any
 
 import trio
 
+from core_log.replication.state import LogState
 from gateway.etcd_process import EtcdProcess
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
-from protocols.kafka.messages_admin import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS
+from protocols.kafka.messages_admin import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_RECORDS,
+    DELETE_TOPICS,
+    DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
+)
+from routing.cluster.log_names import topic_log
 from routing.topics.topic import TopicPartition
 from tests.gateway.test_member import Running, three, until
 from tests.protocols.kafka.door import Peer, batch_of
@@ -38,6 +47,7 @@ async def test_any_broker_administers_all(etcd: EtcdProcess, tmp_path: Path) -> 
         peers = {number: Peer(broker.server.broker) for number, broker in brokers.items()}
         await topics_are_made_where_somebody_wants_them(brokers, peers)
         await records_are_deleted_everywhere(brokers, peers)
+        await all_brokers_follow_a_configuration(brokers, peers)
 
 
 async def topics_are_made_where_somebody_wants_them(brokers: dict[int, Running], peers: dict[int, Peer]) -> None:
@@ -77,3 +87,38 @@ async def records_are_deleted_everywhere(brokers: dict[int, Running], peers: dic
     }
     assert found[leader].low_watermark == 2
     assert [one.log.log_start_offset for one in there.values()] == [2, 2, 2]
+
+
+async def all_brokers_follow_a_configuration(brokers: dict[int, Running], peers: dict[int, Peer]) -> None:
+    async def change(number: int, *changes: tuple[str, str | None]) -> Any:
+        entries = [
+            Entity(name=name, config_operation=1 if value is None else 0, value=value) for name, value in changes
+        ]
+        asked = [Entity(resource_type=2, resource_name="t", configs=entries)]
+        reply = await peers[number].ask(INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False)
+        return reply.responses[0]
+
+    async def values(number: int) -> dict[str, tuple[str, int]]:
+        asked = [Entity(resource_type=2, resource_name="t", configuration_keys=None)]
+        reply = await peers[number].ask(DESCRIBE_CONFIGS, 4, resources=asked)
+        return {one.name: (one.value, one.config_source) for one in reply.results[0].configs}
+
+    def state() -> LogState:
+        uid = brokers[1].server.broker.topics["t"].uid
+        return brokers[1].cluster.elections.logs[topic_log(uid, 0)].state
+
+    there = partitions_of(brokers, "t")
+    assert (await values(2))["min.insync.replicas"] == ("2", 5)
+    assert (await change(3, ("retention.ms", "123456"), ("min.insync.replicas", "3"))).error_code == 0
+    await until(lambda: all(one.log.config.retention_ms == 123_456 for one in there.values()))
+    await until(lambda: (state().min_insync, state().minimum) == (3, 3))
+    for number in brokers:
+        found = await values(number)
+        assert (found["retention.ms"], found["min.insync.replicas"]) == (("123456", 1), ("3", 1))
+    assert (await change(1, ("min.insync.replicas", "4"))).error_code == ErrorCode.INVALID_CONFIG
+    assert (await change(2, ("min.insync.replicas", "1"), ("unclean.leader.election.enable", "true"))).error_code == 0
+    await until(lambda: (state().min_insync, state().minimum, state().unclean) == (1, 1, True))
+    gone = ("retention.ms", None), ("min.insync.replicas", None), ("unclean.leader.election.enable", None)
+    assert (await change(2, *gone)).error_code == 0
+    await until(lambda: all(one.log.config.retention_ms == 7 * 86_400_000 for one in there.values()))
+    await until(lambda: (state().min_insync, state().unclean) == (2, False))

@@ -1,0 +1,95 @@
+"""DescribeConfigs: the settings of topics and of the broker, and who has said so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protocols.adapter_topics import may_see
+from protocols.kafka.adapter_broker_configs import BrokerSetting, broker_settings
+from protocols.kafka.adapter_configs import KINDS, SOURCES, ResourceType, require_this_broker
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode, KafkaError
+from protocols.kafka.messages_admin import DESCRIBE_CONFIGS
+from protocols.kafka.registry import serves
+from routing.topics.described_config import Described
+
+
+@serves(DESCRIBE_CONFIGS, 0, 4)
+async def describe_configs(door: Door, call: Call, request: Entity) -> Entity:
+    """One after the other."""
+    return Entity(results=[_described(door, request, one) for one in request.resources])
+
+
+def _described(door: Door, request: Entity, asked: Entity) -> Entity:
+    reply = Entity(
+        error_code=ErrorCode.NONE, error_message=None, resource_type=asked.resource_type,
+        resource_name=asked.resource_name, configs=[],
+    )  # fmt: skip
+    try:
+        if asked.resource_type == ResourceType.TOPIC:
+            found = _of_topic(door, asked.resource_name)
+        elif asked.resource_type == ResourceType.BROKER:
+            found = _of_broker(door, asked.resource_name)
+        else:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"resources of type {asked.resource_type} have no configuration"
+            )
+    except ENGINE_ERRORS as error:
+        reply.error_code, reply.error_message = code_of(error), str(error) or None
+        return reply
+    keys = asked.configuration_keys
+    for one in found:
+        if keys is None or one.name in keys:
+            if not request.include_synonyms:
+                one.synonyms = []
+            if not request.include_documentation:
+                one.documentation = None
+            reply.configs.append(one)
+    return reply
+
+
+def _of_topic(door: Door, name: str) -> Iterable[Entity]:
+    if door.grants is None or not may_see(door.grants, name):
+        raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    return map(_topic_entry, door.broker.topic_control.described(door.topic(name)))
+
+
+def _topic_entry(one: Described) -> Entity:
+    return Entity(
+        name=one.name,
+        value=one.value,
+        read_only=False,
+        is_default=one.source == "default",
+        config_source=SOURCES[one.source],
+        is_sensitive=False,
+        synonyms=[Entity(name=name, value=value, source=SOURCES[source]) for name, value, source in one.synonyms],
+        config_type=KINDS[one.kind],
+        documentation=one.documentation,
+    )
+
+
+def _of_broker(door: Door, name: str) -> Iterable[Entity]:
+    door.require_administrator(looks=True)
+    if not name:
+        return ()  # what is the default of all brokers: nobody says anything of it
+    require_this_broker(door, name)
+    return map(_broker_entry, broker_settings(door))
+
+
+def _broker_entry(one: BrokerSetting) -> Entity:
+    found = [(one.name, one.default, SOURCES["default"])]
+    if one.value != one.default:
+        found.insert(0, (one.name, one.value, SOURCES["broker"]))
+    return Entity(
+        name=one.name,
+        value=one.value,
+        read_only=True,
+        is_default=one.value == one.default,
+        config_source=found[0][2],
+        is_sensitive=False,
+        synonyms=[Entity(name=name, value=value, source=source) for name, value, source in found],
+        config_type=KINDS[one.kind],
+        documentation=one.documentation,
+    )

@@ -1,0 +1,74 @@
+"""What the requests about configurations have in common: which topic or broker is meant, and who may ask.
+
+1. A topic's settings are seen by who may use it in any way, and altered by who may make and delete it.
+2. A broker's are seen by administrators and those who monitor, and altered by nobody: see `adapter_broker_configs.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+from protocols.kafka.adapter_door import Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode, KafkaError
+from routing.topic_control import ConfigChange
+from routing.topics.described_config import Kind, Source
+
+
+class ResourceType(IntEnum):
+    """What has a configuration."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+KINDS: dict[Kind, int] = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
+"""What types of values are called."""
+SOURCES: dict[Source, int] = {"topic": 1, "broker": 4, "default": 5}
+"""Who has said something: the topic, the broker's configuration file, or nobody."""
+
+
+def require_this_broker(door: Door, name: str) -> None:
+    """A broker answers for itself alone. Raises KafkaError."""
+    if name != str(door.node_id):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {door.node_id}, received {name!r}")
+
+
+async def alter(
+    door: Door, resources: Sequence[Entity], validate_only: bool, change_of: Callable[[Entity], ConfigChange]
+) -> Entity:
+    """The reply to a request that alters; `change_of` makes a change of what is said of a topic, or raises."""
+    named = Counter((one.resource_type, one.resource_name) for one in resources)
+    responses = []
+    for one in resources:
+        code, why = ErrorCode.NONE, None
+        try:
+            if named[one.resource_type, one.resource_name] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+            await _alter_one(door, one, validate_only, change_of)
+        except ENGINE_ERRORS as error:
+            code, why = code_of(error), str(error) or None
+        responses.append(
+            Entity(error_code=code, error_message=why, resource_type=one.resource_type, resource_name=one.resource_name)
+        )
+    return Entity(responses=responses)
+
+
+async def _alter_one(
+    door: Door, asked: Entity, validate_only: bool, change_of: Callable[[Entity], ConfigChange]
+) -> None:
+    if asked.resource_type == ResourceType.BROKER:
+        door.require_administrator()
+        names = ", ".join(one.name for one in asked.configs)
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: {names}")
+    if asked.resource_type != ResourceType.TOPIC:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"resources of type {asked.resource_type} have no configuration")
+    door.require("configure", asked.resource_name)
+    control, change = door.broker.topic_control, change_of(asked)
+    if validate_only:
+        control.check_altered(asked.resource_name, change)
+    else:
+        await control.alter_topic(asked.resource_name, change)

@@ -1,0 +1,173 @@
+"""A topic's configuration as those see it who ask: every setting with its value, its type, and who has set it.
+
+What a setting is called, and which values it takes, is `topic_config.py`'s to say; here stands how it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from core_log.partition_log import LogConfig
+from routing.config import BrokerConfig
+from routing.topics.topic_config import FIXED, log_config, normal, replication
+
+Kind = Literal["boolean", "string", "int", "long", "double", "list"]
+Source = Literal["topic", "broker", "default"]
+_NEVER = str((1 << 63) - 1)
+
+
+class Synonym(NamedTuple):
+    """Where a value comes from, or would without the one before it."""
+
+    name: str
+    value: str
+    source: Source
+
+
+class Described(NamedTuple):
+    """One setting of a topic. `synonyms` are in the order in which they count, the first is the one in force."""
+
+    name: str
+    kind: Kind
+    synonyms: tuple[Synonym, ...]
+    documentation: str
+
+    @property
+    def value(self) -> str:
+        """The one in force."""
+        return self.synonyms[0].value
+
+    @property
+    def source(self) -> Source:
+        """Who has set it."""
+        return self.synonyms[0].source
+
+
+class _Setting(NamedTuple):
+    kind: Kind
+    broker_name: str
+    """What a broker calls its default."""
+    read: Callable[[LogConfig], Any]
+    documentation: str
+
+
+def _field(name: str) -> Callable[[LogConfig], Any]:
+    return lambda config: getattr(config, name)
+
+
+_SETTINGS: dict[str, _Setting] = {
+    "cleanup.policy": _Setting(
+        "list", "log.cleanup.policy", _field("cleanup_policy"),
+        "What goes: what is too old or too much (delete), what a later record of its key replaces (compact), or both.",
+    ),
+    "delete.retention.ms": _Setting(
+        "long", "log.cleaner.delete.retention.ms", _field("delete_retention_ms"),
+        "How long tombstones stay once what was before them is compacted.",
+    ),
+    "fsync": _Setting(
+        "string", "fsync", _field("fsync"),
+        "When what is confirmed is synced: before that (commit), each fsync.interval.ms (interval), or never.",
+    ),
+    "fsync.interval.ms": _Setting(
+        "long", "fsync.interval.ms", _field("fsync_interval_ms"), "How often is synced where fsync is interval."
+    ),
+    "index.interval.bytes": _Setting(
+        "int", "log.index.interval.bytes", _field("index_interval_bytes"), "Bytes of records between index entries."
+    ),
+    "max.compaction.lag.ms": _Setting(
+        "long", "log.cleaner.max.compaction.lag.ms", _field("compaction_lag_max_ms"),
+        "What is older is compacted however little that frees.",
+    ),
+    "max.message.bytes": _Setting(
+        "int", "message.max.bytes", _field("message_bytes_max"), "The largest batch of records, as it is sent."
+    ),
+    "message.timestamp.after.max.ms": _Setting(
+        "long", "log.message.timestamp.after.max.ms", _field("timestamp_after_max_ms"),
+        "How far behind the broker's time that of a record may be.",
+    ),
+    "message.timestamp.before.max.ms": _Setting(
+        "long", "log.message.timestamp.before.max.ms", _field("timestamp_before_max_ms"),
+        "How far before the broker's time that of a record may be.",
+    ),
+    "message.timestamp.type": _Setting(
+        "string", "log.message.timestamp.type", _field("timestamp_type"),
+        "Whose time a record has: that of who made it (CreateTime) or of the broker (LogAppendTime).",
+    ),
+    "min.cleanable.dirty.ratio": _Setting(
+        "double", "log.cleaner.min.cleanable.ratio", _field("dirty_ratio_min"),
+        "The share of a log that was never compacted, from which on it is worth it.",
+    ),
+    "min.compaction.lag.ms": _Setting(
+        "long", "log.cleaner.min.compaction.lag.ms", _field("compaction_lag_min_ms"),
+        "How long a record is not compacted.",
+    ),
+    "retention.bytes": _Setting(
+        "long", "log.retention.bytes", _field("retention_bytes"),
+        "How much of each partition is kept at least; -1 is all of it.",
+    ),
+    "retention.ms": _Setting(
+        "long", "log.retention.ms", _field("retention_ms"), "How long records are kept; -1 is for ever."
+    ),
+    "segment.bytes": _Setting(
+        "int", "log.segment.bytes", _field("segment_bytes"), "The size of a file of the log: records go by whole files."
+    ),
+    "segment.index.bytes": _Setting(
+        "int", "log.index.size.max.bytes", _field("index_bytes_max"), "The largest index of such a file."
+    ),
+    "segment.ms": _Setting(
+        "long", "log.roll.ms", _field("segment_ms"), "After this time a new file begins even if the last is not full."
+    ),
+}  # fmt: skip
+_FIXED_TEXTS: dict[str, tuple[Kind, str, str]] = {
+    "compression.type": ("string", "compression.type", "Batches stay as their producers have compressed them."),
+    "preallocate": ("boolean", "log.preallocate", "Files are not made larger than what is in them."),
+    "remote.storage.enable": ("boolean", "remote.log.storage.system.enable", "All of a log is on the brokers' disks."),
+}
+_FLUSH_TEXT = "Confirmed records are synced whatever this says, where fsync is commit."
+_INSYNC_TEXT = "So many replicas have to be in sync for anything to be confirmed."
+_UNCLEAN_TEXT = "Whether a replica that may lack what was confirmed leads where no other is left."
+
+
+def describe(
+    config: Mapping[str, str], broker: BrokerConfig, *, minimum: int, unclean: bool | None = None
+) -> list[Described]:
+    """All settings of a topic that is configured so, by name. `minimum` is how many of its replicas have to be in sync
+    if nobody says otherwise; `unclean` is what the metadata of a cluster says, which operators may change.
+    """
+    said = normal(config)
+    replicas = replication(config)
+    if unclean is None:
+        unclean = replicas.unclean
+    if unclean:
+        said["unclean.leader.election.enable"] = "true"
+    logs = log_config(config, broker), log_config({}, broker), log_config({}, BrokerConfig())
+    found = [
+        _described(name, one.kind, one.broker_name, one.documentation, said, *map(one.read, logs))
+        for name, one in _SETTINGS.items()
+    ]
+    for name, (kind, broker_name, text) in _FIXED_TEXTS.items():
+        found.append(_described(name, kind, broker_name, text, said, *(FIXED[name],) * 3))
+    for name, broker_name in (("flush.messages", "log.flush.interval.messages"), ("flush.ms", "log.flush.interval.ms")):
+        found.append(_described(name, "long", broker_name, _FLUSH_TEXT, said, said.get(name, _NEVER), _NEVER, _NEVER))
+    for name, kind, text, *values in (
+        ("min.insync.replicas", "int", _INSYNC_TEXT, replicas.minimum, minimum, minimum),
+        ("unclean.leader.election.enable", "boolean", _UNCLEAN_TEXT, unclean, False, False),
+    ):
+        found.append(_described(name, kind, name, text, said, *values))
+    return sorted(found)
+
+
+def _described(
+    name: str, kind: Kind, broker_name: str, text: str, said: Mapping[str, str], own: Any, broker: Any, default: Any
+) -> Described:
+    synonyms = [Synonym(broker_name, _text(default), "default")]
+    if broker != default:
+        synonyms.insert(0, Synonym(broker_name, _text(broker), "broker"))
+    if name in said:
+        synonyms.insert(0, Synonym(name, _text(own), "topic"))
+    return Described(name, kind, tuple(synonyms), text)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,242 @@
+"""Configurations of topics and brokers through the Kafka door, request by request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core_log.memory_files import MemoryFiles
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_admin import ALTER_CONFIGS, CREATE_TOPICS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
+from routing.broker import Broker
+from routing.grants import Permission
+from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
+
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+OF_TOPIC, OF_FILE, DEFAULT = 1, 4, 5
+
+
+async def described(peer: Peer, name: str, kind: int = TOPIC, version: int = 4, keys: Any = None) -> Any:
+    asked = [Entity(resource_type=kind, resource_name=name, configuration_keys=keys)]
+    reply = await peer.ask(
+        DESCRIBE_CONFIGS, version, resources=asked, include_synonyms=True, include_documentation=True
+    )
+    return reply.results[0]
+
+
+async def settings(peer: Peer, name: str, kind: int = TOPIC) -> dict[str, Any]:
+    return {one.name: one for one in (await described(peer, name, kind)).configs}
+
+
+async def change(
+    peer: Peer, *changes: tuple[str, int, str | None], name: str = "t", kind: int = TOPIC, dry: bool = False
+) -> Any:
+    entries = [Entity(name=key, config_operation=operation, value=value) for key, operation, value in changes]
+    asked = [Entity(resource_type=kind, resource_name=name, configs=entries)]
+    reply = await peer.ask(INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=dry)
+    return reply.responses[0]
+
+
+def log_of(broker: Broker, topic: str = "t") -> Any:
+    return broker.topics[topic].partitions[0].log
+
+
+@pytest.mark.parametrize("version", range(5))
+async def test_what_is_set_is_told_from_what_is_not(version: int) -> None:
+    async with kafka_broker(topic_segment_bytes=1 << 29) as broker:
+        await broker.create_topic("t", config={"retention.ms": "1000", "replication.factor": "1"})
+        found = {one.name: one for one in (await described(Peer(broker), "t", version=version)).configs}
+        values = {name: one.value for name, one in found.items()}
+        assert values["retention.ms"] == "1000"
+        assert (values["cleanup.policy"], values["compression.type"]) == ("delete", "producer")
+        assert (values["min.insync.replicas"], values["unclean.leader.election.enable"]) == ("1", "false")
+        assert "replication.factor" not in values
+        assert not any(one.is_sensitive or one.read_only for one in found.values())
+        if version == 0:
+            assert [name for name, one in found.items() if not one.is_default] == ["retention.ms", "segment.bytes"]
+            return
+        sources = {name: one.config_source for name, one in found.items() if one.config_source != DEFAULT}
+        assert sources == {"retention.ms": OF_TOPIC, "segment.bytes": OF_FILE}
+        synonyms = [(one.name, one.value, one.source) for one in found["retention.ms"].synonyms]
+        assert synonyms == [("retention.ms", "1000", OF_TOPIC), ("log.retention.ms", "604800000", DEFAULT)]
+        synonyms = [(one.name, one.value, one.source) for one in found["segment.bytes"].synonyms]
+        assert synonyms == [("log.segment.bytes", str(1 << 29), OF_FILE), ("log.segment.bytes", str(1 << 30), DEFAULT)]
+        if version >= 3:
+            assert {name: one.config_type for name, one in found.items()} | {
+                "cleanup.policy": 7, "retention.ms": 5, "max.message.bytes": 3, "preallocate": 1,
+                "min.cleanable.dirty.ratio": 6, "message.timestamp.type": 2,
+            } == {name: one.config_type for name, one in found.items()}  # fmt: skip
+            assert all(one.documentation for one in found.values())
+
+
+async def test_only_what_is_asked_for_is_told() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t")
+        peer = Peer(broker)
+        assert [one.name for one in (await described(peer, "t", keys=["segment.ms", "no"])).configs] == ["segment.ms"]
+        asked = [Entity(resource_type=TOPIC, resource_name="t", configuration_keys=None)]
+        reply = await peer.ask(DESCRIBE_CONFIGS, 4, resources=asked)
+        assert not any(one.synonyms or one.documentation for one in reply.results[0].configs)
+        assert (await described(peer, "no")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        for kind in (0, 3, 8, 99):
+            assert (await described(peer, "t", kind)).error_code == ErrorCode.INVALID_REQUEST
+
+
+async def test_a_broker_tells_of_itself() -> None:
+    async with kafka_broker(auto_create_partitions=7) as broker:
+        peer = Peer(broker)
+        found = await settings(peer, "0", BROKER)
+        assert (found["num.partitions"].value, found["num.partitions"].config_source) == ("7", OF_FILE)
+        assert (found["auto.create.topics.enable"].value, found["auto.create.topics.enable"].config_source) == (
+            "true", DEFAULT,
+        )  # fmt: skip
+        assert found["advertised.listeners"].value == "127.0.0.1:9092"
+        assert found["node.id"].value == "0"
+        assert all(one.read_only for one in found.values())
+        assert (await described(peer, "", BROKER)).configs == []
+        assert (await described(peer, "5", BROKER)).error_code == ErrorCode.INVALID_REQUEST
+        assert (await change(peer, ("num.partitions", SET, "3"), name="0", kind=BROKER)).error_code == (
+            ErrorCode.INVALID_REQUEST
+        )
+
+
+async def test_what_is_altered_counts_at_once_and_after_a_restart() -> None:
+    files = MemoryFiles()
+    async with kafka_broker(files) as broker:
+        await broker.create_topic("t", config={"retention.ms": "1000"})
+        peer = Peer(broker)
+        await peer.produce("t", batch_of([bytes(1000)]))
+        assert (await change(peer, ("max.message.bytes", SET, "500"), ("segment.ms", SET, "77"))).error_code == 0
+        assert (await peer.produce("t", batch_of([bytes(1000)]))).error_code == ErrorCode.MESSAGE_TOO_LARGE
+        config = log_of(broker).config
+        assert (config.message_bytes_max, config.segment_ms, config.retention_ms) == (500, 77, 1000)
+        assert (await change(peer, ("max.message.bytes", DELETE, None))).error_code == 0
+        assert (await peer.produce("t", batch_of([bytes(1000)]))).error_code == 0
+        files = files.crash()
+    async with kafka_broker(files) as broker:
+        found = {name: one.value for name, one in (await settings(Peer(broker), "t")).items()}
+        assert (found["segment.ms"], found["retention.ms"], found["max.message.bytes"]) == ("77", "1000", "1048588")
+        assert log_of(broker).config.segment_ms == 77
+
+
+async def test_a_list_is_added_to_and_taken_from() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t")
+        peer = Peer(broker)
+
+        async def then(operation: int, value: str | None) -> str:
+            reply = await change(peer, ("cleanup.policy", operation, value))
+            assert reply.error_code == 0, reply.error_message
+            found: str = (await settings(peer, "t"))["cleanup.policy"].value
+            return found
+
+        assert await then(APPEND, "compact") == "compact,delete"
+        assert log_of(broker).config.compacts
+        assert await then(SUBTRACT, "delete") == "compact"
+        assert await then(DELETE, None) == "delete"
+        assert not log_of(broker).config.compacts
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ([("no.such.config", SET, "1")], ErrorCode.INVALID_CONFIG),
+        ([("no.such.config", DELETE, None)], ErrorCode.INVALID_CONFIG),
+        ([("retention.ms", SET, "soon")], ErrorCode.INVALID_CONFIG),
+        ([("retention.ms", SET, "-2")], ErrorCode.INVALID_CONFIG),
+        ([("cleanup.policy", SET, "shred")], ErrorCode.INVALID_CONFIG),
+        ([("cleanup.policy", SUBTRACT, "delete")], ErrorCode.INVALID_CONFIG),
+        ([("compression.type", SET, "gzip")], ErrorCode.INVALID_CONFIG),
+        ([("replication.factor", SET, "2")], ErrorCode.INVALID_CONFIG),
+        ([("retention.ms", APPEND, "1")], ErrorCode.INVALID_CONFIG),
+        ([("min.insync.replicas", SET, "4")], ErrorCode.INVALID_CONFIG),
+        ([("retention.ms", SET, None)], ErrorCode.INVALID_REQUEST),
+        ([("retention.ms", 9, "1")], ErrorCode.INVALID_REQUEST),
+        ([("segment.ms", SET, "1"), ("segment.ms", DELETE, None)], ErrorCode.INVALID_REQUEST),
+        ([("segment.ms", SET, "1"), ("retention.ms", SET, "x")], ErrorCode.INVALID_CONFIG),
+    ],
+)
+async def test_what_cannot_be_altered_changes_nothing(changes: list[Any], code: ErrorCode) -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t", config={"segment.bytes": "4096"})
+        before = log_of(broker).config
+        refused = await change(Peer(broker), *changes)
+        assert (refused.error_code, bool(refused.error_message)) == (code, True)
+        assert log_of(broker).config == before
+        assert broker.topics["t"].config == {"segment.bytes": "4096"}
+
+
+async def test_altering_as_a_whole_forgets_what_is_not_said() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t", config={"retention.ms": "1000", "segment.bytes": "4096"})
+        peer = Peer(broker)
+        for version in range(3):
+            said = [Entity(name="segment.bytes", value=str(8192 + version))]
+            asked = [Entity(resource_type=TOPIC, resource_name="t", configs=said)]
+            for dry in (True, False):
+                reply = await peer.ask(ALTER_CONFIGS, version, resources=asked, validate_only=dry)
+                assert [one.error_code for one in reply.responses] == [0]
+                assert (log_of(broker).config.segment_bytes == 8192 + version) is not dry
+        assert broker.topics["t"].config == {"segment.bytes": "8194"}
+        asked = [Entity(resource_type=TOPIC, resource_name="t", configs=[])] * 2
+        reply = await peer.ask(ALTER_CONFIGS, 2, resources=asked, validate_only=False)
+        assert [one.error_code for one in reply.responses] == [ErrorCode.INVALID_REQUEST] * 2
+
+
+async def test_lower_limits_drop_what_need_not_be_kept_any_more() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t", config={"segment.bytes": "4096"})
+        peer = Peer(broker)
+        for _ in range(10):
+            await peer.produce("t", batch_of([bytes(3000)]))
+        assert log_of(broker).log_start_offset == 0
+        assert (await change(peer, ("retention.bytes", SET, "7000"))).error_code == 0
+        assert log_of(broker).log_start_offset > 5
+
+
+async def test_a_stream_is_altered_and_stays_one() -> None:
+    files = MemoryFiles()
+    async with kafka_broker(files) as broker:
+        await broker.declare_queue("s", durable=True, arguments={"x-queue-type": "stream", "x-max-age": "1h"})
+        peer = Peer(broker)
+        assert (await change(peer, ("retention.ms", SET, "60000"), name="s")).error_code == 0
+        stream = broker.topology.vhost("/").streams["s"]
+        assert log_of(broker, "s").config.retention_ms == 60_000
+        refused = await change(peer, ("cleanup.policy", SET, "compact"), name="s")
+        assert refused.error_code == ErrorCode.INVALID_CONFIG
+        assert broker.topology.vhost("/").streams["s"] is stream
+        files = files.crash()
+    async with kafka_broker(files) as broker:
+        assert broker.topology.vhost("/").streams["s"].topic is broker.topics["s"]
+        assert log_of(broker, "s").config.retention_ms == 60_000
+
+
+async def test_who_may_not() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t")
+        await broker.rights.set_tags("guest", ["monitoring"])
+        await broker.rights.set_permission("/", "guest", Permission("", "^t$", ""))
+        peer = Peer(broker)
+        assert (await described(peer, "t")).error_code == 0
+        assert (await change(peer, ("segment.ms", SET, "5"))).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert (await described(peer, "other")).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert (await described(peer, "0", BROKER)).error_code == 0
+        refused = await change(peer, ("num.partitions", SET, "3"), name="0", kind=BROKER)
+        assert refused.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        await broker.rights.set_tags("guest", [])
+        assert (await described(peer, "0", BROKER)).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
+async def test_a_new_topic_tells_how_it_is_configured() -> None:
+    async with kafka_broker() as broker:
+        topic = Entity(
+            name="t", num_partitions=1, replication_factor=1, assignments=[],
+            configs=[Entity(name="cleanup.policy", value="compact")],
+        )  # fmt: skip
+        reply = await Peer(broker).ask(CREATE_TOPICS, 7, topics=[topic], timeout_ms=0, validate_only=False)
+        found = {one.name: (one.value, one.config_source) for one in reply.topics[0].configs}
+        assert found["cleanup.policy"] == ("compact", OF_TOPIC)
+        assert found["retention.ms"] == ("604800000", DEFAULT)
