@@ -132,9 +132,14 @@ class KeyedStore:
         await self.log.wait_committed(self.log.log_end_offset)
         await self._drop_garbage()
 
-    async def _drop_garbage(self) -> None:
+    @property
+    def has_garbage(self) -> bool:
+        """Whether `commit` is about to rewrite the log, see rule 3."""
         garbage_bytes = self.log.size_bytes - self._live_bytes
-        if garbage_bytes > max(self._live_bytes, GARBAGE_BYTES_MIN) and not self._rewriting:
+        return garbage_bytes > max(self._live_bytes, GARBAGE_BYTES_MIN) and not self._rewriting
+
+    async def _drop_garbage(self) -> None:
+        if self.has_garbage:
             self._rewriting = True
             try:
                 await self._rewrite()

@@ -39,6 +39,7 @@ from routing.control import Control
 from routing.dead_letters import DeadLetters
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
+from routing.groups.saver import Saver
 from routing.message import Slab
 from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host, Runnable
@@ -159,7 +160,16 @@ class Broker:
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=cluster is None)
         if self.engine is not None:
             self.engine.keep_transactions(self)
-        self.groups = Coordinator(config, self.offsets, self._timer, cluster)
+        self.groups = Coordinator(
+            config,
+            self.offsets,
+            self.topology.topics,
+            self._timer,
+            lambda store_of: Saver(store_of, self.commits, nursery.start_soon),
+            now_ms=lambda: int(trio.current_time() * 1000),
+            wall_clock_ms=wall_clock_ms,
+            cluster=cluster,
+        )
         topics = TopicControl(self)
         self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
@@ -297,6 +307,8 @@ class Broker:
             dirty, self._dirty = self._dirty, {}
             for partition in dirty:
                 partition.seal()
+        if self.groups.saver.unsaved:
+            self.groups.saver.flush()
         if self.cluster is not None:
             self._replicate(self.cluster.replicas)
         if dead_letters.published:
@@ -434,6 +446,7 @@ class Broker:
             if trio.current_time() >= retention_due or self.blocked:
                 retention_due = trio.current_time() + self.config.retention_check_interval_ms / 1000
                 await upkeep.apply_retention(self.topology.topics.values())
+                await self.groups.expire()
             self.end_turn()
 
     async def _tend_disk(self) -> None:

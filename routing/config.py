@@ -35,6 +35,14 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     group_session_timeout_ms_min: int = 6000
     group_session_timeout_ms_max: int = 1_800_000
     group_members_max: int = 10_000
+    consumer_session_timeout_ms: int = 45_000
+    """Of members of groups that the broker divides: who is not heard of for so long is out."""
+    consumer_heartbeat_interval_ms: int = 5_000
+    """How often these are heard of, """
+    consumer_unsettled_heartbeat_interval_ms: int = 500
+    """and how often while partitions move, or did a moment ago: so soon the next one reads what another gave up."""
+    group_offsets_retention_ms: int = 604_800_000
+    """How long offsets are kept after a group's last member has gone, or of who is in no group after the commit."""
     cold_read_bytes: int = 512 << 10
     """How much of a backlog is read from disk at once."""
     checkpoint_interval_bytes: int = 64 << 20

@@ -48,6 +48,8 @@ from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_44_incremental_alter_configs,
     adapter_47_offset_delete,
     adapter_60_describe_cluster,
+    adapter_68_consumer_group_heartbeat,
+    adapter_69_consumer_group_describe,
     adapter_75_describe_topic_partitions,
 )
 from protocols.kafka.adapter_01_fetch import FetchDoor

@@ -11,9 +11,10 @@ from protocols.kafka.registry import serves
 from routing.topics.offset_store import Committed, Partition
 
 _NOTE_CHARACTERS_MAX = 4096
+_EPOCHS_SINCE = 9
 
 
-@serves(OFFSET_COMMIT, 1, 8)
+@serves(OFFSET_COMMIT, 1, 9)
 async def offset_commit(door: Door, call: Call, request: Entity) -> Entity:
     """Answered when what can be committed is safe; each partition is told for itself."""
     offsets: dict[Partition, Committed] = {}
@@ -31,6 +32,7 @@ async def offset_commit(door: Door, call: Call, request: Entity) -> Entity:
             request.group_instance_id,
             request.generation_id_or_member_epoch,
             offsets,
+            knows_epochs=call.version >= _EPOCHS_SINCE,
         )
     except ENGINE_ERRORS as error:
         codes.update(dict.fromkeys(offsets, group_code_of(error)))

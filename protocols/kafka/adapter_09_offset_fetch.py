@@ -14,10 +14,11 @@ from routing.topics.offset_store import Committed, Partition
 
 _NOWHERE: Committed = (-1, "")
 _MANY_SINCE = 8
+_MEMBERS_SINCE = 9
 _CODE_OF_ALL_SINCE = 2
 
 
-@serves(OFFSET_FETCH, 1, 8)
+@serves(OFFSET_FETCH, 1, 9)
 async def offset_fetch(door: Door, call: Call, request: Entity) -> Entity:
     """One group, or from version 8 on many."""
     if call.version >= _MANY_SINCE:
@@ -32,7 +33,12 @@ async def _group(door: Door, call: Call, asked: Entity) -> Entity:
     if asked.topics is not None:
         places = [(topic.name, index) for topic in asked.topics for index in topic.partition_indexes]
     try:
-        found = await door.broker.groups.fetch(asked.group_id, places)
+        if call.version < _MEMBERS_SINCE:
+            found = await door.broker.groups.fetch(asked.group_id, places)
+        else:
+            found = await door.broker.groups.fetch(
+                asked.group_id, places, member_id=asked.member_id, epoch=asked.member_epoch
+            )
     except ENGINE_ERRORS as error:
         code = group_code_of(error)
     if places is None:

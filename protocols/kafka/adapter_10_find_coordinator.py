@@ -13,7 +13,7 @@ _GROUP = 0
 _BATCHES_SINCE = 4
 
 
-@serves(FIND_COORDINATOR, 0, 4)
+@serves(FIND_COORDINATOR, 0, 6)
 async def find_coordinator(door: Door, call: Call, request: Entity) -> Entity:
     """One, or from version 4 on for many."""
     if call.version < _BATCHES_SINCE:

@@ -34,8 +34,13 @@ def _described(door: Door, call: Call, name: str) -> Entity:
     except ENGINE_ERRORS as error:
         reply.error_code, reply.group_state = code_of(error), ""
     else:
-        if found is not None:
+        if isinstance(found, Group):
             _fill(reply, found)
+        elif found is not None:
+            reply.group_state = State.DEAD.value
+            if call.version >= _UNKNOWN_IS_AN_ERROR_SINCE:
+                reply.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+                reply.error_message = f"Group {name} is not a classic group."
     return reply
 
 

@@ -7,7 +7,8 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import LIST_GROUPS
 from protocols.kafka.registry import serves
-from routing.groups.group import State
+from routing.groups.consumer_group import ConsumerGroup
+from routing.groups.group import Group, State
 
 _CLASSIC = "classic"
 _CONSUMER = "consumer"
@@ -15,15 +16,19 @@ _CONSUMER = "consumer"
 
 @serves(LIST_GROUPS, 0, 5)
 async def list_groups(door: Door, call: Call, request: Entity) -> Entity:
-    """All, or those in some states."""
+    """All, or those in some states or of some types."""
     states = {name.lower() for name in request.states_filter}
     kinds = {name.lower() for name in request.types_filter}
     found = []
     for name in door.broker.groups.names():
-        group = door.broker.groups.groups.get(name)
-        state = State.EMPTY.value if group is None else group.state.value
-        if (states and state.lower() not in states) or (kinds and _CLASSIC not in kinds):
-            continue
-        kind = _CONSUMER if group is None else group.protocol_type
-        found.append(Entity(group_id=name, protocol_type=kind, group_state=state, group_type=_CLASSIC))
+        one = _listed(name, door.broker.groups.groups.get(name))
+        if (not states or one.group_state.lower() in states) and (not kinds or one.group_type in kinds):
+            found.append(one)
     return Entity(error_code=ErrorCode.NONE, groups=found)
+
+
+def _listed(name: str, group: Group | ConsumerGroup | None) -> Entity:
+    if isinstance(group, ConsumerGroup):
+        return Entity(group_id=name, protocol_type=_CONSUMER, group_state=group.state, group_type=group.kind)
+    state, kind = (State.EMPTY, _CONSUMER) if group is None else (group.state, group.protocol_type)
+    return Entity(group_id=name, protocol_type=kind, group_state=state.value, group_type=_CLASSIC)

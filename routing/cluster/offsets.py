@@ -20,7 +20,7 @@ from routing.cluster.cluster import Cluster
 from routing.cluster.led_stores import LedStore, LedStores
 from routing.cluster.log_names import OFFSETS
 from routing.errors import StorageUnavailable
-from routing.topics.offset_store import Committed, OffsetStore, Partition
+from routing.topics.offset_store import Committed, OffsetStore, Partition, Puts
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ class ReplicatedOffsets:
     ) -> None:
         """`open_log` opens the log of a number."""
         self.forward: Forward | None = None
+        self.begun: Callable[[OffsetStore, int], None] = lambda store, number: None
+        """Called when the log of a number is led here and has been read."""
         self._spawn = spawn
         self._topic_exists = topic_exists
         self._patience_s = patience_s
@@ -73,6 +75,7 @@ class ReplicatedOffsets:
         return zlib.crc32(group.encode("utf-8", "surrogateescape")) % self._stores.count
 
     def _begun(self, store: OffsetStore) -> None:
+        self.begun(store, next(part.number for part in self._stores.parts.values() if part.log is store.log))
         for topic in store.topics():
             if not self._topic_exists(topic):
                 store.forget_topic(topic)
@@ -146,18 +149,27 @@ class ReplicatedOffsets:
         stores = [part.store for part in self._stores.parts.values() if part.store is not None]
         return sum(store.count(partition, prefix) for store in stores)
 
+    def stores(self) -> list[OffsetStore]:
+        """Of the logs that are led here."""
+        return [part.store for part in self._stores.parts.values() if part.store is not None]
+
     @property
     def groups(self) -> list[str]:
         """Who has come anywhere, as far as it is led here."""
         return [group for part in self._stores.parts.values() if part.store is not None for group in part.store.groups]
 
-    async def forget(self, group: str, partitions: Iterable[Partition]) -> None:
+    def store_of(self, group: str) -> OffsetStore | None:
+        """What a group's log says, if this broker leads that now and has read it."""
+        part = self._stores.parts.get(self.log_of(group))
+        return part.store if part is not None else None
+
+    async def forget(self, group: str, partitions: Iterable[Partition], states: Puts = ()) -> None:
         """A group that is led here has come nowhere there. Raises StorageUnavailable."""
         found = await self._led(group, here=True)
         assert not isinstance(found, int)
         part, store = found
         with part.while_led(), trio.move_on_after(self._patience_s):
-            await store.forget(group, partitions)
+            await store.forget(group, partitions, states)
             return
         raise _too_few(group)
 

@@ -1,33 +1,51 @@
 """The consumer groups that this broker looks after: their members, and how far they have come.
 
 1. In a cluster a group is looked after by whoever leads the log of its offsets; who leads that no more lets go of all
-   its groups, and their members find the next one. Members are in memory alone: they join again, at the same offsets.
+   its groups, and their members find the next one. Members and assignments are kept in that log (`saver.py`,
+   `records.py`): the next one goes on with them, as the same broker does after a start.
 2. Offsets are those of `offset_store`, the same for members of every protocol and for who is none.
-3. A group that has no members and no offsets is not there.
+3. A group is divided by one of its members (`group.py`) or by the broker (`consumer_group.py`), as the first member of
+   a group without members wants it. Then it takes no members of the other kind.
+4. A group that has no members and no offsets is not there. Offsets of a group without members are kept for
+   `group_offsets_retention_ms`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from routing.cluster.log_names import offsets_log
 from routing.config import BrokerConfig
+from routing.errors import StorageUnavailable
+from routing.groups.consumer_group import ConsumerGroup, GroupTimes
+from routing.groups.consumer_member import JOINING, Beat, Beaten
 from routing.groups.errors import (
+    CoordinatorLoading,
     CoordinatorUnavailable,
+    GroupError,
     GroupNotEmpty,
+    IllegalGeneration,
+    InconsistentProtocol,
     InvalidGroup,
     InvalidSessionTimeout,
+    NeedsEpochs,
     NotCoordinator,
     UnknownGroup,
     UnknownMember,
 )
 from routing.groups.group import Group, Joined, Joining, SetTimer, State, Synced
+from routing.groups.records import CONSUMER, kind_of, removal, restore_classic, restore_consumer
+from routing.groups.saver import Saver
 from routing.topics.offset_store import Committed, OffsetStore, Partition
+from routing.topics.topic_ids import Topics
 
 if TYPE_CHECKING:
     from routing.cluster.cluster import Cluster
     from routing.cluster.offsets import ReplicatedOffsets
+
+logger = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -37,15 +55,29 @@ class Coordinator:
         self,
         config: BrokerConfig,
         offsets: OffsetStore | ReplicatedOffsets,
+        topics: Topics,
         timer: SetTimer,
+        saver: Callable[[Callable[[str], OffsetStore | None]], Saver],
+        *,
+        now_ms: Callable[[], int],
+        wall_clock_ms: Callable[[], int],
         cluster: Cluster | None = None,
     ) -> None:
-        self.groups: dict[str, Group] = {}
+        """`timer` goes by `now_ms`; `saver` makes what keeps the groups."""
+        self.groups: dict[str, Group | ConsumerGroup] = {}
         self._config = config
         self._offsets = offsets
+        self._topics = topics
         self._timer = timer
+        self._now_ms = now_ms
+        self._wall_clock_ms = wall_clock_ms
         self._cluster = cluster
-        if cluster is not None:
+        self.saver = saver(self._store_of)
+        if isinstance(offsets, OffsetStore):
+            self._load(offsets)
+        else:
+            offsets.begun = self._begun
+            assert cluster is not None
             cluster.moved.append(self._moved)
 
     # ---- who looks after a group
@@ -58,6 +90,11 @@ class Coordinator:
         assert not isinstance(self._offsets, OffsetStore)
         return offsets_log(self._offsets.log_of(group))
 
+    def _store_of(self, group: str) -> OffsetStore | None:
+        if self._cluster is not None and not self._cluster.may_append(self._log_of(group)):
+            return None
+        return self._offsets.store_of(group)
+
     def _require_here(self, group: str) -> None:
         """Raises InvalidGroup, NotCoordinator, CoordinatorUnavailable."""
         if not group:
@@ -69,23 +106,76 @@ class Coordinator:
                 raise NotCoordinator(f"broker {broker} looks after group '{group}'")
             if broker is None or not cluster.may_append(self._log_of(group)):
                 raise CoordinatorUnavailable(f"nobody looks after group '{group}' now")
+            if self._offsets.store_of(group) is None:
+                raise CoordinatorLoading(f"what is kept of group '{group}' is being read")
 
     def _moved(self, log: str) -> None:
         cluster = self._cluster
         assert cluster is not None
         if cluster.leader_of(log)[0] != cluster.broker_id:
-            for name in [name for name in self.groups if self._log_of(name) == log]:
-                self.groups.pop(name).close(NotCoordinator(f"group '{name}' has moved to another broker"))
+            self._let_go(log)
 
-    def _group(self, name: str) -> Group:
-        """One that has, or had, members. Raises UnknownMember as well."""
-        self._require_here(name)
-        found = self.groups.get(name)
-        if found is None:
-            raise UnknownMember(f"group '{name}' has no members")
+    def _let_go(self, log: str) -> None:
+        for name in [name for name in self.groups if self._log_of(name) == log]:
+            self._close(name, NotCoordinator(f"group '{name}' has moved to another broker"))
+
+    def _close(self, name: str, why: GroupError) -> None:
+        self.groups.pop(name).close(why)
+        self.saver.drop(name, why)
+
+    def _begun(self, store: OffsetStore, number: int) -> None:
+        """A log is led here, for the first time or again: what was known of its groups may not have been kept."""
+        self._let_go(offsets_log(number))
+        self._load(store)
+
+    def _load(self, store: OffsetStore) -> None:
+        for name, records in store.states().items():
+            if "" not in records:
+                continue
+            try:
+                if kind_of(records) == CONSUMER:
+                    restore_consumer(self._add_consumer(name), records)
+                else:
+                    restore_classic(self._add_classic(name), records)
+            except (ValueError, TypeError, LookupError) as error:
+                logger.error("the members of group '%s' are not known any more: %s", name, error)
+                self._close(name, CoordinatorUnavailable("its members are not known any more"))
+            self.saver.unsaved.pop(name, None)
+
+    def _add_classic(self, name: str) -> Group:
+        found = self.groups[name] = Group(
+            name,
+            self._timer,
+            initial_delay_ms=self._config.group_initial_delay_ms,
+            members_max=self._config.group_members_max,
+            changed=self.saver.changed,
+            keep=lambda done: self.saver.keep(name, done),
+            wall_clock_ms=self._wall_clock_ms,
+        )
         return found
 
-    # ---- members
+    def _add_consumer(self, name: str) -> ConsumerGroup:
+        config = self._config
+        times = GroupTimes(
+            config.consumer_session_timeout_ms,
+            config.consumer_heartbeat_interval_ms,
+            config.consumer_unsettled_heartbeat_interval_ms,
+            config.group_members_max,
+        )
+        found = self.groups[name] = ConsumerGroup(
+            name, self._timer, self._now_ms, self._topics, times, self.saver.changed, self._wall_clock_ms
+        )
+        return found
+
+    def _classic(self, name: str) -> Group:
+        """One that has, or had, members, and is divided by these. Raises UnknownMember as well."""
+        self._require_here(name)
+        found = self.groups.get(name)
+        if not isinstance(found, Group):
+            raise UnknownMember(f"group '{name}' has no such members")
+        return found
+
+    # ---- members of groups that are divided by one of them
 
     def join(self, group: str, joining: Joining, answer: Callable[[Joined], None]) -> None:
         """See `Group.join`. Raises GroupError."""
@@ -95,15 +185,13 @@ class Coordinator:
         if not least <= joining.session_timeout_ms <= most:
             raise InvalidSessionTimeout(f"a session timeout is {least} to {most} ms here")
         found = self.groups.get(group)
-        if found is None:
+        if isinstance(found, ConsumerGroup) and found.members:
+            raise InconsistentProtocol(f"group '{group}' is divided by the broker")
+        if not isinstance(found, Group):
             if joining.member_id:
                 raise UnknownMember(f"group '{group}' has no members")
-            found = self.groups[group] = Group(
-                group,
-                self._timer,
-                initial_delay_ms=config.group_initial_delay_ms,
-                members_max=config.group_members_max,
-            )
+            before, found = found, self._add_classic(group)
+            found.touched.update({} if before is None else before.touched)
         found.join(joining, answer)
 
     def sync(
@@ -118,15 +206,50 @@ class Coordinator:
         answer: Callable[[Synced], None],
     ) -> None:
         """See `Group.sync`. Raises GroupError."""
-        self._group(group).sync(member_id, instance_id, generation, protocol_type, protocol, assignments, answer)
+        self._classic(group).sync(member_id, instance_id, generation, protocol_type, protocol, assignments, answer)
 
     def heartbeat(self, group: str, member_id: str, instance_id: str | None, generation: int) -> None:
         """See `Group.heartbeat`. Raises GroupError."""
-        self._group(group).heartbeat(member_id, instance_id, generation)
+        self._classic(group).heartbeat(member_id, instance_id, generation)
 
     def leave(self, group: str, member_id: str, instance_id: str | None) -> None:
-        """See `Group.leave`. Raises GroupError."""
-        self._group(group).leave(member_id, instance_id)
+        """See `Group.leave`; an operator's word counts in groups of both kinds. Raises GroupError."""
+        self._require_here(group)
+        found = self.groups.get(group)
+        if found is None:
+            raise UnknownMember(f"group '{group}' has no members")
+        found.leave(member_id, instance_id)
+
+    # ---- members of groups that are divided by the broker
+
+    def beat(self, group: str, beat: Beat, answer: Callable[[Beaten], None]) -> None:
+        """See `ConsumerGroup.heartbeat`. Raises GroupError."""
+        self._require_here(group)
+        found = self.groups.get(group)
+        if isinstance(found, Group) and (found.state is not State.EMPTY or beat.epoch != JOINING):
+            raise UnknownGroup(f"Group {group} is not a consumer group.")
+        if not isinstance(found, ConsumerGroup):
+            if beat.epoch != JOINING:
+                raise UnknownGroup(f"Consumer group {group} not found.")
+            beaten = self._first(group, found, beat)
+        else:
+            beaten = found.heartbeat(beat)
+        if beaten.assignment is None and beaten.epoch == beat.epoch > 0:
+            answer(beaten)  # nothing that could be forgotten
+        else:
+            self.saver.keep(group, lambda error: answer(beaten if error is None else Beaten(error)))
+
+    def _first(self, name: str, before: Group | None, beat: Beat) -> Beaten:
+        """A group without members gets one."""
+        group = self._add_consumer(name)
+        group.touched.update({} if before is None else before.touched)
+        try:
+            return group.heartbeat(beat)
+        except GroupError:
+            del self.groups[name]
+            if before is not None:
+                self.groups[name] = before
+            raise
 
     # ---- offsets
 
@@ -137,21 +260,40 @@ class Coordinator:
         instance_id: str | None,
         generation: int,
         offsets: Mapping[Partition, Committed],
+        *,
+        knows_epochs: bool = True,
     ) -> None:
-        """Store offsets of a group's member, or of who divides partitions without it. Raises GroupError,
-        StorageUnavailable.
+        """Store offsets of a group's member, or of who divides partitions without it. `knows_epochs` is whether the
+        generation can be a member's epoch. Raises GroupError, StorageUnavailable.
         """
         self._require_here(group)
         found = self.groups.get(group)
         if found is not None:
+            if isinstance(found, ConsumerGroup) and not knows_epochs and member_id in found.members:
+                raise NeedsEpochs(f"members of group '{group}' have epochs")
             found.check_commit(member_id, instance_id, generation)
         elif generation >= 0:
-            raise UnknownMember(f"group '{group}' has no members")
+            if knows_epochs:
+                raise UnknownGroup(f"there is no group '{group}'")
+            raise IllegalGeneration(f"group '{group}' has no members")
         await self._offsets.commit(group, offsets)
 
-    async def fetch(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
-        """How far a group has come. Raises GroupError, StorageUnavailable."""
+    async def fetch(
+        self,
+        group: str,
+        partitions: Iterable[Partition] | None = None,
+        *,
+        member_id: str | None = None,
+        epoch: int = -1,
+    ) -> dict[Partition, Committed]:
+        """How far a group has come; who says which member it is has to be that one.
+
+        Raises GroupError, StorageUnavailable.
+        """
         self._require_here(group)
+        found = self.groups.get(group)
+        if isinstance(found, ConsumerGroup) and (member_id is not None or epoch >= 0):
+            found.check_commit(member_id or "", None, epoch)
         return await self._offsets.fetch(group, partitions)
 
     # ---- what operators ask
@@ -160,7 +302,7 @@ class Coordinator:
         """The groups that are looked after here."""
         return sorted({name for name, group in self.groups.items() if group.members} | set(self._offsets.groups))
 
-    def describe(self, name: str) -> Group | None:
+    def describe(self, name: str) -> Group | ConsumerGroup | None:
         """A group with its members; None if it has none but has come somewhere. Raises GroupError."""
         self._require_here(name)
         found = self.groups.get(name)
@@ -172,10 +314,14 @@ class Coordinator:
         """Forget a group without members. Raises GroupError, StorageUnavailable."""
         self._require_empty(name)
         self.describe(name)
-        await self._offsets.forget(name, await self._offsets.fetch(name))
-        found = self.groups.pop(name, None)
+        await self._forget(name, await self._offsets.fetch(name))
+
+    async def _forget(self, name: str, partitions: Iterable[Partition]) -> None:
+        found = self.groups.get(name)
+        states = removal(found) if found is not None else ()
         if found is not None:
-            found.close(UnknownMember(f"group '{name}' was deleted"))
+            self._close(name, UnknownMember(f"group '{name}' was deleted"))
+        await self._offsets.forget(name, partitions, states)
 
     async def forget(self, name: str, partitions: Iterable[Partition]) -> None:
         """Forget where a group without members has come. Raises GroupError, StorageUnavailable."""
@@ -186,5 +332,35 @@ class Coordinator:
     def _require_empty(self, name: str) -> None:
         self._require_here(name)
         found = self.groups.get(name)
-        if found is not None and found.state is not State.EMPTY:
+        if found is not None and not _is_empty(found):
             raise GroupNotEmpty(f"group '{name}' has {len(found.members)} members")
+
+    async def expire(self) -> None:
+        """Forget what is not kept any longer (rule 4)."""
+        before_ms = self._wall_clock_ms() - self._config.group_offsets_retention_ms
+        for store in self._offsets.stores():
+            for name in {*store.groups, *self.groups}:
+                if self._store_of(name) is store:
+                    try:
+                        await self._expire(name, store, before_ms)
+                    except StorageUnavailable as error:
+                        logger.warning("offsets of group '%s' are kept longer: %s", name, error)
+
+    async def _expire(self, name: str, store: OffsetStore, before_ms: int) -> None:
+        found = self.groups.get(name)
+        if found is not None and not _is_empty(found):
+            return
+        there = store.known(name)
+        if found is not None and found.empty_since_ms >= before_ms:
+            if not there and found.head_touched:
+                del self.groups[name]  # it never had members
+            return
+        old = store.older(name, before_ms)
+        if len(old) == len(there):
+            await self._forget(name, old)
+        elif old:
+            await self._offsets.forget(name, old)
+
+
+def _is_empty(group: Group | ConsumerGroup) -> bool:
+    return not group.members if isinstance(group, ConsumerGroup) else group.state is State.EMPTY

@@ -55,9 +55,45 @@ class UnknownGroup(GroupError):
     """There is no such group."""
 
 
+class FencedEpoch(GroupError):
+    """A member of a group that the broker divides has another epoch than it says: join again, owning nothing."""
+
+
+class StaleEpoch(GroupError):
+    """The member has another epoch by now: hear of it first."""
+
+
+class UnreleasedInstance(GroupError):
+    """Another process is this static member, and has not left."""
+
+
+class UnsupportedAssignor(GroupError):
+    """The broker knows no such way to divide partitions."""
+
+
+class InvalidPattern(GroupError):
+    """No regular expression, or a larger one than the broker evaluates."""
+
+
+class InvalidBeat(GroupError):
+    """What a member says makes no sense; the text tells why."""
+
+
+class NeedsEpochs(GroupError):
+    """A member of a group that the broker divides has to say its epoch; what was asked cannot carry one."""
+
+
+class StateTooLarge(GroupError):
+    """What is to be kept of a group does not fit in a record."""
+
+
 class NotCoordinator(GroupError):
     """Another broker looks after this group."""
 
 
 class CoordinatorUnavailable(GroupError):
     """Nobody looks after this group at the moment."""
+
+
+class CoordinatorLoading(CoordinatorUnavailable):
+    """What is kept of the group is being read."""

@@ -11,6 +11,8 @@
 4. A static member (`instance_id`) that comes back within its session timeout is the same one: nothing is divided anew
    unless it wants something else. The process before it is fenced.
 5. Answers are callbacks: nobody waits in a task. Time is a parameter of the timers that it is given.
+6. A generation is kept (`records.py`) before anybody hears what it reads in it. Who looks after the group next goes on
+   with the last one that was: its members need not join again.
 
 https://cwiki.apache.org/confluence/display/KAFKA/Kafka+Client-side+Assignment+Proposal and KIP-345.
 """
@@ -18,7 +20,7 @@ https://cwiki.apache.org/confluence/display/KAFKA/Kafka+Client-side+Assignment+P
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -41,6 +43,8 @@ class Cancellable(Protocol):
         """It does not fire any more."""
 
 
+Keep = Callable[[Callable[[GroupError | None], None]], None]
+"""Calls something when all that has changed of a group is safe, or with why it cannot be."""
 SetTimer = Callable[[int, Callable[[], None]], Cancellable]
 """Calls something in so many milliseconds."""
 
@@ -115,8 +119,27 @@ class Member:
 class Group:
     """See the module."""
 
-    def __init__(self, name: str, timer: SetTimer, *, initial_delay_ms: int = 3000, members_max: int = 10_000) -> None:
+    kind = "classic"
+
+    def __init__(
+        self,
+        name: str,
+        timer: SetTimer,
+        *,
+        initial_delay_ms: int = 3000,
+        members_max: int = 10_000,
+        changed: Callable[[Group], None] = lambda group: None,
+        keep: Keep = lambda done: done(None),
+        wall_clock_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`changed` is called when there is something to be kept: the members in `touched`, and the group itself."""
         self.name = name
+        self.touched: dict[str, None] = {}
+        self.head_touched = True
+        self.empty_since_ms = wall_clock_ms()
+        self._changed = changed
+        self._keep = keep
+        self._wall_clock_ms = wall_clock_ms
         self.state = State.EMPTY
         self.generation = 0
         self.protocol_type = ""
@@ -213,7 +236,9 @@ class Group:
         if self.state is State.STABLE and same:
             self._heard_of(member)
             # It is told of the leader before it, lest it take itself for one that has to work something out.
-            answer(Joined(None, self.generation, self.protocol, leader, new_id, skip_assignment=leader == before.id))
+            joined = Joined(None, self.generation, self.protocol, leader, new_id, skip_assignment=leader == before.id)
+            self._changed_all((before.id, new_id))
+            self._keep(lambda error: answer(joined if error is None else Joined(error, member_id=new_id)))
             return
         self._wait(member, answer)
         if self.state is not State.PREPARING:
@@ -361,7 +386,8 @@ class Group:
             return
         if self.state is State.STABLE:
             self._heard_of(member)
-            answer(Synced(None, member.assignment, self.protocol))
+            synced = Synced(None, member.assignment, self.protocol)
+            self._keep(lambda error: answer(synced if error is None else Synced(error)))
             return
         self._forget_session(member)
         member.sync = answer
@@ -371,12 +397,20 @@ class Group:
     def _divide(self, assignments: Mapping[str, bytes]) -> None:
         self._stop_waiting()
         self.state = State.STABLE
+        answers: list[tuple[Callable[[Synced], None], Synced]] = []
         for member in self.members.values():
             member.assignment = assignments.get(member.id, b"")
             sync, member.sync = member.sync, None
             self._heard_of(member)
             if sync is not None:
-                sync(Synced(None, member.assignment, self.protocol))
+                answers.append((sync, Synced(None, member.assignment, self.protocol)))
+
+        def tell(error: GroupError | None) -> None:
+            for answer, synced in answers:
+                answer(synced if error is None else Synced(error))
+
+        self._changed_all(self.members)
+        self._keep(tell)
 
     # ---- being there
 
@@ -445,6 +479,7 @@ class Group:
     def _drop(self, member: Member) -> None:
         self._forget_session(member)
         del self.members[member.id]
+        self.touched[member.id] = None
         if member.joining.instance_id is not None:
             self._instances.pop(member.joining.instance_id, None)
         if self.leader == member.id:
@@ -462,6 +497,24 @@ class Group:
 
     def _empty(self) -> None:
         self.state, self.protocol, self.leader = State.EMPTY, "", ""
+        self.empty_since_ms = self._wall_clock_ms()
+        self._changed_all(())
+
+    def _changed_all(self, members: Iterable[str]) -> None:
+        self.touched.update(dict.fromkeys(members))
+        self.head_touched = True
+        self._changed(self)
+
+    def restored(self) -> None:
+        """Members and generation were read back: everybody has a session's time to be heard of."""
+        if self.members:
+            self.state = State.STABLE
+        for member in self.members.values():
+            if member.joining.instance_id is not None:
+                self._instances[member.joining.instance_id] = member.id
+            self._heard_of(member)
+        self.touched.clear()
+        self.head_touched = False
 
     def close(self, why: GroupError) -> None:
         """Another broker looks after it from now on, or it is deleted."""

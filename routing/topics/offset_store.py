@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import msgpack
 
@@ -33,16 +33,35 @@ class Positions(Protocol):
         """How many groups whose names begin so have come somewhere in a partition."""
 
 
+class _Entry(NamedTuple):
+    """An offset as it is kept."""
+
+    offset: int
+    note: str
+    at_ms: int
+    """When it was committed."""
+
+
+_KEY_PARTS = 3
+"""group, topic and partition: the key of an offset. Other records of the log are about groups (`routing/groups`)."""
+Puts = Sequence[tuple[bytes, bytes | None]]
+"""Keys with their values, or None where there is to be none."""
+
+
 class OffsetStore:
     """See the module. Reads are from memory."""
 
     def __init__(self, store: KeyedStore) -> None:
         self._store = store
-        self._groups: dict[str, dict[Partition, Committed]] = {}
+        self.log = store.log
+        self._groups: dict[str, dict[Partition, _Entry]] = {}
         for key, value in store.items():
-            group, topic, partition = msgpack.unpackb(key)
-            offset, note = msgpack.unpackb(value)
-            self._groups.setdefault(group, {})[topic, partition] = (offset, note)
+            parts = msgpack.unpackb(key)
+            if len(parts) == _KEY_PARTS:
+                group, topic, partition = parts
+                offset, note, *more = msgpack.unpackb(value)
+                at_ms = more[0] if more else store.log.wall_clock_ms()
+                self._groups.setdefault(group, {})[topic, partition] = _Entry(offset, note, at_ms)
 
     async def commit(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """Store offsets; returns when they are durable. Raises StorageUnavailable."""
@@ -54,9 +73,47 @@ class OffsetStore:
 
     def note(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """Store offsets that nobody waits for: written soon, durable later. Raises LogUnavailable."""
-        for (topic, partition), (offset, note) in offsets.items():
-            self._store.put(msgpack.packb([group, topic, partition]), msgpack.packb([offset, note]))
-        self._groups.setdefault(group, {}).update(offsets)
+        now_ms = self.log.wall_clock_ms()
+        entries = {place: _Entry(offset, note, now_ms) for place, (offset, note) in offsets.items()}
+        self._store.put_all([(_key(group, place), msgpack.packb(list(entry))) for place, entry in entries.items()])
+        self._groups.setdefault(group, {}).update(entries)
+
+    # ---- other records of groups
+
+    def store_of(self, group: str) -> OffsetStore:
+        """Of a broker that shares them with nobody."""
+        return self
+
+    def stores(self) -> list[OffsetStore]:
+        """All of them."""
+        return [self]
+
+    def states(self) -> dict[str, dict[str, bytes]]:
+        """The records of groups: by group, and by the second part of their keys, or "" where there is none."""
+        found: dict[str, dict[str, bytes]] = {}
+        for key, value in self._store.items():
+            group, *more = msgpack.unpackb(key)
+            if len(more) < _KEY_PARTS - 1:
+                found.setdefault(group, {})[more[0] if more else ""] = value
+        return found
+
+    def put_states(self, puts: Puts) -> int:
+        """Store such records; the end of the log that is to be committed. Raises LogUnavailable, BatchTooLarge."""
+        return self._store.put_all(puts)
+
+    @property
+    def has_garbage(self) -> bool:
+        """Whether `tidy` has something to do."""
+        return self._store.has_garbage
+
+    async def tidy(self) -> None:
+        """Have the log no longer than it has to be. Raises StorageUnavailable."""
+        try:
+            await self._store.commit()
+        except LogUnavailable as error:
+            raise StorageUnavailable(str(error)) from error
+
+    # ---- offsets
 
     def count(self, partition: Partition, prefix: str) -> int:
         """How many groups whose names begin so have come somewhere in a partition."""
@@ -70,24 +127,38 @@ class OffsetStore:
         """`fetch` from memory."""
         known = self._groups.get(group, {})
         if partitions is None:
-            return dict(known)
-        return {partition: known[partition] for partition in partitions if partition in known}
+            return {partition: entry[:2] for partition, entry in known.items()}
+        return {partition: known[partition][:2] for partition in partitions if partition in known}
+
+    def older(self, group: str, at_ms: int) -> list[Partition]:
+        """Where a group has committed nothing since a time."""
+        return [partition for partition, entry in self._groups.get(group, {}).items() if entry.at_ms < at_ms]
 
     @property
     def groups(self) -> list[str]:
         """Who has come anywhere."""
         return [group for group, known in self._groups.items() if known]
 
-    async def forget(self, group: str, partitions: Iterable[Partition]) -> None:
-        """A group has come nowhere there; returns when that is durable. Raises StorageUnavailable."""
+    async def forget(self, group: str, partitions: Iterable[Partition], states: Puts = ()) -> None:
+        """A group has come nowhere there, and other records of it change with that; returns when that is durable.
+
+        Raises StorageUnavailable.
+        """
         known = self._groups.get(group, {})
+        gone = [partition for partition in partitions if partition in known]
         try:
-            for topic, partition in [key for key in partitions if key in known]:
-                del known[topic, partition]
-                self._store.put(msgpack.packb([group, topic, partition]), None)
+            self._store.put_all([*((_key(group, partition), None) for partition in gone), *states])
+            self._drop(group, gone)
             await self._store.commit()
         except LogUnavailable as error:
             raise StorageUnavailable(str(error)) from error
+
+    def _drop(self, group: str, partitions: Iterable[Partition]) -> None:
+        known = self._groups.get(group, {})
+        for partition in partitions:
+            known.pop(partition, None)
+        if not known:
+            self._groups.pop(group, None)
 
     def topics(self) -> set[str]:
         """Where anybody has come."""
@@ -95,7 +166,12 @@ class OffsetStore:
 
     def forget_topic(self, name: str) -> None:
         """The topic is deleted: nobody has come anywhere in it."""
-        for group, known in self._groups.items():
-            for topic, partition in [key for key in known if key[0] == name]:
-                del known[topic, partition]
-                self._store.put(msgpack.packb([group, topic, partition]), None)
+        for group, known in list(self._groups.items()):
+            gone = [partition for partition in known if partition[0] == name]
+            if gone:
+                self._store.put_all([(_key(group, partition), None) for partition in gone])
+                self._drop(group, gone)
+
+
+def _key(group: str, partition: Partition) -> bytes:
+    return msgpack.packb([group, *partition])  # type: ignore[no-any-return]

@@ -35,21 +35,25 @@ def id_of(name: str, record: Mapping[str, Any]) -> bytes:
 class Topics(dict[str, "Topic"]):
     """All topics by name, to be changed by `add` and `remove` alone."""
 
-    __slots__ = ("by_id",)
+    __slots__ = ("by_id", "version")
 
     def __init__(self) -> None:
         super().__init__()
         self.by_id: dict[bytes, Topic] = {}
         """The same by id."""
+        self.version = 0
+        """Another one whenever a topic came, went or got partitions."""
 
     def add(self, topic: Topic) -> None:
         """It is there."""
         self[topic.name] = topic
         self.by_id[topic.id] = topic
+        self.version += 1
 
     def remove(self, name: str) -> Topic | None:
         """It is there no more; None: it was not."""
         topic = self.pop(name, None)
         if topic is not None:
             del self.by_id[topic.id]
+            self.version += 1
         return topic

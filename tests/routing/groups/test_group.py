@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import pytest
@@ -22,46 +19,9 @@ from routing.groups.errors import (
     UnknownMember,
 )
 from routing.groups.group import Group, Joined, Joining, State, Synced
+from tests.routing.groups.clock import Timers
 
 SESSION_MS, REBALANCE_MS, DELAY_MS = 10_000, 30_000, 3_000
-
-
-class Timers:
-    """Milliseconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_ms = 0
-        self._waiting: list[tuple[int, int, Timer]] = []
-        self._numbers = count()
-
-    def __call__(self, wait_ms: int, callback: Callable[[], None]) -> Timer:
-        timer = Timer(callback)
-        heapq.heappush(self._waiting, (self.now_ms + wait_ms, next(self._numbers), timer))
-        return timer
-
-    def pass_ms(self, wait_ms: int) -> None:
-        until_ms = self.now_ms + wait_ms
-        while self._waiting and self._waiting[0][0] <= until_ms:
-            self.now_ms, _, timer = heapq.heappop(self._waiting)
-            timer.fire()
-        self.now_ms = until_ms
-
-    @property
-    def alive(self) -> int:
-        return sum(timer.callback is not None for _, _, timer in self._waiting)
-
-
-class Timer:
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback: Callable[[], None] | None = callback
-
-    def cancel(self) -> None:
-        self.callback = None
-
-    def fire(self) -> None:
-        callback, self.callback = self.callback, None
-        if callback is not None:
-            callback()
 
 
 class Client:

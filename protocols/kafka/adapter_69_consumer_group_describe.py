@@ -1,0 +1,73 @@
+"""ConsumerGroupDescribe: who is in a group that the broker divides, what each member reads, and is to read."""
+
+from __future__ import annotations
+
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_groups import CONSUMER_GROUP_DESCRIBE
+from protocols.kafka.registry import serves
+from routing.groups.assignors import NOWHERE, Places
+from routing.groups.consumer_group import ConsumerGroup
+from routing.groups.errors import UnknownGroup
+
+_CONSUMER_MEMBER = 1
+
+
+@serves(CONSUMER_GROUP_DESCRIBE, 0, 1)
+async def consumer_group_describe(door: Door, call: Call, request: Entity) -> Entity:
+    """One that is not there, or divided by its members, is not found."""
+    return Entity(groups=[_described(door, name) for name in request.group_ids])
+
+
+def _described(door: Door, name: str) -> Entity:
+    reply = Entity(error_code=ErrorCode.NONE, group_id=name, group_state="", assignor_name="", members=[])
+    try:
+        found = door.broker.groups.describe(name)
+    except UnknownGroup:
+        reply.error_code, reply.error_message = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found."
+    except ENGINE_ERRORS as error:
+        reply.error_code, reply.error_message = code_of(error), str(error)
+    else:
+        if isinstance(found, ConsumerGroup):
+            _fill(door, reply, found)
+        else:
+            reply.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+            reply.error_message = f"Group {name} is not a consumer group."
+    return reply
+
+
+def _fill(door: Door, reply: Entity, group: ConsumerGroup) -> None:
+    reply.group_state, reply.assignor_name = group.state, group.assignor
+    reply.group_epoch, reply.assignment_epoch = group.epoch, group.assignment_epoch
+    reply.members = [
+        Entity(
+            member_id=member.id,
+            instance_id=member.instance_id,
+            rack_id=member.rack_id,
+            member_epoch=member.epoch,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            subscribed_topic_names=sorted(member.topics),
+            subscribed_topic_regex=member.pattern or None,
+            assignment=_assignment(door, member.assigned),
+            target_assignment=_assignment(door, group.target.get(member.id, NOWHERE)),
+            member_type=_CONSUMER_MEMBER,
+        )
+        for member in group.members.values()
+    ]
+
+
+def _assignment(door: Door, places: Places) -> Entity:
+    found: dict[bytes, list[int]] = {}
+    for topic, number in sorted(places):
+        found.setdefault(topic, []).append(number)
+    topics = door.broker.topics.by_id
+    return Entity(
+        topic_partitions=[
+            Entity(topic_id=topic_id, topic_name=topics[topic_id].name, partitions=numbers)
+            for topic_id, numbers in found.items()
+            if topic_id in topics
+        ]
+    )

@@ -1,0 +1,421 @@
+"""One consumer group that the broker divides (KIP-848): members say what they want and have, and hear what to read.
+
+1. The group's epoch rises when a member comes, goes, or wants other topics, and when these change; with the next word
+   of any member it is divided anew (`assignors.py`), and each goes to its target by itself (`consumer_member.py`). The
+   others read on meanwhile.
+2. A partition has one owner at a time (`owners`): it is the next one's when the one before has said that it reads it no
+   more, or is out: not heard of for the session's time, or not done revoking in its rebalance time.
+3. A heartbeat with nothing new costs no more than a few comparisons, however many partitions there are.
+4. A static member that leaves for now keeps its partitions until its session is over; who comes back has them.
+5. Nothing is awaited, time is a parameter. What is to be kept of a change is named in `touched` (`records.py`); the
+   coordinator answers when that is safe.
+
+https://cwiki.apache.org/confluence/display/KAFKA/KIP-848
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from routing.groups.assignors import ASSIGNORS, NOWHERE, Place, Places
+from routing.groups.consumer_member import (
+    JOINING,
+    LEAVING,
+    LEAVING_FOR_NOW,
+    Beat,
+    Beaten,
+    ConsumerMember,
+    Reader,
+    SetNow,
+    Step,
+)
+from routing.groups.errors import (
+    FencedEpoch,
+    FencedInstance,
+    GroupError,
+    GroupFull,
+    InvalidBeat,
+    StaleEpoch,
+    UnknownMember,
+    UnreleasedInstance,
+    UnsupportedAssignor,
+)
+from routing.groups.group import SetTimer
+from routing.groups.patterns import compiled, matching
+from routing.topics.topic_ids import Topics
+
+
+class GroupTimes(NamedTuple):
+    """Of groups that the broker divides, in milliseconds, and how many members one may have."""
+
+    session_ms: int = 45_000
+    heartbeat_ms: int = 5_000
+    unsettled_heartbeat_ms: int = 500
+    """While a group is being divided, or was a moment ago."""
+    members_max: int = 10_000
+
+
+_PATTERNS_MAX = 1000
+_BEAT_MS_PER_MEMBER = 2
+"""What members say while a large group is divided is not to be all that the broker does."""
+
+
+class ConsumerGroup:
+    """See the module."""
+
+    kind = "consumer"
+
+    def __init__(
+        self,
+        name: str,
+        timer: SetTimer,
+        now_ms: SetNow,
+        topics: Topics,
+        times: GroupTimes,
+        changed: Callable[[ConsumerGroup], None],
+        wall_clock_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`changed` is called when something is in `touched`, or the group itself (`head_touched`) is another."""
+        self.name = name
+        self.epoch = self.assignment_epoch = 0
+        self.assignor = next(iter(ASSIGNORS))
+        self.members: dict[str, ConsumerMember] = {}
+        self.target: dict[str, Places] = {}
+        self.metadata: dict[str, tuple[bytes, int]] = {}
+        """Of the topics that anybody wants, as they were when last looked at: id and number of partitions."""
+        self.empty_since_ms = wall_clock_ms()
+        self.touched: dict[str, None] = {}
+        self.head_touched = True
+        self._timer = timer
+        self._now_ms = now_ms
+        self._topics = topics
+        self._topics_seen = -1
+        self._matched: dict[tuple[str, Reader | None], frozenset[str]] = {}
+        """What patterns stand for, as long as no topic comes or goes."""
+        self._matched_version = -1
+        self._times = times
+        self._changed = changed
+        self._wall_clock_ms = wall_clock_ms
+        self._instances: dict[str, str] = {}
+        self._owners: dict[Place, str] = {}
+        self._releases = 0
+        self._unsettled_until_ms = 0
+
+    # ---- what members say
+
+    def heartbeat(self, beat: Beat) -> Beaten:
+        """A member is there, or comes, or goes. Raises GroupError; then nothing has changed."""
+        if beat.epoch in (LEAVING, LEAVING_FOR_NOW):
+            self._leave(beat)
+            return Beaten(None, beat.member_id, beat.epoch)
+        self._require_sense(beat)
+        count = len(self.members)
+        member = self._joining(beat) if beat.epoch == JOINING else self._known(beat)
+        self._heard_of(member)
+        before = member.assigned
+        if self._listen(member, beat) | self._topics_changed() | (len(self.members) > count):
+            self._bump()
+        if self.epoch != self.assignment_epoch:
+            self._divide()
+        self._reconcile(member, beat.owned)
+        told = member.assigned if beat.is_full or member.assigned is not before else None
+        return Beaten(None, member.id, member.epoch, self._interval_ms(), told)
+
+    def _require_sense(self, beat: Beat) -> None:
+        if beat.assignor is not None and beat.assignor not in ASSIGNORS:
+            known = ", ".join(ASSIGNORS)
+            raise UnsupportedAssignor(f"ServerAssignor {beat.assignor} is not supported. Supported assignors: {known}.")
+        if beat.pattern and beat.pattern != getattr(self.members.get(beat.member_id), "pattern", ""):
+            compiled(beat.pattern)
+        if beat.epoch != JOINING:
+            if beat.epoch < 0:
+                raise InvalidBeat("MemberEpoch is invalid.")
+            return
+        if beat.rebalance_timeout_ms < 0:
+            raise InvalidBeat("RebalanceTimeoutMs must be provided in first request.")
+        if beat.owned is None or beat.owned:
+            raise InvalidBeat("TopicPartitions must be empty when (re-)joining.")
+        if beat.topics is None and beat.pattern is None:
+            raise InvalidBeat("Either SubscribedTopicNames or SubscribedTopicRegex must be set in first request.")
+
+    def _joining(self, beat: Beat) -> ConsumerMember:
+        """A member comes, for the first time or again; then it owns nothing any more."""
+        found = self.members.get(beat.member_id)
+        if beat.instance_id is not None and beat.instance_id in self._instances:
+            there = self.members[self._instances[beat.instance_id]]
+            if there.epoch == LEAVING_FOR_NOW:
+                return self._replace(there, beat.member_id)
+            if there is not found:
+                raise UnreleasedInstance(f"static member '{beat.instance_id}' is there as another member")
+        if found is not None:
+            self._step(found, Step.STABLE, 0, NOWHERE, NOWHERE)
+            return found
+        if len(self.members) >= self._times.members_max:
+            raise GroupFull(f"group '{self.name}' has {self._times.members_max} members")
+        member = self.members[beat.member_id] = ConsumerMember(beat.member_id, beat.instance_id)
+        if beat.instance_id is not None:
+            self._instances[beat.instance_id] = beat.member_id
+        return member
+
+    def _replace(self, there: ConsumerMember, member_id: str) -> ConsumerMember:
+        """Rule 4."""
+        assert there.instance_id is not None
+        member = there.successor(member_id)
+        self._forget_timers(there)
+        del self.members[there.id]
+        self._touch(there.id)
+        self.members[member_id] = member
+        self._instances[there.instance_id] = member_id
+        target = self.target.pop(there.id, None)
+        if target is not None:
+            self.target[member_id] = target
+        self._owners.update(dict.fromkeys(member.assigned, member_id))
+        self._touch(member_id)
+        return member
+
+    def _known(self, beat: Beat) -> ConsumerMember:
+        """Raises UnknownMember, FencedInstance, FencedEpoch."""
+        member = self.member(beat.member_id, beat.instance_id)
+        if beat.epoch == member.epoch:
+            return member
+        # Of the answer before only the epoch may have been lost: it goes on if it has no more than it may.
+        lost = beat.epoch == member.previous_epoch and beat.owned is not None and beat.owned <= member.assigned
+        if beat.epoch > member.epoch or not lost:
+            which = "greater" if beat.epoch > member.epoch else "smaller"
+            raise FencedEpoch(f"member epoch {beat.epoch} is {which} than {member.epoch}, the one known here")
+        return member
+
+    def member(self, member_id: str, instance_id: str | None = None) -> ConsumerMember:
+        """One that is there. Raises UnknownMember, FencedInstance."""
+        if instance_id is not None:
+            known = self._instances.get(instance_id)
+            if known is None:
+                raise UnknownMember(f"group '{self.name}' has no static member '{instance_id}'")
+            if known != member_id:
+                raise FencedInstance("another process is this static member now")
+        found = self.members.get(member_id)
+        if found is None:
+            raise UnknownMember(f"group '{self.name}' has no member '{member_id}'")
+        return found
+
+    def _listen(self, member: ConsumerMember, beat: Beat) -> bool:
+        """Note what a member wants; whether it is something else than before."""
+        if member.take_words(beat):
+            self._touch(member.id)
+        before = member.subscribed
+        if beat.topics is not None:
+            member.topics = beat.topics
+        if beat.reader is not member.reader or (beat.pattern is not None and beat.pattern != member.pattern):
+            member.reader = beat.reader
+            member.pattern = member.pattern if beat.pattern is None else beat.pattern
+            member.matched = self._matching(member.pattern, member.reader)
+        if member.subscribed == before:
+            return False
+        self._touch(member.id)
+        return True
+
+    def _matching(self, pattern: str, reader: Reader | None) -> frozenset[str]:
+        if not pattern:
+            return frozenset()
+        if self._matched_version != self._topics.version or len(self._matched) >= _PATTERNS_MAX:
+            self._matched_version = self._topics.version
+            self._matched.clear()
+        known = self._matched.get((pattern, reader))
+        if known is None:
+            known = matching(pattern, self._topics)
+            if reader is not None:
+                known = frozenset(name for name in known if reader.allows("read", name))
+            self._matched[pattern, reader] = known
+        return known
+
+    def leave(self, member_id: str, instance_id: str | None) -> None:
+        """An operator has a member go. Raises UnknownMember, FencedInstance."""
+        if not member_id and instance_id is not None:
+            member_id = self._instances.get(instance_id, "")
+        self._drop(self.member(member_id, instance_id))
+
+    def _leave(self, beat: Beat) -> None:
+        member = self.member(beat.member_id, beat.instance_id)
+        if beat.epoch == LEAVING or member.instance_id is None:
+            if beat.epoch == LEAVING_FOR_NOW:
+                raise InvalidBeat("InstanceId can't be null.")
+            self._drop(member)
+            return
+        self._step(member, Step.STABLE, LEAVING_FOR_NOW, member.assigned, NOWHERE)
+
+    def check_commit(self, member_id: str, instance_id: str | None, epoch: int) -> None:
+        """Whether offsets may be committed, or asked for, so. Raises GroupError."""
+        if epoch < 0 and not self.members:
+            return
+        member = self.member(member_id, instance_id)
+        if member.epoch != epoch:
+            raise StaleEpoch(f"member '{member_id}' has epoch {member.epoch} by now, not {epoch}")
+
+    # ---- who is to have what
+
+    def _topics_changed(self) -> bool:
+        """Whether topics that anybody wants came, went or grew since it was looked last."""
+        version = self._topics.version
+        if version == self._topics_seen:
+            return False
+        self._topics_seen = version
+        for member in self.members.values():
+            if member.pattern and member.reader is not None:
+                matched = self._matching(member.pattern, member.reader)
+                if matched != member.matched:
+                    member.matched = matched
+                    self._touch(member.id)
+        return self._current() != self.metadata
+
+    def _current(self) -> dict[str, tuple[bytes, int]]:
+        wanted = frozenset[str]().union(*{member.subscribed for member in self.members.values()})
+        topics = self._topics
+        return {name: (topics[name].id, len(topics[name].partitions)) for name in sorted(wanted) if name in topics}
+
+    def _bump(self) -> None:
+        self.epoch += 1
+        self._unsettled_until_ms = self._now_ms() + 2 * self._times.heartbeat_ms
+        self._touch_head()
+
+    def _divide(self) -> None:
+        self.metadata = self._current()
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            if member.assignor is not None:
+                votes[member.assignor] = votes.get(member.assignor, 0) + 1
+        self.assignor = max(votes, key=lambda name: votes[name]) if votes else next(iter(ASSIGNORS))
+        ids: dict[frozenset[str], frozenset[bytes]] = {}
+        wants: dict[str, frozenset[bytes]] = {}
+        order = sorted(self.members.values(), key=lambda one: (one.instance_id is None, one.instance_id or one.id))
+        for member in order:
+            names = member.subscribed
+            if names not in ids:
+                ids[names] = frozenset(self.metadata[name][0] for name in names if name in self.metadata)
+            wants[member.id] = ids[names]
+        target = ASSIGNORS[self.assignor](wants, dict(self.metadata.values()), self.target)
+        for member_id, places in target.items():
+            if self.target.get(member_id) != places:
+                self._touch(member_id)
+        self.target = target
+        self.assignment_epoch = self.epoch
+        self._touch_head()
+
+    def _reconcile(self, member: ConsumerMember, owned: Places | None) -> None:
+        if member.step is Step.UNRELEASED and member.epoch == self.assignment_epoch and member.looked == self._releases:
+            return
+        target = self.target.get(member.id, NOWHERE)
+        taken = member.next_step(target, self.assignment_epoch, owned, self._owners)
+        if taken is not None:
+            self._step(member, *taken)
+            member.looked = self._releases
+
+    def _step(self, member: ConsumerMember, step: Step, epoch: int, assigned: Places, revoking: Places) -> None:
+        """A member has other partitions, or another epoch."""
+        before = member.held
+        if epoch != member.epoch:
+            member.previous_epoch, member.epoch = member.epoch, epoch
+        if assigned != member.assigned:
+            member.assigned = assigned
+        member.step, member.revoking = step, revoking
+        if member.held != before:
+            self._own(member.id, before, member.held)
+        if member.revoke_timer is not None:
+            member.revoke_timer.cancel()
+            member.revoke_timer = None
+        if step is Step.REVOKING:
+            member.revoke_timer = self._timer(member.rebalance_timeout_ms, lambda: self._too_slow(member))
+        self._touch(member.id)
+
+    def _own(self, member_id: str, before: Places, after: Places) -> None:
+        for place in before - after:
+            del self._owners[place]
+            self._releases += 1
+        self._owners.update(dict.fromkeys(after, member_id))
+
+    def _too_slow(self, member: ConsumerMember) -> None:
+        member.revoke_timer = None
+        if self.members.get(member.id) is member and member.step is Step.REVOKING:
+            self._drop(member)
+
+    # ---- being there
+
+    def _interval_ms(self) -> int:
+        times = self._times
+        if self._now_ms() >= self._unsettled_until_ms:
+            return times.heartbeat_ms
+        return min(times.heartbeat_ms, max(times.unsettled_heartbeat_ms, _BEAT_MS_PER_MEMBER * len(self.members)))
+
+    def _heard_of(self, member: ConsumerMember) -> None:
+        member.until_ms = self._now_ms() + self._times.session_ms
+        if member.session is None:
+            member.session = self._timer(self._times.session_ms, lambda: self._look(member))
+
+    def _look(self, member: ConsumerMember) -> None:
+        """Whether a member was heard of: the timer is not moved with each word."""
+        member.session = None
+        if self.members.get(member.id) is not member:
+            return
+        left_ms = member.until_ms - self._now_ms()
+        if left_ms > 0:
+            member.session = self._timer(left_ms, lambda: self._look(member))
+        else:
+            self._drop(member)
+
+    def _drop(self, member: ConsumerMember) -> None:
+        self._forget_timers(member)
+        del self.members[member.id]
+        if member.instance_id is not None:
+            self._instances.pop(member.instance_id, None)
+        self.target.pop(member.id, None)
+        self._own(member.id, member.held, NOWHERE)
+        self._touch(member.id)
+        if not self.members:
+            self.empty_since_ms = self._wall_clock_ms()
+        self._bump()
+
+    def _forget_timers(self, member: ConsumerMember) -> None:
+        for timer in (member.session, member.revoke_timer):
+            if timer is not None:
+                timer.cancel()
+        member.session = member.revoke_timer = None
+
+    def _touch(self, member_id: str) -> None:
+        self.touched[member_id] = None
+        self._changed(self)
+
+    def _touch_head(self) -> None:
+        self.head_touched = True
+        self._changed(self)
+
+    # ---- as it stands
+
+    @property
+    def state(self) -> str:
+        """As Kafka calls it."""
+        if not self.members:
+            return "Empty"
+        if self.epoch > self.assignment_epoch:
+            return "Assigning"
+        settled = all(
+            member.step is Step.STABLE and member.epoch == self.assignment_epoch for member in self.members.values()
+        )
+        return "Stable" if settled else "Reconciling"
+
+    def restored(self) -> None:
+        """What is kept of it was read back: everybody has a session's time to be heard of."""
+        for member in self.members.values():
+            if member.instance_id is not None:
+                self._instances[member.instance_id] = member.id
+            self._owners.update(dict.fromkeys(member.held, member.id))
+            self._heard_of(member)
+            if member.step is Step.REVOKING:
+                self._step(member, member.step, member.epoch, member.assigned, member.revoking)
+        self.touched.clear()
+        self.head_touched = False
+
+    def close(self, why: GroupError) -> None:
+        """Another broker looks after it from now on, or it is deleted."""
+        for member in self.members.values():
+            self._forget_timers(member)
+        self.members.clear()
