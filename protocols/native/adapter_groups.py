@@ -15,6 +15,7 @@ from protocols.native.adapter_errors import engine_error
 from protocols.native.config import NativeConfig
 from protocols.native.group_bytes import GroupBytesError, decode_assignment
 from routing.broker import Broker
+from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.errors import CoordinatorUnavailable, MemberIdRequired
 from routing.groups.group import Group, Joined, Joining, State, Synced
 
@@ -132,7 +133,8 @@ async def _list_groups(door: GroupDoor, request: wire_groups.ListGroups) -> wire
         if group is None:
             found.append((name, PROTOCOL_TYPE, State.EMPTY.value, 0))
         else:
-            found.append((name, group.protocol_type, group.state.value, len(group.members)))
+            state = group.state.value if isinstance(group, Group) else group.state
+            found.append((name, group.protocol_type, state, len(group.members)))
     return wire_groups.ListGroupsReply(request.correlation_id, found)
 
 
@@ -140,6 +142,11 @@ async def _describe_group(door: GroupDoor, request: wire_groups.DescribeGroup) -
     group = door.broker.groups.describe(request.group)
     if group is None:
         return wire_groups.DescribeGroupReply(request.correlation_id, State.EMPTY.value, PROTOCOL_TYPE, "", 0, [])
+    if isinstance(group, ConsumerGroup):
+        members = _served_members(door, group)
+        return wire_groups.DescribeGroupReply(
+            request.correlation_id, group.state, group.protocol_type, group.assignor, group.epoch, members
+        )
     return wire_groups.DescribeGroupReply(
         request.correlation_id,
         group.state.value,
@@ -158,6 +165,21 @@ def _members(group: Group) -> list[wire_groups.MemberDescription]:
             member.joining.client_id,
             member.joining.client_host,
             _assigned(group, member.assignment),
+        )
+        for member in group.members.values()
+    ]
+
+
+def _served_members(door: GroupDoor, group: ConsumerGroup) -> list[wire_groups.MemberDescription]:
+    """Of a group that the broker divides."""
+    topics = door.broker.topics.by_id
+    return [
+        wire_groups.MemberDescription(
+            member.id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            sorted((topics[topic_id].name, index) for topic_id, index in member.assigned if topic_id in topics),
         )
         for member in group.members.values()
     ]

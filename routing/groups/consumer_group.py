@@ -64,7 +64,7 @@ _BEAT_MS_PER_MEMBER = 2
 class ConsumerGroup:
     """See the module."""
 
-    kind = "consumer"
+    kind = protocol_type = "consumer"
 
     def __init__(
         self,
