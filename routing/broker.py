@@ -39,7 +39,6 @@ from routing.control import Control
 from routing.dead_letters import DeadLetters
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
-from routing.groups.saver import Saver
 from routing.message import Slab
 from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host, Runnable
@@ -106,13 +105,8 @@ class Broker:
         self.cluster = cluster
         """What this broker is part of; None for a single one."""
         if cluster is not None:
-            cluster.begin(
-                files,
-                flusher,
-                spawn=nursery.start_soon,
-                want_turn=self.want_turn,
-                wall_clock_ms=wall_clock_ms,
-            )
+            spawn = nursery.start_soon
+            cluster.begin(files, flusher, spawn=spawn, want_turn=self.want_turn, wall_clock_ms=wall_clock_ms)
         self.engine: Engine | None = None
         """What the brokers of a cluster do for each other's clients."""
         self.wait_for_room = flusher.wait_for_room
@@ -160,16 +154,7 @@ class Broker:
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=cluster is None)
         if self.engine is not None:
             self.engine.keep_transactions(self)
-        self.groups = Coordinator(
-            config,
-            self.offsets,
-            self.topology.topics,
-            self._timer,
-            lambda store_of: Saver(store_of, self.commits, nursery.start_soon),
-            now_ms=lambda: int(trio.current_time() * 1000),
-            wall_clock_ms=wall_clock_ms,
-            cluster=cluster,
-        )
+        self.groups = Coordinator(self, self._timer, wall_clock_ms)
         topics = TopicControl(self)
         self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn

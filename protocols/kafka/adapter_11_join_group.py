@@ -8,7 +8,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import JOIN_GROUP
 from protocols.kafka.registry import serves
-from routing.groups.group import Joined, Joining
+from routing.groups.membership import Joined, Joining
 
 _MEMBER_ID_SINCE = 4
 _SKIP_SINCE = 9

@@ -8,7 +8,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import SYNC_GROUP
 from protocols.kafka.registry import serves
-from routing.groups.group import Synced
+from routing.groups.membership import Synced
 
 
 @serves(SYNC_GROUP, 0, 5)

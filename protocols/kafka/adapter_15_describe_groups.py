@@ -9,7 +9,8 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import DESCRIBE_GROUPS
 from protocols.kafka.registry import serves
 from routing.groups.errors import UnknownGroup
-from routing.groups.group import Group, State
+from routing.groups.group import Group
+from routing.groups.membership import State
 
 _UNKNOWN_IS_AN_ERROR_SINCE = 6
 

@@ -8,7 +8,8 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import LIST_GROUPS
 from protocols.kafka.registry import serves
 from routing.groups.consumer_group import ConsumerGroup
-from routing.groups.group import Group, State
+from routing.groups.group import Group
+from routing.groups.membership import State
 
 _CLASSIC = "classic"
 _CONSUMER = "consumer"

@@ -17,7 +17,8 @@ from protocols.native.group_bytes import GroupBytesError, decode_assignment
 from routing.broker import Broker
 from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.errors import CoordinatorUnavailable, MemberIdRequired
-from routing.groups.group import Group, Joined, Joining, State, Synced
+from routing.groups.group import Group
+from routing.groups.membership import Joined, Joining, State, Synced
 
 PROTOCOL_TYPE = "consumer"
 _ID_BITS = 62

@@ -41,7 +41,7 @@ from routing.groups.errors import (
     UnreleasedInstance,
     UnsupportedAssignor,
 )
-from routing.groups.group import SetTimer
+from routing.groups.membership import SetTimer
 from routing.groups.patterns import compiled, matching
 from routing.topics.topic_ids import Topics
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from routing.grants import Access
 from routing.groups.assignors import NOWHERE, Place, Places
-from routing.groups.group import Cancellable
+from routing.groups.membership import Cancellable
 
 JOINING, LEAVING, LEAVING_FOR_NOW = 0, -1, -2
 """What a member says for its epoch when it comes, goes, or will be back (static members)."""

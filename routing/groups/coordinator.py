@@ -16,8 +16,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import trio
+
 from routing.cluster.log_names import offsets_log
-from routing.config import BrokerConfig
 from routing.errors import StorageUnavailable
 from routing.groups.consumer_group import ConsumerGroup, GroupTimes
 from routing.groups.consumer_member import JOINING, Beat, Beaten
@@ -35,15 +36,14 @@ from routing.groups.errors import (
     UnknownGroup,
     UnknownMember,
 )
-from routing.groups.group import Group, Joined, Joining, SetTimer, State, Synced
+from routing.groups.group import Group
+from routing.groups.membership import Joined, Joining, SetTimer, State, Synced
 from routing.groups.records import CONSUMER, kind_of, removal, restore_classic, restore_consumer
 from routing.groups.saver import Saver
 from routing.topics.offset_store import Committed, OffsetStore, Partition
-from routing.topics.topic_ids import Topics
 
 if TYPE_CHECKING:
-    from routing.cluster.cluster import Cluster
-    from routing.cluster.offsets import ReplicatedOffsets
+    from routing.broker import Broker
 
 logger = logging.getLogger(__name__)
 
@@ -51,28 +51,16 @@ logger = logging.getLogger(__name__)
 class Coordinator:
     """See the module."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        offsets: OffsetStore | ReplicatedOffsets,
-        topics: Topics,
-        timer: SetTimer,
-        saver: Callable[[Callable[[str], OffsetStore | None]], Saver],
-        *,
-        now_ms: Callable[[], int],
-        wall_clock_ms: Callable[[], int],
-        cluster: Cluster | None = None,
-    ) -> None:
-        """`timer` goes by `now_ms`; `saver` makes what keeps the groups."""
+    def __init__(self, broker: Broker, timer: SetTimer, wall_clock_ms: Callable[[], int]) -> None:
+        """Of a broker that has its topics and offsets."""
         self.groups: dict[str, Group | ConsumerGroup] = {}
-        self._config = config
-        self._offsets = offsets
-        self._topics = topics
+        self._config = broker.config
+        self._offsets = offsets = broker.offsets
+        self._topics = broker.topology.topics
         self._timer = timer
-        self._now_ms = now_ms
         self._wall_clock_ms = wall_clock_ms
-        self._cluster = cluster
-        self.saver = saver(self._store_of)
+        self._cluster = cluster = broker.cluster
+        self.saver = Saver(self._store_of, broker.commits, broker.spawn)
         if isinstance(offsets, OffsetStore):
             self._load(offsets)
         else:
@@ -163,7 +151,7 @@ class Coordinator:
             config.group_members_max,
         )
         found = self.groups[name] = ConsumerGroup(
-            name, self._timer, self._now_ms, self._topics, times, self.saver.changed, self._wall_clock_ms
+            name, self._timer, _now_ms, self._topics, times, self.saver.changed, self._wall_clock_ms
         )
         return found
 
@@ -364,3 +352,8 @@ class Coordinator:
 
 def _is_empty(group: Group | ConsumerGroup) -> bool:
     return not group.members if isinstance(group, ConsumerGroup) else group.state is State.EMPTY
+
+
+def _now_ms() -> int:
+    """Of the clock that timers go by."""
+    return int(trio.current_time() * 1000)

@@ -16,7 +16,8 @@ import msgpack
 from routing.groups.assignors import NOWHERE, Places
 from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.consumer_member import ConsumerMember, Step
-from routing.groups.group import Group, Joining, Member
+from routing.groups.group import Group
+from routing.groups.membership import Joining, Member
 
 CLASSIC, CONSUMER = Group.kind, ConsumerGroup.kind
 Puts = list[tuple[bytes, bytes | None]]

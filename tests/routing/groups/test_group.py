@@ -18,7 +18,8 @@ from routing.groups.errors import (
     RebalanceInProgress,
     UnknownMember,
 )
-from routing.groups.group import Group, Joined, Joining, State, Synced
+from routing.groups.group import Group
+from routing.groups.membership import Joined, Joining, State, Synced
 from tests.routing.groups.clock import Timers
 
 SESSION_MS, REBALANCE_MS, DELAY_MS = 10_000, 30_000, 3_000

@@ -27,7 +27,8 @@ from routing.groups.errors import (
     StaleEpoch,
     UnknownGroup,
 )
-from routing.groups.group import Group, Joined, Joining, State, Synced
+from routing.groups.group import Group
+from routing.groups.membership import Joined, Joining, State, Synced
 
 DAY_MS = 86_400_000
 shift_ms = 0
