@@ -37,6 +37,8 @@ MAGIC = 2
 COMPRESSION_MASK = 0x07
 CONTROL_BIT = 0x20
 TRANSACTIONAL_BIT = 0x10
+NO_PRODUCER = (-1, -1, -1)
+"""Id, epoch and first sequence number of a batch that is not an idempotent producer's."""
 RECORD_BYTES_MIN = 7
 """Six varints of one byte and the attributes: the least a record takes, so the most a count can claim."""
 
@@ -99,6 +101,15 @@ def parse_header(data: BytesLike, position: int = 0) -> BatchHeader:
     if header.base_offset < 0 or header.last_offset_delta < 0 or header.record_count < 0:
         raise CorruptBatch("negative offset or record count")
     return header
+
+
+def with_producer(batch: BytesLike, producer: tuple[int, int, int]) -> bytes:
+    """A whole batch as that of another producer's id, epoch and first sequence number."""
+    fields = HEADER.unpack_from(batch)
+    head = HEADER.pack(*fields[:9], *producer, fields[12])
+    records = memoryview(batch)[HEADER_BYTES:]
+    crc = crc32c(records, crc32c(head[CRC_START:]))
+    return b"".join((head[: CRC_START - 4], crc.to_bytes(4, "big"), head[CRC_START:], records))
 
 
 def validate(batch: BytesLike) -> BatchHeader:

@@ -27,7 +27,7 @@ from operator import add
 
 from crc32c import crc32c
 
-from core_log.batch_header import CONTROL_BIT, CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC
+from core_log.batch_header import CONTROL_BIT, CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC, NO_PRODUCER
 from core_log.batch_header import BatchHeader as BatchHeader
 from core_log.batch_header import parse_header as parse_header
 from core_log.batch_header import validate as validate
@@ -242,8 +242,10 @@ class BatchBuilder:
         self._parts += (length, b"\0\0\0\1", size, value, NO_HEADERS)
         self.size_estimate += len(length) + 4 + len(size) + len(value) + 1
 
-    def build(self) -> bytes:
-        """The batch. The builder must hold a record, and is not used afterwards."""
+    def build(self, producer: tuple[int, int, int] = NO_PRODUCER) -> bytes:
+        """The batch, of a producer's id, epoch and first sequence number. The builder must hold a record, and is not
+        used afterwards.
+        """
         if not self.count:
             raise ValueError("a batch needs a record")
         payload = b"".join(self._parts)
@@ -251,7 +253,7 @@ class BatchBuilder:
             payload = compress(self._compression, payload)
         size = HEADER_BYTES - LENGTH_START + len(payload)
         fields = (
-            self._attributes, self._last_delta, self._timestamp_ms, self._max_timestamp_ms, -1, -1, -1, self.count,
+            self._attributes, self._last_delta, self._timestamp_ms, self._max_timestamp_ms, *producer, self.count,
         )  # fmt: skip
         head = HEADER.pack(self._base_offset, size, self._leader_epoch, MAGIC, 0, *fields)
         crc = crc32c(payload, crc32c(head[CRC_START:]))

@@ -22,14 +22,17 @@ from protocols.native.errors import (
     NotFound,
     OffsetOutOfRange,
     PreconditionFailed,
+    ProducerFenced,
     ProtocolError,
     RequestTimedOut,
     StorageUnavailable,
     UnknownPartition,
     UnknownTopic,
 )
+from protocols.native.hooks import ConsumerInterceptor, ProducerInterceptor, ProducerRecord
 from protocols.native.membership import RebalanceListener
-from protocols.native.producer import Delivery, Producer
+from protocols.native.producer import Producer
+from protocols.native.producer_batches import Delivery
 from protocols.native.records import ConsumerRecord, RecordMetadata
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "Client",
     "ConnectionLost",
     "Consumer",
+    "ConsumerInterceptor",
     "ConsumerRecord",
     "Delivery",
     "DeliveryTimedOut",
@@ -56,6 +60,9 @@ __all__ = [
     "OffsetOutOfRange",
     "PreconditionFailed",
     "Producer",
+    "ProducerFenced",
+    "ProducerInterceptor",
+    "ProducerRecord",
     "ProtocolError",
     "RebalanceListener",
     "RecordMetadata",

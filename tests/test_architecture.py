@@ -43,6 +43,7 @@ NATIVE_CLIENTS = tuple(
     f"protocols/native/{name}.py"
     for name in (
         "client", "client_tls", "consumer", "coordinators", "fetcher", "leaders", "link", "membership", "producer",
+        "producer_batches",
         "blocking", "blocking_clients", "blocking_leaders", "blocking_link",
     )
 )  # fmt: skip

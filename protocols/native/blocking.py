@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 from msgspec import Struct
 
 from protocols.buffers import BytesLike
-from protocols.native import wire
+from protocols.native import wire, wire_groups
 from protocols.native.blocking_leaders import BlockingLeaders
 from protocols.native.blocking_link import BlockingLink, BlockingTerms
 from protocols.native.connection import addresses_of
@@ -216,6 +216,13 @@ class BlockingClient:
                 link.rounds[entry.topic, entry.partition] = entry.round + 1
                 self._leaders.refused(entry.topic, error)
         return results
+
+    def init_producer(self) -> int:
+        """An id for a producer whose batches are stored once; -1 from a broker that gives out none."""
+        self._any.connected()
+        if self._any.version < wire.GROUPS_SINCE:
+            return -1
+        return self._any.call(wire_groups.InitProducer(0), wire_groups.InitProducerReply).producer_id
 
     def fetch(
         self,

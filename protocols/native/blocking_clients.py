@@ -2,7 +2,7 @@
 
 1. The producer sends when a batch is full, when `flush` is called and at the end of its block; each time it waits for
    the answer, so order is kept without further ado. Refused batches and lost connections are tried again until
-   `delivery_timeout_ms`: at least once, as with the trio client.
+   `delivery_timeout_ms`, and are stored once all the same, as with the trio client.
 2. The consumer asks for more only when it has handed out what it had.
 3. Both look every `metadata_max_age_ms` whether topics have more partitions: records with a key go by the new number
    then, and a topic that was assigned as a whole is read as a whole, its new partitions from their beginning.
@@ -19,6 +19,7 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self
 
+from core_log.batch_header import parse_header, with_producer
 from protocols.native import wire
 from protocols.native.blocking import BlockingClient
 from protocols.native.errors import (
@@ -27,6 +28,7 @@ from protocols.native.errors import (
     LogTruncated,
     MillraceError,
     OffsetOutOfRange,
+    SequenceOutOfOrder,
     UnknownPartition,
     error_from_wire,
 )
@@ -42,6 +44,7 @@ from protocols.native.records import (
     size_of,
     split_batches,
 )
+from protocols.native.sequences import Sequences
 from protocols.native.truncation import LastBatch, cut_at, last_of
 
 logger = logging.getLogger(__name__)
@@ -95,6 +98,7 @@ class BlockingProducer(_Closing):
         batch_bytes: int = 256 << 10,
         compression: str | None = None,
         delivery_timeout_ms: int = 120_000,
+        idempotent: bool = True,
         metadata_max_age_ms: int = 10_000,
         timeout_s: float = 30,
         credentials: tuple[str, str] | None = None,
@@ -102,6 +106,9 @@ class BlockingProducer(_Closing):
     ) -> None:
         super().__init__(server, timeout_s, metadata_max_age_ms, credentials, tls)
         self._acks = wire.ACKS_ALL if acks == "all" else acks
+        self._idempotent = idempotent and self._acks != wire.ACKS_NONE
+        self._producer_id: int | None = None
+        self._sequences: dict[tuple[str, int], Sequences] = {}
         self._batch_bytes = batch_bytes
         self._compression = compression_of(compression)
         self._delivery_timeout_s = delivery_timeout_ms / 1000
@@ -152,6 +159,19 @@ class BlockingProducer(_Closing):
             draft = self._drafts[topic, partition] = BatchDraft(time.time_ns() // 1_000_000)
         draft.add(value, key, headers, timestamp_ms, size)
 
+    def _sequences_of(self, key: tuple[str, int]) -> Sequences:
+        found = self._sequences.get(key)
+        if found is None:
+            if self._producer_id is None:
+                self._producer_id = self.client.init_producer() if self._idempotent else -1
+            found = self._sequences[key] = Sequences(self._producer_id)
+        return found
+
+    def _renumbered(self, topic: str, partition: int, batch: bytes) -> tuple[str, int, bytes]:
+        sequences = self._sequences[topic, partition]
+        sequences.renew()
+        return topic, partition, with_producer(batch, sequences.stamp(parse_header(batch).last_offset_delta + 1))
+
     def flush(self) -> None:
         """Send what was taken and wait for the answer.
 
@@ -161,7 +181,10 @@ class BlockingProducer(_Closing):
             if count > self._topics[topic].partitions:
                 self._topics[topic] = KeyPartitions(count)
         drafts, self._drafts = self._drafts, {}
-        waiting = [(topic, index, draft.build(self._compression)) for (topic, index), draft in drafts.items()]
+        waiting = [
+            (*key, draft.build(self._compression, self._sequences_of(key).stamp(draft.count)))
+            for key, draft in drafts.items()
+        ]
         for topic, known in self._topics.items():
             self._sticky[topic] = (self._sticky[topic] + 1) % known.partitions
         deadline = time.monotonic() + self._delivery_timeout_s
@@ -180,7 +203,9 @@ class BlockingProducer(_Closing):
                     if problem is None:
                         continue
                     last = error_from_wire(problem)
-                    if last.retriable:
+                    if isinstance(last, SequenceOutOfOrder):
+                        refused.append(self._renumbered(*batch))
+                    elif last.retriable:
                         refused.append(batch)
                     else:
                         failure = last

@@ -39,7 +39,12 @@ class Service:
         self._nursery = await self._manager.__aenter__()
         self._nursery.start_soon(self._link.run)
         self._nursery.start_soon(self._leaders.run)
-        self._start()
+        try:
+            await self._prepare()
+            self._start()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
+            raise
         return self
 
     async def __aexit__(
@@ -54,6 +59,9 @@ class Service:
                 await self._manager.__aexit__(None, None, None)
             finally:
                 self._closed()
+
+    async def _prepare(self) -> None:
+        """Ask what has to be known."""
 
     def _start(self) -> None:
         """Start further tasks."""

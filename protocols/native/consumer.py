@@ -24,7 +24,8 @@ from protocols.native.assignors import ASSIGNORS
 from protocols.native.client import LinkConfig, list_offsets
 from protocols.native.coordinators import CoordinatorLink
 from protocols.native.errors import ErrorCode, MillraceError
-from protocols.native.fetcher import Fetcher, FetchLimits, OffsetReset, OnRecords, Partition, Position
+from protocols.native.fetcher import Fetcher, FetchLimits, OffsetReset, Partition, Position
+from protocols.native.hooks import ConsumerInterceptor, Deserializer, on_records_of
 from protocols.native.membership import GroupTerms, Membership, Reader, RebalanceListener
 from protocols.native.records import ConsumerRecord
 
@@ -45,8 +46,8 @@ class Consumer(Fetcher):
     With `topics` or a `pattern` it is a member of the group from the start, see `subscribe`; `listener` is told of what
     it reads. `group_instance_id` makes it a static member, `assignors` are the ways to divide partitions, the preferred
     one first. `session_timeout_ms`: who is not heard of for so long is out; `max_poll_interval_ms`: as is who asks for
-    no records. `auto_commit_interval_ms`: None leaves commits to the application. `on_records` may look at, or change,
-    each list of records before the application gets it (`hooks.py`).
+    no records. `auto_commit_interval_ms`: None leaves commits to the application. What the hooks do is told in
+    `hooks.py`.
     """
 
     def __init__(
@@ -69,17 +70,21 @@ class Consumer(Fetcher):
         heartbeat_interval_ms: int = 3_000,
         max_poll_interval_ms: int = 300_000,
         auto_commit_interval_ms: int | None = None,
-        on_records: OnRecords | None = None,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        interceptors: Sequence[ConsumerInterceptor] = (),
         link: LinkConfig | None = None,
     ) -> None:
         if auto_offset_reset not in ("earliest", "latest", "error"):
             raise ValueError(f"auto_offset_reset is 'earliest', 'latest' or 'error', not {auto_offset_reset!r}")
         limits = FetchLimits(fetch_min_bytes, fetch_max_wait_ms, fetch_max_bytes, partition_max_bytes, prefetch_bytes)
+        on_records = on_records_of(key_deserializer, value_deserializer, interceptors)
         super().__init__(server, auto_offset_reset, limits, on_records, link or LinkConfig())
         if group is None and (pattern is not None or auto_commit_interval_ms is not None):
             raise ValueError("a pattern and automatic commits need a group")
         if unknown := [name for name in assignors if name not in ASSIGNORS] or not assignors:
             raise ValueError(f"assignors are of {', '.join(ASSIGNORS)}, not {unknown}")
+        self._interceptors = list(interceptors)
         self._group = group
         self._terms = GroupTerms(
             group=group or "",
@@ -313,6 +318,8 @@ class Consumer(Fetcher):
         else:
             entries = [(topic, partition, offset, "") for (topic, partition), offset in offsets.items()]
             await self._link.call(wire.CommitOffsets(0, self._group, entries), wire.CommitOffsetsReply)
+        for interceptor in self._interceptors:
+            interceptor.on_commit(offsets)
 
     async def committed(self, partitions: Iterable[Partition] | None = None) -> dict[Partition, int]:
         """What the group committed, of these or of all; empty without a group."""

@@ -32,6 +32,7 @@ from protocols.native.errors import (
     error_from_wire,
 )
 from protocols.native.group_bytes import Partition as Partition
+from protocols.native.hooks import OnRecords
 from protocols.native.link import Link
 from protocols.native.records import ConsumerRecord, batch_records, offset_after, split_batches
 from protocols.native.truncation import LastBatch, cut_at, last_of
@@ -39,7 +40,6 @@ from protocols.native.truncation import LastBatch, cut_at, last_of
 logger = logging.getLogger("protocols.native.consumer")
 
 OffsetReset = Literal["earliest", "latest", "error"]
-OnRecords = Callable[[list[ConsumerRecord]], list[ConsumerRecord]]
 
 
 class FetchLimits(Struct, frozen=True):

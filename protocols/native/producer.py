@@ -8,24 +8,23 @@
    new round begins, and one batch is sent at a time until one succeeds. The broker refuses the rest of the old round,
    so records of a partition never overtake each other.
 3. Each partition's batches go to its leader (`leaders.py`); when that changes, what is under way at the old one is
-   answered first, or its connection ends. Delivery is at least once: a batch whose reply was lost is sent again, and
-   may be stored twice.
+   answered first, or its connection ends. A batch whose reply was lost is sent again; it is stored once as long as the
+   producer is idempotent (`producer_batches.py`), as it is unless it is told otherwise or asks for no answers.
 4. Memory is bounded by `buffer_bytes_max`, counting every record from `send` to its answer.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 import trio
 
-from protocols.native import wire
+from core_log.producer_states import REMEMBERED
+from protocols.native import wire, wire_groups
 from protocols.native.client import LinkConfig, Service
 from protocols.native.errors import (
     BatchTooLarge,
@@ -35,17 +34,23 @@ from protocols.native.errors import (
     MillraceError,
     NotLeader,
     ProtocolError,
+    SequenceOutOfOrder,
     UnknownPartition,
     error_from_wire,
 )
+from protocols.native.hooks import (
+    Partitioner,
+    ProducerHooks,
+    ProducerInterceptor,
+    ProducerRecord,
+    Serializer,
+)
 from protocols.native.link import Link
-from protocols.native.partitioner import KeyPartitions
+from protocols.native.producer_batches import Batch, Delivery, TopicWaiting, Waiting
 from protocols.native.records import (
     BATCH_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
-    BatchDraft,
     Headers,
-    RecordMetadata,
     as_bytes,
     compression_of,
     size_of,
@@ -58,119 +63,14 @@ _REQUEST_OVERHEAD_BYTES = 2048
 _FAILED_KEPT_MAX = 100
 
 
-class _Batch(BatchDraft):
-    """A draft on its way to the broker, and what became of it."""
-
-    __slots__ = ("_done", "base_offset", "created_at", "data", "error", "finished", "observed", "sequence")
-
-    def __init__(self, timestamp_ms: int, created_at: float, sequence: int) -> None:
-        super().__init__(timestamp_ms)
-        self.created_at = created_at
-        self.sequence = sequence
-        self.data: bytes | None = None
-        self.finished = False
-        self.base_offset = -1
-        self.error: MillraceError | None = None
-        self.observed = False
-        """Somebody was told of the error."""
-        self._done: trio.Event | None = None
-
-    def finish(self, base_offset: int, error: MillraceError | None) -> None:
-        self.finished = True
-        self.base_offset = base_offset
-        self.error = error
-        self.data = None
-        if self._done is not None:
-            self._done.set()
-
-    async def wait(self) -> None:
-        if not self.finished:
-            if self._done is None:
-                self._done = trio.Event()
-            await self._done.wait()
-
-
-class Delivery:
-    """The fate of one record: await it for its `RecordMetadata`, or the error that kept it from being stored."""
-
-    __slots__ = ("_batch", "_index", "_partition")
-
-    def __init__(self, batch: _Batch, index: int, partition: int) -> None:
-        self._batch = batch
-        self._index = index
-        self._partition = partition
-
-    @property
-    def done(self) -> bool:
-        """Whether awaiting it returns at once."""
-        return self._batch.finished
-
-    def __await__(self) -> Generator[Any, Any, RecordMetadata]:
-        batch = self._batch
-        if not batch.finished:
-            yield from batch.wait().__await__()
-        if batch.error is not None:
-            batch.observed = True
-            raise batch.error
-        offset = batch.base_offset + self._index if batch.base_offset >= 0 else -1
-        return RecordMetadata(self._partition, offset, batch.timestamp_of(self._index))
-
-
-class _Partition:
-    """What waits for one partition, in order: refused batches, full ones, the open one; and what is under way."""
-
-    __slots__ = ("failed", "in_flight", "index", "link", "open", "ready", "recovering", "resume_at", "round", "topic")
-
-    def __init__(self, topic: str, index: int) -> None:
-        self.topic = topic
-        self.index = index
-        self.open: _Batch | None = None
-        self.ready: deque[_Batch] = deque()
-        self.in_flight: list[_Batch] = []
-        self.failed: list[_Batch] = []
-        self.recovering = False
-        self.resume_at = 0.0
-        self.round = 0
-        self.link: Link | None = None
-        """By which what is under way was sent."""
-
-    def batches(self) -> list[_Batch]:
-        """All that is not finished."""
-        rest = [self.open] if self.open is not None else []
-        return [*self.in_flight, *self.failed, *self.ready, *rest]
-
-
-class _Topic:
-    """The partitions of a topic, and where records without a key go now."""
-
-    __slots__ = ("keys", "partitions", "sticky", "sticky_bytes_left")
-
-    def __init__(self, name: str, count: int) -> None:
-        self.partitions = [_Partition(name, index) for index in range(count)]
-        self.keys = KeyPartitions(count)
-        self.sticky = self.partitions[random.randrange(count)]
-        self.sticky_bytes_left = 0
-
-    def grow(self, count: int) -> None:
-        """It has more partitions: what follows goes by their number."""
-        if count > len(self.partitions):
-            name = self.partitions[0].topic
-            self.partitions += [_Partition(name, index) for index in range(len(self.partitions), count)]
-            self.keys = KeyPartitions(count)
-
-    def move_on(self, batch_bytes: int) -> None:
-        """The next `batch_bytes` of records without a key go to the next partition."""
-        self.sticky = self.partitions[(self.sticky.index + 1) % len(self.partitions)]
-        self.sticky_bytes_left = batch_bytes
-
-
 class Producer(Service):
     """`async with Producer("host:port") as producer`; see the module's rules.
 
     `acks`: "all" (durable as the topic says), 1 (written) or 0 (nobody asks). `linger_ms`: how long a batch waits for
     more records. `compression`: None, "gzip", "snappy", "lz4" or "zstd". `max_block_ms`: how long `send` waits for room
     or for a topic. `delivery_timeout_ms`: from `send` to giving up. `in_flight_max`: batches of a partition under way
-    at once.
+    at once, at most 5 of an idempotent producer. `idempotent`: a batch that has to be sent again is stored once. What
+    the hooks do is told in `hooks.py`.
 
     Leaving the block waits for all records, as `flush` does; leaving it by an error drops what was not sent.
     """
@@ -188,6 +88,11 @@ class Producer(Service):
         in_flight_max: int = 5,
         delivery_timeout_ms: int = 120_000,
         retry_backoff_ms: int = 100,
+        idempotent: bool = True,
+        partitioner: Partitioner | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
         link: LinkConfig | None = None,
     ) -> None:
         super().__init__(server, link or LinkConfig())
@@ -199,18 +104,28 @@ class Producer(Service):
         self._compression = compression_of(compression)
         self._buffer_bytes_max = buffer_bytes_max
         self._max_block_ms = max_block_ms
-        self._in_flight_max = in_flight_max
+        self._idempotent = idempotent and acks != 0
+        self._in_flight_max = min(in_flight_max, REMEMBERED) if self._idempotent else in_flight_max
+        self._producer_id = -1
         self._delivery_timeout_s = delivery_timeout_ms / 1000
         self._retry_backoff_s = retry_backoff_ms / 1000
-        self._topics: dict[str, _Topic] = {}
-        self._active: dict[_Partition, None] = {}
+        self._topics: dict[str, TopicWaiting] = {}
+        self._active: dict[Waiting, None] = {}
         self._buffered_bytes = 0
         self._room = trio.Event()
         self._wake = trio.Event()
         self._flushing = 0
         self._until_checkpoint = _CHECKPOINT_RECORDS
         self._sequence = 0
-        self._failed: list[_Batch] = []
+        self._failed: list[Batch] = []
+        if partitioner or key_serializer or value_serializer or interceptors:
+            self._hooks = ProducerHooks(partitioner, key_serializer, value_serializer, interceptors)
+            self.send = self._send_with_hooks  # type: ignore[method-assign]
+
+    async def _prepare(self) -> None:
+        if self._idempotent and self._link.version >= wire.GROUPS_SINCE:
+            reply = await self._link.call(wire_groups.InitProducer(0), wire_groups.InitProducerReply)
+            self._producer_id = reply.producer_id
 
     def _start(self) -> None:
         self._batch_bytes = min(self._batch_bytes, self.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES)
@@ -278,6 +193,33 @@ class Producer(Service):
         self._buffered_bytes += size
         return Delivery(batch, index, queue.index)
 
+    async def _send_with_hooks(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Delivery:
+        hooks = self._hooks
+        record = hooks.outgoing(ProducerRecord(topic, value, key, headers, partition, timestamp_ms))
+        topic, value, key = record.topic, record.value, record.key
+        try:
+            if record.partition is None and hooks.partitioner is not None:
+                known = self._topics.get(topic) or await self._learn(topic)
+                record.partition = hooks.partitioner(topic, key, value, len(known.partitions))
+            delivery = await Producer.send(
+                self, topic, value, key, record.headers, record.partition, record.timestamp_ms
+            )
+        except MillraceError as error:
+            for interceptor in hooks.interceptors:
+                interceptor.on_acknowledgement(None, error)
+            raise
+        for interceptor in hooks.interceptors:
+            delivery.watch(interceptor.on_acknowledgement)
+        return delivery
+
     async def flush(self) -> None:
         """Send all that was taken so far and wait for the answers.
 
@@ -296,9 +238,9 @@ class Producer(Service):
             if not batch.observed and batch.error is not None:
                 raise batch.error
 
-    async def _learn(self, topic: str) -> _Topic:
+    async def _learn(self, topic: str) -> TopicWaiting:
         numbers = await self._leaders.partitions(topic, create_missing=True, timeout_ms=self._max_block_ms)
-        return self._topics.setdefault(topic, _Topic(topic, len(numbers)))
+        return self._topics.setdefault(topic, TopicWaiting(topic, len(numbers), self._producer_id))
 
     async def _wait_for_room(self, size: int) -> None:
         if size > self._buffer_bytes_max:
@@ -310,11 +252,11 @@ class Producer(Service):
             return
         raise BufferFull(f"no room for {size} bytes within {self._max_block_ms} ms")
 
-    def _new_batch(self, queue: _Partition) -> _Batch:
+    def _new_batch(self, queue: Waiting) -> Batch:
         if queue.open is not None:
             queue.ready.append(queue.open)
         self._sequence += 1
-        queue.open = _Batch(time.time_ns() // 1_000_000, trio.current_time(), self._sequence)
+        queue.open = Batch(time.time_ns() // 1_000_000, trio.current_time(), self._sequence)
         self._active[queue] = None
         self._wake.set()
         return queue.open
@@ -349,7 +291,7 @@ class Producer(Service):
                 return due_at
             self._post(link, chosen)
 
-    def _due_at(self, queue: _Partition, now: float) -> float:
+    def _due_at(self, queue: Waiting, now: float) -> float:
         """When something will be due that is not now."""
         times = [batch.created_at + self._delivery_timeout_s for batch in (*queue.failed, *queue.ready)]
         if queue.open is not None:
@@ -358,9 +300,9 @@ class Producer(Service):
             times.append(queue.resume_at)
         return min((at for at in times if at > now), default=math.inf)
 
-    def _choose(self, now: float) -> tuple[Link | None, list[tuple[_Partition, _Batch]]]:
+    def _choose(self, now: float) -> tuple[Link | None, list[tuple[Waiting, Batch]]]:
         """At most one batch of each partition that one broker leads, for one request to it; None: there is nothing."""
-        chosen: list[tuple[_Partition, _Batch]] = []
+        chosen: list[tuple[Waiting, Batch]] = []
         chosen_link: Link | None = None
         bytes_left = 0
         for queue in self._active:
@@ -387,7 +329,7 @@ class Producer(Service):
             chosen.append((queue, batch))
         return chosen_link, chosen
 
-    def _next(self, queue: _Partition, now: float) -> _Batch | None:
+    def _next(self, queue: Waiting, now: float) -> Batch | None:
         """The batch of a partition that may be sent now; it stays where it is."""
         if queue.recovering:
             if queue.in_flight or now < queue.resume_at:
@@ -400,12 +342,12 @@ class Producer(Service):
             return queue.open
         return None
 
-    def _post(self, link: Link, chosen: list[tuple[_Partition, _Batch]]) -> None:
+    def _post(self, link: Link, chosen: list[tuple[Waiting, Batch]]) -> None:
         posted, entries = [], []
         bytes_max = link.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES
         for queue, batch in chosen:
             if batch.data is None:
-                batch.data = batch.build(self._compression)
+                batch.data = batch.build(self._compression, queue.sequences.stamp(batch.count))
             if len(batch.data) > bytes_max:
                 error = BatchTooLarge(f"a batch of {len(batch.data)} bytes; the broker takes {bytes_max}")
                 self._settle(queue, batch, -1, error)
@@ -428,7 +370,7 @@ class Producer(Service):
 
     # Answers
 
-    def _answered(self, chosen: list[tuple[_Partition, _Batch]], reply: wire.Reply | MillraceError | None) -> None:
+    def _answered(self, chosen: list[tuple[Waiting, Batch]], reply: wire.Reply | MillraceError | None) -> None:
         results: list[tuple[MillraceError | None, int]]
         if isinstance(reply, wire.ProduceReply) and len(reply.entries) == len(chosen):
             results = [(None if error is None else error_from_wire(error), base) for error, base in reply.entries]
@@ -441,25 +383,24 @@ class Producer(Service):
             self._settle(queue, batch, base_offset, problem)
         self._wake.set()
 
-    def _settle(self, queue: _Partition, batch: _Batch, base_offset: int, error: MillraceError | None) -> None:
+    def _settle(self, queue: Waiting, batch: Batch, base_offset: int, error: MillraceError | None) -> None:
         queue.in_flight.remove(batch)
         if error is not None and error.retriable:
             queue.failed.append(batch)
             queue.recovering = True
-            if isinstance(error, NotLeader | ConnectionLost):
+            if isinstance(error, SequenceOutOfOrder):
+                queue.renumber = True
+            elif isinstance(error, NotLeader | ConnectionLost):
                 self._leaders.stale([(queue.topic, queue.index)])
         else:
             self._finish_batch(queue, batch, base_offset, error)
             if not queue.failed:
                 queue.recovering = False
         if queue.failed and not queue.in_flight:
-            queue.failed.sort(key=lambda failed: failed.sequence)
-            queue.ready.extendleft(reversed(queue.failed))
-            queue.failed.clear()
-            queue.round += 1
+            queue.put_back()
             queue.resume_at = trio.current_time() + self._retry_backoff_s
 
-    def _finish_batch(self, queue: _Partition, batch: _Batch, base_offset: int, error: MillraceError | None) -> None:
+    def _finish_batch(self, queue: Waiting, batch: Batch, base_offset: int, error: MillraceError | None) -> None:
         batch.finish(base_offset, error)
         self._buffered_bytes -= batch.size - BATCH_OVERHEAD_BYTES
         self._room.set()
@@ -469,7 +410,7 @@ class Producer(Service):
         if not (queue.open or queue.ready or queue.in_flight or queue.failed):
             self._active.pop(queue, None)
 
-    def _expire(self, queue: _Partition, now: float) -> None:
+    def _expire(self, queue: Waiting, now: float) -> None:
         """Give up what waited for longer than `delivery_timeout_ms`; what is under way gets its answer first."""
         oldest = now - self._delivery_timeout_s
         while queue.ready and queue.ready[0].created_at <= oldest:
@@ -478,7 +419,7 @@ class Producer(Service):
             batch, queue.open = queue.open, None
             self._give_up(queue, batch)
 
-    def _give_up(self, queue: _Partition, batch: _Batch) -> None:
+    def _give_up(self, queue: Waiting, batch: Batch) -> None:
         message = f"not acknowledged within {self._delivery_timeout_s * 1000:.0f} ms"
         self._finish_batch(queue, batch, -1, DeliveryTimedOut(message))
 

@@ -13,6 +13,7 @@ from itertools import repeat
 
 from msgspec import Struct
 
+from core_log.batch_header import NO_PRODUCER
 from core_log.record_batch import (
     BatchBuilder,
     Compression,
@@ -121,8 +122,10 @@ class BatchDraft:
         """Time of a record in ms."""
         return self.timestamps_ms.get(index, self.timestamp_ms)
 
-    def build(self, compression: Compression) -> bytes:
-        """The batch, with base offset 0. The records are let go: call it once."""
+    def build(self, compression: Compression, producer: tuple[int, int, int] = NO_PRODUCER) -> bytes:
+        """The batch, with base offset 0, of a producer's id, epoch and sequence number. The records are let go: call it
+        once.
+        """
         builder = BatchBuilder(0, -1, self.timestamp_ms, compression=compression)
         first = 0
         for key, headers, values in self._runs:
@@ -133,7 +136,7 @@ class BatchDraft:
             first += len(values)
         self._runs.clear()
         self._values = []
-        return builder.build()
+        return builder.build(producer)
 
 
 def batch_columns(batch: BytesLike) -> RecordColumns:

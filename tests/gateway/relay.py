@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
@@ -17,16 +17,21 @@ class Relay:
         self.there: list[bytearray] = []
         self.back: list[bytearray] = []
         self._scopes: set[trio.CancelScope] = set()
-        self._open = trio.Event()
+        self._open = self._open_back = trio.Event()
         self._open.set()
 
     def hold(self) -> None:
         """Pass nothing on: nobody is told."""
-        self._open = trio.Event()
+        self._open = self._open_back = trio.Event()
+
+    def hold_back(self) -> None:
+        """Pass on what clients say, and no answers."""
+        self._open_back = trio.Event()
 
     def go_on(self) -> None:
         """Pass on what was held up, too."""
         self._open.set()
+        self._open_back.set()
 
     def cut(self) -> None:
         """Hang up on both sides, for all connections there are."""
@@ -35,19 +40,20 @@ class Relay:
 
     async def serve(self, client: trio.SocketStream) -> None:
         host, _, port = self.target.rpartition(":")
+        server: trio.SocketStream | None = None
         with trio.CancelScope() as scope:
             self._scopes.add(scope)
             try:
                 server = await trio.open_tcp_stream(host, int(port))
             except OSError:
-                server = None
+                pass
             if server is not None:
                 there, back = bytearray(), bytearray()
                 self.there.append(there)
                 self.back.append(back)
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pass, client, server, there, scope)
-                    nursery.start_soon(self._pass, server, client, back, scope)
+                    nursery.start_soon(self._pass, client, server, there, lambda: self._open, scope)
+                    nursery.start_soon(self._pass, server, client, back, lambda: self._open_back, scope)
         self._scopes.discard(scope)
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(client)
@@ -55,11 +61,16 @@ class Relay:
                 await trio.aclose_forcefully(server)
 
     async def _pass(
-        self, source: trio.SocketStream, target: trio.SocketStream, seen: bytearray, scope: trio.CancelScope
+        self,
+        source: trio.SocketStream,
+        target: trio.SocketStream,
+        seen: bytearray,
+        is_open: Callable[[], trio.Event],
+        scope: trio.CancelScope,
     ) -> None:
         try:
             while data := await source.receive_some():
-                await self._open.wait()
+                await is_open().wait()
                 seen += data
                 await target.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
