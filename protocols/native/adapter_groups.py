@@ -16,7 +16,7 @@ from protocols.native.config import NativeConfig
 from protocols.native.group_bytes import GroupBytesError, decode_assignment
 from routing.broker import Broker
 from routing.groups.consumer_group import ConsumerGroup
-from routing.groups.errors import CoordinatorUnavailable, MemberIdRequired
+from routing.groups.errors import CoordinatorUnavailable, MemberIdRequired, UnknownGroup, UnknownMember
 from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, State, Synced
 
@@ -123,7 +123,12 @@ async def _leave_group(door: GroupDoor, request: wire_groups.LeaveGroup) -> wire
 async def _commit_group_offsets(door: GroupDoor, request: wire_groups.CommitGroupOffsets) -> wire.Reply:
     offsets = {(topic, index): (offset, note) for topic, index, offset, note in request.entries}
     door.may_read(offsets)
-    await door.broker.groups.commit(request.group, request.member_id, request.instance_id, request.generation, offsets)
+    try:
+        await door.broker.groups.commit(
+            request.group, request.member_id, request.instance_id, request.generation, offsets
+        )
+    except UnknownGroup as error:  # so it has no such member either
+        raise UnknownMember(str(error)) from None
     return wire_groups.CommitGroupOffsetsReply(request.correlation_id)
 
 
