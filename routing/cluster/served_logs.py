@@ -1,13 +1,15 @@
 """What another broker reads of the logs that are led here, for its clients: one link's.
 
 A read that waits stands until the high watermark has passed it and the link takes something, and is the only one of its
-log; whoever asks anew takes the earlier one back. Nothing is read for a log that is not led here now.
+log; whoever asks anew takes the earlier one back. Nothing is read for a log that is not led here now. Of transactions
+only what is committed is told: the watermark that others hear of is the stable offset.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from core_log.committed import committed
 from core_log.errors import CorruptBatch, LogError, OffsetOutOfRange
 from routing.cluster.leader_questions import Answer, LogPart, NotLed
 from routing.errors import StorageUnavailable
@@ -52,7 +54,7 @@ class ServedLogs:
             self._answer(wanted, log, may_load=True)
             return
         self._forget(wanted.log)
-        if log.high_watermark > wanted.offset and self._link.writable:
+        if log.stable_offset > wanted.offset and self._link.writable:
             self._answer(wanted, log, may_load=False)
             return
         self._waiting[wanted.log] = wanted, log
@@ -74,7 +76,7 @@ class ServedLogs:
         if self._serving.partition(name, wanted.leader_epoch) is None:
             self._forget(name)
             self._link.answer(wanted.request, Answer(NotLed()))
-        elif log.high_watermark > wanted.offset and self._link.writable:
+        elif log.stable_offset > wanted.offset and self._link.writable:
             self._forget(name)
             self._answer(wanted, log, may_load=False)
 
@@ -100,9 +102,9 @@ class ServedLogs:
 
     def _answer(self, wanted: LogRead, log: PartitionLog, *, may_load: bool) -> None:
         batches: list[BytesLike] | None = []
-        if wanted.size_bytes and wanted.offset < log.high_watermark:
+        if wanted.size_bytes and wanted.offset < log.stable_offset:
             try:
-                batches = log.read(wanted.offset, wanted.size_bytes, before=wanted.before)
+                batches = log.read(wanted.offset, wanted.size_bytes, before=min(wanted.before, log.stable_offset))
             except OffsetOutOfRange:
                 pass  # where it begins says so
         if batches is None and may_load:
@@ -111,12 +113,13 @@ class ServedLogs:
             self._say(wanted.request, log, batches or [])
 
     def _say(self, request: int, log: PartitionLog, batches: list[BytesLike], offset: int = -1) -> None:
-        part = LogPart(log.log_start_offset, log.high_watermark, batches, offset)
+        part = LogPart(log.log_start_offset, log.stable_offset, list(committed(log, batches)), offset)
         self._link.answer(request, Answer(part=part))
 
     async def _load(self, wanted: LogRead, log: PartitionLog) -> None:
         try:
-            batches = await log.read_cold(wanted.offset, wanted.size_bytes, before=wanted.before)
+            before = min(wanted.before, log.stable_offset)
+            batches = await log.read_cold(wanted.offset, wanted.size_bytes, before=before)
         except OffsetOutOfRange:
             self._say(wanted.request, log, [])
         except (LogError, OSError) as error:

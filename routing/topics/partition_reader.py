@@ -10,12 +10,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
 import trio
 
+from core_log.committed import committed
 from core_log.errors import CorruptBatch, LogUnavailable, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from routing.config import BrokerConfig
@@ -97,8 +98,8 @@ class PartitionReader:
 
     @property
     def end(self) -> int:
-        """The offset behind all that readers may see."""
-        return self.log.high_watermark
+        """The offset behind all that readers may see: of transactions what is committed."""
+        return self.log.stable_offset
 
     def waits(self, count: int) -> None:
         """So many more (or less) wait at the end: what comes is synced, whoever appended it."""
@@ -171,7 +172,7 @@ class PartitionReader:
         limit = self._limit(self.log, offset)
         try:
             batches = self.log.read(offset, self._host.read_bytes(), before=limit)
-            return None if batches is None else self._decode(offset, limit, batches)
+            return None if batches is None else self._decode(offset, limit, committed(self.log, batches))
         except (CorruptBatch, OffsetOutOfRange):
             return None  # who reads from the disk finds out, and says so
 
@@ -180,7 +181,7 @@ class PartitionReader:
         there = self._chunks.first_after(offset)
         return self.end if there is None else min(there, self.end)
 
-    def _decode(self, offset: int, limit: int, batches: list[Any]) -> Chunk:
+    def _decode(self, offset: int, limit: int, batches: Sequence[Any]) -> Chunk:
         slabs, end = self._decoder.read(batches)
         if not batches:
             end = limit
@@ -217,7 +218,7 @@ class PartitionReader:
             try:
                 batches = await log.read_cold(offset, self._host.read_bytes(), before=limit)
                 if not self._closed:
-                    self._decode(offset, limit, batches)
+                    self._decode(offset, limit, committed(log, batches))
                 break
             except (OffsetOutOfRange, LogUnavailable):
                 break  # retention was faster, or the log is gone
