@@ -39,6 +39,7 @@ from routing.control import Control
 from routing.dead_letters import DeadLetters
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
+from routing.log_transactions.coordinator import TransactionCoordinator
 from routing.message import Slab
 from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host, Runnable
@@ -156,6 +157,8 @@ class Broker:
             self.engine.keep_transactions(self)
         self.groups = Coordinator(self, self._timer, wall_clock_ms)
         topics = TopicControl(self)
+        self.coordinator = TransactionCoordinator(self)
+        """Of transactional producers."""
         self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 
@@ -334,7 +337,7 @@ class Broker:
 
     def want_turn(self) -> None:
         """Have a turn end soon."""
-        self.timers.at(trio.current_time(), _nothing)
+        self.timers.at(trio.current_time(), lambda: None)
 
     @property
     def blocked(self) -> str | None:
@@ -447,10 +450,6 @@ class Broker:
     def home_statuses(self) -> list[HomeStatus]:
         """Every home partition in figures; stripe -1 is that of transient queues."""
         return [partition.status for partition in (*self.topology.led, self.topology.transient)]
-
-
-def _nothing() -> None:
-    """A timer that is about the turn that it ends."""
 
 
 @asynccontextmanager

@@ -43,6 +43,14 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """and how often while partitions move, or did a moment ago: so soon the next one reads what another gave up."""
     group_offsets_retention_ms: int = 604_800_000
     """How long offsets are kept after a group's last member has gone, or of who is in no group after the commit."""
+    transaction_timeout_ms_max: int = 900_000
+    """A producer's transaction over topics may be under way for so long at most; it asks for its own time."""
+    transactional_id_expiration_ms: int = 7 * 86_400_000
+    """Transactional ids that nobody has used for so long are forgotten."""
+    transactional_ids_max: int = 100_000
+    """In each log of transactions."""
+    transaction_partitions_max: int = 10_000
+    """Partitions and groups in one transaction."""
     cold_read_bytes: int = 512 << 10
     """How much of a backlog is read from disk at once."""
     checkpoint_interval_bytes: int = 64 << 20

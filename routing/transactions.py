@@ -29,6 +29,7 @@ from core_log.partition_log import PartitionLog
 from routing.commits import CommitWaiter
 from routing.deduplication import put
 from routing.errors import BrokerError, LimitExceeded, PreconditionFailed, StorageUnavailable
+from routing.log_transactions.store import is_redo_record
 from routing.message import Slab
 from routing.queues.home import for_others
 from routing.queues.queue import Queue
@@ -177,12 +178,12 @@ class Transactions:
         bytes_max: int,
         now_ms: Callable[[], int],
     ) -> None:
-        self._store = store
+        self.store = store
         self._topology = topology
         self._commits = commits
         self._bytes_max = bytes_max
         self._now_ms = now_ms
-        keys = [] if store is None else [int.from_bytes(key, "big") for key, _ in store.items()]
+        keys = [int.from_bytes(key, "big") for key, _ in self._records()]
         self._next_id = 1 + max(keys, default=0)
         self.shared: SharedTransactions | None = None
         """Who sees to what concerns several logs in a cluster."""
@@ -190,6 +191,10 @@ class Transactions:
         """Those whose commit waits for a leader: what they have taken may come back."""
         self._applied: set[bytes] = set()
         """Records that are only waiting to be removed."""
+
+    def _records(self) -> list[tuple[bytes, bytes]]:
+        """The redo records: transactional ids of producers have theirs in the same store."""
+        return [one for one in self.store.items() if is_redo_record(one[0])] if self.store is not None else []
 
     def begin(self) -> Transaction:
         """An empty one."""
@@ -283,14 +288,14 @@ class Transactions:
     # --- by record ---------------------------------------------------------------------------
 
     async def _commit_by_record(self, plan: Plan) -> None:
-        assert self._store is not None
+        assert self.store is not None
         key = self._next_id.to_bytes(8, "big")
         self._next_id += 1
         settled = [
             Settled(queue.id, list(entry.offsets_of(entry.first, entry.end)), rejected)
             for queue, entry, rejected in plan.endings()
         ]
-        await self._store.change([(key, encode(published(plan.routed), settled))])
+        await self.store.change([(key, encode(published(plan.routed), settled))])
         while True:
             try:
                 plan.prepare()
@@ -310,9 +315,9 @@ class Transactions:
         self._commits.when_committed([(log, log.log_end_offset) for log in logs], done)
 
     def _remove(self, key: bytes) -> None:
-        assert self._store is not None
+        assert self.store is not None
         try:
-            self._store.put(key, None)
+            self.store.put(key, None)
             self._applied.discard(key)
         except LogUnavailable:
             pass  # `close` comes back to it
@@ -329,7 +334,7 @@ class Transactions:
         LogUnavailable.
         """
         queues = {queue.id: queue for home in self._topology.led for queue in home.queues.values()}
-        for key, value in list(self._store.items() if self._store is not None else ()):
+        for key, value in self._records():
             publishes, settled = decode(value)
             logs: dict[PartitionLog, None] = {}
             for entry in settled:

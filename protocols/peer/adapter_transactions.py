@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from core_log.errors import LogError
 from protocols.peer import wire_engine as wire_codec
 from protocols.peer import wire_transactions as wire
 from protocols.peer.wire import ErrorCode, PeerError
@@ -14,7 +15,10 @@ from routing.cluster.engine import Engine
 from routing.cluster.questions import Questions
 from routing.cluster.serving import ServedBroker
 from routing.cluster.transaction_links import OutcomeUnknown, Settlement
-from routing.errors import StorageUnavailable
+from routing.errors import BrokerError, StorageUnavailable
+from routing.groups.errors import GroupError
+from routing.log_transactions.errors import BY_NAME, LogTransactionError
+from routing.log_transactions.questions import answer
 
 _PATIENCE_S = 10.0
 _TEXT_MAX = 4096
@@ -28,20 +32,26 @@ class TransactionsOut:
         self._outbox = outbox
         self._engine = engine
         self._questions = Questions[wire.TransactionAnswer](_PATIENCE_S)
+        self._asked = Questions[wire.CoordinatorAnswer](_PATIENCE_S)
 
     def begin(self) -> None:
         """The link is open."""
         self._engine.transaction_links[self.broker] = self
+        self._engine.coordinator_links[self.broker] = self
 
     def lose(self) -> None:
         """It is lost: nobody answers any more."""
-        links = self._engine.transaction_links
-        if links.get(self.broker) is self:
-            del links[self.broker]
+        if self._engine.transaction_links.get(self.broker) is self:
+            del self._engine.transaction_links[self.broker]
+            del self._engine.coordinator_links[self.broker]
         self._questions.close()
+        self._asked.close()
 
     def take(self, frame: wire.TransactionFrame) -> None:
         """An answer. Raises PeerError."""
+        if isinstance(frame, wire.CoordinatorAnswer):
+            self._asked.answer(frame.request, frame)
+            return
         if not isinstance(frame, wire.TransactionAnswer):
             raise PeerError(ErrorCode.UNEXPECTED_FRAME, f"who was dialled sends no '{type(frame).__name__}'")
         self._questions.answer(frame.request, frame)
@@ -63,13 +73,22 @@ class TransactionsOut:
         revision = self._engine.forwarding.revision
         await self._ask(lambda request: wire.SettleThere(request, revision, log, entries))
 
-    async def _ask(self, make: Callable[[int], wire.TransactionFrame]) -> wire.TransactionAnswer:
-        def send(request: int) -> None:
-            for piece in wire_codec.encode(make(request)):
-                self._outbox.write(piece)
-            self._engine.want_turn()
+    async def ask(self, question: bytes) -> bytes:
+        """See `routing.log_transactions.links.CoordinatorLink`."""
+        answer = await self._asked.ask(lambda request: self._send(wire.AskCoordinator(request, question)))
+        if answer is None:
+            raise OutcomeUnknown(f"broker {self.broker} does not answer")
+        if answer.error:
+            raise BY_NAME.get(answer.error, StorageUnavailable)(answer.text)
+        return answer.answer
 
-        answer = await self._questions.ask(send)
+    def _send(self, frame: wire.TransactionFrame) -> None:
+        for piece in wire_codec.encode(frame):
+            self._outbox.write(piece)
+        self._engine.want_turn()
+
+    async def _ask(self, make: Callable[[int], wire.TransactionFrame]) -> wire.TransactionAnswer:
+        answer = await self._questions.ask(lambda request: self._send(make(request)))
         if answer is None:
             raise OutcomeUnknown(f"broker {self.broker} does not answer")
         if answer.outcome != "done":
@@ -87,8 +106,11 @@ class TransactionsIn:
 
     def take(self, frame: wire.TransactionFrame) -> None:
         """A question. Raises PeerError."""
-        if isinstance(frame, wire.TransactionAnswer):
+        if isinstance(frame, wire.TransactionAnswer | wire.CoordinatorAnswer):
             raise PeerError(ErrorCode.UNEXPECTED_FRAME, f"who dialled sends no '{type(frame).__name__}'")
+        if isinstance(frame, wire.AskCoordinator):
+            self._engine.spawn(self._answer_coordinator, frame)
+            return
         if isinstance(frame, wire.SettleThere):
             for entry in frame.entries:
                 _pairs(entry.ids)
@@ -117,6 +139,17 @@ class TransactionsIn:
         except StorageUnavailable as error:
             outcome, text = "refused", str(error)
         for piece in wire_codec.encode(wire.TransactionAnswer(frame.request, outcome, text[:_TEXT_MAX], list(offsets))):
+            self._outbox.write(piece)
+        self._engine.want_turn()
+
+    async def _answer_coordinator(self, frame: wire.AskCoordinator) -> None:
+        error = text = ""
+        body = b""
+        try:
+            body = await answer(self._engine.serving.broker, frame.question)
+        except (LogTransactionError, GroupError, BrokerError, LogError) as problem:
+            error, text = type(problem).__name__[:64], str(problem)[:_TEXT_MAX]
+        for piece in wire_codec.encode(wire.CoordinatorAnswer(frame.request, error, text, body)):
             self._outbox.write(piece)
         self._engine.want_turn()
 

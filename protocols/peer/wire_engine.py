@@ -18,7 +18,14 @@ from msgspec import Meta, Struct
 from protocols.buffers import LENGTH_BYTES, BytesLike
 from protocols.peer.columns import FACTS_MASK, Column
 from protocols.peer.wire import BATCHES_MAX, Error, ErrorCode, LogName, Maybe, Number, PeerError, Pieces
-from protocols.peer.wire_transactions import AskPlaces, KeepTransaction, SettleThere, TransactionAnswer
+from protocols.peer.wire_transactions import (
+    AskCoordinator,
+    AskPlaces,
+    CoordinatorAnswer,
+    KeepTransaction,
+    SettleThere,
+    TransactionAnswer,
+)
 
 MESSAGES_MAX = 1 << 18
 """Messages of a slab."""
@@ -372,7 +379,7 @@ AnyEngineFrame = (
     Begin | Publish | Consume | Cancel | Credit | Settle | Ask | Done | Deliver | Answer | Over | NotLed
     | Fetch | FindTime | Fetched | Command | Result
     | Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
-    | KeepTransaction | AskPlaces | SettleThere | TransactionAnswer
+    | KeepTransaction | AskPlaces | SettleThere | TransactionAnswer | AskCoordinator | CoordinatorAnswer
 )  # fmt: skip
 _decoder: msgspec.msgpack.Decoder[AnyEngineFrame | Error] = msgspec.msgpack.Decoder(AnyEngineFrame | Error)
 _pack = msgpack.Packer().pack

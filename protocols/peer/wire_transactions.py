@@ -10,6 +10,8 @@ from protocols.peer.wire import LogName, Number
 
 RANGES_MAX = 2_000_000
 ENTRIES_MAX = 100_000
+QUESTION_BYTES_MAX = 1 << 20
+ANSWER_BYTES_MAX = 8 << 20
 
 Key = Annotated[bytes, Meta(min_length=1, max_length=64)]
 Ranges = Annotated[list[Number], Meta(max_length=RANGES_MAX)]
@@ -66,5 +68,21 @@ class TransactionAnswer(_Frame, tag=51):
     offsets: Ranges
 
 
-TransactionFrame = KeepTransaction | AskPlaces | SettleThere | TransactionAnswer
+class AskCoordinator(_Frame, tag=52):
+    """A question about transactions of producers (`routing/log_transactions/questions.py`, msgpack)."""
+
+    request: Number
+    question: Annotated[bytes, Meta(max_length=QUESTION_BYTES_MAX)]
+
+
+class CoordinatorAnswer(_Frame, tag=53):
+    """To that: the name of an error and what it says, or the answer."""
+
+    request: Number
+    error: Annotated[str, Meta(max_length=64)]
+    text: Annotated[str, Meta(max_length=4096)]
+    answer: Annotated[bytes, Meta(max_length=ANSWER_BYTES_MAX)]
+
+
+TransactionFrame = KeepTransaction | AskPlaces | SettleThere | TransactionAnswer | AskCoordinator | CoordinatorAnswer
 """What `adapter_transactions.py` deals with."""

@@ -13,6 +13,7 @@ from routing.cluster.offsets import Forward, ReplicatedOffsets
 from routing.cluster.serving import Serving
 from routing.cluster.transaction_links import TransactionLink
 from routing.cluster.transactions import SharedTransactions
+from routing.log_transactions.links import CoordinatorLink
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -36,6 +37,8 @@ class Engine:
         self.forwarding = Forwarding(cluster, spawn=spawn, want_turn=want_turn, patience_s=patience_s)
         self.transaction_links: dict[int, TransactionLink] = {}
         """By broker."""
+        self.coordinator_links: dict[int, CoordinatorLink] = {}
+        """The same, of those that look after transactional producers."""
 
     def keep_offsets(self, storage: Storage, topic_exists: Callable[[str], bool]) -> ReplicatedOffsets:
         """Group offsets are shared. Raises OSError."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import trio
@@ -128,6 +129,40 @@ class ReplicatedOffsets:
             wanted = list(partitions) if partitions is not None else None
             return await self.forward.fetch_offsets(found, group, wanted)
         return found[1].known(group, partitions)
+
+    async def commit_pending(
+        self, group: str, producer_id: int, offsets: Mapping[Partition, Committed], check: Callable[[], Awaitable[None]]
+    ) -> None:
+        """See `OffsetStore.commit_pending`, of a group that is led here. Raises StorageUnavailable."""
+        with self._waiting(group, *await self._here(group)) as store:
+            await store.commit_pending(group, producer_id, offsets, check)
+            return
+        raise _too_few(group)
+
+    async def end_pending(self, group: str, producer_id: int, *, committed: bool) -> None:
+        """See `OffsetStore.end_pending`, of a group that is led here. Raises StorageUnavailable."""
+        with self._waiting(group, *await self._here(group)) as store:
+            await store.end_pending(group, producer_id, committed=committed)
+            return
+        raise _too_few(group)
+
+    async def _here(self, group: str) -> tuple[LedStore[OffsetStore], OffsetStore]:
+        found = await self._led(group, here=True)
+        assert not isinstance(found, int)
+        return found
+
+    @contextmanager
+    def _waiting(self, group: str, part: LedStore[OffsetStore], store: OffsetStore) -> Iterator[OffsetStore]:
+        """For as long as it is led here, and for `patience_s`: the block may end early. Raises StorageUnavailable."""
+        if part.role is None or not part.role.may_append():
+            raise _too_few(group)
+        with part.while_led(), trio.move_on_after(self._patience_s):
+            yield store
+
+    def unstable(self, group: str, partitions: Iterable[Partition] | None = None) -> set[Partition]:
+        """See `OffsetStore.unstable`, of a group that is led here."""
+        part = self._stores.parts.get(self.log_of(group))
+        return part.store.unstable(group, partitions) if part is not None and part.store is not None else set()
 
     def known(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
         """`fetch` from memory: what is not led here is not known."""

@@ -30,6 +30,7 @@ from routing.cluster.remote_queue import RemoteQueue
 from routing.cluster.transaction_effects import Effects, Target, held_by_others, places_of
 from routing.cluster.transaction_links import OutcomeUnknown, Settlement, each_in, ranges_of
 from routing.errors import StorageUnavailable
+from routing.log_transactions.store import is_redo_record
 from routing.queues.queue_partition import QueuePartition
 from routing.redo_records import decode, encode, published
 from routing.transactions import Plan, Transaction, taken_back
@@ -80,7 +81,7 @@ class SharedTransactions:
         self._topology = broker.topology
         self._engine = engine
         self._cluster = engine.cluster
-        self._stores = stores
+        self.stores = stores
         self._process = engine.forwarding.process
         self.publish_patience_s = engine.forwarding.patience_s
         """How long a commit waits for homes that have no leader."""
@@ -257,18 +258,18 @@ class SharedTransactions:
 
     def _log_for_records(self) -> int:
         """The number of a log to keep a record in. Raises StorageUnavailable."""
-        for part, _ in self._stores.led():
+        for part, _ in self.stores.led():
             if part.role is not None and part.role.may_append():
                 return part.number
-        for place in range(self._stores.count):
-            number = (self._cluster.broker_id + place) % self._stores.count
+        for place in range(self.stores.count):
+            number = (self._cluster.broker_id + place) % self.stores.count
             if self._cluster.leader_of(log_of_kind(TRANSACTIONS, number))[0] in self._engine.transaction_links:
                 return number
         raise StorageUnavailable(f"nobody leads {_WHAT} now")
 
     async def _keep(self, number: int, key: bytes, record: bytes | None) -> None:
         links = self._engine.transaction_links
-        found = await self._stores.at(number, _WHAT, may_forward=lambda: bool(links))
+        found = await self.stores.at(number, _WHAT, may_forward=lambda: bool(links))
         if not isinstance(found, int):
             await self.keep_here(number, key, record)
         elif found in links:
@@ -288,9 +289,9 @@ class SharedTransactions:
         """Rule 5."""
         while True:
             await trio.sleep(_LOOK_S)
-            for part, store in self._stores.led():
+            for part, store in self.stores.led():
                 for key, record in list(store.items()):
-                    if key not in self._redone and self._is_gone(key):
+                    if is_redo_record(key) and key not in self._redone and self._is_gone(key):
                         self._redone.add(key)
                         self._engine.spawn(self._redo, part.number, key, record)
 
@@ -319,7 +320,7 @@ class SharedTransactions:
 
     async def keep_here(self, number: int, key: bytes, record: bytes | None) -> None:
         """See `TransactionLink.keep`, of a log that is led here, or will be soon."""
-        found = await self._stores.at(number, _WHAT, may_forward=lambda: False)
+        found = await self.stores.at(number, _WHAT, may_forward=lambda: False)
         assert not isinstance(found, int)
         part, store = found
         if part.role is None or not part.role.may_append():

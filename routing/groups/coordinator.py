@@ -266,6 +266,21 @@ class Coordinator:
             raise IllegalGeneration(f"group '{group}' has no members")
         await self._offsets.commit(group, offsets)
 
+    def check_member(self, group: str, member_id: str, instance_id: str | None, generation: int) -> None:
+        """Whether who commits offsets in a transaction may; who says of no member that it is one may always. Raises
+        GroupError.
+        """
+        self._require_here(group)
+        found = self.groups.get(group)
+        if found is not None and (member_id or generation >= 0):
+            found.check_commit(member_id, instance_id, generation)
+        elif generation >= 0:
+            raise UnknownMember(f"group '{group}' has no members")
+
+    def unstable(self, group: str, partitions: Iterable[Partition] | None = None) -> set[Partition]:
+        """Where a transaction that is not ended may change how far a group has come."""
+        return self._offsets.unstable(group, partitions)
+
     async def fetch(
         self,
         group: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgpack
@@ -10,6 +10,7 @@ import msgpack
 from core_log.errors import LogUnavailable
 from core_log.keyed_store import KeyedStore
 from routing.errors import StorageUnavailable
+from routing.topics.pending_offsets import PendingOffsets
 
 Partition = tuple[str, int]
 """Topic name and partition number."""
@@ -55,6 +56,7 @@ class OffsetStore:
         self._store = store
         self.log = store.log
         self._groups: dict[str, dict[Partition, _Entry]] = {}
+        self.pending = PendingOffsets(store)
         for key, value in store.items():
             parts = msgpack.unpackb(key)
             if len(parts) == _KEY_PARTS:
@@ -62,6 +64,8 @@ class OffsetStore:
                 offset, note, *more = msgpack.unpackb(value)
                 at_ms = more[0] if more else store.log.wall_clock_ms()
                 self._groups.setdefault(group, {})[topic, partition] = _Entry(offset, note, at_ms)
+            elif self.pending.is_key(parts):
+                self.pending.load(parts, value)
 
     async def commit(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
         """Store offsets; returns when they are durable. Raises StorageUnavailable."""
@@ -159,6 +163,45 @@ class OffsetStore:
             known.pop(partition, None)
         if not known:
             self._groups.pop(group, None)
+    # ---- offsets of transactions
+
+    async def commit_pending(
+        self, group: str, producer_id: int, offsets: Mapping[Partition, Committed], check: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Store what a group gets if a transaction is committed; durable when it returns. `check` raises if there is no
+        such transaction. Raises StorageUnavailable.
+        """
+        while True:
+            ended = self.pending.ended
+            await check()
+            if ended == self.pending.ended:
+                break  # else it may have been this one: what came now would be pending for ever
+        try:
+            self.pending.put(group, producer_id, offsets)
+            await self._store.commit()
+        except LogUnavailable as error:
+            raise StorageUnavailable(str(error)) from error
+
+    async def end_pending(self, group: str, producer_id: int, *, committed: bool) -> None:
+        """A transaction is ended: what it has are the group's offsets now, or nobody's; durable when it returns. Raises
+        StorageUnavailable.
+        """
+        pending = self.pending
+        pending.ended += 1
+        found = pending.of(group, producer_id)
+        try:
+            if found:
+                if committed:
+                    self.note(group, found)  # first: what a crash leaves is done again
+                self._store.put_all(pending.removals(group, producer_id, found))
+                pending.drop(group, producer_id)
+            await self._store.commit()
+        except LogUnavailable as error:
+            raise StorageUnavailable(str(error)) from error
+
+    def unstable(self, group: str, partitions: Iterable[Partition] | None = None) -> set[Partition]:
+        """Where a transaction may change how far a group has come, among these partitions or all."""
+        return self.pending.unstable(group, partitions)
 
     def topics(self) -> set[str]:
         """Where anybody has come."""
@@ -175,3 +218,9 @@ class OffsetStore:
 
 def _key(group: str, partition: Partition) -> bytes:
     return msgpack.packb([group, *partition])  # type: ignore[no-any-return]
+        for group, known in self._groups.items():
+            for topic, partition in [key for key in known if key[0] == name]:
+                del known[topic, partition]
+                self._store.put(msgpack.packb([group, topic, partition]), None)
+        for key in list(self.pending.forget_topic(name)):
+            self._store.put(key, None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ _KEYS_MAX = 65536
 _BATCH_BYTES = 900 << 10
 _LATEST_TIMEOUT_S = 5.0
 _LOOK_S = 0.01
+Check = Callable[[], Awaitable[None]]
 PARTITION_KEY_HEADER = "x-partition-key"
 _HEADER_BYTES = PARTITION_KEY_HEADER.encode()
 """Every protocol's property bytes have the names of headers as they are."""
@@ -99,11 +100,16 @@ class TopicPartition:
         self.next_offset = self.log.log_end_offset
         return base_offset
 
-    async def append_once(self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]) -> tuple[int, int]:
+    async def append_once(
+        self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike], check: Check | None = None
+    ) -> tuple[int, int]:
         """Append validated batches, idempotent producers' unless they are there already: the base offset of the first,
-        and the offset behind the last. Raises as `append` does, and OutOfOrderSequence, ProducerFenced.
+        and the offset behind the last. `check` raises if there is no transaction that they may be a part of: asked
+        where none is open yet. Raises as `append` does, and OutOfOrderSequence, ProducerFenced.
         """
         states = await self.producers.states()
+        if check is not None:
+            states = await self._joined(headers[0], check)
         base_offset, end = -1, -1
         for header, batch in zip(headers, batches, strict=True):
             known = states.check(header) if header.producer_id >= 0 else None
@@ -116,6 +122,19 @@ class TopicPartition:
                     self.producers.note(header, first)
             base_offset = first if base_offset < 0 else base_offset
         return base_offset, end
+
+    async def _joined(self, header: BatchHeader, check: Check) -> ProducerStates:
+        """Return when a batch of a transaction may be appended at once: none was ended while that was looked at."""
+        while True:
+            log = self.log
+            before = (log.leader_epoch, log.transactions.markers if log.transactions is not None else 0)
+            opened = log.transactions.open.get(header.producer_id) if log.transactions is not None else None
+            if opened is None or opened.producer_epoch != header.producer_epoch:
+                await check()
+            states = await self.producers.states()
+            after = (log.leader_epoch, log.transactions.markers if log.transactions is not None else 0)
+            if log is self.log and before == after:
+                return states
 
     def append_records(
         self, keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes], body_bytes: int

@@ -29,7 +29,7 @@ async def town(etcd: EtcdProcess, directory: Path, name: str) -> AsyncIterator[d
         for number, queue in NAMES.items():
             await brokers[number].server.broker.declare_queue(queue, durable=True)
             await until(lambda number=number, queue=queue: leads(brokers[number], queue))  # type: ignore[misc]
-        await until(lambda: all(len(list(one.engine.transactions._stores.led())) for one in engines))  # type: ignore[union-attr]
+        await until(lambda: all(len(list(one.engine.transactions.stores.led())) for one in engines))  # type: ignore[union-attr]
         yield brokers
 
 
@@ -42,7 +42,7 @@ def records(brokers: dict[int, Running]) -> int:
     found = 0
     for one in brokers.values():
         assert one.server.broker.engine is not None
-        found += sum(len(list(store.items())) for _, store in one.server.broker.engine.transactions._stores.led())
+        found += sum(len(list(store.items())) for _, store in one.server.broker.engine.transactions.stores.led())
     return found
 
 

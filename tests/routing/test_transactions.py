@@ -123,7 +123,7 @@ async def test_what_was_committed_survives_a_kill(what: str) -> None:
         expected = counts(running)[:4]
         if "settlements" not in what and "work" not in what:
             expected[0] += 2  # what is outstanding comes back
-        log = running.broker.transactions._store.log
+        log = running.broker.transactions.store.log
         await running.synced()
         await running.until(
             lambda: not running.broker.transactions._applied and log.written_offset == log.log_end_offset

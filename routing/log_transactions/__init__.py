@@ -1,0 +1,1 @@
+"""Transactions of producers that write to topics before they commit: see `coordinator.py`."""

@@ -1,0 +1,107 @@
+"""What brokers ask each other about transactions of producers, and how it is answered."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from routing.errors import InvalidArgument
+from routing.log_transactions.links import Ending
+from routing.log_transactions.state import IdState
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+
+ROWS_MAX = 1000
+
+
+class _Question(msgspec.Struct, array_like=True):
+    pass
+
+
+class Check(_Question, tag="check"):
+    """See `TransactionCoordinator.check`."""
+
+    name: str
+    producer_id: int
+    epoch: int
+    partition: tuple[str, int] | None
+    group: str | None
+
+
+class Mark(_Question, tag="mark"):
+    """See `Endings.mark_here`."""
+
+    topic: str
+    index: int
+    ending: Ending
+
+
+class EndOffsets(_Question, tag="end_offsets"):
+    """See `ReplicatedOffsets.end_pending`, of a group that the receiver looks after."""
+
+    group: str
+    ending: Ending
+
+
+class ListIds(_Question, tag="list"):
+    """The transactional ids that the receiver looks after: (name, state), at most `ROWS_MAX`."""
+
+    only_open: bool
+
+
+class GiveUp(_Question, tag="give_up"):
+    """See `TransactionCoordinator.give_up`."""
+
+    name: str
+
+
+Question = Check | Mark | EndOffsets | ListIds | GiveUp
+
+_questions = msgspec.msgpack.Decoder(Question)
+_lists = msgspec.msgpack.Decoder(list[tuple[str, IdState]])
+encode = msgspec.msgpack.Encoder().encode
+
+
+async def answer(broker: Broker, body: bytes) -> bytes:
+    """What this broker answers. Raises InvalidArgument, and what is raised there."""
+    try:
+        question = _questions.decode(body)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"a question that is not understood: {error}") from None
+    return encode(await _answer(broker, question))
+
+
+async def _answer(broker: Broker, question: Question) -> Any:
+    coordinator = broker.coordinator
+    if isinstance(question, Check):
+        coordinator.check(
+            question.name,
+            question.producer_id,
+            question.epoch,
+            partition=question.partition,
+            group=question.group,
+        )
+    elif isinstance(question, Mark):
+        await coordinator.endings.mark_here(question.topic, question.index, question.ending)
+    elif isinstance(question, EndOffsets):
+        ending = question.ending
+        await broker.offsets.end_pending(question.group, ending.producer_id, committed=ending.committed)
+    elif isinstance(question, ListIds):
+        return listed(broker, only_open=question.only_open)
+    else:
+        return await coordinator.give_up(question.name)
+    return None
+
+
+def listed(broker: Broker, *, only_open: bool) -> list[tuple[str, IdState]]:
+    """Those that are looked after here, with a transaction that is not complete or all."""
+    found = broker.coordinator.known()
+    return list(islice((one for one in found if one[1].is_open or one[1].is_prepared or not only_open), ROWS_MAX))
+
+
+def ids_of(body: bytes) -> list[tuple[str, IdState]]:
+    """The answer to `ListIds`. Raises msgspec.MsgspecError."""
+    return _lists.decode(body)

@@ -1,0 +1,81 @@
+"""Offsets that a group has in transactions which are not ended: what it gets if they are committed.
+
+They stand in the store of the group's offsets under keys of their own, so that whoever looks after the group next has
+them as well. `ended` counts what was ended, for who must know whether a transaction was ended while it waited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgpack
+
+from core_log.keyed_store import KeyedStore
+
+Partition = tuple[str, int]
+Committed = tuple[int, str]
+
+
+class PendingOffsets:
+    """See the module; of all groups in one store."""
+
+    def __init__(self, store: KeyedStore) -> None:
+        self.ended = 0
+        self._store = store
+        self._groups: dict[str, dict[int, dict[Partition, Committed]]] = {}
+        """By group and producer id."""
+
+    @staticmethod
+    def is_key(fields: list[Any]) -> bool:
+        """Whether a key of the store, unpacked, is one of these."""
+        return len(fields) == 4
+
+    def load(self, fields: list[Any], value: bytes) -> None:
+        """Take in what the store has under such a key."""
+        group, topic, partition, producer_id = fields
+        offset, note = msgpack.unpackb(value)
+        self._of(group, producer_id)[topic, partition] = (offset, note)
+
+    def _of(self, group: str, producer_id: int) -> dict[Partition, Committed]:
+        return self._groups.setdefault(group, {}).setdefault(producer_id, {})
+
+    def put(self, group: str, producer_id: int, offsets: Mapping[Partition, Committed]) -> None:
+        """A transaction has these. Raises LogUnavailable."""
+        self._store.put_all(
+            [(_key(group, place, producer_id), msgpack.packb(list(said))) for place, said in offsets.items()]
+        )
+        self._of(group, producer_id).update(offsets)
+
+    def of(self, group: str, producer_id: int) -> dict[Partition, Committed]:
+        """What a transaction has, if it has anything."""
+        return dict(self._groups.get(group, {}).get(producer_id, {}))
+
+    @staticmethod
+    def removals(group: str, producer_id: int, places: Iterable[Partition]) -> list[tuple[bytes, None]]:
+        """What is to be put for offsets that are pending no more."""
+        return [(_key(group, place, producer_id), None) for place in places]
+
+    def drop(self, group: str, producer_id: int) -> None:
+        """A transaction is ended."""
+        known = self._groups.get(group, {})
+        known.pop(producer_id, None)
+        if not known:
+            self._groups.pop(group, None)
+
+    def unstable(self, group: str, partitions: Iterable[Partition] | None = None) -> set[Partition]:
+        """Where a transaction has something for a group, among these partitions or all."""
+        found = {place for offsets in self._groups.get(group, {}).values() for place in offsets}
+        return found if partitions is None else found.intersection(partitions)
+
+    def forget_topic(self, name: str) -> Iterator[bytes]:
+        """The topic is deleted; the keys that go."""
+        for group, producers in self._groups.items():
+            for producer_id, offsets in producers.items():
+                for place in [place for place in offsets if place[0] == name]:
+                    del offsets[place]
+                    yield _key(group, place, producer_id)
+
+
+def _key(group: str, place: Partition, producer_id: int) -> bytes:
+    return msgpack.packb([group, *place, producer_id])  # type: ignore[no-any-return]
