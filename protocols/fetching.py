@@ -108,6 +108,12 @@ class Door(Protocol[Asked, Problem]):
     def unreadable(self, problem: Exception) -> Problem:
         """What a client is told where the disk is at fault."""
 
+    def limit(self, request: Asked, log: PartitionLog) -> int | None:
+        """Up to where a fetch sees a log; None: to the high watermark."""
+
+    def seen(self, log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
+        """What a client gets for batches of a log."""
+
     def waits(self, request: Asked) -> Waits | None:
         """What a fetch waits at that is parked; None: at the log of each entry."""
 
@@ -195,7 +201,7 @@ class Fetches(Generic[Request, Problem]):
         if self._outbox.writable:
             gathered = self._gather(request)
             if gathered.cold:
-                await self._read_cold(gathered)
+                await self._read_cold(request, gathered)
             if self._satisfies(gathered, request) or not request.wait_ms_max:
                 if not gathered.size:
                     self._request_sync(request)
@@ -269,17 +275,20 @@ class Fetches(Generic[Request, Problem]):
             batches: Sequence[BytesLike] | None = ()
             if gathered.bytes_left > 0 or not gathered.size:
                 try:
-                    batches = log.read(entry.offset, min(entry.bytes_max, max(gathered.bytes_left, 0)))
+                    most = min(entry.bytes_max, max(gathered.bytes_left, 0))
+                    batches = log.read(entry.offset, most, before=self._door.limit(request, log))
                 except OffsetOutOfRange as problem:
                     gathered.final = True
                     error = self._door.out_of_range(problem)
             if batches is None:
                 gathered.cold.append((index, log))
                 batches = ()
+            if batches:
+                batches = self._door.seen(log, batches)
             gathered.entries.append(Found(entry, error, log, gathered.take(batches)))
         return gathered
 
-    async def _read_cold(self, gathered: _Gathered[Problem]) -> None:
+    async def _read_cold(self, request: Request, gathered: _Gathered[Problem]) -> None:
         """Fill in what must be read from disk, as far as the limits allow."""
         for index, log in gathered.cold:
             entry = gathered.entries[index].entry
@@ -288,7 +297,9 @@ class Fetches(Generic[Request, Problem]):
             error: Problem | None = None
             batches: Sequence[BytesLike] = ()
             try:
-                batches = await log.read_cold(entry.offset, min(entry.bytes_max, max(gathered.bytes_left, 0)))
+                most = min(entry.bytes_max, max(gathered.bytes_left, 0))
+                limit = self._door.limit(request, log)
+                batches = self._door.seen(log, await log.read_cold(entry.offset, most, before=limit))
             except OffsetOutOfRange as problem:
                 error = self._door.out_of_range(problem)
             except (OSError, LogError) as problem:

@@ -4,14 +4,16 @@
 2. acks=-1 is answered when the batch is committed on all that count, acks=1 when this broker's disk has it by the log's
    own rule, acks=0 not at all.
 3. An idempotent producer's batch that is there already is answered with where it lies (`core_log/producer_states.py`).
-4. While publishers are blocked a batch is refused with a code that clients try again after.
+4. A batch of a transaction is taken if its partition was added to that before (`routing/log_transactions`).
+5. While publishers are blocked a batch is refused with a code that clients try again after.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from core_log.batch_header import HEADER_BYTES, LENGTH_START, parse_header, validate
+from core_log.batch_header import HEADER_BYTES, LENGTH_START, BatchHeader, parse_header, validate
 from core_log.errors import CorruptBatch
 from core_log.partition_log import PartitionLog
 from delay.timer_service import Timer
@@ -19,11 +21,13 @@ from protocols.buffers import BytesLike
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.adapter_leaders import current_leader, endpoints
+from protocols.kafka.adapter_transactional import check_code_of, require_id
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import PRODUCE
 from protocols.kafka.registry import serves
 from routing.errors import NotLeader, StorageUnavailable
+from routing.topics.topic import TopicPartition
 
 _ALL, _NONE = -1, 0
 _LEADERS_SINCE = 10
@@ -102,7 +106,7 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
             try:
                 if request.acks not in (_ALL, _NONE, 1):
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
-                log, base_offset, end = await _append(door, topic.name, one, request.acks)
+                log, base_offset, end = await _append(door, topic.name, one, request)
             except ENGINE_ERRORS as error:
                 producing.settle(index, code_of(error), why=str(error) or None)
             else:
@@ -118,7 +122,7 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
     producing.wait(min(max(request.timeout_ms, 0), door.config.produce_timeout_ms_max))
 
 
-async def _append(door: Door, topic: str, asked: Entity, acks: int) -> tuple[PartitionLog, int, int]:
+async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tuple[PartitionLog, int, int]:
     if door.broker.blocked is not None:
         # Refused, not left unread: the connection may fetch as well, and consumers never wait.
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"producers are blocked: {door.broker.blocked}")
@@ -128,16 +132,40 @@ async def _append(door: Door, topic: str, asked: Entity, acks: int) -> tuple[Par
     partition = door.led(topic, asked.index)
     if partition.leadership is not None:
         short = partition.leadership.shortage()
-        if short is not None and (acks == _ALL or isinstance(short, NotLeader)):
+        if short is not None and (request.acks == _ALL or isinstance(short, NotLeader)):
             raise short
     batches = split(asked.records or b"")
     headers = [validate(batch) for batch in batches]
     if any(header.is_control for header in headers):
         raise KafkaError(ErrorCode.INVALID_RECORD, "a client does not write control batches")
+    if any(header.is_transactional for header in headers):
+        check = _membership(door, partition, headers, request.transactional_id)
+        return partition.log, *await partition.append_once(headers, batches, check)
     if any(header.producer_id >= 0 for header in headers):
         return partition.log, *await partition.append_once(headers, batches)
     offsets = [partition.append(batch) for batch in batches]
     return partition.log, offsets[0], partition.log.log_end_offset
+
+
+def _membership(
+    door: Door, partition: TopicPartition, headers: Sequence[BatchHeader], name: str | None
+) -> Callable[[], Awaitable[None]]:
+    """Asks whether a batch is a part of the transaction that its producer has under way. Raises KafkaError."""
+    (header, *more) = headers
+    if more or name is None or header.producer_id < 0:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "one batch of one transactional producer for each partition")
+    require_id(door, name)
+    place = partition.topic_name, partition.index
+
+    async def check() -> None:
+        try:
+            await door.broker.coordinator.check_anywhere(
+                name, header.producer_id, header.producer_epoch, partition=place
+            )
+        except ENGINE_ERRORS as error:
+            raise check_code_of(error, ErrorCode.NOT_ENOUGH_REPLICAS) from None
+
+    return check
 
 
 def split(records: BytesLike) -> list[BytesLike]:

@@ -5,6 +5,7 @@
 3. Topics are named or, from version 13 on, said by their id. An id that no topic has is an error of its partitions.
 4. A consumer that says in which epoch the record before its offset was is told where that epoch ended, if that is not
    where it is: then what it has read was lost (KIP-595).
+5. Who reads what is committed gets nothing from the stable offset on, and is told which transactions were aborted.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from core_log.batch_header import parse_header
 from core_log.errors import OffsetOutOfRange
 from core_log.partition_log import PartitionLog
+from protocols.buffers import BytesLike
 from protocols.fetching import Entry, Found
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
@@ -27,6 +30,7 @@ from protocols.log_waits import Waits
 
 _IDS_SINCE, _LEADERS_SINCE = 13, 16
 _INITIAL_EPOCH, _FINAL_EPOCH = 0, -1
+_READ_COMMITTED = 1
 
 
 class FetchEntry(NamedTuple):
@@ -55,13 +59,14 @@ Problem = ErrorCode | Diverging
 class KafkaFetch:
     """A request, as `protocols.fetching` takes it."""
 
-    __slots__ = ("_entries", "bytes_max", "bytes_min", "call", "epoch", "session", "wait_ms_max")
+    __slots__ = ("_entries", "bytes_max", "bytes_min", "call", "epoch", "is_committed", "session", "wait_ms_max")
 
     def __init__(self, call: Call, request: Entity, session: FetchSession | None) -> None:
         self.call = call
         self.wait_ms_max: int = max(request.max_wait_ms, 0)
         self.bytes_min: int = max(request.min_bytes, 0)
         self.bytes_max: int = max(request.max_bytes, 1)
+        self.is_committed: bool = request.isolation_level == _READ_COMMITTED
         self.session = session
         self.epoch = 0 if session is None else session.epoch
         """In which the session must be when this is answered."""
@@ -128,6 +133,14 @@ class FetchDoor:
         except ENGINE_ERRORS as error:
             return code_of(error)
 
+    def limit(self, request: KafkaFetch, log: PartitionLog) -> int | None:
+        """See `protocols.fetching.Door`."""
+        return log.stable_offset if request.is_committed else None
+
+    def seen(self, log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
+        """See `protocols.fetching.Door`: the client passes over what was aborted by itself."""
+        return batches
+
     def out_of_range(self, problem: OffsetOutOfRange) -> ErrorCode:
         """See `protocols.fetching.Door`."""
         return ErrorCode.OFFSET_OUT_OF_RANGE
@@ -158,7 +171,7 @@ class FetchDoor:
             if place != at:
                 at = place
                 responses.append(Entity(topic=entry.topic, topic_id=entry.topic_id, partitions=[]))
-            said = _partition(entry, one)
+            said = _partition(entry, one, is_committed=request.is_committed)
             if version >= _LEADERS_SINCE and one.error in LEADER_ERRORS:
                 said.current_leader = current_leader(self._door, entry.topic or entry.topic_id, entry.partition)
                 leaders.add(said.current_leader.leader_id)
@@ -177,7 +190,7 @@ def _is_news(session: FetchSession, entry: FetchEntry | SessionEntry, found: Fou
     return True
 
 
-def _partition(entry: FetchEntry | SessionEntry, found: Found[Problem]) -> Entity:
+def _partition(entry: FetchEntry | SessionEntry, found: Found[Problem], *, is_committed: bool) -> Entity:
     log, error = found.log, found.error
     code = ErrorCode.NONE
     diverging = None
@@ -190,14 +203,22 @@ def _partition(entry: FetchEntry | SessionEntry, found: Found[Problem]) -> Entit
         partition_index=entry.partition,
         error_code=code,
         high_watermark=-1 if log is None else log.high_watermark,
-        last_stable_offset=-1 if log is None else log.high_watermark,
+        last_stable_offset=-1 if log is None else log.stable_offset,
         log_start_offset=-1 if log is None else log.log_start_offset,
-        aborted_transactions=None,
+        aborted_transactions=_aborted(entry.offset, log, found.batches) if is_committed else None,
         records=found.batches,
     )
     if diverging is not None:
         said.diverging_epoch = diverging
     return said
+
+
+def _aborted(offset: int, log: PartitionLog | None, batches: Sequence[BytesLike]) -> list[Entity]:
+    """The transactions that a reader of committed records has to pass over in these batches."""
+    if log is None or log.transactions is None or not batches:
+        return []
+    found = log.transactions.aborted_between(offset, parse_header(batches[-1]).next_offset)
+    return [Entity(producer_id=one.producer_id, first_offset=one.first_offset) for one in found]
 
 
 def _refused(code: ErrorCode) -> Entity:

@@ -17,6 +17,7 @@ from routing.topics.topic import TopicPartition
 
 _LATEST, _EARLIEST, _LARGEST_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED, _EARLIEST_PENDING = -1, -2, -3, -4, -5, -6
 _SINCE = {_LARGEST_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING: 11}
+_READ_COMMITTED = 1
 _NOT_TIERED = (_LATEST_TIERED, _EARLIEST_PENDING)
 """What is asked of records that lie elsewhere as well: there are none."""
 _NOWHERE = (-1, -1, -1)
@@ -27,18 +28,20 @@ async def list_offsets(door: Door, call: Call, request: Entity) -> Entity:
     """One partition after the other."""
     topics = []
     for topic in request.topics:
-        found = [await _partition(door, call, topic.name, one) for one in topic.partitions]
+        found = [await _partition(door, call, topic.name, one, request.isolation_level) for one in topic.partitions]
         topics.append(Entity(name=topic.name, partitions=found))
     return Entity(topics=topics)
 
 
-async def _partition(door: Door, call: Call, topic: str, asked: Entity) -> Entity:
+async def _partition(door: Door, call: Call, topic: str, asked: Entity, isolation_level: int) -> Entity:
     offset, timestamp, epoch = _NOWHERE
     code = ErrorCode.NONE
     try:
         door.require("read", topic)
         partition = door.led(topic, asked.partition_index, leader_epoch=asked.current_leader_epoch)
         offset, timestamp, epoch = await _found(partition, call.version, asked.timestamp)
+        if asked.timestamp == _LATEST and isolation_level == _READ_COMMITTED:
+            offset = min(offset, partition.log.stable_offset)
     except ENGINE_ERRORS as error:
         code = code_of(error)
     except OSError:

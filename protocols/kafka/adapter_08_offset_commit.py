@@ -22,7 +22,7 @@ async def offset_commit(door: Door, call: Call, request: Entity) -> Entity:
     for topic in request.topics:
         for one in topic.partitions:
             place = topic.name, one.partition_index
-            codes[place] = _allowed(door, *place, one.committed_metadata or "")
+            codes[place] = allowed(door, *place, one.committed_metadata or "")
             if codes[place] == ErrorCode.NONE:
                 offsets[place] = one.committed_offset, one.committed_metadata or ""
     try:
@@ -50,7 +50,8 @@ async def offset_commit(door: Door, call: Call, request: Entity) -> Entity:
     )
 
 
-def _allowed(door: Door, topic: str, index: int, note: str) -> ErrorCode:
+def allowed(door: Door, topic: str, index: int, note: str) -> ErrorCode:
+    """Whether the offset of a partition may be committed, with a note."""
     if not door.allows("read", topic):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     found = door.broker.topics.get(topic)

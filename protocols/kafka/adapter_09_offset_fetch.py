@@ -1,4 +1,7 @@
-"""OffsetFetch: where a group goes on."""
+"""OffsetFetch: where a group goes on.
+
+Who wants stable offsets is told to ask again while a transaction that is not ended has another one for the group.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,14 @@ _CODE_OF_ALL_SINCE = 2
 async def offset_fetch(door: Door, call: Call, request: Entity) -> Entity:
     """One group, or from version 8 on many."""
     if call.version >= _MANY_SINCE:
-        return Entity(groups=[await _group(door, call, one) for one in request.groups])
-    found = await _group(door, call, request)
+        return Entity(groups=[await _group(door, call, one, request.require_stable) for one in request.groups])
+    found = await _group(door, call, request, request.require_stable)
     return Entity(topics=found.topics, error_code=found.error_code)
 
 
-async def _group(door: Door, call: Call, asked: Entity) -> Entity:
+async def _group(door: Door, call: Call, asked: Entity, require_stable: bool) -> Entity:
     code, found = ErrorCode.NONE, dict[Partition, Committed]()
+    unstable: set[Partition] = set()
     places = None
     if asked.topics is not None:
         places = [(topic.name, index) for topic in asked.topics for index in topic.partition_indexes]
@@ -39,15 +43,18 @@ async def _group(door: Door, call: Call, asked: Entity) -> Entity:
             found = await door.broker.groups.fetch(
                 asked.group_id, places, member_id=asked.member_id, epoch=asked.member_epoch
             )
+        if require_stable:
+            unstable = door.broker.groups.unstable(asked.group_id, places)
     except ENGINE_ERRORS as error:
         code = group_code_of(error)
     if places is None:
-        places = sorted(place for place in found if door.allows("read", place[0]))
+        places = sorted(place for place in {*found, *unstable} if door.allows("read", place[0]))
     topics: list[Entity] = []
     for topic, index in places:
         if not topics or topics[-1].name != topic:
             topics.append(Entity(name=topic, partitions=[]))
-        topics[-1].partitions.append(_partition(door, found, topic, index, code))
+        told = ErrorCode.UNSTABLE_OFFSET_COMMIT if (topic, index) in unstable else code
+        topics[-1].partitions.append(_partition(door, found, topic, index, told))
     return Entity(group_id=asked.group_id, topics=topics, error_code=code)
 
 

@@ -1,4 +1,4 @@
-"""FindCoordinator: which broker looks after a group."""
+"""FindCoordinator: which broker looks after a group, or a transactional id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import FIND_COORDINATOR
 from protocols.kafka.registry import serves
 
-_GROUP = 0
+_GROUP, _TRANSACTION = 0, 1
 _BATCHES_SINCE = 4
 
 
@@ -25,12 +25,15 @@ async def find_coordinator(door: Door, call: Call, request: Entity) -> Entity:
 
 def _found(door: Door, key: str, kind: int) -> Entity:
     code, why = ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody looks after it now"
-    if kind != _GROUP:
-        code, why = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "there are no transactional producers yet"
+    if kind not in (_GROUP, _TRANSACTION):
+        code, why = ErrorCode.INVALID_REQUEST, f"nobody looks after keys of type {kind}"
     elif not key:
-        code, why = ErrorCode.INVALID_GROUP_ID, "a group needs a name"
+        code = ErrorCode.INVALID_GROUP_ID if kind == _GROUP else ErrorCode.INVALID_REQUEST
+        why = "it needs a name"
+    elif kind == _TRANSACTION and not door.allows("write", key):
+        code, why = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ""
     else:
-        broker = door.broker.groups.broker_of(key)
+        broker = (door.broker.groups if kind == _GROUP else door.broker.coordinator).broker_of(key)
         for node in nodes(door):
             if node.node_id == broker:
                 return Entity(

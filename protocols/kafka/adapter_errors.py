@@ -6,6 +6,7 @@ from core_log import errors as log_errors
 from protocols.kafka.errors import ErrorCode, KafkaError
 from routing import errors
 from routing.groups import errors as groups
+from routing.log_transactions import errors as transactions
 
 _CODES: dict[type[Exception], ErrorCode] = {
     errors.NotFound: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -48,6 +49,16 @@ _CODES: dict[type[Exception], ErrorCode] = {
     groups.StateTooLarge: ErrorCode.UNKNOWN_SERVER_ERROR,
     groups.CoordinatorLoading: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     groups.CoordinatorUnavailable: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    transactions.ProducerFenced: ErrorCode.PRODUCER_FENCED,
+    transactions.WrongProducerId: ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    transactions.TransactionEnding: ErrorCode.CONCURRENT_TRANSACTIONS,
+    transactions.WrongTransactionState: ErrorCode.INVALID_TXN_STATE,
+    transactions.WrongTimeout: ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+    transactions.NotATransactionalId: ErrorCode.INVALID_REQUEST,
+    transactions.UnknownTransactionalId: ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+    transactions.TooManyInTransaction: ErrorCode.POLICY_VIOLATION,
+    transactions.NotTransactionCoordinator: ErrorCode.NOT_COORDINATOR,
+    transactions.TransactionCoordinatorUnavailable: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     log_errors.LogUnavailable: ErrorCode.KAFKA_STORAGE_ERROR,
     log_errors.BatchTooLarge: ErrorCode.MESSAGE_TOO_LARGE,
     log_errors.CorruptBatch: ErrorCode.CORRUPT_MESSAGE,
@@ -56,7 +67,9 @@ _CODES: dict[type[Exception], ErrorCode] = {
     log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
 }
 _NOBODY = (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_ENOUGH_REPLICAS)
-ENGINE_ERRORS = (errors.BrokerError, groups.GroupError, log_errors.LogError, KafkaError)
+ENGINE_ERRORS = (
+    errors.BrokerError, groups.GroupError, transactions.LogTransactionError, log_errors.LogError, KafkaError,
+)  # fmt: skip
 
 
 def group_code_of(error: Exception) -> ErrorCode:

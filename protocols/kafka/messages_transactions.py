@@ -90,6 +90,29 @@ END_TXN = api(
     """,
 )  # fmt: skip
 
+WRITE_TXN_MARKERS = api(
+    27, "WriteTxnMarkers", "0-1", flexible=1,
+    request="""
+    markers []
+      producer_id int64
+      producer_epoch int16
+      transaction_result bool
+      topics []
+        name string
+        partition_indexes []int32
+      coordinator_epoch int32
+    """,
+    reply="""
+    markers []
+      producer_id int64
+      topics []
+        name string
+        partitions []
+          partition_index int32
+          error_code int16
+    """,
+)  # fmt: skip
+
 TXN_OFFSET_COMMIT = api(
     28, "TxnOffsetCommit", "0-5", flexible=3,
     request="""

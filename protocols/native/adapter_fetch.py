@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from core_log.committed import committed
 from core_log.errors import OffsetOutOfRange
+from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
 from protocols.fetching import Entry, Found
 from protocols.log_waits import Waits
@@ -35,6 +37,14 @@ class FetchDoor:
         except BrokerError as error:
             return engine_error(error)
 
+    def limit(self, request: Fetch, log: PartitionLog) -> int | None:
+        """See `protocols.fetching.Door`: of transactions what is committed is seen."""
+        return None if log.transactions is None else log.stable_offset
+
+    def seen(self, log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
+        """See `protocols.fetching.Door`."""
+        return committed(log, batches)
+
     def out_of_range(self, problem: OffsetOutOfRange) -> WireError:
         """See `protocols.fetching.Door`."""
         return wire_error(ErrorCode.OFFSET_OUT_OF_RANGE, str(problem))
@@ -52,7 +62,7 @@ class FetchDoor:
         entries = [
             (one.error, -1, -1, one.batches)
             if one.log is None
-            else (one.error, one.log.log_start_offset, one.log.high_watermark, one.batches)
+            else (one.error, one.log.log_start_offset, one.log.stable_offset, one.batches)
             for one in found
         ]
         for piece in encode_fetch_reply(request.correlation_id, entries):

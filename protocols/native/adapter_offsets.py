@@ -51,7 +51,7 @@ async def _offset_of(partition: TopicPartition, which: int) -> tuple[int | None,
     if which == wire.EARLIEST:
         return partition.log.log_start_offset, _NOWHERE
     if which == wire.LATEST:
-        return await partition.latest(), _NOWHERE
+        return min(await partition.latest(), partition.log.stable_offset), _NOWHERE
     found = await partition.log.offset_for_timestamp_cold(which)
     return (None, _NOWHERE) if found is None else found
 

@@ -163,6 +163,7 @@ class OffsetStore:
             known.pop(partition, None)
         if not known:
             self._groups.pop(group, None)
+
     # ---- offsets of transactions
 
     async def commit_pending(
@@ -214,13 +215,9 @@ class OffsetStore:
             if gone:
                 self._store.put_all([(_key(group, partition), None) for partition in gone])
                 self._drop(group, gone)
+        for key in list(self.pending.forget_topic(name)):
+            self._store.put(key, None)
 
 
 def _key(group: str, partition: Partition) -> bytes:
     return msgpack.packb([group, *partition])  # type: ignore[no-any-return]
-        for group, known in self._groups.items():
-            for topic, partition in [key for key in known if key[0] == name]:
-                del known[topic, partition]
-                self._store.put(msgpack.packb([group, topic, partition]), None)
-        for key in list(self.pending.forget_topic(name)):
-            self._store.put(key, None)

@@ -23,6 +23,7 @@ from core_log.errors import LogUnavailable
 from core_log.files import BytesLike
 from core_log.murmur2 import partition_of_key
 from core_log.partition_log import LogConfig, PartitionLog
+from core_log.producer_states import ProducerStates
 from core_log.record_batch import BatchBuilder, encode_headers
 from core_log.varint import varint
 from routing.commits import storage_error

@@ -379,8 +379,6 @@ async def test_producers_are_given_ids(version: int) -> None:
         if version >= 3:
             more = await peer.ask(INIT_PRODUCER_ID, version, producer_id=5, producer_epoch=7, **asked)
             assert (more.producer_id, more.producer_epoch) == (5, 8)
-        none = await peer.ask(INIT_PRODUCER_ID, version, transactional_id="t", transaction_timeout_ms=1000)
-        assert none.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 async def test_a_batch_that_is_sent_again_is_there_once() -> None:

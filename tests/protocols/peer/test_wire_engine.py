@@ -19,7 +19,9 @@ from protocols.peer import wire_engine as wire
 from protocols.peer.adapter_slabs import SlabReader, to_entry
 from protocols.peer.wire import ErrorCode, PeerError
 from protocols.peer.wire_transactions import (
+    AskCoordinator,
     AskPlaces,
+    CoordinatorAnswer,
     KeepTransaction,
     SettlementEntry,
     SettleThere,
@@ -130,6 +132,8 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
         [50, 1, 2, "home-1", [[3, 0, [], [5, MAX], True]]],
     ),
     (TransactionAnswer(1, "unknown", "why", [7, 8]), [51, 1, "unknown", "why", [7, 8]]),
+    (AskCoordinator(1, b"question"), [52, 1, b"question"]),
+    (CoordinatorAnswer(1, "ProducerFenced", "why", b""), [53, 1, "ProducerFenced", "why", b""]),
 ]  # fmt: skip
 
 
@@ -148,7 +152,7 @@ def test_both_ways(frame: wire.AnyEngineFrame, expected: list[Any]) -> None:
 
 
 def test_every_kind_is_in_the_table() -> None:
-    assert {expected[0] for _, expected in ALL} == {*range(16, 39), *range(48, 52)}
+    assert {expected[0] for _, expected in ALL} == {*range(16, 39), *range(48, 54)}
 
 
 def test_what_is_large_is_not_copied() -> None:

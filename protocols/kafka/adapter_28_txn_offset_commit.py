@@ -1,0 +1,59 @@
+"""TxnOffsetCommit: how far a group has come if a transaction is committed. Here looks after the group, not after the
+transaction: whether that is under way is asked of who does.
+"""
+
+from __future__ import annotations
+
+from protocols.kafka.adapter_08_offset_commit import allowed
+from protocols.kafka.adapter_door import Call, Door
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, group_code_of
+from protocols.kafka.adapter_transactional import check_code_of, require_id
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_transactions import TXN_OFFSET_COMMIT
+from protocols.kafka.registry import serves
+from routing.topics.offset_store import Committed, Partition
+
+_MEMBERS_SINCE = 3
+
+
+@serves(TXN_OFFSET_COMMIT, 0, 3)
+async def txn_offset_commit(door: Door, call: Call, request: Entity) -> Entity:
+    """Answered when what can be kept is safe; each partition is told for itself."""
+    offsets: dict[Partition, Committed] = {}
+    codes: dict[Partition, ErrorCode] = {}
+    for topic in request.topics:
+        for one in topic.partitions:
+            place = topic.name, one.partition_index
+            codes[place] = allowed(door, *place, one.committed_metadata or "")
+            if codes[place] == ErrorCode.NONE:
+                offsets[place] = one.committed_offset, one.committed_metadata or ""
+    name, group, groups = request.transactional_id, request.group_id, door.broker.groups
+
+    async def check() -> None:
+        try:
+            await door.broker.coordinator.check_anywhere(name, request.producer_id, request.producer_epoch, group=group)
+        except ENGINE_ERRORS as error:
+            raise check_code_of(error, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) from None
+        if call.version >= _MEMBERS_SINCE:
+            groups.check_member(group, request.member_id, request.group_instance_id, request.generation_id)
+
+    try:
+        require_id(door, name)
+        groups.check_member(group, "", None, -1)
+        if offsets:
+            await door.broker.offsets.commit_pending(group, request.producer_id, offsets, check)
+    except ENGINE_ERRORS as error:
+        codes.update(dict.fromkeys(offsets, group_code_of(error)))
+    return Entity(
+        topics=[
+            Entity(
+                name=topic.name,
+                partitions=[
+                    Entity(partition_index=one.partition_index, error_code=codes[topic.name, one.partition_index])
+                    for one in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
