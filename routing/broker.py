@@ -150,7 +150,7 @@ class Broker:
             self.engine.serve(self)
             self.topology.catalog.spread = cluster.revisions.everywhere
             self.topology.topic_gone = self._topic_gone
-        self.rights = Rights(self.topology.catalog, users, kind_of=self._kind_of, vhosts=self.topology.vhosts)
+        self.rights = Rights(self.topology, users, kind_of=self._kind_of, scram_iterations=config.scram_iterations)
         self.rights.user_deleted = self._user_deleted
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=cluster is None)
         if self.engine is not None:

@@ -51,6 +51,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """In each log of transactions."""
     transaction_partitions_max: int = 10_000
     """Partitions and groups in one transaction."""
+    scram_iterations: Annotated[int, Meta(ge=4096, le=1_000_000)] = 15_000
+    """How often a password is hashed for SCRAM when it is set; each login of such a client takes as long there."""
     cold_read_bytes: int = 512 << 10
     """How much of a backlog is read from disk at once."""
     checkpoint_interval_bytes: int = 64 << 20

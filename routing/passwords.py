@@ -5,21 +5,27 @@
 2. What was right is remembered as a keyed hash that only this process can make, so that ten thousand clients that come
    back do that work once; those who come at the same time with the same password wait for the same answer.
 3. A wrong password costs the same whether the user is known or not. What was wrong is not remembered.
+4. Where a password was only ever given salted for SCRAM (`scram.py`) it is compared with that.
 """
 
 from __future__ import annotations
 
 import secrets
 from base64 import b64encode
+from collections.abc import Callable
 from hashlib import blake2b
+from typing import Any, TypeVar
 
 import trio
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from argon2.low_level import ARGON2_VERSION
 
+from routing import scram
+
 REMEMBERED_MAX = 10_000
 _THREADS = 2
+_T = TypeVar("_T")
 
 # OWASP's second choice: 19 MiB, two passes. The library's default takes 64 MiB a login.
 _hasher = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
@@ -39,6 +45,8 @@ _DUMMY = _hash_of_nothing()
 
 
 def _matches(encoded: str, password: bytes) -> bool:
+    if scram.is_hash(encoded):
+        return scram.matches(encoded, password)
     try:
         return _hasher.verify(encoded, password)
     except (VerificationError, InvalidHashError):
@@ -66,7 +74,11 @@ class Passwords:
 
     async def hash(self, password: bytes) -> str:
         """What is kept of a password."""
-        return await trio.to_thread.run_sync(_hasher.hash, password, limiter=self._threads)
+        return await self.work_out(_hasher.hash, password)
+
+    async def work_out(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Do in a thread what takes so long."""
+        return await trio.to_thread.run_sync(function, *arguments, limiter=self._threads)
 
     async def verify(self, encoded: str | None, password: bytes) -> bool:
         """Whether `encoded` was made from this password; None for a user who is not known."""
@@ -79,7 +91,7 @@ class Passwords:
             return check.right
         check = self._checks[digest] = _Check()
         try:
-            right = await trio.to_thread.run_sync(_matches, encoded or _DUMMY, password, limiter=self._threads)
+            right = await self.work_out(_matches, encoded or _DUMMY, password)
             check.right = right and encoded is not None
         finally:
             del self._checks[digest]

@@ -52,6 +52,8 @@ from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_42_delete_groups,
     adapter_44_incremental_alter_configs,
     adapter_47_offset_delete,
+    adapter_50_describe_user_scram_credentials,
+    adapter_51_alter_user_scram_credentials,
     adapter_60_describe_cluster,
     adapter_68_consumer_group_heartbeat,
     adapter_69_consumer_group_describe,
@@ -70,6 +72,7 @@ from protocols.kafka.codec import (
     write_message,
 )
 from protocols.kafka.config import KafkaConfig
+from protocols.kafka.errors import KafkaError
 from protocols.kafka.fetch_sessions import FetchSessions
 from protocols.kafka.registry import SERVED, Served
 from protocols.peers import Authenticate, is_loopback
@@ -141,7 +144,7 @@ class KafkaAdapter:
             if self.closed or self._ending:
                 return
             try:
-                await self._serve(frame)
+                await (self._take_token(frame) if self.door.bare_tokens else self._serve(frame))
             except Malformed as error:
                 self._give_up(str(error))
                 return
@@ -198,6 +201,15 @@ class KafkaAdapter:
         """Somebody wants this connection to end."""
         self._give_up(reason)
         self._outbox.write(b"")
+
+    async def _take_token(self, token: BytesLike) -> None:
+        """Of who logs in as the first version of SaslHandshake has it."""
+        try:
+            answer = await self.door.sasl.token(self.door, bytes(token))
+        except KafkaError as error:
+            raise Malformed(str(error)) from None
+        self.door.bare_tokens = not self.door.sasl.done
+        self._outbox.write(_LENGTH.pack(len(answer)) + answer)
 
     # Requests
 

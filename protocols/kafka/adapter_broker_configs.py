@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from protocols.kafka.adapter_17_sasl_handshake import MECHANISMS
 from protocols.kafka.adapter_door import Door
+from protocols.kafka.adapter_login import MECHANISMS
 from protocols.kafka.config import KafkaConfig
 from routing.config import BrokerConfig
 from routing.topics.described_config import Kind

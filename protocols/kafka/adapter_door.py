@@ -59,8 +59,10 @@ class Door:
         """What the user may do, from the login on."""
         self.login: Callable[[str], None]
         """Called with who the client is. Raises BrokerError."""
-        self.mechanism = ""
-        """Of SASL, that the client has chosen."""
+        self.sasl: Any = None
+        """How the client has chosen to log in."""
+        self.bare_tokens = False
+        """What comes is no requests now, but its tokens."""
         self.fetches: Any
         self.fetch_sessions = fetch_sessions
         """Of all connections."""

@@ -18,7 +18,7 @@ from protocols.kafka import codec
 from protocols.kafka.codec import Entity, Malformed
 from protocols.kafka.schema import Api, Field, api, parsed
 
-MODULES = ("connection", "records", "groups", "admin", "transactions")
+MODULES = ("connection", "records", "groups", "admin", "transactions", "users")
 THEIRS = [getattr(kafka.protocol, name) for name in ("metadata", "producer", "consumer", "admin", "sasl")]
 
 
