@@ -113,10 +113,18 @@ class DiskSpace:
                 if self.give_back(size + _SMALL_FILES_BYTES):
                     job.error, job.finished = None, False
                     execute(job)
-            if self.total_bytes:
-                self.free_bytes -= job.size
-                self._unmeasured_bytes += job.size
-                if job.error is not None or job.removals or self._unmeasured_bytes >= _MEASURE_BYTES:
-                    self.measure()
         except OSError as error:
-            logger.warning("cannot measure the room on the disk: %s", error)
+            logger.warning("the reserve cannot be given back: %s", error)
+        self.account(job)
+
+    def account(self, job: FlushJob) -> None:
+        """A job took its room; measured when much was taken, or something has changed besides."""
+        if not self.total_bytes:
+            return
+        self.free_bytes -= job.size
+        self._unmeasured_bytes += job.size
+        if job.error is not None or job.removals or self._unmeasured_bytes >= _MEASURE_BYTES:
+            try:
+                self.measure()
+            except OSError as error:
+                logger.warning("cannot measure the room on the disk: %s", error)

@@ -36,6 +36,9 @@ class File(Protocol):
     def sync(self) -> None:
         """Make the written bytes durable (fdatasync)."""
 
+    def for_kernel(self) -> int:
+        """The operating system's descriptor, for `KernelSync`; -1 where nobody may sync the file but by `sync`."""
+
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
 
@@ -130,6 +133,10 @@ class OsFile:
     def sync(self) -> None:
         """See `File`."""
         os.fdatasync(self._descriptor)
+
+    def for_kernel(self) -> int:
+        """See `File`."""
+        return self._descriptor
 
     def truncate(self, size: int) -> None:
         """See `File`."""

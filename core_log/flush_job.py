@@ -162,6 +162,24 @@ class FlushJob:
     applied: bool = False
     """The log has taken the result."""
 
+    def is_plain(self) -> bool:
+        """Nothing but batches for the open segment, and its sync."""
+        return (
+            self.epochs is None
+            and self.log_start is None
+            and self.recovery_point is None
+            and self.clean_epochs is None
+            and not self.sync_names
+            and not self.removals
+            and self.active.file is not None
+            and all(write.segment is self.active and write.closing is None for write in self.writes)
+        )
+
+    def synced(self) -> None:
+        """What is written so far is durable."""
+        for write in (*self.written_before, *self.writes):
+            write.durable = True
+
 
 def execute(job: FlushJob) -> None:
     """Do all of a job, in any thread. Sets `job.error` instead of raising OSError."""
@@ -176,8 +194,7 @@ def execute(job: FlushJob) -> None:
                 _write(job, write)
         if job.sync:
             job.active.writable(files).sync()
-            for write in (*job.written_before, *job.writes):
-                write.durable = True
+            job.synced()
             if job.sync_names:
                 files.sync_directory(job.directory)
         point = job.recovery_point

@@ -2,8 +2,11 @@
 
 1. A log has at most one job under way. All that is appended meanwhile joins its next job, so that batching emerges
    under load and costs nothing without.
-2. Jobs go to long-lived daemon threads through a `SimpleQueue`, results come back through `run_sync_soon`; a hop costs
-   some tens of microseconds, starting a thread for each would cost more than a small fdatasync.
+2. A small job that is nothing but batches for the open segment is written here and now, which takes microseconds, and
+   synced by the kernel (`kernel_sync.py`) without a thread. A write that was slow, the disk's memory being full perhaps,
+   sends all jobs to the threads for a while.
+   All other jobs go to long-lived daemon threads through a `SimpleQueue`, results come back through `run_sync_soon`; a
+   hop costs some hundred microseconds, most of it waiting for the interpreter's lock.
 3. Completions are taken in bunches: every log's result with its listeners, then `after_turn`, then new jobs, so that
    what listeners and the turn append goes into the next job, not into the one after it.
 4. `enlist` costs next to nothing and may be called for each append: the log is looked at when the event loop comes
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -23,11 +27,16 @@ import trio
 
 from core_log.errors import LogUnavailable
 from core_log.flush_job import FlushJob, execute
+from core_log.kernel_sync import KernelSync
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
 
 THREADS_MAX = 4
+_HERE_BYTES_MAX = 64 << 10
+"""What is written on the event loop at once: about 20 us. More is worth a thread."""
+_SLOW_WRITE_S, _SLOW_PAUSE_S = 0.005, 1.0
+"""A write on the event loop that takes longer is the last one for a while."""
 
 T = TypeVar("T")
 
@@ -41,7 +50,13 @@ class LogFlusher:
         self.unflushed_bytes = 0
         self.execute: Callable[[FlushJob], None] = execute
         """What the threads do with a job; `DiskSpace.execute` does more for it."""
+        self.account: Callable[[FlushJob], None] | None = None
+        """Told of jobs that no thread executes."""
         self.after_turn: Callable[[], None] | None = None
+        self._kernel: KernelSync | None = None
+        self._no_writes_before = 0.0
+        self._done: deque[FlushJob] = deque()
+        """Finished without a thread."""
         self._token: trio.lowlevel.TrioToken | None = None
         self._jobs: queue.SimpleQueue[FlushJob | None] = queue.SimpleQueue()
         self._finished: deque[FlushJob] = deque()
@@ -62,11 +77,14 @@ class LogFlusher:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Logs that are closed afterwards flush themselves."""
         self._token = trio.lowlevel.current_trio_token()
+        self._kernel = KernelSync.open()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._serve)
                 nursery.start_soon(self._retry)
                 nursery.start_soon(self._sync_at_intervals)
+                if self._kernel is not None:
+                    nursery.start_soon(self._await_kernel, self._kernel)
                 task_status.started()
         finally:
             self._token = None
@@ -97,7 +115,7 @@ class LogFlusher:
 
     def _start(self, log: PartitionLog) -> None:
         job = log.take_job()
-        if job is None:
+        if job is None or (job.size <= _HERE_BYTES_MAX and log.error is None and self._do_here(job)):
             return
         self._under_way += 1
         if self._under_way > self._threads and self._threads < THREADS_MAX:
@@ -107,6 +125,49 @@ class LogFlusher:
             )
             thread.start()
         self._jobs.put(job)
+
+    def _do_here(self, job: FlushJob) -> bool:
+        """Write a small job, and leave its sync to the kernel. False: a thread has to do all of it."""
+        kernel, began = self._kernel, time.perf_counter()
+        if kernel is None or began < self._no_writes_before or not job.is_plain():
+            return False
+        file = job.active.writable(job.files)
+        descriptor = file.for_kernel()
+        if descriptor < 0:
+            return False
+        try:
+            for write in job.writes:
+                file.pwritev(write.buffers, write.position)
+        except OSError:
+            return False  # it knows what to do about it, and may write the same bytes again
+        ended = time.perf_counter()
+        if ended - began > _SLOW_WRITE_S:
+            self._no_writes_before = ended + _SLOW_PAUSE_S
+        if not job.sync:
+            self._end_here(job)
+            self._wake()
+        elif not kernel.submit(descriptor, job):
+            return False
+        return True
+
+    def _end_here(self, job: FlushJob) -> None:
+        job.finished = True
+        self._done.append(job)
+        if self.account is not None:
+            self.account(job)
+
+    async def _await_kernel(self, kernel: KernelSync) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(kernel.eventfd)
+            self._take_synced(kernel)
+            self._turn()
+
+    def _take_synced(self, kernel: KernelSync, *, wait: bool = False) -> None:
+        for job, error in kernel.take(wait=wait):
+            if error is None:
+                job.synced()
+            job.error = error
+            self._end_here(job)
 
     def _work(self, jobs: queue.SimpleQueue[FlushJob | None], token: trio.lowlevel.TrioToken) -> None:
         while (job := jobs.get()) is not None:
@@ -133,20 +194,26 @@ class LogFlusher:
             return trio.lowlevel.Abort.SUCCEEDED
 
         while True:
-            while self._finished or self._enlisted:
-                if self._finished:
-                    self._take_finished()
-                logs = list(self._enlisted)
-                self._enlisted.clear()
-                for log in logs:
-                    self.submit(log)
+            self._turn()
             self._server = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(abort)
 
+    def _turn(self) -> None:
+        while self._finished or self._done or self._enlisted:
+            if self._finished or self._done:
+                self._take_finished()
+            logs = list(self._enlisted)
+            self._enlisted.clear()
+            for log in logs:
+                self.submit(log)
+
     def _take_finished(self) -> None:
-        while self._finished:
-            job = self._finished.popleft()
-            self._under_way -= 1
+        while self._finished or self._done:
+            if self._done:
+                job = self._done.popleft()
+            else:
+                job = self._finished.popleft()
+                self._under_way -= 1
             if not job.applied:
                 self._apply(job)
                 self._enlisted[job.log] = None
@@ -262,6 +329,9 @@ class LogFlusher:
             job = log.job
             if job is None:
                 return
+            while not job.finished and self._kernel:
+                self._take_synced(self._kernel, wait=True)
+                self._wake()  # some may be other logs'
             self._blocking += 1
             with self._job_done:
                 while not job.finished:

@@ -91,6 +91,10 @@ class MemoryFile:
         with self._lock:
             self.node.sync()
 
+    def for_kernel(self) -> int:
+        """See `File`."""
+        return -1
+
     def truncate(self, size: int) -> None:
         """See `File`."""
         with self._lock:
@@ -269,6 +273,10 @@ class FaultyFile:
                 self._inner.node.unsynced.clear()
             raise
         self._inner.sync()
+
+    def for_kernel(self) -> int:
+        """See `File`."""
+        return -1
 
     def truncate(self, size: int) -> None:
         """See `File`."""

@@ -55,6 +55,10 @@ class _ReadOnlyFile(OsFile):
             return bytes(node.own[position : position + size])
         return super().pread(max(min(size, node.size - position), 0), position)
 
+    def for_kernel(self) -> int:
+        """See `File`."""
+        return -1
+
     def sync(self) -> None:
         """See `File`."""
 

@@ -100,7 +100,7 @@ class Broker:
         files.make_directory("")
         space = DiskSpace(files, config.disk_reserve_bytes)
         self.alarms = Alarms(config, space, flusher)
-        flusher.execute = space.execute
+        flusher.execute, flusher.account = space.execute, space.account
         with suppress(OSError):  # tried again each second
             space.tend(self.alarms.disk_free_bytes_min)
         self.cluster = cluster
