@@ -86,6 +86,11 @@ class BatchHeader(NamedTuple):
         return self.attributes & COMPRESSION_MASK
 
 
+def size_of(data: BytesLike, position: int = 0) -> int:
+    """Bytes of the whole batch at `position`, as its header says; nothing is checked."""
+    return int.from_bytes(data[position + 8 : position + LENGTH_START], "big", signed=True) + LENGTH_START
+
+
 def parse_header(data: BytesLike, position: int = 0) -> BatchHeader:
     """The header of the batch at `position`; `data` need not hold the whole batch.
 

@@ -1,10 +1,10 @@
 """fdatasync done by the kernel: no thread of ours, and no hand-over of the interpreter's lock.
 
-Linux's native asynchronous I/O (io_submit(2), `IOCB_CMD_FDSYNC`, since Linux 4.18) takes the order in one system call and
-tells the end of it through an eventfd, which an event loop can wait for. A thread that calls fdatasync costs two futex
-wake-ups and two waits for the interpreter's lock on top: writing and syncing 1,400 bytes took 390 to 420 us and 250 us
-of CPU that way, 220 to 290 us and 70 us this way, where 220 is what a program that does nothing else needs
-(`benchmarks/sync_hop.py`). No kept library offers it, so it is made of four calls with ctypes.
+Linux's native asynchronous I/O (io_submit(2), `IOCB_CMD_FDSYNC`, since Linux 4.18) takes the order in one system call
+and tells the end of it through an eventfd, which an event loop can wait for. A thread that calls fdatasync costs two
+futex wake-ups and two waits for the interpreter's lock on top: writing and syncing 1,400 bytes took 350 to 420 us and
+210 to 270 us of CPU that way, 220 to 310 us and 70 us this way, where 200 to 260 us are what a program takes that does
+nothing else (`python -m benchmarks.sync_hop`). No kept library offers it, so it is made of four calls with ctypes.
 
 Where it is not to be had (other systems, other processors, a container that forbids it) `KernelSync.open` returns None
 and threads do it.
@@ -13,9 +13,11 @@ and threads do it.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import sys
+from time import perf_counter
 from typing import Any
 
 _NUMBERS = {
@@ -72,7 +74,7 @@ class KernelSync:
         self._events = (_Event * under_way_max)()
         self._under_way_max = under_way_max
         self._last = 0
-        self._under_way: dict[int, Any] = {}
+        self._under_way: dict[int, tuple[Any, float]] = {}
 
     @classmethod
     def open(cls, under_way_max: int = 128) -> KernelSync | None:
@@ -91,6 +93,10 @@ class KernelSync:
         """Whether something is under way."""
         return bool(self._under_way)
 
+    def waits_since(self) -> float:
+        """When the oldest order that is under way was given, by `perf_counter`; infinity if there is none."""
+        return next(iter(self._under_way.values()))[1] if self._under_way else math.inf
+
     def submit(self, descriptor: int, token: object) -> bool:
         """Have a file synced; `take` returns the token. False: not now, or not this kind of file."""
         if len(self._under_way) >= self._under_way_max:
@@ -100,7 +106,7 @@ class KernelSync:
         order.data, order.descriptor = self._last, descriptor
         if self._call(*self._submit) != 1:
             return False
-        self._under_way[self._last] = token
+        self._under_way[self._last] = token, perf_counter()
         return True
 
     def take(self, *, wait: bool = False) -> list[tuple[Any, OSError | None]]:
@@ -117,7 +123,7 @@ class KernelSync:
         found: list[tuple[Any, OSError | None]] = []
         for event in self._events[: max(count, 0)]:
             error = None if event.result >= 0 else OSError(-event.result, os.strerror(-event.result))
-            found.append((self._under_way.pop(event.data), error))
+            found.append((self._under_way.pop(event.data)[0], error))
         return found
 
     def close(self) -> None:

@@ -2,11 +2,11 @@
 
 1. A log has at most one job under way. All that is appended meanwhile joins its next job, so that batching emerges
    under load and costs nothing without.
-2. A small job that is nothing but batches for the open segment is written here and now, which takes microseconds, and
-   synced by the kernel (`kernel_sync.py`) without a thread. A write that was slow, the disk's memory being full perhaps,
-   sends all jobs to the threads for a while.
-   All other jobs go to long-lived daemon threads through a `SimpleQueue`, results come back through `run_sync_soon`; a
-   hop costs some hundred microseconds, most of it waiting for the interpreter's lock.
+2. A small job that is nothing but batches for the open segment is written at once, on the event loop, and synced by
+   the kernel (`kernel_sync.py`) without a thread. That takes some 10 us, but a disk in trouble can hold up a write:
+   while a sync takes long, and for a while after a write that did, all jobs go to the threads.
+   All others go to long-lived daemon threads through a `SimpleQueue`, results come back through `run_sync_soon`; a hop
+   costs some hundred microseconds, most of it waiting for the interpreter's lock.
 3. Completions are taken in bunches: every log's result with its listeners, then `after_turn`, then new jobs, so that
    what listeners and the turn append goes into the next job, not into the one after it.
 4. `enlist` costs next to nothing and may be called for each append: the log is looked at when the event loop comes
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 THREADS_MAX = 4
 _HERE_BYTES_MAX = 64 << 10
 """What is written on the event loop at once: about 20 us. More is worth a thread."""
-_SLOW_WRITE_S, _SLOW_PAUSE_S = 0.005, 1.0
-"""A write on the event loop that takes longer is the last one for a while."""
+_SLOW_SYNC_S, _SLOW_WRITE_S, _SLOW_PAUSE_S = 0.05, 0.005, 1.0
+"""What takes longer is a sign that a write on the event loop may take long; one that did is the last for a while."""
 
 T = TypeVar("T")
 
@@ -130,6 +130,8 @@ class LogFlusher:
         """Write a small job, and leave its sync to the kernel. False: a thread has to do all of it."""
         kernel, began = self._kernel, time.perf_counter()
         if kernel is None or began < self._no_writes_before or not job.is_plain():
+            return False
+        if began - kernel.waits_since() > _SLOW_SYNC_S:
             return False
         file = job.active.writable(job.files)
         descriptor = file.for_kernel()

@@ -236,6 +236,12 @@ class PartitionLog(ReadableLog):
             self._sync_wanted = self._sync_wanted or self.config.fsync == "commit"
             self._flusher.submit(self)
 
+    def want_sync(self) -> None:
+        """As `request_sync`, when the event loop comes round: with what is appended until then."""
+        if self.committed_offset < self.log_end_offset:
+            self._sync_wanted = self._sync_wanted or self.config.fsync == "commit"
+            self._flusher.enlist(self)
+
     def reader_waits(self, count: int) -> None:
         """So many readers more, or less, wait at the high watermark. While there are any, each job syncs what it
         writes, and what is there already is synced now.

@@ -167,6 +167,7 @@ class KafkaAdapter:
         self._broker.release(self)
         self.door.fetches.drop()
         self.door.fetch_sessions.detach(self.door)
+        self.door.deadlines.clear()
 
     def shut_down(self, reason: str) -> None:
         """Answer parked fetches with what there is, and close: a Kafka client looks for the new leader by itself."""

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from core_log.batch_header import HEADER_BYTES, LENGTH_START, BatchHeader, parse_header, validate
+from core_log.batch_header import HEADER_BYTES, LENGTH_START, BatchHeader, size_of, validate
 from core_log.errors import CorruptBatch
 from core_log.partition_log import PartitionLog
-from delay.timer_service import Timer
 from protocols.buffers import BytesLike
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
@@ -36,7 +35,7 @@ _LEADERS_SINCE = 10
 class _Producing:
     """A request until each of its batches is committed or refused."""
 
-    __slots__ = ("_call", "_door", "_entries", "_remaining", "_replies", "_timer", "acks")
+    __slots__ = ("_call", "_door", "_entries", "_remaining", "_replies", "_waits", "acks")
 
     def __init__(self, door: Door, call: Call, request: Entity) -> None:
         self.acks: int = request.acks
@@ -48,7 +47,7 @@ class _Producing:
         ]
         self._entries = [one for topic in self._replies for one in topic.partition_responses]
         self._remaining = len(self._entries)
-        self._timer: Timer | None = None
+        self._waits = False
 
     def settle(
         self, index: int, code: ErrorCode, base_offset: int = -1, log_start: int = -1, why: str | None = None
@@ -71,8 +70,8 @@ class _Producing:
 
     def finish(self) -> None:
         """All are done."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._waits:
+            self._door.deadlines.remove(self)
         if self.acks == _NONE:
             self._call.answer(None)
             return
@@ -88,10 +87,11 @@ class _Producing:
     def wait(self, timeout_ms: int) -> None:
         """Whatever is not committed by then is answered as such."""
         if self._remaining:
-            self._timer = self._door.timer(timeout_ms, self._timed_out)
+            self._waits = True
+            self._door.deadlines.add(self, timeout_ms)
 
-    def _timed_out(self) -> None:
-        self._timer = None
+    def timed_out(self) -> None:
+        """See `Deadlines`."""
         for index in range(len(self._entries)):
             self.settle(index, ErrorCode.REQUEST_TIMED_OUT)
 
@@ -136,12 +136,16 @@ async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tup
             raise short
     batches = split(asked.records or b"")
     headers = [validate(batch) for batch in batches]
-    if any(header.is_control for header in headers):
-        raise KafkaError(ErrorCode.INVALID_RECORD, "a client does not write control batches")
-    if any(header.is_transactional for header in headers):
+    once = transactional = False
+    for header in headers:
+        if header.is_control:
+            raise KafkaError(ErrorCode.INVALID_RECORD, "a client does not write control batches")
+        transactional = transactional or header.is_transactional
+        once = once or header.producer_id >= 0
+    if transactional:
         check = _membership(door, partition, headers, request.transactional_id)
         return partition.log, *await partition.append_once(headers, batches, check)
-    if any(header.producer_id >= 0 for header in headers):
+    if once:
         return partition.log, *await partition.append_once(headers, batches)
     offsets = [partition.append(batch) for batch in batches]
     return partition.log, offsets[0], partition.log.log_end_offset
@@ -173,7 +177,7 @@ def split(records: BytesLike) -> list[BytesLike]:
     found: list[BytesLike] = []
     at, end = 0, len(records)
     while at < end:
-        size = parse_header(records, at).size if end - at >= HEADER_BYTES else 0
+        size = size_of(records, at) if end - at >= HEADER_BYTES else 0
         if not LENGTH_START < size <= end - at:
             raise CorruptBatch(f"{end - at} bytes that are no batch")
         found.append(records if size == end else memoryview(records)[at : at + size])

@@ -7,6 +7,7 @@ from typing import Any
 
 from delay.timer_service import Timer
 from protocols.adapter_topics import create_missing
+from protocols.deadlines import Deadlines
 from protocols.kafka.codec import Entity
 from protocols.kafka.config import KafkaConfig
 from protocols.kafka.errors import ErrorCode, KafkaError
@@ -66,6 +67,7 @@ class Door:
         self.fetches: Any
         self.fetch_sessions = fetch_sessions
         """Of all connections."""
+        self.deadlines = Deadlines(broker.timers, clock)
         self.end: Callable[[], None]
         """Closes the connection when all is answered."""
 

@@ -49,9 +49,9 @@ class Field:
         return version >= self.nullable_since
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Api:
-    """A kind of request, and its reply."""
+    """A kind of request, and its reply; each is made once, and found by being the same."""
 
     key: int
     name: str

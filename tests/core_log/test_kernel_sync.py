@@ -1,0 +1,132 @@
+"""Files synced by the kernel, and logs whose small jobs need no thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from core_log.files import OsFiles
+from core_log.flush_job import FlushJob, execute
+from core_log.kernel_sync import KernelSync
+from core_log.log_flusher import LogFlusher
+from core_log.partition_log import LogConfig
+from tests.core_log.helpers import make_batch, open_log, read_all
+
+needs_kernel = pytest.mark.skipif(KernelSync.open() is None, reason="the kernel does not offer it here")
+
+
+@needs_kernel
+def test_what_was_ordered_ends(tmp_path: Path) -> None:
+    kernel = KernelSync.open()
+    assert kernel is not None
+    assert not kernel
+    assert kernel.take() == []
+    with open(tmp_path / "file", "wb", buffering=0) as file:
+        for index in range(10):
+            file.write(b"x" * 100)
+            assert kernel.submit(file.fileno(), index)
+        assert kernel
+        found = []
+        while kernel:
+            found += kernel.take(wait=True)
+    assert sorted(token for token, _ in found) == list(range(10))
+    assert not any(error for _, error in found)
+
+
+@needs_kernel
+def test_what_cannot_be_synced_is_not_taken_or_an_error(tmp_path: Path) -> None:
+    kernel = KernelSync.open(under_way_max=1)
+    assert kernel is not None
+    assert not kernel.submit(1 << 20, "no such descriptor")
+    reader, writer = os.pipe()
+    assert not kernel.submit(writer, "a pipe has nothing to sync")
+    os.close(reader)
+    os.close(writer)
+    with open(tmp_path / "file", "wb", buffering=0) as file:
+        file.write(b"x")
+        assert kernel.submit(file.fileno(), "first")
+        assert not kernel.submit(file.fileno(), "one too many")
+        assert kernel.take(wait=True) == [("first", None)]
+
+
+@pytest.fixture
+async def flusher() -> AsyncIterator[LogFlusher]:
+    flusher = LogFlusher(retry_interval_s=0.001)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(flusher.run)
+        yield flusher
+        nursery.cancel_scope.cancel()
+
+
+def _in_threads(flusher: LogFlusher) -> list[int]:
+    sizes: list[int] = []
+
+    def noted(job: FlushJob) -> None:
+        assert threading.current_thread().name == "log-flusher"
+        sizes.append(job.size)
+        execute(job)
+
+    flusher.execute = noted
+    return sizes
+
+
+@needs_kernel
+@pytest.mark.parametrize("fsync", ["commit", "never"])
+async def test_small_jobs_need_no_thread(fsync: str, flusher: LogFlusher, tmp_path: Path) -> None:
+    sizes, told = _in_threads(flusher), []
+    flusher.account = lambda job: told.append(job.size)
+    log = open_log(OsFiles(tmp_path), msgspec.convert({"fsync": fsync}, LogConfig), flusher=flusher)
+    for index in range(5):
+        log.append(make_batch([b"%d" % index]))
+        await log.wait_committed(index + 1)
+    assert len(sizes) == 1, "the one that makes the file"
+    assert len(told) == 5 - len(sizes)
+    large = make_batch([os.urandom(1 << 20)])
+    log.append(large)
+    await log.wait_committed(6)
+    assert sizes[-1] == len(large), "much is written in a thread"
+    assert [value for _, value in read_all(log)][:5] == [b"%d" % index for index in range(5)]
+    assert flusher.unflushed_bytes == 0
+
+
+@needs_kernel
+async def test_while_a_write_was_slow_threads_write(flusher: LogFlusher, tmp_path: Path) -> None:
+    sizes = _in_threads(flusher)
+    log = open_log(OsFiles(tmp_path), flusher=flusher)
+    for index in range(4):
+        if index == 3:
+            flusher._no_writes_before = float("inf")
+        before = len(sizes)
+        log.append(make_batch([b"%d" % index]))
+        await log.wait_committed(index + 1)
+        assert len(sizes) - before == (index in (0, 3))
+
+
+@needs_kernel
+async def test_a_log_is_taken_back_while_the_kernel_has_its_job(flusher: LogFlusher, tmp_path: Path) -> None:
+    log = open_log(OsFiles(tmp_path), flusher=flusher)
+    for index in range(3):
+        log.append(make_batch([b"%d" % index]))
+        await log.wait_committed(index + 1)
+    log.append(make_batch([b"last"]))
+    log.request_sync()
+    assert log.job is not None
+    assert not log.job.finished
+    log.close()
+    assert log.flushed_offset == 4
+
+
+async def test_without_the_kernel_threads_do_all(flusher: LogFlusher, tmp_path: Path) -> None:
+    flusher._kernel = None
+    sizes = _in_threads(flusher)
+    log = open_log(OsFiles(tmp_path), flusher=flusher)
+    for index in range(3):
+        log.append(make_batch([b"%d" % index]))
+        await log.wait_committed(index + 1)
+    assert len(sizes) == 3
