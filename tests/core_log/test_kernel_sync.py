@@ -87,7 +87,7 @@ async def test_small_jobs_need_no_thread(fsync: str, flusher: LogFlusher, tmp_pa
         await log.wait_committed(index + 1)
     assert len(sizes) == 1, "the one that makes the file"
     assert len(told) == 5 - len(sizes)
-    large = make_batch([os.urandom(1 << 20)])
+    large = make_batch([os.urandom(1 << 19)])
     log.append(large)
     await log.wait_committed(6)
     assert sizes[-1] == len(large), "much is written in a thread"
