@@ -279,9 +279,10 @@ class LogFlusher:
 
     async def drain(self, log: PartitionLog) -> None:
         """Wait until everything appended to `log` so far is written and nothing is under way, or its disk refuses."""
+        self.submit(log)
         while log.error is None and (log.job is not None or log.written_offset < log.log_end_offset):
-            self.submit(log)
             await self._wait_for_change(log)
+            self.submit(log)
 
     async def wait_written(self, log: PartitionLog, offset: int) -> None:
         """Wait until `written_offset` reaches `offset`. Raises LogUnavailable when the disk refuses."""

@@ -231,13 +231,9 @@ class PartitionLog(ReadableLog):
         return active
 
     def request_sync(self) -> None:
-        """Somebody waits for `committed_offset` to reach what is appended now: hand it to the flusher at once."""
-        if self.committed_offset < self.log_end_offset:
-            self._sync_wanted = self._sync_wanted or self.config.fsync == "commit"
-            self._flusher.submit(self)
-
-    def want_sync(self) -> None:
-        """As `request_sync`, when the event loop comes round: with what is appended until then."""
+        """Somebody waits for `committed_offset` to reach what is appended now: the flusher gets it, with all that is
+        appended until the event loop comes round.
+        """
         if self.committed_offset < self.log_end_offset:
             self._sync_wanted = self._sync_wanted or self.config.fsync == "commit"
             self._flusher.enlist(self)

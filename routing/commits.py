@@ -92,7 +92,7 @@ class CommitWaiter:
         for log, offset in unmet:
             line = self._line(log)
             if sync:
-                log.want_sync()
+                log.request_sync()
                 line.synced.append((offset, waiter))
             else:
                 line.written.append((offset, waiter))

@@ -116,6 +116,7 @@ async def test_a_log_is_taken_back_while_the_kernel_has_its_job(flusher: LogFlus
         await log.wait_committed(index + 1)
     log.append(make_batch([b"last"]))
     log.request_sync()
+    flusher.submit(log)
     assert log.job is not None
     assert not log.job.finished
     log.close()
