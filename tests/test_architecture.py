@@ -164,7 +164,17 @@ def test_only_adapters_know_the_engine() -> None:
 def test_protocols_do_not_know_each_other() -> None:
     def wrong(path: str, imported: str) -> bool:
         mine, other = path.split("/"), imported.split(".")
-        shared = ("sansio", "convert", "peers", "buffers", "fetching", "log_waits", "deadlines", "adapter_topics", "scram")
+        shared = (
+            "sansio",
+            "convert",
+            "peers",
+            "buffers",
+            "fetching",
+            "log_waits",
+            "deadlines",
+            "adapter_topics",
+            "scram",
+        )
         return mine[0] == other[0] == "protocols" and other[1] not in shared and other[1] != mine[1]
 
     assert offences(wrong) == []
