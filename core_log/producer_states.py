@@ -13,6 +13,7 @@ https://cwiki.apache.org/confluence/display/KAFKA/KIP-98+-+Exactly+Once+Delivery
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgpack
@@ -34,6 +35,15 @@ class Written(NamedTuple):
     next_offset: int
 
 
+class ActiveProducer(NamedTuple):
+    """One that is remembered."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_ms: int
+
+
 class _Producer:
     __slots__ = ("batches", "epoch", "last_ms")
 
@@ -52,6 +62,12 @@ class ProducerStates:
 
     def __len__(self) -> int:
         return len(self._producers)
+
+    def active(self) -> Iterator[ActiveProducer]:
+        """All of them."""
+        for key, producer in self._producers.items():
+            last_sequence = producer.batches[-1].last_sequence if producer.batches else -1
+            yield ActiveProducer(key, producer.epoch, last_sequence, producer.last_ms)
 
     def check(self, header: BatchHeader) -> Written | None:
         """Whether a batch of an idempotent producer may be appended: None; or that it is there already.

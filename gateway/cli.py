@@ -20,6 +20,7 @@ from gateway.rights_cli import permissions, topic_permissions, users
 from gateway.status_cli import status
 from gateway.topics_cli import topics
 from gateway.topology_cli import GROUPS
+from gateway.transactions_cli import transactions
 from gateway.verify_cli import verify
 
 Command = Callable[..., None]
@@ -127,7 +128,18 @@ def demo(rows: int | None) -> None:
     sys.exit(run_demo(rows))
 
 
-for command in (topics, status, verify, cluster, users, permissions, topic_permissions, policies, *GROUPS):
+for command in (
+    topics,
+    transactions,
+    status,
+    verify,
+    cluster,
+    users,
+    permissions,
+    topic_permissions,
+    policies,
+    *GROUPS,
+):
     main.add_command(command)
 
 

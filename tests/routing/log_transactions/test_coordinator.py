@@ -1,0 +1,278 @@
+"""The coordinator of a single broker, on a disk in memory: decided is decided, whenever it is killed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from core_log.batch_header import parse_header
+from core_log.committed import committed
+from core_log.memory_files import MemoryFiles
+from core_log.record_batch import iterate_records
+from routing.broker import Broker, open_broker
+from routing.config import BrokerConfig
+from routing.log_transactions.errors import (
+    NotATransactionalId,
+    ProducerFenced,
+    TooManyInTransaction,
+    UnknownTransactionalId,
+    WrongProducerId,
+    WrongTimeout,
+    WrongTransactionState,
+)
+from routing.log_transactions.state import Stage
+from tests.core_log.helpers import make_batch
+from tests.routing.harness import killed, passing
+from tests.support.transactional import transactional
+
+TIMEOUT_MS = 10_000
+
+
+class World:
+    """A broker with a topic."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.coordinator = broker.coordinator
+
+    async def begin(self, name: str = "id", expected: tuple[int, int] | None = None) -> tuple[int, int]:
+        return await self.coordinator.begin(name, TIMEOUT_MS, expected, "u@here")
+
+    async def add(self, producer: tuple[int, int], *partitions: int, name: str = "id", **more: Any) -> None:
+        await self.coordinator.add(name, *producer, "u@here", partitions=[("t", one) for one in partitions], **more)
+
+    async def write(self, producer: tuple[int, int], value: bytes, partition: int = 0, name: str = "id") -> None:
+        """As a door does it."""
+        place = self.broker.topics["t"].partitions[partition]
+        sequence = 0
+        for one in (await place.producers.states()).active():
+            if (one.producer_id, one.epoch) == producer:
+                sequence = one.last_sequence + 1
+        batch = transactional(make_batch([value]), *producer, sequence)
+
+        async def check() -> None:
+            await self.coordinator.check_anywhere(name, *producer, partition=("t", partition))
+
+        await place.append_once([parse_header(batch)], [batch], check)
+        self.broker.end_turn()
+
+    async def end(self, producer: tuple[int, int], *, committed: bool = True, name: str = "id") -> None:
+        await self.coordinator.end(name, *producer, committed=committed)
+
+    async def seen(self, partition: int = 0) -> list[bytes]:
+        """What readers of committed records get."""
+        log = self.broker.topics["t"].partitions[partition].log
+        await log.wait_committed(log.log_end_offset)
+        found: list[bytes] = []
+        offset = log.log_start_offset
+        while batches := log.read_blocking(offset, 1000, before=log.stable_offset):
+            for batch in committed(log, batches):
+                offset = parse_header(batch).next_offset
+                if not parse_header(batch).is_control:
+                    found += [record.value or b"" for record in iterate_records(batch)]
+        return found
+
+    async def passing(self, clock: MockClock, seconds: float) -> None:
+        """Let time go by, and be done what is to be done then."""
+        await passing(clock, seconds)
+        store = self.broker.transactions.store
+        assert store is not None
+        for _ in range(4):
+            for log in (store.log, *(one.log for one in self.broker.topics["t"].partitions)):
+                await log.wait_committed(log.log_end_offset)
+            await wait_all_tasks_blocked()
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        with trio.fail_after(10):
+            while not await condition():
+                await trio.sleep(0.02)
+
+
+@asynccontextmanager
+async def world(files: MemoryFiles | None = None, **settings: Any) -> AsyncIterator[World]:
+    async with open_broker(files or MemoryFiles(), BrokerConfig(stripes=1, **settings)) as broker:
+        if "t" not in broker.topics:
+            await broker.create_topic("t", partitions=2, config={})
+        yield World(broker)
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_all_or_nothing_in_all_partitions(is_committed: bool) -> None:
+    async with world() as one:
+        producer = await one.begin()
+        await one.add(producer, 0, 1)
+        for partition in (0, 1):
+            await one.write(producer, b"x", partition)
+        assert await one.seen(0) == await one.seen(1) == []
+        await one.end(producer, committed=is_committed)
+        assert await one.seen(0) == await one.seen(1) == ([b"x"] if is_committed else [])
+        await one.end(producer, committed=is_committed)  # asked again: its answer was lost
+        with pytest.raises(WrongTransactionState):
+            await one.end(producer, committed=not is_committed)
+
+
+async def test_what_was_not_added_is_refused() -> None:
+    async with world() as one:
+        producer = await one.begin()
+        with pytest.raises(WrongTransactionState):
+            await one.write(producer, b"early")
+        await one.add(producer, 0)
+        with pytest.raises(WrongTransactionState):
+            await one.write(producer, b"elsewhere", 1)
+        await one.write(producer, b"x")
+        await one.end(producer)
+        with pytest.raises(WrongTransactionState):
+            await one.write(producer, b"late")
+        assert await one.seen() == [b"x"]
+        assert one.broker.topics["t"].partitions[0].log.stable_offset == 2
+
+
+async def test_what_is_wrong_is_told() -> None:
+    async with world(transaction_partitions_max=2, transactional_ids_max=1) as one:
+        for timeout_ms in (0, -1, 900_001):
+            with pytest.raises(WrongTimeout):
+                await one.coordinator.begin("id", timeout_ms, None, "u")
+        for name in ("", "n" * 1025):
+            with pytest.raises(NotATransactionalId):
+                await one.begin(name)
+        with pytest.raises(WrongProducerId):
+            await one.add((1, 0), 0)
+        with pytest.raises(WrongProducerId):
+            await one.begin("id", (1, 0))
+        producer_id, epoch = await one.begin()
+        with pytest.raises(TooManyInTransaction):
+            await one.begin("another")
+        with pytest.raises(TooManyInTransaction):
+            await one.add((producer_id, epoch), 0, 1, groups=["g"])
+        with pytest.raises(WrongProducerId):
+            await one.add((producer_id + 1, epoch), 0)
+        with pytest.raises(ProducerFenced):
+            await one.end((producer_id, epoch + 1))
+        with pytest.raises(UnknownTransactionalId):
+            one.coordinator.describe("nobody")
+
+
+async def test_who_takes_over_gives_up_what_was_under_way() -> None:
+    async with world() as one:
+        first = await one.begin()
+        await one.add(first, 0)
+        await one.write(first, b"zombie")
+        second = await one.begin()
+        assert second[0] == first[0]
+        assert second[1] > first[1]
+        for late in (one.write(first, b"late"), one.add(first, 0), one.end(first)):
+            with pytest.raises(ProducerFenced):
+                await late
+        await one.add(second, 0)
+        await one.write(second, b"heir")
+        await one.end(second)
+        assert await one.seen() == [b"heir"]
+
+
+async def test_time_is_enforced_and_unused_ids_go(clock: MockClock) -> None:
+    async with world(transactional_id_expiration_ms=100_000) as one:
+        producer = await one.begin()
+        await one.add(producer, 0)
+        await one.write(producer, b"late")
+        await one.passing(clock, TIMEOUT_MS / 1000 - 1)
+        assert one.coordinator.describe("id").stage is Stage.ONGOING
+        await one.passing(clock, 2)
+        assert one.coordinator.describe("id").stage is Stage.COMPLETE_ABORT
+        assert await one.seen() == []
+        with pytest.raises(ProducerFenced):
+            await one.end(producer)
+        await one.passing(clock, 90)
+        assert [name for name, _ in one.coordinator.known()] == ["id"]
+        await one.passing(clock, 80)
+        assert list(one.coordinator.known()) == []
+        assert await one.begin() != producer
+
+
+async def test_an_operator_ends_a_transaction() -> None:
+    async with world() as one:
+        producer = await one.begin()
+        assert await one.coordinator.give_up("id") is False
+        await one.add(producer, 0)
+        await one.write(producer, b"x")
+        assert one.coordinator.describe("id").owner == "u@here"
+        assert await one.coordinator.give_up("id") is True
+        assert await one.seen() == []
+        with pytest.raises(ProducerFenced):
+            await one.write(producer, b"more")
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_offsets_of_groups_go_with_it(is_committed: bool) -> None:
+    async with world() as one:
+        offsets = one.broker.offsets
+        await offsets.commit("g", {("t", 0): (3, "before")})
+        producer = await one.begin()
+        await one.add(producer, groups=["g"])
+
+        async def check() -> None:
+            await one.coordinator.check_anywhere("id", *producer, group="g")
+
+        await offsets.commit_pending("g", producer[0], {("t", 0): (9, "n"), ("t", 1): (4, "")}, check)
+        assert offsets.known("g") == {("t", 0): (3, "before")}
+        assert offsets.unstable("g") == {("t", 0), ("t", 1)}
+        assert offsets.unstable("g", [("t", 1), ("s", 0)]) == {("t", 1)}
+        await one.end(producer, committed=is_committed)
+        after = {("t", 0): (9, "n"), ("t", 1): (4, "")} if is_committed else {("t", 0): (3, "before")}
+        assert offsets.known("g") == after
+        assert offsets.unstable("g") == set()
+        with pytest.raises(WrongTransactionState):
+            await offsets.commit_pending("g", producer[0], {("t", 0): (10, "")}, check)
+
+
+async def test_a_kill_at_any_moment_leaves_all_or_nothing() -> None:
+    """Pictures of the disk are taken all the time while transactions run; each is opened, and has ended what was
+    decided: what the client was told, and what it asked for last as a whole.
+    """
+    pictures: list[tuple[MemoryFiles, int]] = []
+    files = MemoryFiles()
+    told = 0
+    async with world(files) as one:
+        producer = await one.begin()
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                while True:
+                    before = told
+                    pictures.append((killed(files), before))
+                    await trio.sleep(0.001)
+
+            nursery.start_soon(watch)
+            for number in range(4):
+                await one.add(producer, 0, 1, groups=["g"])
+                for partition in (0, 1):
+                    await one.write(producer, b"%d" % number, partition)
+
+                async def check() -> None:
+                    await one.coordinator.check_anywhere("id", *producer, group="g")
+
+                await one.broker.offsets.commit_pending("g", producer[0], {("t", 0): (number + 1, "")}, check)
+                await one.end(producer, committed=number != 2)
+                told = number + 1
+            nursery.cancel_scope.cancel()
+    step = max(len(pictures) // 25, 1)
+    for picture, count in pictures[::step]:
+        async with world(picture) as one:
+
+            async def ended(one: World = one) -> bool:
+                return not any(state.is_prepared for _, state in one.coordinator.known())
+
+            await one.until(ended)
+            await one.begin()  # what was not decided is given up
+            left, right = await one.seen(0), await one.seen(1)
+            assert left == right
+            committed_values = [b"%d" % number for number in range(count) if number != 2]
+            assert left[: len(committed_values)] == committed_values
+            assert len(left) <= len(committed_values) + 1
+            known = one.broker.offsets.known("g").get(("t", 0), (0, ""))[0]
+            assert known == (int(left[-1]) + 1 if left else 0)
+            assert one.broker.offsets.unstable("g") == set()
