@@ -51,13 +51,20 @@ logger = logging.getLogger(__name__)
 class Coordinator:
     """See the module."""
 
-    def __init__(self, broker: Broker, timer: SetTimer, wall_clock_ms: Callable[[], int]) -> None:
-        """Of a broker that has its topics and offsets."""
+    def __init__(
+        self,
+        broker: Broker,
+        timer: SetTimer,
+        wall_clock_ms: Callable[[], int],
+        now_ms: Callable[[], int] = lambda: int(trio.current_time() * 1000),
+    ) -> None:
+        """Of a broker that has its topics and offsets. `timer` goes by `now_ms`."""
         self.groups: dict[str, Group | ConsumerGroup] = {}
         self._config = broker.config
         self._offsets = offsets = broker.offsets
         self._topics = broker.topology.topics
         self._timer = timer
+        self._now_ms = now_ms
         self._wall_clock_ms = wall_clock_ms
         self._cluster = cluster = broker.cluster
         self.saver = Saver(self._store_of, broker.commits, broker.spawn)
@@ -151,7 +158,7 @@ class Coordinator:
             config.group_members_max,
         )
         found = self.groups[name] = ConsumerGroup(
-            name, self._timer, _now_ms, self._topics, times, self.saver.changed, self._wall_clock_ms
+            name, self._timer, self._now_ms, self._topics, times, self.saver.changed, self._wall_clock_ms
         )
         return found
 
@@ -367,8 +374,3 @@ class Coordinator:
 
 def _is_empty(group: Group | ConsumerGroup) -> bool:
     return not group.members if isinstance(group, ConsumerGroup) else group.state is State.EMPTY
-
-
-def _now_ms() -> int:
-    """Of the clock that timers go by."""
-    return int(trio.current_time() * 1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any, cast
 
 from routing.topics.topic import Topic
@@ -21,9 +20,12 @@ class Shape:
 class FakeTopics(Topics):
     """Topics without logs."""
 
+    _made = 0
+
     def set(self, name: str, count: int) -> None:
         """A topic has so many partitions from now on; none: it is not there."""
         before = self.remove(name)
         if count:
-            topic_id = before.id if before is not None else uuid.uuid4().bytes
+            self._made += 1
+            topic_id = before.id if before is not None else self._made.to_bytes(16, "big")
             self.add(cast(Topic, Shape(name, count, topic_id)))
