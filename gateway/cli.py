@@ -15,7 +15,10 @@ from typing import Any, NoReturn
 import click
 
 from gateway.cluster_cli import cluster
+from gateway.consume_cli import consume
+from gateway.groups_cli import groups
 from gateway.policies_cli import policies
+from gateway.produce_cli import produce
 from gateway.rights_cli import permissions, topic_permissions, users
 from gateway.status_cli import status
 from gateway.topics_cli import topics
@@ -131,6 +134,9 @@ def demo(rows: int | None) -> None:
 for command in (
     topics,
     transactions,
+    groups,
+    produce,
+    consume,
     status,
     verify,
     cluster,

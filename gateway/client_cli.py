@@ -7,11 +7,13 @@ import json
 import sys
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from protocols.native.blocking import BlockingClient
 
 DEFAULT_SERVER = "127.0.0.1:9094"
@@ -24,8 +26,18 @@ Command = Callable[..., None]
 _FILE = click.Path(exists=True, dir_okay=False)
 
 
-def with_client(command: Command) -> Command:
-    """Add the options to connect and log in, pass a client, and make what the broker answers a line and exit code 1."""
+class Terms(NamedTuple):
+    """How to reach the broker, as a user has said it."""
+
+    server: str
+    credentials: tuple[str, str] | None
+    tls: SSLContext | None
+
+
+def with_terms(command: Command) -> Command:
+    """Add the options to connect and log in, pass them as `Terms`, and make what the broker answers a line and exit
+    code 1.
+    """
 
     @click.option("--server", metavar="HOST:PORT", default=DEFAULT_SERVER, show_default=True, help="The native door.")
     @click.option("--user", help="Log in with this name.")
@@ -45,8 +57,8 @@ def with_client(command: Command) -> Command:
         tls_key: str | None,
         **arguments: Any,
     ) -> None:
-        from protocols.native.blocking import BlockingClient
         from protocols.native.client_tls import tls_context
+        from protocols.native.connection import addresses_of
         from protocols.native.errors import MillraceError
 
         credentials = None
@@ -58,19 +70,32 @@ def with_client(command: Command) -> Command:
         except OSError as error:
             raise click.BadParameter(str(error), param_hint="--tls-ca, --tls-cert, --tls-key") from None
         try:
-            client = BlockingClient(
-                server, timeout_s=TIMEOUT_S, client_name="millrace", credentials=credentials, tls=context
-            )
+            addresses_of(server)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--server") from None
         try:
-            with client:
-                command(client, **arguments)
+            command(Terms(server, credentials, context), **arguments)
         except MillraceError as error:
             click.echo(f"millrace: {error}", err=True)
             sys.exit(1)
 
     return wrapped
+
+
+def with_client(command: Command) -> Command:
+    """`with_terms`, with a client that speaks to the broker on them."""
+
+    @functools.wraps(command)
+    def wrapped(terms: Terms, **arguments: Any) -> None:
+        from protocols.native.blocking import BlockingClient
+
+        server, credentials, tls = terms
+        with BlockingClient(
+            server, timeout_s=TIMEOUT_S, client_name="millrace", credentials=credentials, tls=tls
+        ) as client:
+            command(client, **arguments)
+
+    return with_terms(wrapped)
 
 
 def with_json(command: Command) -> Command:

@@ -42,9 +42,9 @@ DEMO_MAY_IMPORT = MAY_IMPORT["gateway"] | {"millrace", "pyspark_millrace", "spar
 NATIVE_CLIENTS = tuple(
     f"protocols/native/{name}.py"
     for name in (
-        "client", "client_tls", "consumer", "coordinators", "fetcher", "leaders", "link", "membership", "producer",
-        "producer_batches",
-        "blocking", "blocking_clients", "blocking_leaders", "blocking_link",
+        "client", "client_admin", "client_tls", "consumer", "coordinators", "fetcher", "leaders", "link",
+        "listed_offsets", "membership", "producer", "producer_batches",
+        "blocking", "blocking_admin", "blocking_clients", "blocking_leaders", "blocking_link",
     )
 )  # fmt: skip
 

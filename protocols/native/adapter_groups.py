@@ -201,12 +201,18 @@ def _assigned(group: Group, assignment: bytes) -> list[tuple[str, int]]:
         return []
 
 
+def _may_forget(door: GroupDoor, partitions: Iterable[tuple[str, int]]) -> None:
+    door.may_read(key for key in partitions if key[0] in door.broker.topics)
+
+
 async def _delete_group(door: GroupDoor, request: wire_groups.DeleteGroup) -> wire.Reply:
+    _may_forget(door, await door.broker.groups.fetch(request.group))
     await door.broker.groups.delete(request.group)
     return wire_groups.DeleteGroupReply(request.correlation_id)
 
 
 async def _forget_offsets(door: GroupDoor, request: wire_groups.ForgetOffsets) -> wire.Reply:
+    _may_forget(door, request.partitions)
     await door.broker.groups.forget(request.group, request.partitions)
     return wire_groups.ForgetOffsetsReply(request.correlation_id)
 

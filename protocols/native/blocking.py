@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from protocols.buffers import BytesLike
 from protocols.native import wire, wire_groups
+from protocols.native.blocking_admin import BlockingAsker, BlockingGroups
 from protocols.native.blocking_leaders import BlockingLeaders
 from protocols.native.blocking_link import BlockingLink, BlockingTerms
 from protocols.native.connection import addresses_of
@@ -56,7 +57,7 @@ def which_offset(which: Which) -> int:
     return wire.EARLIEST if which == "earliest" else wire.LATEST
 
 
-class BlockingClient:
+class BlockingClient(BlockingGroups):
     """Every request of the protocol as a method. See the module's rules.
 
     With `tls` the connection speaks TLS on these terms; see `protocols.native.client_tls.tls_context`.
@@ -76,6 +77,7 @@ class BlockingClient:
         self._terms = BlockingTerms(timeout_s, client_name, credentials, tls)
         self._any = BlockingLink(addresses_of(server), self._terms)
         self._leaders = BlockingLeaders(self._any)
+        self._asker = BlockingAsker(self, self._any)
 
     @property
     def limits(self) -> dict[str, int]:
@@ -94,6 +96,7 @@ class BlockingClient:
         """End all connections; a later request makes new ones."""
         self._any.close()
         self._leaders.close()
+        self._asker.close()
 
     # Topics
 

@@ -13,11 +13,12 @@ from typing import Any, Self
 import trio
 
 from protocols.native import wire
-from protocols.native.blocking import TopicDescription, Which, which_offset
+from protocols.native.blocking import TopicDescription, Which
+from protocols.native.client_admin import Groups, TrioAsker
 from protocols.native.connection import addresses_of
-from protocols.native.errors import OUTDATED, MillraceError, error_from_wire
-from protocols.native.leaders import Leaders, Partition
+from protocols.native.leaders import Leaders
 from protocols.native.link import Link, LinkConfig
+from protocols.native.listed_offsets import list_offsets
 
 __all__ = ["Client", "Link", "LinkConfig", "Service", "list_offsets"]
 
@@ -78,8 +79,8 @@ class Service:
         return self._link.limits
 
 
-class Client(Service):
-    """Control operations: `async with Client("host:port") as client`."""
+class Client(Groups, Service):
+    """Control operations: `async with Client("host:port") as client`; those about groups are in `client_admin.py`."""
 
     def __init__(
         self,
@@ -90,6 +91,9 @@ class Client(Service):
         tls: SSLContext | None = None,
     ) -> None:
         super().__init__(server, LinkConfig(client_name=client_name, credentials=credentials, tls=tls))
+
+    def _asker(self) -> TrioAsker:
+        return TrioAsker(self._link, self._leaders)
 
     async def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create it durably. Raises PreconditionFailed when it exists."""
@@ -138,35 +142,3 @@ class Client(Service):
         for topic in {topic for topic, _ in partitions}:
             await self._leaders.partitions(topic, create_missing=False)
         return await list_offsets(self._leaders, partitions, which)
-
-
-async def list_offsets(leaders: Leaders, partitions: Sequence[Partition], which: Which) -> list[int | None]:
-    """The offset `which` means in each (topic, partition), as their leaders say; None where no record is that young.
-
-    Asked again while leaders change. Raises RequestTimedOut, or what a broker answered.
-    """
-    config = leaders.config
-    deadline = trio.current_time() + config.request_timeout_ms / 1000
-    found: dict[Partition, int | None] = {}
-    while True:
-        missing = [key for key in partitions if key not in found]
-        if not missing:
-            return [found[key] for key in partitions]
-        for link, keys in (await leaders.wait_for(missing, deadline)).items():
-            entries = [wire.ListOffsetsEntry(*key, which_offset(which), leaders.epoch_of(link, *key)) for key in keys]
-            try:
-                reply = await link.request(wire.ListOffsets(0, entries), wire.ListOffsetsReply)
-            except MillraceError as error:
-                if not error.retriable or trio.current_time() > deadline:
-                    raise
-                leaders.stale(keys)
-                continue
-            for key, (refused, offset, _) in zip(keys, reply.entries):
-                if refused is None:
-                    found[key] = offset
-                elif not refused[1] or trio.current_time() > deadline:
-                    raise error_from_wire(refused)
-                elif refused[0] in OUTDATED:
-                    leaders.stale([key])
-                else:
-                    await trio.sleep(config.reconnect_backoff_ms / 1000)

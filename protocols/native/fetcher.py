@@ -22,7 +22,7 @@ import trio
 from msgspec import Struct
 
 from protocols.native import wire
-from protocols.native.client import LinkConfig, Service, list_offsets
+from protocols.native.client import LinkConfig, Service
 from protocols.native.errors import (
     ConnectionLost,
     ErrorCode,
@@ -34,6 +34,7 @@ from protocols.native.errors import (
 from protocols.native.group_bytes import Partition as Partition
 from protocols.native.hooks import OnRecords
 from protocols.native.link import Link
+from protocols.native.listed_offsets import list_offsets
 from protocols.native.records import ConsumerRecord, batch_records, offset_after, split_batches
 from protocols.native.truncation import LastBatch, cut_at, last_of
 

@@ -1,0 +1,155 @@
+"""`millrace groups`: how far consumer groups have come, who is in them, and where they are to go on."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from gateway.client_cli import show, show_fields, with_client, with_json
+
+if TYPE_CHECKING:
+    from protocols.native.blocking import BlockingClient
+
+Partition = tuple[str, int]
+
+_COLUMNS = ("topic", "partition", "offset", "end_offset", "lag", "lag_s", "member_id")
+
+
+@click.group()
+def groups() -> None:
+    """Look after consumer groups."""
+
+
+@groups.command(name="list")
+@with_json
+@with_client
+def list_groups(client: BlockingClient, as_json: bool) -> None:
+    """Print all groups, of the Kafka door as well."""
+    rows = [(found.group, found.state, found.members, found.type) for found in client.list_groups()]
+    show(("group", "state", "members", "type"), rows, as_json)
+
+
+@groups.command()
+@click.argument("name")
+@with_json
+@with_client
+def describe(client: BlockingClient, name: str, as_json: bool) -> None:
+    """Print where group NAME stands: how many records and seconds it is behind, and who reads what.
+
+    Seconds are the age of the first record that was not read.
+    """
+    described = client.describe_group(name)
+    lags = [
+        (one.topic, one.partition, one.offset, one.end_offset, one.lag, round(one.lag_ms / 1000, 3), one.member_id)
+        for one in client.lag(name)
+    ]
+    fields: dict[str, Any] = {
+        "group": described.group,
+        "state": described.state,
+        "type": described.type,
+        "protocol": described.protocol,
+        "generation": described.generation,
+        "lag": sum(row[4] for row in lags),
+        "lag_s": max((row[5] for row in lags), default=0.0),
+    }
+    members = [msgspec.structs.asdict(member) for member in described.members]
+    if as_json:
+        partitions = [dict(zip(_COLUMNS, row, strict=True)) for row in lags]
+        show_fields({**fields, "members": members, "partitions": partitions}, True)
+        return
+    show_fields(fields, False)
+    if lags:
+        click.echo()
+        show(_COLUMNS, lags, False)
+    if members:
+        click.echo()
+        shown = [
+            (one["member_id"], one["instance_id"], one["client_name"], one["host"], len(one["assignment"]))
+            for one in members
+        ]
+        show(("member_id", "instance_id", "client_name", "host", "partitions"), shown, False)
+
+
+@groups.command()
+@click.argument("name")
+@with_client
+def delete(client: BlockingClient, name: str) -> None:
+    """Forget group NAME, and how far it has come. It must have no members."""
+    client.delete_group(name)
+
+
+def _moment(text: str) -> int:
+    """A time in ms, of ms since 1970 or ISO 8601."""
+    if text.isdigit():
+        return int(text)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is neither ms since 1970 nor like 2026-01-31T12:00", param_hint="--to-time"
+        ) from None
+
+
+def _places(client: BlockingClient, names: tuple[str, ...]) -> list[Partition] | None:
+    """Of TOPIC and TOPIC:0,1 each; None: wherever the group has come."""
+    if not names:
+        return None
+    found: list[Partition] = []
+    for name in names:
+        topic, colon, numbers = name.rpartition(":")
+        if colon and all(number.isdigit() for number in numbers.split(",")):
+            found += [(topic, int(number)) for number in numbers.split(",")]
+        else:
+            found += [(name, number) for number in client.metadata([name])[name]]
+    return found
+
+
+@groups.command()
+@click.argument("name")
+@click.option("--to-earliest", is_flag=True, help="To the first record there is.")
+@click.option("--to-latest", is_flag=True, help="Behind the last record.")
+@click.option("--to-time", metavar="TIME", help="To the first record not before: ISO 8601, or ms since 1970.")
+@click.option("--ago", type=click.FloatRange(min=0), metavar="SECONDS", help="The same, so long before now.")
+@click.option("--to-offset", type=click.IntRange(min=0), metavar="N")
+@click.option("--shift-by", type=int, metavar="N", help="So many records further, or back if below 0.")
+@click.option("--topic", "topics", metavar="TOPIC[:0,1]", multiple=True, help="Default: wherever the group has come.")
+@click.option("--dry-run", is_flag=True, help="Change nothing, print what would be.")
+@with_json
+@with_client
+def reset_offsets(
+    client: BlockingClient,
+    name: str,
+    to_earliest: bool,
+    to_latest: bool,
+    to_time: str | None,
+    ago: float | None,
+    to_offset: int | None,
+    shift_by: int | None,
+    topics: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Have group NAME, which must have no members, go on somewhere else.
+
+    What is not there is cut to what is. Prints where the group goes on.
+    """
+    chosen = [to_earliest or None, to_latest or None, to_time, ago, to_offset, shift_by]
+    if len(chosen) - chosen.count(None) != 1:
+        raise click.UsageError(
+            "say where to: one of --to-earliest, --to-latest, --to-time, --ago, --to-offset, --shift-by"
+        )
+    to: Any = None
+    if to_earliest or to_latest:
+        to = "earliest" if to_earliest else "latest"
+    elif to_time is not None:
+        to = _moment(to_time)
+    elif ago is not None:
+        to = time.time_ns() // 1_000_000 - int(ago * 1000)
+    found = client.reset_offsets(
+        name, to, offset=to_offset, shift=shift_by, partitions=_places(client, topics), dry_run=dry_run
+    )
+    show(("topic", "partition", "offset"), [(*key, offset) for key, offset in sorted(found.items())], as_json)

@@ -1,0 +1,120 @@
+"""`millrace produce`: the lines of standard input as records of a topic."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import sys
+from typing import Any, Literal, NamedTuple
+
+import click
+
+from gateway.client_cli import TIMEOUT_S, Terms, with_terms
+
+_ACKS: dict[str, Literal[-1, 0, 1]] = {"all": -1, "1": 1, "0": 0}
+
+
+class _Line(NamedTuple):
+    value: bytes | None
+    key: bytes | None = None
+    headers: list[tuple[str, bytes | None]] | None = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+class _Wrong(click.ClickException):
+    """A line that is no record."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(f"line {number}: {why}")
+
+
+def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    """A field, as text or in base64 as `NAME_base64`. Raises ValueError."""
+    encoded = fields.get(f"{name}_base64")
+    if encoded is not None:
+        return base64.b64decode(encoded, validate=True)
+    value = fields.get(name)
+    return None if value is None else (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+def _of_json(line: bytes) -> _Line:
+    """A line as `millrace consume --json` prints it. Raises ValueError."""
+    fields = json.loads(line)
+    if not isinstance(fields, dict):
+        raise ValueError("it is no JSON object")
+    headers = [(str(one["name"]), _bytes(one, "value")) for one in fields.get("headers") or ()]
+    return _Line(_bytes(fields, "value"), _bytes(fields, "key"), headers or None, None, fields.get("timestamp_ms"))
+
+
+def _headers(pairs: tuple[str, ...]) -> list[tuple[str, bytes | None]]:
+    found: list[tuple[str, bytes | None]] = []
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--header")
+        found.append((name, value.encode()))
+    return found
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--key-separator", metavar="TEXT", help="What stands before this in a line is the record's key.")
+@click.option("--header", "pairs", metavar="NAME=VALUE", multiple=True, help="Of every record; several may be given.")
+@click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True, help="When a record is safe.")
+@click.option("--partition", type=click.IntRange(min=0), help="Default: by the key, or in turn.")
+@click.option("--compression", type=click.Choice(["gzip", "snappy", "lz4", "zstd"]))
+@click.option("--null", "null", metavar="TEXT", help="A value that is exactly this is none: a tombstone.")
+@click.option("--json", "as_json", is_flag=True, help="Lines are objects as `consume --json` prints them.")
+@with_terms
+def produce(
+    terms: Terms,
+    topic: str,
+    key_separator: str | None,
+    pairs: tuple[str, ...],
+    acks: str,
+    partition: int | None,
+    compression: str | None,
+    null: str | None,
+    as_json: bool,
+) -> None:
+    """Write each line of standard input to TOPIC.
+
+    Comes back when all are as safe as --acks says. With standard input a terminal, each line is sent at once.
+    """
+    from protocols.native.blocking_clients import BlockingProducer
+
+    headers = _headers(pairs)
+    separator = None if key_separator is None else key_separator.encode()
+    none = None if null is None else null.encode()
+    lines = sys.stdin.buffer
+    with BlockingProducer(
+        terms.server, acks=_ACKS[acks], compression=compression, timeout_s=TIMEOUT_S, credentials=terms.credentials,
+        tls=terms.tls,
+    ) as producer:  # fmt: skip
+        at_once = lines.isatty()
+        for number, line in enumerate(lines, 1):
+            text = line.rstrip(b"\r\n") if line.endswith(b"\n") else line
+            if as_json:
+                try:
+                    record = _of_json(text)
+                except (ValueError, TypeError, KeyError, binascii.Error) as error:
+                    raise _Wrong(number, str(error)) from None
+            elif separator is not None:
+                key, found, value = text.partition(separator)
+                if not found:
+                    raise _Wrong(number, f"no {key_separator!r} in it")
+                record = _Line(value, key)
+            else:
+                record = _Line(text)
+            producer.send(
+                topic,
+                None if record.value == none and none is not None else record.value,
+                record.key,
+                [*headers, *(record.headers or ())] or None,
+                partition,
+                record.timestamp_ms,
+            )
+            if at_once:
+                producer.flush()
