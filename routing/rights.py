@@ -53,7 +53,7 @@ PASSWORD_BYTES_MAX = 1024
 NO_PASSWORD = "!"
 """The hash of a user whom no password lets in."""
 _SECRET = ("secret", "scram")
-EXPRESSION_LENGTH_MAX = 1024
+EXPRESSION_LENGTH_MAX = 16384
 
 _Place = tuple[str, str]
 """Virtual host and user."""
@@ -385,6 +385,18 @@ class Rights:
         """Raises NotFound (user or virtual host), InvalidArgument, StorageUnavailable."""
         _check_expressions(permission)
         await self._change_permission(vhost, name, permission)
+
+    async def change_permission(self, vhost: str, name: str, change: Callable[[Permission], Permission]) -> None:
+        """What a user may do becomes what `change` makes of it. Raises NotFound, InvalidArgument, PreconditionFailed
+        (somebody else changed it meanwhile), StorageUnavailable, and what `change` raises.
+        """
+        async with self._changing:
+            self._known_place(vhost, name)
+            before = self._permission(vhost, name)
+            permission = change(before or Permission("", "", ""))
+            _check_expressions(permission)
+            if permission != before:
+                await self._write([Entry(("permission", vhost, name), permission._asdict(), True)])
 
     async def clear_permission(self, vhost: str, name: str) -> None:
         """The user has none left in the virtual host. Raises NotFound, StorageUnavailable."""
