@@ -35,8 +35,9 @@ LENGTH_START = 12
 """`length` counts from here."""
 MAGIC = 2
 COMPRESSION_MASK = 0x07
-CONTROL_BIT = 0x20
+TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
 NO_PRODUCER = (-1, -1, -1)
 """Id, epoch and first sequence number of a batch that is not an idempotent producer's."""
 RECORD_BYTES_MIN = 7
@@ -117,8 +118,9 @@ def with_producer(batch: BytesLike, producer: tuple[int, int, int]) -> bytes:
     return b"".join((head[: CRC_START - 4], crc.to_bytes(4, "big"), head[CRC_START:], records))
 
 
-def validate(batch: BytesLike) -> BatchHeader:
-    """The header of a whole batch, checked: length, magic, record count against the size, CRC.
+def validate(batch: BytesLike, *, may_be_empty: bool = False) -> BatchHeader:
+    """The header of a whole batch, checked: length, magic, record count against the size, CRC. Only one that comes from
+    a log may be empty, which compaction leaves of some.
 
     Raises CorruptBatch.
     """
@@ -126,7 +128,7 @@ def validate(batch: BytesLike) -> BatchHeader:
     if header.size != len(batch):
         raise CorruptBatch(f"batch length {header.length} in {len(batch)} bytes")
     count = header.record_count
-    if not 0 < count <= header.last_offset_delta + 1:
+    if not (count > 0 or may_be_empty) or count > header.last_offset_delta + 1:
         raise CorruptBatch(f"{count} records in {header.last_offset_delta + 1} offsets")
     if not header.compression and count * RECORD_BYTES_MIN > header.size - HEADER_BYTES:
         raise CorruptBatch(f"{count} records in {header.size - HEADER_BYTES} bytes")

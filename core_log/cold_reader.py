@@ -1,7 +1,8 @@
 """Reading behind the tail cache: from the files, in a thread, safe against everything the event loop does meanwhile.
 
 1. A read opens the segment's file itself and never shares a handle. When the file has gone because its prefix was
-   deleted, the offset is out of range; that is the only race there is, since written bytes never change.
+   deleted, the offset is out of range; when another segment stands for it, compacted, that is read. There are no other
+   races, since the bytes of a written file never change.
 2. One `pread` of about the size asked for, at the position the sparse index names, instead of many small ones.
 3. Every batch is checked, CRC included: a damaged one raises CorruptBatch with file and position, and is never handed
    on.
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 READ_BYTES_MIN = 64 << 10
 READ_BYTES_MAX = 8 << 20
 THREADS_MAX = 8
+_ATTEMPTS = 10
+"""So often a read finds its files gone, compacted, before that is taken for a fault."""
 
 T = TypeVar("T")
 
@@ -47,15 +50,21 @@ def read_batches(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> l
 
     Raises OffsetOutOfRange, CorruptBatch, OSError.
     """
+    for _ in range(_ATTEMPTS):
+        try:
+            return _read(log, offset, max_bytes, limit)
+        except FileNotFoundError as error:
+            if offset < log.log_start_offset:
+                raise OffsetOutOfRange(offset, log.log_start_offset, log.log_end_offset) from None
+            gone = error
+    raise gone
+
+
+def _read(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:
     for segment in log.segments_from(offset):
         if segment.base_offset >= limit:
             break
-        try:
-            batches = _read_segment(log, segment, offset, max_bytes, limit)
-        except FileNotFoundError:
-            if offset < log.log_start_offset:
-                raise OffsetOutOfRange(offset, log.log_start_offset, log.log_end_offset) from None
-            raise
+        batches = _read_segment(log, segment, offset, max_bytes, limit)
         if batches:
             return batches
     return []
@@ -118,21 +127,25 @@ def find_timestamp(log: ReadableLog, timestamp_ms: int) -> tuple[int, int] | Non
 
     Raises CorruptBatch, OSError.
     """
+    for _ in range(_ATTEMPTS):
+        try:
+            return _find_timestamp(log, timestamp_ms)
+        except FileNotFoundError as error:
+            gone = error
+    raise gone
+
+
+def _find_timestamp(log: ReadableLog, timestamp_ms: int) -> tuple[int, int] | None:
     limit = log.high_watermark
     start = log.log_start_offset
     for segment in log.segments_from(start):
         if segment.base_offset >= limit:
             break
-        try:
-            if segment.largest_timestamp_ms(log.files) < timestamp_ms:
-                continue
-            offset = max(segment.offset_before(log.files, timestamp_ms), start)
-            position = segment.position_of(log.files, offset)
-            file = log.files.open(segment.log_path, create=False)
-        except FileNotFoundError:
-            if segment.deleted:
-                continue
-            raise
+        if segment.largest_timestamp_ms(log.files) < timestamp_ms:
+            continue
+        offset = max(segment.offset_before(log.files, timestamp_ms), start)
+        position = segment.position_of(log.files, offset)
+        file = log.files.open(segment.log_path, create=False)
         try:
             found = _find_in_segment(file, segment, position, timestamp_ms, start, limit)
         finally:

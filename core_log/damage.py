@@ -24,7 +24,8 @@ from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START,
 from core_log.errors import CorruptBatch
 from core_log.files import Files
 from core_log.flush_job import RecoveryPoint, load_log_start
-from core_log.segment import RELATIVE_OFFSET_MAX, check_batch, segment_stem
+from core_log.segment import RELATIVE_OFFSET_MAX, check_batch
+from core_log.segment_names import SegmentName
 
 _BASE_OFFSET = Struct(">q")
 _CRC = Struct(">I")
@@ -55,12 +56,12 @@ def find_damage(files: Files, directory: str) -> Damage | None:
     point = RecoveryPoint.load(files, directory)
     start = load_log_start(files, directory)
     if bases and bases[0] > start:
-        return Damage(f"{segment_stem(directory, start)}.log", 0, "it is missing", _count(files, directory, bases))
+        return Damage(f"{directory}/{SegmentName(start)}.log", 0, "it is missing", _count(files, directory, bases))
     if point is not None and point.position and point.segment_base not in bases:
-        path = f"{segment_stem(directory, point.segment_base)}.log"
+        path = f"{directory}/{SegmentName(point.segment_base)}.log"
         return Damage(path, 0, "it is missing", _count(files, directory, bases))
     for index, base in enumerate(bases):
-        path = f"{segment_stem(directory, base)}.log"
+        path = f"{directory}/{SegmentName(base)}.log"
         data = _content(files, path)
         end, reason = _first_fault(data, base)
         later = bases[index + 1 :]
@@ -90,7 +91,7 @@ def repair(files: Files, directory: str, aside: str) -> None:
             files.remove(f"{directory}/{name}")
     files.sync_directory(directory)
     for base, following in zip(bases, [*bases[1:], 1 << 62]):
-        path = f"{segment_stem(directory, base)}.log"
+        path = f"{directory}/{SegmentName(base)}.log"
         data = _content(files, path)
         expected, limit = base, min(following, base + RELATIVE_OFFSET_MAX)
         kept: list[bytes] = []
@@ -113,7 +114,7 @@ def _bases(files: Files, directory: str) -> list[int]:
 
 def _count(files: Files, directory: str, bases: list[int]) -> int:
     """Whole batches in all of these segments."""
-    contents = (_content(files, f"{segment_stem(directory, base)}.log") for base in bases)
+    contents = (_content(files, f"{directory}/{SegmentName(base)}.log") for base in bases)
     return sum(1 for data in contents for _ in _whole_batches(data, 0))
 
 

@@ -8,7 +8,8 @@ The order of the steps is what makes `flushed_offset` true:
    the recovery point moves behind it, before a byte of the next one is synced.
 2. With `sync`, the last segment is synced, then the directory if it has got new names.
 3. Only then may prefixes go: the new log start is saved durably, the oldest segment is removed first.
-4. The last job of a log that is closed notes that this was a clean stop, last.
+4. A compacted segment gets its name (`replacement.py`).
+5. The last job of a log that is closed notes that this was a clean stop, last.
 
 After an error the rest of the job is abandoned, but for prefixes that were to go, which may be what makes room. What is
 not known to be durable is written again, which is harmless: all writes are at fixed positions. What a failed write left
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from core_log import checkpoint, transaction_index
 from core_log.files import BytesLike, File, Files
+from core_log.replacement import Replacement
 from core_log.replication.epochs import LeaderEpochs
 from core_log.segment import Segment
 
@@ -154,6 +156,7 @@ class FlushJob:
     """The log is about to have its first transaction: what to write down before."""
     transactions: bytes | None
     """What is known of transactions at `end_offset`."""
+    replacement: Replacement | None
     error: OSError | None = None
     shortened: bool = False
     """The new log start is durable and the segments before it are gone."""
@@ -205,6 +208,8 @@ def execute(job: FlushJob) -> None:
         if job.transactions is not None:
             transaction_index.save(files, job.directory, job.transactions, sync_name=False)
         _shorten(job)
+        if job.replacement is not None:
+            _replace(job, job.replacement)
         if job.clean_epochs is not None:
             save_epochs(files, job.directory, job.clean_epochs, sync_name=False)
     except OSError as error:
@@ -253,6 +258,21 @@ def _shorten(job: FlushJob) -> None:
         save_log_start(job.files, job.directory, job.log_start)
     _remove(job)
     job.shortened = True
+
+
+def _replace(job: FlushJob, offer: Replacement) -> None:
+    """What cannot be done is logged: the log is as good without."""
+    files = job.files
+    try:
+        point = RecoveryPoint.load(files, job.directory)
+        if point is None or point.segment_base < offer.end:
+            RecoveryPoint.at_start_of(offer.end).save(files, job.directory)
+        files.sync_directory(job.directory)
+        files.rename(offer.temporary, offer.segment.log_path)
+        files.sync_directory(job.directory)
+        offer.named = True
+    except OSError as error:
+        logger.warning("%s is not compacted now: %s", job.directory, error)
 
 
 def _remove(job: FlushJob) -> None:

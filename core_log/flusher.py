@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
+    from core_log.replacement import Replacement
 
 T = TypeVar("T")
 
@@ -39,6 +40,9 @@ class Flusher(Protocol):
 
     async def wait_shortened(self, log: PartitionLog, offset: int) -> None:
         """Wait until `durable_start_offset` reaches `offset`. Raises LogUnavailable."""
+
+    async def replace(self, log: PartitionLog, offer: Replacement) -> None:
+        """Have a compacted segment take its place in `log`: `offer.named` says whether it did."""
 
     def withdraw(self, log: PartitionLog) -> None:
         """Take a log back: waits for its job and applies the result. Blocks."""

@@ -28,6 +28,7 @@ import trio
 from core_log.errors import LogUnavailable
 from core_log.flush_job import FlushJob, execute
 from core_log.kernel_sync import KernelSync
+from core_log.replacement import Replacement
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -307,6 +308,16 @@ class LogFlusher:
                 raise LogUnavailable(f"{log.directory}: {log.error or 'closed'}")
             self.submit(log)
             await self._wait_for_change(log)
+
+    async def replace(self, log: PartitionLog, offer: Replacement) -> None:
+        """Have a compacted segment take its place in `log`: `offer.named` says whether it did."""
+        if log.closed:
+            return
+        settled = trio.Event()
+        offer.on_settled = settled.set
+        log.offer(offer)
+        self.submit(log)
+        await settled.wait()
 
     async def _wait_for_change(self, log: PartitionLog) -> None:
         changed = trio.Event()

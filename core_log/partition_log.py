@@ -33,6 +33,7 @@ from core_log.flush_job import FlushJob, RecoveryPoint, SegmentWrite, execute
 from core_log.log_config import LogConfig as LogConfig
 from core_log.readable_log import ReadableLog
 from core_log.recovery import RecoveredLog, recover
+from core_log.replacement import ReplaceableLog
 from core_log.segment import Segment
 from core_log.segment_index import SegmentIndex
 from core_log.tail_cache import TailCache
@@ -53,7 +54,7 @@ COPY_BYTES_MAX = 64 << 10
 _base_offset = attrgetter("base_offset")
 
 
-class PartitionLog(ReadableLog):
+class PartitionLog(ReplaceableLog, ReadableLog):
     """See the module. Made by `open`."""
 
     transactions: TransactionIndex | None = None
@@ -263,7 +264,8 @@ class PartitionLog(ReadableLog):
             return None
         sync_wanted = self._sync_wanted or (self._waiting_readers > 0 and self.config.fsync == "commit")
         sync = closing or (sync_wanted and self.flushed_offset < self.log_end_offset)
-        if not (self._pending or sync or self._log_start_unsaved or self._removals):
+        replacement = self.take_offer()
+        if not (self._pending or sync or self._log_start_unsaved or self._removals or replacement):
             return None
         writes = self._pending
         if self.error is not None:
@@ -294,7 +296,10 @@ class PartitionLog(ReadableLog):
             begun=transactions.begun(self.epochs.latest)
             if transactions is not None and not transactions.is_saved
             else None,
-            transactions=transactions.encode(self) if transactions is not None and (advance or closing) else None,
+            transactions=transactions.encode(self)
+            if transactions is not None and (advance or closing or replacement)
+            else None,
+            replacement=replacement,
         )
         self._pending = []
         self._pending_bytes = 0
@@ -317,6 +322,9 @@ class PartitionLog(ReadableLog):
         self.job = None
         if job.shortened and job.log_start is not None:
             self.durable_start_offset = job.log_start
+        if job.replacement is not None:
+            self.put_in_place(job.replacement)
+            self._flusher.enlist(self)
         if job.error is not None:
             self._job_failed(job, job.error)
         else:
@@ -431,6 +439,7 @@ class PartitionLog(ReadableLog):
 
     def shorten(self, cut: truncation.Cut) -> None:
         """Take over what a truncation left. Nothing is under way, and nothing is pending."""
+        self.cuts += 1
         self.segments = [segment for segment in self.segments if segment.base_offset < cut.segment.base_offset]
         self.segments.append(cut.segment)
         self._active = active = cut.segment
@@ -476,6 +485,7 @@ class PartitionLog(ReadableLog):
             return
         self.flush_blocking(closing=True)
         self.closed = True
+        self.drop_offer()
         if self.error is not None:
             lost = self.log_end_offset - self.committed_offset
             logger.error("%s: closed with %d offsets not made durable: %s", self.directory, lost, self.error)

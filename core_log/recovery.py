@@ -11,7 +11,9 @@
    in which epoch it was written. A stop was clean if the file says so and the log ends where it says.
 6. Bytes that had been synced and are missing are `damage`: of a clean stop, below the recovery point, at the log start.
    What is found is used all the same; a replica knows then that it may lack what it had promised to keep.
-7. Segments below the saved log start are left-overs of an interrupted deletion and go.
+7. Segments below the saved log start are left-overs of an interrupted deletion and go, and so do those that a compacted
+   one stands for (`segment_names.py`). A compacted segment is never the active one: its end is in its name, since the
+   last batches before that may be gone.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from core_log.log_config import LogConfig
 from core_log.replication.epochs import LeaderEpochs
 from core_log.segment import RELATIVE_OFFSET_MAX, Segment, scan
 from core_log.segment_index import SegmentIndex, is_plausible
+from core_log.segment_names import SegmentName, effective
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +59,18 @@ def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> Rec
     files.make_directory(directory)
     log_start = load_log_start(files, directory)
     point = RecoveryPoint.load(files, directory)
-    bases = _segment_bases(files, directory)
-    while len(bases) > 1 and bases[1] <= log_start:
-        Segment(directory, bases.pop(0), config.index_interval_bytes, None).remove(files)
+    names = _segment_names(files, directory)
+    while len(names) > 1 and names[1].base_offset <= log_start:
+        Segment(directory, names.pop(0), config.index_interval_bytes, None).remove(files)
+    bases = [name.base_offset for name in names]
     trusted_below = point.segment_base if point else -1
     segments: list[Segment] = []
     next_offset = log_start
     scanned = cut = False
     damaged = bool(bases and bases[0] > log_start) or bool(point and point.position and trusted_below not in bases)
-    for base, following in zip(bases, [*bases[1:], trusted_below]):
-        segment = Segment(directory, base, config.index_interval_bytes, None)
+    for name, following in zip(names, [*bases[1:], trusted_below]):
+        base = name.base_offset
+        segment = Segment(directory, name, config.index_interval_bytes, None)
         if cut:
             segment.remove(files)
             continue
@@ -78,10 +83,10 @@ def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> Rec
         synced = point if base == trusted_below else None
         trusted_bytes, end, cut = _recover_segment(files, segment, synced, now_ms)
         damaged = damaged or bool(synced and segment.size < synced.position)
-        next_offset = max(next_offset, end)
+        next_offset = max(next_offset, end, name.end)
         scanned = scanned or cut or segment.size > trusted_bytes
-    if not segments or segments[-1].index is None:
-        # A full segment is the last: the one after it had not got its name yet.
+    if not segments or segments[-1].index is None or names[len(segments) - 1].generation:
+        # A full or compacted segment is the last: the one after it had not got its name yet.
         next_offset = max(next_offset, trusted_below)
         segments.append(Segment(directory, next_offset, config.index_interval_bytes, SegmentIndex()))
     for segment, after in itertools.pairwise(segments):
@@ -146,15 +151,18 @@ def epochs_of_batches(files: Files, segments: list[Segment]) -> LeaderEpochs:
     return epochs
 
 
-def _segment_bases(files: Files, directory: str) -> list[int]:
-    names = files.list(directory)
-    stems = {name[:-4] for name in names if name.endswith(".log") and name[:-4].isdigit()}
-    for name in names:
-        stem, _, suffix = name.rpartition(".")
+def _segment_names(files: Files, directory: str) -> list[SegmentName]:
+    """The segments in order; what is left over of others goes."""
+    listed = files.list(directory)
+    names, left_over = effective(listed)
+    stems = {str(name) for name in names}
+    gone = {str(name) for name in left_over}
+    for file_name in listed:
+        stem, _, suffix = file_name.rpartition(".")
         orphan = suffix in ("index", "timeindex") and stem not in stems
-        if orphan or name.endswith(TEMPORARY_SUFFIX):
-            files.remove(f"{directory}/{name}")
-    return sorted(map(int, stems))
+        if orphan or stem in gone or file_name.endswith(TEMPORARY_SUFFIX):
+            files.remove(f"{directory}/{file_name}")
+    return names
 
 
 def _recover_segment(files: Files, segment: Segment, point: RecoveryPoint | None, now_ms: int) -> tuple[int, int, bool]:

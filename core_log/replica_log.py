@@ -94,7 +94,7 @@ class ReplicaLog(PartitionLog):
         if self.error is not None or self.closed or self.truncating:
             self._refuse()
         size = len(batch)
-        if size <= HEADER_BYTES:
+        if size < HEADER_BYTES:
             raise CorruptBatch(f"{size} bytes are no batch")
         base_offset, length, epoch, magic, attributes, last_delta, max_timestamp_ms = APPEND_FIELDS.unpack_from(batch)
         if length + LENGTH_START != size or magic != MAGIC or last_delta < 0:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def apply(log: PartitionLog, now_ms: int) -> None:
     """See `PartitionLog.apply_retention`."""
     config = log.config
-    if config.retention_ms < 0 and config.retention_bytes < 0:
+    if not config.deletes or (config.retention_ms < 0 and config.retention_bytes < 0):
         return
     start = log.log_start_offset
     excess = log.size_bytes - config.retention_bytes if config.retention_bytes >= 0 else 0
@@ -29,7 +29,8 @@ def apply(log: PartitionLog, now_ms: int) -> None:
         if config.retention_ms >= 0:
             largest_ms = segment.largest_timestamp_ms(log.files)
             expired = bool(segment.size) and largest_ms >= 0 and largest_ms < now_ms - config.retention_ms
-        if not expired and excess < max(segment.size, 1):
+        nothing_left = not segment.size and at < len(segments) - 1  # compacted
+        if not (expired or nothing_left) and excess < max(segment.size, 1):
             break
         if at == len(segments) - 1:
             if not expired:

@@ -1,4 +1,4 @@
-"""One segment of a log: a file of batches, named by the offset it begins with in 20 digits, and its indexes.
+"""One segment of a log: a file of batches, named by the offset it begins with (`segment_names.py`), and its indexes.
 
 1. The event loop notes batches as they are appended (`note`), the flusher's thread writes and syncs them. `size` is
    what was appended, `written_bytes` what a reader may take from the file.
@@ -27,6 +27,7 @@ from core_log.segment_index import (
     find_position,
     largest_timestamp,
 )
+from core_log.segment_names import SegmentName
 
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 
@@ -43,11 +44,6 @@ class BatchPlace(NamedTuple):
     max_timestamp_ms: int
 
 
-def segment_stem(directory: str, base_offset: int) -> str:
-    """Path of a segment without suffix."""
-    return f"{directory}/{base_offset:020d}"
-
-
 class Segment:
     """See the module."""
 
@@ -56,9 +52,14 @@ class Segment:
         "max_timestamp_ms", "size", "stem", "written_bytes",
     )  # fmt: skip
 
-    def __init__(self, directory: str, base_offset: int, interval_bytes: int, index: SegmentIndex | None) -> None:
-        self.stem = segment_stem(directory, base_offset)
-        self.base_offset = base_offset
+    def __init__(
+        self, directory: str, name: int | SegmentName, interval_bytes: int, index: SegmentIndex | None
+    ) -> None:
+        """`name`: the base offset will do for one that was not compacted."""
+        if isinstance(name, int):
+            name = SegmentName(name)
+        self.stem = f"{directory}/{name}"
+        self.base_offset = name.base_offset
         self.interval_bytes = interval_bytes
         self.index = index
         self.size = 0
@@ -147,7 +148,9 @@ def check_batch(data: BytesLike, at: int, end: int, check_crc: bool = True) -> t
         data, at
     )
     size = length + LENGTH_START
-    if magic != MAGIC or size < HEADER_BYTES + RECORD_BYTES_MIN or base_offset < 0 or last_delta < 0 or count < 1:
+    # Compaction may leave nothing of a batch but its header.
+    least = HEADER_BYTES + RECORD_BYTES_MIN if count else HEADER_BYTES
+    if magic != MAGIC or size < least or base_offset < 0 or last_delta < 0 or count < 0:
         raise CorruptBatch("not a batch header")
     if check_crc and at + size <= end and crc32c(memoryview(data)[at + CRC_START : at + size]) != crc:
         raise CorruptBatch("wrong CRC")

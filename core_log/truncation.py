@@ -22,6 +22,7 @@ from core_log.errors import BelowHighWatermark, LogUnavailable
 from core_log.flush_job import RecoveryPoint, save_epochs, save_log_start
 from core_log.segment import Segment, scan
 from core_log.segment_index import OFFSET_ENTRY, TIME_ENTRY, SegmentIndex
+from core_log.segment_names import SegmentName, parse
 from core_log.transaction_index import TransactionIndex
 
 if TYPE_CHECKING:
@@ -134,8 +135,28 @@ def cut_files(log: PartitionLog, end_offset: int) -> Cut:
             segment.remove(files)
     file.truncate(cut.position)
     file.sync()
+    _forget_compaction(log, keep)
     files.sync_directory(log.directory)
     return cut
+
+
+def _forget_compaction(log: PartitionLog, keep: Segment) -> None:
+    """What is appended to a compacted segment may go beyond the end in its name: it gets the name of one that is
+    written. What a compaction has left over of others, or never came to use, goes before.
+    """
+    files, directory = log.files, log.directory
+    for file_name in files.list(directory):
+        name = parse(file_name)
+        if name is None or f"{directory}/{name}" == keep.stem:
+            continue
+        if name.base_offset >= keep.base_offset or name.end > keep.base_offset:
+            Segment(directory, name, 0, None).remove(files)
+    plain = f"{directory}/{SegmentName(keep.base_offset)}"
+    if keep.stem != plain:
+        keep.close_file()
+        for suffix in (".index", ".timeindex", ".log"):
+            files.rename(keep.stem + suffix, plain + suffix)
+        keep.stem = plain
 
 
 def _find(log: PartitionLog, keep: Segment, end_offset: int) -> Cut:

@@ -53,6 +53,7 @@ from routing.session import DeliverySink, Session
 from routing.storage import Storage, fitted, wall_clock_ms
 from routing.topic_control import TopicControl
 from routing.topics import upkeep
+from routing.topics.compaction import Compaction
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_ids import Topics
@@ -487,6 +488,7 @@ async def open_broker(
             cluster,
         )
         nursery.start_soon(broker.housekeep)
+        nursery.start_soon(Compaction(flusher, config, broker.topology.topics.values).run)
         if cluster is not None:
             nursery.start_soon(Health(cluster, lambda: names_by_id(broker.topics.values())).run)
         try:

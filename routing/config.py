@@ -109,3 +109,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_tracked_consumers_max: int = 10_000
     """Consumer tags of one stream whose positions are kept."""
     retention_check_interval_ms: int = 300_000
+    compaction_check_interval_ms: Annotated[int, Meta(ge=1)] = 15_000
+    """How often it is looked which topics are to be compacted (`cleanup.policy`)."""
+    compaction_memory_bytes_max: Annotated[int, Meta(ge=1 << 16)] = 128 << 20
+    """Memory for the keys of a log that is compacted, some 450,000 for each 128 MiB; more take several passes."""
+    compaction_cpu_percent: Annotated[int, Meta(ge=1, le=100)] = 30
+    """How much of one processor compaction takes."""

@@ -18,6 +18,7 @@ from core_log.files import Files
 from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
+from core_log.segment_names import LOG_SUFFIX, effective
 from routing.cluster.identity import load_identity
 from routing.directories import TOPICS, topic_directory
 from routing.queues.checkpoints import decode_checkpoint
@@ -111,7 +112,8 @@ def _verify(files: Files, directory: str, *, is_store: bool = False) -> Verified
 
 
 def _log_bytes(files: Files, directory: str) -> int:
-    return sum(files.size(f"{directory}/{name}") for name in files.list(directory) if name.endswith(".log"))
+    names, _ = effective(files.list(directory))
+    return sum(files.size(f"{directory}/{name}{LOG_SUFFIX}") for name in names)
 
 
 def _faults_of_checkpoint(files: Files, log: Verified) -> Iterator[str]:

@@ -143,7 +143,7 @@ class _Rows:
 
     def add(self, batch: memoryview, start_offset: int, end_offset: int) -> None:
         """Append the records of one record batch that lie in the range. Raises CorruptBatch."""
-        header = validate(batch)
+        header = validate(batch, may_be_empty=True)
         if header.is_control:
             return
         columns = decode_columns(batch)

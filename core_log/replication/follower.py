@@ -101,7 +101,7 @@ class Follower:
     def _append(self, batches: tuple[BytesLike, ...]) -> None:
         try:
             for batch in batches:
-                validate(batch)
+                validate(batch, may_be_empty=True)
                 self.log.append_replica(batch)
         except LogUnavailable:
             self._missed = True

@@ -142,7 +142,7 @@ class BatchDraft:
 def batch_columns(batch: BytesLike) -> RecordColumns:
     """A fetched batch, checked, as parallel lists; empty lists for a control batch. Raises ProtocolError."""
     try:
-        if validate(batch).is_control:
+        if validate(batch, may_be_empty=True).is_control:
             return RecordColumns([], [], [], [], [])
         return decode_columns(batch)
     except CorruptBatch as error:

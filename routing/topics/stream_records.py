@@ -154,7 +154,7 @@ class StreamReader:
         for batch in batches:
             header = parse_header(batch)
             end = header.next_offset
-            if not header.is_control:
+            if not header.is_control and header.record_count:
                 self._take(decode_fields(batch))
         self._close()
         return self._slabs, end
