@@ -61,7 +61,7 @@ async def test_settings_that_change_are_obeyed() -> None:
         size = partition.log.size_bytes
         await compaction.round()
         assert partition.log.size_bytes == size
-        topic.configure(msgspec.structs.replace(partition.log.config, cleanup_policy="compact"))
+        topic.configure(msgspec.structs.replace(partition.log.config, cleanup_policy="compact"), CONFIG)
         await compaction.round()
         assert partition.log.size_bytes < size / 4
         assert len(values(partition)) == 5
