@@ -14,7 +14,7 @@ from kafka.structs import OffsetAndMetadata
 from tests.support import BrokerProcess, broker_process
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
-DOORS = ("native", "kafka")
+DOORS = ("amqp", "mqtt", "native", "kafka")
 PATIENCE_S = 20.0
 
 
