@@ -1,7 +1,8 @@
 """Kafka's protocol between a connection and the engine: requests in, replies in the order of the requests.
 
 1. A request is served when it is read. One that waits (a produce for its commit, a fetch for records, a member for its
-   group) is an object called back later, not a task; replies behind it wait for it, as Kafka's clients expect.
+   group) is an object called back later, not a task; replies behind it wait for it, as Kafka's clients expect. A client
+   that leaves too much unread waits, one that asks for too much behind a request that waits is let go.
 2. Handlers are a file each (`adapter_NN_name.py`, NN the API key) and say which versions they serve.
 3. A version that is not served, or a request that cannot be read, ends the connection, as with Kafka: a client that
    asked for the versions never sends one. Only ApiVersions is answered whatever its version.
@@ -14,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
+from typing import Protocol
 
 import structlog
 
@@ -96,13 +98,20 @@ _CORRELATION = Struct(">i")
 _API_VERSIONS = 18
 
 
+class ReplyOutbox(Outbox, Protocol):
+    """One that can be waited for."""
+
+    async def drained(self) -> None:
+        """Wait until the client has read most of what is there, or is gone."""
+
+
 class KafkaAdapter:
     """One client connection; see the module's rules and `protocols.sansio.Adapter`."""
 
     def __init__(
         self,
         broker: Broker,
-        outbox: Outbox,
+        outbox: ReplyOutbox,
         *,
         peer: str,
         local: tuple[str, int],
@@ -118,8 +127,10 @@ class KafkaAdapter:
         self._broker = broker
         self._outbox = outbox
         self._config = config
-        self._frames = FrameReader(config.request_bytes_max)
+        self._frames = FrameReader(min(config.login_request_bytes_max, config.request_bytes_max))
         self._calls: deque[_Waiting] = deque()
+        self._behind_bytes = 0
+        """Of replies that wait for another."""
         self._login_deadline = clock() + config.login_timeout_ms / 1000
         self._ending = False
         self.peer = peer
@@ -147,6 +158,9 @@ class KafkaAdapter:
             self.closed = True
             return
         for frame in self._frames.feed(data):
+            if self._outbox.pending_bytes > self._config.replies_bytes_max:
+                self._broker.end_turn()
+                await self._outbox.drained()
             if self.closed or self._ending:
                 return
             try:
@@ -203,6 +217,7 @@ class KafkaAdapter:
         self._broker.release(self)
         client = Client("kafka", user, self._config.virtual_host, self.peer, self._shut_out)
         self.door.grants = self._broker.connect(self, client)
+        self._frames.frame_bytes_max = self._config.request_bytes_max
 
     def _shut_out(self, reason: str) -> None:
         """Somebody wants this connection to end."""
@@ -241,11 +256,14 @@ class KafkaAdapter:
                 _, at = skip_tags(frame, at, len(frame), {})
         except (IndexError, UnicodeDecodeError):
             raise Malformed("a request header that is cut short") from None
-        request = read_message(request_reader(served.api, version), frame, at)
+        reader = request_reader(served.api, version)
+        request = read_message(reader, frame, at, self._config.request_elements_max)
         if self.door.grants is None and not served.before_login:
             raise Malformed(f"{served.api.name} before the login")
         if len(self._calls) >= self._config.requests_in_flight_max:
             raise Malformed(f"{len(self._calls)} requests wait for their reply")
+        if self._behind_bytes > self._config.replies_bytes_max:
+            raise Malformed(f"replies of {self._behind_bytes} bytes wait for another")
         waiting = self._queued(served, version, head)
         call = Call(version, client_id, waiting.answer)
         if key == 0:
@@ -263,11 +281,17 @@ class KafkaAdapter:
         self._calls.append(waiting)
         return waiting
 
+    def note_answered(self, size: int) -> None:
+        """A reply of so many bytes is there."""
+        self._behind_bytes += size
+
     def send_answered(self) -> None:
         """Send the replies that no other stands before."""
         calls = self._calls
         while calls and calls[0].pieces is not None:
-            for piece in calls.popleft().pieces or ():
+            answered = calls.popleft()
+            self._behind_bytes -= answered.size
+            for piece in answered.pieces or ():
                 self._outbox.write(piece)
         if self._ending and not calls:
             self.closed = True
@@ -276,7 +300,7 @@ class KafkaAdapter:
 class _Waiting:
     """A request whose reply has its place in the line."""
 
-    __slots__ = ("_adapter", "_head", "_served", "_version", "pieces")
+    __slots__ = ("_adapter", "_head", "_served", "_version", "pieces", "size")
 
     def __init__(self, adapter: KafkaAdapter, served: Served, version: int, head: bytes) -> None:
         self._adapter = adapter
@@ -284,6 +308,7 @@ class _Waiting:
         self._version = version
         self._head = head
         self.pieces: list[BytesLike] | None = None
+        self.size = 0
 
     def answer(self, reply: Entity | None) -> None:
         """Here it is; None: there is none."""
@@ -296,5 +321,7 @@ class _Waiting:
             if api.is_flexible(self._version) and api.key != _API_VERSIONS:
                 head += b"\0"  # no tagged fields in the header
             pieces = write_message(reply_writer(api, self._version), head, reply)
-            self.pieces = [_LENGTH.pack(sum(map(len, pieces))), *pieces]
+            self.size = sum(map(len, pieces))
+            self.pieces = [_LENGTH.pack(self.size), *pieces]
+            self._adapter.note_answered(self.size)
         self._adapter.send_answered()

@@ -38,7 +38,8 @@ async def metadata(door: Door, call: Call, request: Entity) -> Entity:
         names = [name for name in sorted(door.broker.topics) if sees(door, name)]
         topics = [_topic(door.broker.topics[name]) for name in names]
     else:
-        topics = [await _asked(door, call, one, create=request.allow_auto_topic_creation) for one in asked]
+        once = {(one.name, one.topic_id): one for one in asked}.values()
+        topics = [await _asked(door, call, one, create=request.allow_auto_topic_creation) for one in once]
     if request.include_topic_authorized_operations:
         for one in topics:
             if one.error_code == ErrorCode.NONE:

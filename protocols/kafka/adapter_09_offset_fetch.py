@@ -25,7 +25,8 @@ _CODE_OF_ALL_SINCE = 2
 async def offset_fetch(door: Door, call: Call, request: Entity) -> Entity:
     """One group, or from version 8 on many."""
     if call.version >= _MANY_SINCE:
-        return Entity(groups=[await _group(door, call, one, request.require_stable) for one in request.groups])
+        once = {one.group_id: one for one in request.groups}.values()
+        return Entity(groups=[await _group(door, call, one, request.require_stable) for one in once])
     found = await _group(door, call, request, request.require_stable)
     return Entity(topics=found.topics, error_code=found.error_code)
 

@@ -17,8 +17,8 @@ _UNKNOWN_IS_AN_ERROR_SINCE = 6
 
 @serves(DESCRIBE_GROUPS, 0, 6)
 async def describe_groups(door: Door, call: Call, request: Entity) -> Entity:
-    """A group that is not there is `Dead`."""
-    return Entity(groups=[_described(door, call, name) for name in request.groups])
+    """A group that is not there is `Dead`; one that is named twice is described once."""
+    return Entity(groups=[_described(door, call, name) for name in dict.fromkeys(request.groups)])
 
 
 def _described(door: Door, call: Call, name: str) -> Entity:

@@ -3,7 +3,8 @@
 1. What a version has is known before a message comes, so each version gets a function of its own, written out and
    compiled on first use, as attrs and msgspec do with classes: fields of fixed size that stand together are one
    `unpack_from`, nothing is looked up while a message is read. Hot requests and rare ones go the same way.
-2. A length is checked against what is there before anything is made of it; nothing is ever allocated for a claim.
+2. A length is checked against what is there before anything is made of it; nothing is ever allocated for a claim. And
+   since an object takes a hundred times the bytes that it may come in, a message has only so many elements.
 3. `records` are never copied: read as views of the request, written as the pieces that they are.
 4. Messages are `Entity`: the fields of the schema by name. What a reply leaves out is the schema's default; a name
    that the schema has not is a TypeError, and a bug of ours.
@@ -32,6 +33,9 @@ _CODES = {
 _SIZES = {"bool": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "float64": 8}
 _UUID_BYTES = 16
 _VARINT_BYTES_MAX = 5
+ELEMENTS_MAX = 250_000
+_elements = [ELEMENTS_MAX]
+"""How many more elements of arrays, and tagged fields, the message that is being read may have."""
 
 
 class Malformed(Exception):
@@ -66,8 +70,9 @@ Read = Callable[[BytesLike, int, int], tuple[Entity, int]]
 Write = Callable[[bytearray, list[BytesLike], Entity], None]
 
 
-def read_message(reader: Read, data: BytesLike, at: int) -> Entity:
-    """The message that begins at `at` and ends with the data. Raises Malformed."""
+def read_message(reader: Read, data: BytesLike, at: int, elements_max: int = ELEMENTS_MAX) -> Entity:
+    """The message that begins at `at` and ends with the data, of so many elements at most. Raises Malformed."""
+    _elements[0] = elements_max
     try:
         message, end = reader(data, at, len(data))
     except (error, IndexError, UnicodeDecodeError) as problem:
@@ -149,12 +154,22 @@ def require(size: int, at: int, end: int, what: str) -> None:
         raise Malformed(f"{what} of {size} where {end - at} bytes are left")
 
 
+def spend(count: int) -> None:
+    """So many elements come. Raises Malformed."""
+    _elements[0] -= count
+    if _elements[0] < 0:
+        raise Malformed("more elements than a message may have")
+
+
 def skip_tags(
     data: BytesLike, at: int, end: int, known: dict[int, Callable[[BytesLike, int, int], Any]]
 ) -> tuple[dict[int, Any], int]:
     """Read the tagged fields of a struct; those that nobody knows are passed over. Raises Malformed, IndexError."""
     count, at = uvarint(data, at)
+    if not count:
+        return {}, at
     require(count, at, end, "tagged fields")
+    spend(count)
     found: dict[int, Any] = {}
     for _ in range(count):
         tag, at = uvarint(data, at)
@@ -186,7 +201,7 @@ class _Source:
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
             "Entity": Entity, "Malformed": Malformed, "uvarint": uvarint, "put_uvarint": put_uvarint,
-            "require": require, "skip_tags": skip_tags, "refuse_names": refuse_names,
+            "require": require, "spend": spend, "skip_tags": skip_tags, "refuse_names": refuse_names,
         }  # fmt: skip
         self._number = 0
 
@@ -268,6 +283,7 @@ def _read_field(source: _Source, field: Field, version: int, flexible: bool) -> 
     if not field.is_array:
         source.add(2, f"{name} = {_value(field.type)}", "at += n")
     else:
+        source.add(2, "spend(n)")
         _read_elements(source, field, name, version, flexible)
 
 

@@ -10,6 +10,14 @@ class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     request_bytes_max: int = 100 << 20
     """Largest request, without its length prefix. Checked when the prefix is read, before anything is kept."""
+    login_request_bytes_max: int = 1 << 20
+    """The same until the client has logged in."""
+    request_elements_max: int = 250_000
+    """Elements of all arrays of a request; an element takes about 400 bytes of memory."""
+    replies_bytes_max: int = 16 << 20
+    """Replies of a connection that its client has not read yet; above that no more of its requests are served. If so
+    much waits for the reply to an earlier request, another request ends it.
+    """
     fetch_bytes_max: int = 55 << 20
     """Most record bytes in one reply; only a single batch that is larger goes beyond it."""
     fetch_wait_ms_max: int = 60_000

@@ -29,14 +29,31 @@ class Pipe:
     """See `protocols.sansio.Outbox`."""
 
     def __init__(self) -> None:
-        self.pending_bytes = 0
         self.writable = True
         self.on_writable: Any = None
         self.data = bytearray()
+        self._taken = trio.Event()
+
+    @property
+    def pending_bytes(self) -> int:
+        """What a test has not taken."""
+        return len(self.data)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Keep it."""
         self.data += data
+
+    async def drained(self) -> None:
+        """Wait until a test has taken it."""
+        self._taken = trio.Event()
+        await self._taken.wait()
+
+    def take(self) -> bytes:
+        """All that was written."""
+        data = bytes(self.data)
+        self.data.clear()
+        self._taken.set()
+        return data
 
 
 class Peer:
