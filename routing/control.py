@@ -19,6 +19,7 @@ from routing.errors import (
 )
 from routing.grants import Grants
 from routing.queues.queue import Queue
+from routing.queues.settings import VIEW
 from routing.topic_control import TopicControl
 from routing.topics.stream_settings import STREAM
 from routing.topology import plans
@@ -26,6 +27,7 @@ from routing.topology.binding import Binding, Destination
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.topology.entries import Plan
 from routing.topology.virtual_host import VirtualHost
+from routing.views import arguments_of, start_of_view
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -148,6 +150,12 @@ class Control:
         ResourceLocked, NotImplementedYet, LimitExceeded, StorageUnavailable.
         """
         topology = self.topology
+        start: list[int] | None = None
+        if arguments and arguments.get("x-queue-type") == VIEW:
+            there = topology.vhost(vhost)
+            if name not in there.queues:
+                start = await start_of_view(topology, there, name, arguments, durable=durable, exclusive=exclusive)
+            arguments = arguments_of(arguments)
         if arguments and arguments.get("x-queue-type") == STREAM:
             await self._topics.make_stream(
                 topology.vhost(vhost), name, durable, exclusive, auto_delete, dict(arguments)
@@ -162,6 +170,7 @@ class Control:
                 arguments=arguments or {},
                 owner=owner,
                 prefix=prefix,
+                start=start,
             )
         )
         if plan.entries:

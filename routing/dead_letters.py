@@ -214,7 +214,7 @@ class DeadLetters:
 
     def _copy(self, queue: Queue, offsets: Sequence[int], maker: CopyMaker) -> int:
         """Make copies up to the first message that is not in memory; how many."""
-        find, facts = queue.partition.find, queue.partition.facts
+        find, facts = queue.store.find, queue.store.facts
         done = start = 0
         while done < len(offsets):
             entry = find(offsets[start])
@@ -232,17 +232,17 @@ class DeadLetters:
         """Read the next message, with its neighbours in the log or, if they lie far apart, with those that are next."""
         waiting.asleep = True
         queue = waiting.queue
-        partition = queue.partition
+        store = queue.store
         ahead = waiting.next(_AHEAD)
         scattered = max(ahead) - min(ahead) > _DENSE * len(ahead)
 
         async def load() -> None:
             if scattered:
-                await partition.read_scattered([one for one in ahead if partition.find(one) is None])
-            if partition.find(offset) is None:
-                await partition.load_now(offset, queue)
+                await store.read_scattered([one for one in ahead if store.find(one) is None])
+            if store.find(offset) is None:
+                await store.load_now(offset, queue)
             waiting.asleep = False
-            if partition.find(offset) is None and not queue.deleted:
+            if store.find(offset) is None and not queue.deleted:
                 logger.error("offset %d of queue %s cannot be read: its dead letter is lost", offset, queue.name)
                 del waiting.offsets[waiting.offsets.index(offset, waiting.start)]
                 queue.settle_offsets([offset])

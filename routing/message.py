@@ -254,3 +254,17 @@ class Slab:
             if keys.count(key) == len(keys):
                 keys = None
         return Slab(self.exchange, key, self.properties, self.bodies[start:stop], keys=keys, raws=raws, facts=facts)
+
+
+class StreamSlab(Slab):
+    """Messages of consecutive offsets from `first_offset` on; `raws` is always there."""
+
+    __slots__ = ("end_offset", "first_offset")
+
+    def __init__(
+        self, first_offset: int, exchange: str, properties: Properties, bodies: list[bytes], keys: list[str], raws: Any
+    ) -> None:
+        same = keys.count(keys[0]) == len(keys)
+        super().__init__(exchange, keys[0], properties, bodies, keys=None if same else keys, raws=raws)
+        self.first_offset = first_offset
+        self.end_offset = first_offset + len(bodies)

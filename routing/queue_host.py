@@ -10,6 +10,8 @@ import trio
 
 from delay.timer_service import Timer, TimerService
 from routing.queues.queue import Queue
+from routing.queues.view import TopicFeed
+from routing.queues.view_queue import ViewQueue
 
 
 class Clock:
@@ -53,6 +55,9 @@ class Host:
         self.dead_letter = dead_letter
         self.unused = unused
         self.impatient: WeakSet[Queue] = WeakSet()
+        self.views: WeakSet[ViewQueue] = WeakSet()
+        self.open_feed: Callable[[str, Callable[[], None]], TopicFeed] | None = None
+        """Gives views their topics, as soon as there are any."""
         self.now_ms = clock.now_ms
         self._timers = timers
         self._clock = clock
@@ -60,3 +65,13 @@ class Host:
     def at_ms(self, due_ms: int, callback: Callable[[], None]) -> Timer:
         """Call back at a time of the clock; a turn ends afterwards."""
         return self._timers.at(self._clock.seconds(due_ms), callback)
+
+    def topics_changed(self) -> None:
+        """See `QueueHost`."""
+        for queue in self.views:
+            queue.view.advanced()
+
+    def topic_feed(self, topic: str, advanced: Callable[[], None]) -> TopicFeed:
+        """See `QueueHost`."""
+        assert self.open_feed is not None
+        return self.open_feed(topic, advanced)

@@ -213,12 +213,13 @@ class Session:
         while True:
             queue.require_led()
             first, count, redelivered = queue.head() if queue.groups is None else queue.groups.first()
-            if not count:
+            if not count and not await queue.feed():
                 return None
-            entry = queue.partition.find(first)
+            entry = queue.store.find(first) if count else None
             if entry is not None:
                 break
-            await queue.partition.load_now(first, queue)
+            if count:
+                await queue.store.load_now(first, queue)
             if self.closed or queue.deleted:
                 return None if self.closed else await self.get(queue_name, no_ack=no_ack)
         if queue.groups is None:
@@ -230,8 +231,7 @@ class Session:
             slab, index = queue.returns.marked(slab.part(index, index + 1), [first]), 0
         if self.vhost.trace is not None:
             self.vhost.trace.delivered(self, queue_name, slab, index, index + 1, redelivered)
-        delivery_id = self.next_id
-        self.next_id += 1
+        delivery_id, self.next_id = self.next_id, self.next_id + 1
         if no_ack:
             queue.settle(first, 1)
         else:

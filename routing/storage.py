@@ -33,6 +33,7 @@ from routing.topics.offset_store import OffsetStore
 from routing.topics.stream import StreamHost
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import log_config
+from routing.topics.topic_feed import TopicFeed
 from routing.topics.topic_ids import id_of
 from routing.topology.catalog import Catalog
 from routing.topology.mirror import CatalogMirror
@@ -130,6 +131,7 @@ class Storage:
             count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
             stripes += [self._open_home(f"queues/{index}", index) for index in range(count)]
         transient = self._open_home(f"{_SCRATCH}/0", -1)
+        stream_host = StreamHost(config, positions, runnable=host.runnable, spawn=self._spawn, turn=self._loaded)
         topology = Topology(
             config,
             catalog,
@@ -137,10 +139,11 @@ class Storage:
             transient=transient,
             host=host,
             spawn=self._spawn,
-            stream_host=StreamHost(config, positions, runnable=host.runnable, spawn=self._spawn, turn=self._loaded),
+            stream_host=stream_host,
             open_topic=self.open_topic,
             open_partitions=self.open_partitions,
         )
+        host.open_feed = lambda topic, advanced: TopicFeed(topic, topology.topics, stream_host, advanced)
         topology.recover_queues()
         for partition in topology.led:
             catalog.ids.skip(restore(files, partition))

@@ -218,6 +218,7 @@ class Transactions:
             if not (plan.published or plan.settled or plan.topics):
                 plan.apply()
                 return
+            await self._say_what_views_took(plan)
             if self.shared is None:
                 with trio.CancelScope(shield=True):
                     await self._commit_by_record(plan)
@@ -249,6 +250,19 @@ class Transactions:
             except trio.Cancelled:
                 session.take_back(transaction)
                 raise
+
+    async def _say_what_views_took(self, plan: Plan) -> None:
+        """What is settled of views here is known to their logs before it is decided on: else nobody could settle it
+        once more. Raises StorageUnavailable.
+        """
+        homes = {queue.partition: None for queue, _, _ in plan.endings() if queue.settings.view_of is not None}
+        with trio.CancelScope(shield=True):
+            for home in homes:
+                if isinstance(home, QueuePartition):
+                    home.settlements_due()
+                    home.seal()
+                    if not await self._committed(home.log):
+                        raise StorageUnavailable(f"home partition {home.index} cannot be written")
 
     def _direct_home(self, plan: Plan) -> QueuePartition | None:
         """The partition here whose log alone is concerned, by one batch."""

@@ -63,6 +63,11 @@ def _declare_queue(grants: Grants, channel: Channel, method: methods.QueueDeclar
     if dead_letters is not None and name not in channel.session.vhost.queues:
         grants.require("read", "queue", name or _SERVER_NAMED)
         grants.require("write", "exchange", dead_letters)
+    topic = _leads_to(method.arguments, "x-view-topic")
+    if topic is not None and name not in channel.session.vhost.queues:
+        # What is published to a view goes to the topic, by whoever may publish to queues.
+        grants.require("read", "topic", topic)
+        grants.require("write", "topic", topic)
 
 
 def _bind_queue(grants: Grants, channel: Channel, method: methods.QueueBind | methods.QueueUnbind) -> None:

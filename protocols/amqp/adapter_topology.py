@@ -11,6 +11,7 @@ from contextlib import suppress
 from protocols.amqp import methods
 from protocols.amqp.adapter_channel import Channel
 from protocols.amqp.adapter_properties import REPLY_TO
+from protocols.amqp.adapter_streams import stream_arguments
 from protocols.amqp.errors import AmqpError
 from protocols.amqp.method_codec import Method
 from routing.errors import ResourceLocked
@@ -94,12 +95,15 @@ async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
     if method.passive:
         info = await broker.check_queue(_clean(method.queue), channel.link, vhost=channel.link.vhost)
     else:
+        arguments = method.arguments
+        if arguments.get("x-queue-type") == "view":
+            arguments = stream_arguments(arguments)  # where it begins may be a time
         info = await broker.declare_queue(
             _clean(method.queue),
             durable=method.durable,
             exclusive=method.exclusive,
             auto_delete=method.auto_delete,
-            arguments=method.arguments,
+            arguments=arguments,
             owner=channel.link,
             vhost=channel.link.vhost,
         )

@@ -37,7 +37,7 @@ class _Mover:
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         part = slab.part(start, stop)
-        facts = consumer.queue.partition.facts if isinstance(consumer.queue, Queue) else None
+        facts = consumer.queue.store.facts if isinstance(consumer.queue, Queue) else None
         if facts:
             # Slabs of what waits need not know what their messages asked for.
             offsets = consumer.session.unsettled[-1].offsets_of(first_id, first_id + stop - start)

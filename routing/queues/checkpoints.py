@@ -31,6 +31,7 @@ from routing.queues.relocation import Straggler, end_of_stragglers, read_straggl
 from routing.queues.restoring import state_of
 from routing.queues.settlement import pack_sizes
 from routing.queues.standby import Standby, packed_of
+from routing.queues.view_state import VIEW
 from routing.queues.waiting import waiting_ranges
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
             for queue_id, entry in queues.items()
         }
         standby.states = state.get("states", {})
+        for queue_id, known in standby.states.items():
+            if VIEW in known:
+                standby.live.pop(queue_id, None)  # what it holds does not lie here
         standby.facts.load(
             (from_bytes(runs), from_bytes(times), from_bytes(low), None if high is None else from_bytes(high))
             for runs, times, low, high in state.get("facts", ())
@@ -238,7 +242,10 @@ class Checkpoints:
         standby.follow(journal, known.offset)
         standby.sets |= known.sets  # their definitions may have gone with the log's start
         standby.fold(queue_ids, log.log_start_offset)
+        views = {queue_id: {VIEW: state[VIEW]} for queue_id, state in standby.states.items() if VIEW in state}
         standby.sets, standby.states = known.sets, known.states
+        for queue_id, view in views.items():
+            standby.states[queue_id] = known.states.get(queue_id, {}) | view
         standby.next_set_id = max(standby.next_set_id, known.next_set_id)
         return standby
 

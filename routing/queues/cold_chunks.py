@@ -18,6 +18,7 @@ from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import parse_header
 from routing.config import BrokerConfig
+from routing.queues.gathering import skip_unreadable
 from routing.queues.home_records import SlabReader
 from routing.queues.slab_cache import CachedSlab
 
@@ -98,7 +99,7 @@ class ColdChunks:
         if any(chunk.first <= offset < chunk.end for chunk in self._chunks):
             # The log was read there and does not hold the message: damage, not a reason to ask for ever.
             logger.error("offset %d of %s cannot be read: message lost", offset, self._log.directory)
-            queue.skip_unreadable(known_by)
+            skip_unreadable(queue, known_by)
             return
         waiting = self._loading.get(offset)
         if waiting is None:

@@ -1,12 +1,14 @@
 """Dropping the part of a home partition's log that no queue needs, by whole segments.
 
-Definitions in the part that goes are written again first (their place in the log does not matter to replay), and the
-part goes only when they are durable: the next call sees to that.
+Definitions in the part that goes are written again first (their place in the log does not matter to replay), and so is
+what views hold; the part goes only when that is durable: the next call sees to it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from routing.queues.view_queue import ViewQueue
 
 if TYPE_CHECKING:
     from routing.queues.queue_partition import QueuePartition
@@ -32,9 +34,12 @@ def delete_dead_prefix(partition: QueuePartition) -> None:
         return
     if partition.durable:
         _carry_definitions(partition, before)
-        if any(definition.offset >= log.committed_offset for definition in partition.sets.definitions.values()):
+        said = _carry_views(partition, log.segments[1].base_offset)
+        needed = [definition.offset for definition in partition.sets.definitions.values()] + said
+        if any(offset >= log.committed_offset for offset in needed):
             log.request_sync()
             return
+        before = min([before, *said])
     # Whole segments go, and what stays begins with one: with a batch, and with the directory that speaks of it.
     log.delete_prefix(max(segment.base_offset for segment in log.segments if segment.base_offset <= before))
 
@@ -47,3 +52,13 @@ def _carry_definitions(partition: QueuePartition, before: int) -> None:
             partition.sets.forget(definition)
         elif definition.offset < before:
             partition.define(definition)
+
+
+def _carry_views(partition: QueuePartition, before: int) -> list[int]:
+    """Say again what views hold of which the log says something below an offset; from where on it says all of each."""
+    views = [queue for queue in partition.queues.values() if isinstance(queue, ViewQueue)]
+    for queue in views:
+        if queue.view.said_at < before:
+            queue.view.said_at = partition.next_offset
+            partition.append_controls(queue.view.said())
+    return [queue.view.said_at for queue in views]

@@ -23,7 +23,7 @@ _DENSE = 8
 
 def load(queue: Queue, first: int, count: int) -> None:
     """Have the first of what waits read: with its neighbours, or with those next in line if they lie far apart."""
-    if queue.partition.is_reading_for(queue):
+    if queue.store.is_reading_for(queue):
         return
     line = queue.next_line()
     if count < SCATTERED_BELOW and (queue.message_count > count or not line.simple):
@@ -32,9 +32,20 @@ def load(queue: Queue, first: int, count: int) -> None:
             if lower is not line and len(ahead) < _AHEAD_MAX:
                 ahead += lower.peek(_AHEAD_MAX - len(ahead))
         far = not line.simple or max(ahead) - min(ahead) > _DENSE * len(ahead)
-        if far and queue.partition.load_scattered(ahead, queue):
+        if far and queue.store.load_scattered(ahead, queue):
             return
-    queue.partition.load(first, queue)
+    queue.store.load(first, queue)
+
+
+def skip_unreadable(queue: Queue, offset: int) -> None:
+    """Give up on a message that the log does not hold any more."""
+    first, count, _ = queue.head()
+    if queue.groups is not None and queue.groups.give_up(offset):
+        pass
+    elif count and first == offset:
+        queue.take(1)
+        queue.settle(first, 1)
+    queue.wake()
 
 
 def gather(queue: Queue, limit: int) -> tuple[Slab, list[int], bool] | None:
@@ -44,7 +55,7 @@ def gather(queue: Queue, limit: int) -> tuple[Slab, list[int], bool] | None:
     It ends early where the exchange, the protocol, the persistence or the redelivered flag changes.
     """
     first, count, redelivered = queue.head()
-    found = queue.partition.find(first) if count else None
+    found = queue.store.find(first) if count else None
     if found is None:
         return None
     run = Gathered(queue, found.slab)
@@ -86,7 +97,7 @@ class Gathered:
 
     def add(self, offsets: Sequence[int]) -> int:
         """Of rising offsets, add those before the first that does not fit, or is not in memory; how many."""
-        find = self._queue.partition.find
+        find = self._queue.store.find
         at, count = 0, len(offsets)
         while at < count:
             entry = find(offsets[at])

@@ -7,9 +7,9 @@ know the difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict, Unpack
 
 from routing.errors import StorageUnavailable
 from routing.queues.settings import QueueSettings
@@ -31,6 +31,7 @@ class Declared(TypedDict):
     arguments: dict[str, Any]
     owner: object
     settings: QueueSettings
+    start: NotRequired[Sequence[int]]
 
 
 class Home(Protocol):

@@ -38,7 +38,7 @@ from routing.queues.seen_ids import SETTINGS, SeenIds, asked
 from routing.queues.settings import QueueSettings
 
 if TYPE_CHECKING:
-    from routing.queues.host import QueueHost
+    from routing.queues.host import MessageStore, QueueHost
     from routing.queues.queue_partition import QueuePartition
     from routing.session import Consumer
 
@@ -55,7 +55,7 @@ class Queue:
     __slots__ = (
         "__weakref__", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
         "formerly", "fresh", "groups", "history", "host", "id", "levels", "line", "name", "outstanding", "owner",
-        "partition", "redelivered_before", "returns", "rules", "seen", "settings", "turns", "vhost",
+        "partition", "redelivered_before", "returns", "rules", "seen", "settings", "start", "store", "turns", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -71,11 +71,16 @@ class Queue:
         arguments: dict[str, Any],
         owner: object,
         settings: QueueSettings | None = None,
+        start: Sequence[int] = (),
     ) -> None:
         self.id = queue_id
         self.name = name
         self.vhost = "/"
         self.partition = partition
+        self.store: MessageStore = partition
+        """What has its messages: its home, unless it is a view."""
+        self.start = start
+        """Of a view, where each partition of its topic began."""
         self.durable = durable
         self.exclusive = exclusive
         self.auto_delete = auto_delete
@@ -223,7 +228,7 @@ class Queue:
 
     def priority(self, offset: int) -> int:
         """The priority of a message."""
-        found = self.partition.facts.of(offset)
+        found = self.store.facts.of(offset)
         return 0 if found is None else priority_of(found[0])
 
     # --- messages back -----------------------------------------------------------------
@@ -237,7 +242,7 @@ class Queue:
         if self.deleted:
             self.outstanding -= len(offsets)
             for first, count in runs_of(offsets):
-                self.partition.forget(first, count)
+                self.store.forget(first, count)
             return
         if self.groups is not None:
             self.groups.release(offsets)
@@ -269,13 +274,13 @@ class Queue:
         """Delivered messages are done with."""
         self.outstanding -= count
         if self.deleted:
-            self.partition.forget(first, count)
+            self.store.forget(first, count)
             return
         if self.returns is not None and self.returns.tries:
             self.returns.forget(first, count)
         if self.groups is not None:
             self.groups.release(range(first, first + count))
-        self.partition.settle(self.id, first, count)
+        self.store.settle(self.id, first, count)
 
     def settle_offsets(self, offsets: Sequence[int]) -> None:
         """As `settle`, for messages that do not lie together."""
@@ -286,7 +291,7 @@ class Queue:
             self.outstanding -= len(offsets)
             if self.groups is not None:
                 self.groups.release(offsets)
-            self.partition.settle_offsets(self.id, sorted(offsets))
+            self.store.settle_offsets(self.id, sorted(offsets))
 
     def settle_waiting(self, offsets: Sequence[int], *, rejected: bool) -> None:
         """Settle messages that are not delivered, at a start; those that are not there are settled already."""
@@ -370,6 +375,10 @@ class Queue:
     async def refresh(self) -> None:
         """Have its counts be what they are now, wherever it is led. Raises StorageUnavailable."""
 
+    async def feed(self) -> bool:
+        """Where nothing is in line: wait until something is; False if nothing will be."""
+        return False
+
     @property
     def stands_open(self) -> bool:
         """The only consumer settles nothing, and no message waits."""
@@ -422,7 +431,7 @@ class Queue:
                         slab = self.returns.marked(slab, offsets)
                     consumer.session.hand_over_scattered(consumer, self, slab, offsets, redelivered)
                     continue
-            entry = self.partition.find(first)
+            entry = self.store.find(first)
             if entry is None:
                 load(self, first, count)
                 return
@@ -442,16 +451,6 @@ class Queue:
         """Whether more waits, or may, than the `count` that come next."""
         line, levels = self.next_line(), self.levels
         return line.count > count or (levels is not None and line is not levels.fresh and levels.may_be_several)
-
-    def skip_unreadable(self, offset: int) -> None:
-        """Give up on a message that the log does not hold any more."""
-        first, count, _ = self.head()
-        if self.groups is not None and self.groups.give_up(offset):
-            pass
-        elif count and first == offset:
-            self.take(1)
-            self.settle(first, 1)
-        self.wake()
 
     # --- emptying ----------------------------------------------------------------------
 

@@ -42,20 +42,11 @@ from routing.queues.live_counts import LiveCounts
 from routing.queues.moves import Moves
 from routing.queues.queue import Queue
 from routing.queues.runs_of import runs_of
-from routing.queues.settlement import (
-    DESTINATIONS_KEY,
-    RETURNED_KEY,
-    SEEN_KEY,
-    SETTLED_KEY,
-    SIZES_KEY,
-    encode_destinations,
-    encode_returned,
-    encode_seen,
-    encode_settled,
-    encode_sizes,
-)
+from routing.queues.settlement import DESTINATIONS_KEY, Taken, encode_destinations
 from routing.queues.slab_cache import SlabCache
 from routing.queues.stored_messages import StoredMessages
+from routing.queues.unsealed import Record, Unsealed
+from routing.queues.view_queue import ViewQueue
 from routing.queues.waiting import live_ranges
 
 if TYPE_CHECKING:
@@ -126,10 +117,7 @@ class QueuePartition:
         self._now_ms = now_ms
         self._settlements_due = defer is None
         self._open: list[tuple[int, Slab, DestinationSet]] = []
-        self._settled: list[tuple[int, int, int]] = []
-        self._returned: list[tuple[int, int, int, int]] = []
-        self._seen: list[tuple[int, int, bytes]] = []
-        self._sizes: list[tuple[int, int, Sequence[int]]] = []
+        self._unsealed = Unsealed()
         self._cache = SlabCache()
         self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
         self._deleted: list[Queue] = []
@@ -147,7 +135,8 @@ class QueuePartition:
 
     def make_queue(self, queue_id: int, name: str, host: QueueHost, **declared: Unpack[Declared]) -> Queue:
         """See `Home.make_queue`."""
-        queue = self.queues[queue_id] = Queue(queue_id, name, self, host, **declared)
+        kind = ViewQueue if declared["settings"].view_of is not None else Queue
+        queue = self.queues[queue_id] = kind(queue_id, name, self, host, **declared)
         return queue
 
     # --- messages in -------------------------------------------------------------------
@@ -250,7 +239,7 @@ class QueuePartition:
         self.live.release(first, count)
         if not self.durable:
             return
-        settled = self._settled
+        settled = self._unsealed.settled
         if settled:
             last_id, last_first, last_count = settled[-1]
             if last_id == queue_id and last_first + last_count == first:
@@ -263,25 +252,35 @@ class QueuePartition:
         """As `settle`, for rising offsets that do not lie together."""
         self.live.release_offsets(offsets)
         if self.durable:
-            self._settled += [(queue_id, first, count) for first, count in runs_of(offsets)]
+            self._unsealed.settled += [(queue_id, first, count) for first, count in runs_of(offsets)]
             self._mark_dirty(self)
+
+    def note_taken(self, taken: Taken) -> None:
+        """A view has taken records in; the record of it is written with settlements."""
+        self._unsealed.take(taken)
+        self._mark_dirty(self)
+
+    def note_settled(self, queue_id: int, first: int, count: int) -> None:
+        """A view is done with messages, of which nothing lies here."""
+        self._unsealed.settled.append((queue_id, first, count))
+        self._mark_dirty(self)
 
     def note_returns(self, queue_id: int, returns: Iterable[tuple[int, Tries]]) -> None:
         """Messages came back to one queue; the record of it is written with settlements."""
         if self.durable:
-            self._returned += [(queue_id, offset, tries.packed, tries.due_ms) for offset, tries in returns]
+            self._unsealed.returned += [(queue_id, offset, tries.packed, tries.due_ms) for offset, tries in returns]
             self._mark_dirty(self)
 
     def note_seen(self, queue_id: int, now_ms: int, hashes: bytes) -> None:
         """Ids that are new to one queue; the record of it is written behind the messages of this turn."""
         if self.durable:
-            self._seen.append((queue_id, now_ms, hashes))
+            self._unsealed.seen.append((queue_id, now_ms, hashes))
             self._mark_dirty(self)
 
     def note_sizes(self, queue_id: int, first: int, sizes: Sequence[int]) -> None:
         """Sizes of new messages of one queue; the record of them is written behind those."""
         if self.durable:
-            self._sizes.append((queue_id, first, sizes))
+            self._unsealed.sizes.append((queue_id, first, sizes))
 
     def relocate(self, stragglers: Sequence[Straggler]) -> None:
         """Write messages again that lie far behind most others. To queues and sessions they stay what they are.
@@ -328,13 +327,15 @@ class QueuePartition:
         if self.durable:
             if self.log.error is None:
                 try:
-                    due = self._settlements_due or bool(self._open) or len(self._settled) >= _SETTLED_MAX
+                    unsealed = self._unsealed
+                    due = self._settlements_due or bool(self._open) or len(unsealed.settled) >= _SETTLED_MAX
                     self._seal_data()
-                    if self._seen or self._sizes:
-                        self._seal_notes()
-                    waiting = self._settled or self._returned
+                    if unsealed.seen or unsealed.sizes:
+                        self.append_controls(unsealed.notes())
+                    waiting = unsealed.waits
                     if waiting and due:
-                        self._seal_settlements()
+                        self.append_controls(unsealed.settlements())
+                        self._settlements_due = self._defer is None
                     elif waiting and self._defer is not None:
                         self._defer(self)
                 except LogUnavailable:
@@ -344,22 +345,10 @@ class QueuePartition:
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
 
-    def _seal_notes(self) -> None:
-        if self._seen:
-            self._append_control(SEEN_KEY, encode_seen(self._seen))
-            self._seen.clear()
-        if self._sizes:
-            self._append_control(SIZES_KEY, encode_sizes(self._sizes))
-            self._sizes.clear()
-
-    def _seal_settlements(self) -> None:
-        if self._settled:
-            self._append_control(SETTLED_KEY, encode_settled(self._settled))
-            self._settled.clear()
-        if self._returned:
-            self._append_control(RETURNED_KEY, encode_returned(self._returned))
-            self._returned.clear()
-        self._settlements_due = self._defer is None
+    def append_controls(self, records: Iterable[Record]) -> None:
+        """Write control records now. Raises LogUnavailable."""
+        for key, value in records:
+            self._append_control(key, value)
 
     def settlements_due(self) -> None:
         """They have waited long enough: write them when the turn ends."""
@@ -430,7 +419,7 @@ class QueuePartition:
         self.error = None if log.error is None else storage_error(log)
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
-        if log.error is None and (self._settled or self._returned or self._seen or self._open):
+        if log.error is None and (self._unsealed.waits or self._unsealed.seen or self._open):
             self._mark_dirty(self)
 
     # --- housekeeping ------------------------------------------------------------------
@@ -438,7 +427,7 @@ class QueuePartition:
     @property
     def unsealed_settlements(self) -> Sequence[tuple[int, int, int]]:
         """(queue id, first offset, count) of what is settled and not yet in the log."""
-        return self._settled
+        return self._unsealed.settled
 
     @property
     def holds_deleted(self) -> bool:
@@ -449,7 +438,7 @@ class QueuePartition:
         """A queue is deleted: what waits in it is forgotten, what is delivered when it comes back."""
         self.queues.pop(queue.id, None)
         for first, count in live_ranges(queue):
-            self.forget(first, count)
+            queue.store.forget(first, count)
         if self.durable:
             self._deleted = [one for one in (*self._deleted, queue) if one.outstanding]
 

@@ -190,7 +190,7 @@ class QueueRules:
             queue.outstanding += len(again)
             queue.stand_again(again)
         for offset in offsets:
-            facts, came_ms = queue.partition.facts.of(offset) or (0, 0)
+            facts, came_ms = queue.store.facts.of(offset) or (0, 0)
             line = queue.line if queue.levels is None else queue.levels.at(priority_of(facts))
             line.due.append((position, offset))
             deadline_ms = deadline_ms_of(facts, came_ms, ttl_ms) if came_ms else None
@@ -330,7 +330,7 @@ class QueueRules:
 
     def _open_slab(self, first: int, end: int) -> None:
         """The first of messages [first, end) expire about now: watch each that still waits."""
-        for run_first, column, came_ms in self._queue.partition.facts.between(first, end - first):
+        for run_first, column, came_ms in self._queue.store.facts.between(first, end - first):
             arrival = Arrival(run_first, len(column), came_ms, column)
             offsets = list(range(run_first, run_first + len(column)))
             for line in self._queue.lines():
@@ -341,7 +341,7 @@ class QueueRules:
         if not self.timed:
             yield from offsets
             return
-        now_ms, ttl_ms, facts = self._host.now_ms(), self._queue.settings.message_ttl_ms, self._queue.partition.facts
+        now_ms, ttl_ms, facts = self._host.now_ms(), self._queue.settings.message_ttl_ms, self._queue.store.facts
         dead, deadlines, mortal = [], [], []
         for offset in offsets:
             known = facts.of(offset)
@@ -363,7 +363,7 @@ class QueueRules:
 
     def restore_ready(self, ranges: Iterable[Range]) -> None:
         """What a start found that was never given out stands in line; delayed messages are held back again."""
-        queue, facts = self._queue, self._queue.partition.facts
+        queue, facts = self._queue, self._queue.store.facts
         for first, count in ranges:
             at = first
             for run_first, column, time_ms in facts.between(first, count):
@@ -390,7 +390,7 @@ class QueueRules:
 
     def restore(self, ranges: Iterable[Range]) -> Iterator[Range]:
         """What a start found, cut into runs that agree in priority; delayed messages are held back again."""
-        facts = self._queue.partition.facts
+        facts = self._queue.store.facts
         for first, count in ranges:
             at = first
             for run_first, column, time_ms in facts.between(first, count):

@@ -5,17 +5,30 @@ A state is a mapping as MessagePack takes it, without what is empty:
     "returns"   offset -> (counts, due time in ms), of messages that came back (`returns.py`)
     "seen"      [(time in ms, whether it is a whole table, hashes)] of ids, in order (`seen_ids.py`)
     "sizes"     [(first offset, bytes of each message)], where their sum is limited (`message_sizes.py`)
+    "view"      what a view holds of its topic (`view_state.py`)
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from routing.queues.packed_ranges import COUNT_BITS, holds
-from routing.queues.settlement import RETURNED_KEY, SEEN_KEY, SIZES_KEY, decode_returned, decode_seen, decode_sizes
+from routing.queues.packed_ranges import COUNT_BITS, Range, holds
+from routing.queues.settlement import (
+    CARRIED_KEY,
+    RETURNED_KEY,
+    SEEN_KEY,
+    SIZES_KEY,
+    TAKEN_KEY,
+    decode_returned,
+    decode_seen,
+    decode_sizes,
+    decode_taken,
+)
+from routing.queues.view_pieces import ranges_of
+from routing.queues.view_state import VIEW, ViewChanges
 
 State = dict[str, Any]
 
@@ -27,6 +40,7 @@ class StateChanges:
         self._returns: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
         self._seen: dict[int, list[tuple[int, bool, bytes]]] = defaultdict(list)
         self._sizes: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+        self.views = ViewChanges()
 
     def control(self, key: bytes | None, value: bytes) -> None:
         """Take a control record into account, if it is one of these."""
@@ -39,16 +53,31 @@ class StateChanges:
         elif key == SIZES_KEY:
             for queue_id, first, sizes in decode_sizes(value):
                 self._sizes[queue_id].append((first, sizes))
+        elif key == TAKEN_KEY:
+            self.views.take(decode_taken(value))
+        elif key == CARRIED_KEY:
+            self.views.carry(decode_taken(value))
 
     def fold(
-        self, states: dict[int, State], live: Mapping[int, array[int]], *, seen_since_ms: int = 0
+        self,
+        states: dict[int, State],
+        live: Mapping[int, array[int]],
+        settled: Mapping[int, Iterable[Range]],
+        *,
+        seen_since_ms: int = 0,
     ) -> dict[int, State]:
-        """The states of queues with all that was said; `live` are packed ranges of what is there, by queue id. Ids that
-        were seen before `seen_since_ms` matter to nobody.
+        """The states of queues with all that was said; `live` are packed ranges of what is there, by queue id, but for
+        views, of which it is said what they have `settled`. Ids that were seen before `seen_since_ms` matter to nobody.
         """
         folded = {}
         for queue_id, packed in live.items():
             state = dict(states.get(queue_id) or {})
+            view = self.views.fold(queue_id, state, settled.get(queue_id, ()))
+            if view is not None:
+                state[VIEW] = view.dump()
+                packed = ranges_of(view.parts)
+                if "returns" in state:
+                    state["returns"] = {one: known for one, known in state["returns"].items() if holds(packed, one)}
             if queue_id in self._returns:
                 returns = state.get("returns", {}) | self._returns[queue_id]
                 state["returns"] = {offset: known for offset, known in returns.items() if holds(packed, offset)}
@@ -67,4 +96,5 @@ class StateChanges:
         self._returns.clear()
         self._seen.clear()
         self._sizes.clear()
+        self.views.clear()
         return folded

@@ -43,7 +43,7 @@ def _cut(queue: Queue, first: int, count: int) -> Iterator[tuple[int, int, Line]
 
 def _runs(queue: Queue, first: int, count: int) -> Iterator[Range]:
     at, level, end = first, 0, first + count
-    for run_first, column, _ in queue.partition.facts.between(first, count):
+    for run_first, column, _ in queue.store.facts.between(first, count):
         levels = [(run_first, 0)] if run_first > at else []
         levels += [(offset, priority_of(fact)) for offset, fact in enumerate(column, run_first)]
         levels.append((run_first + len(column), 0))

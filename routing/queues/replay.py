@@ -20,6 +20,9 @@ from routing.queues.packed_ranges import unpack
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.standby import Standby
+from routing.queues.view_pieces import ranges_of
+from routing.queues.view_queue import ViewQueue
+from routing.queues.view_state import ViewState
 
 
 def restore(files: Files, partition: QueuePartition) -> int:
@@ -35,6 +38,7 @@ def restore(files: Files, partition: QueuePartition) -> int:
     clean = found.clean and standby.offset == log.log_end_offset
     unread = standby.offset < log.log_end_offset
     standby.read(log, log.log_end_offset)
+    known_ids = standby.queue_ids
     standby.fold(partition.queues, log.log_start_offset)
     if clean:
         # Only until something happens, of which the log need not know.
@@ -49,20 +53,29 @@ def restore(files: Files, partition: QueuePartition) -> int:
             return entries.get(queue.id, QueueCheckpoint([], [], 0))
         return unclean(standby, queue, log.log_end_offset)
 
-    for _ in filling(partition, standby, entry_of):
+    for _ in filling(partition, standby, entry_of, clean=clean):
         pass
-    return max((queue_id & ~HISTORY_BIT for queue_ids, _ in standby.sets.values() for queue_id in queue_ids), default=0)
+    return max((queue_id & ~HISTORY_BIT for queue_id in known_ids), default=0)
 
 
 def unclean(standby: Standby, queue: Queue, end: int) -> QueueCheckpoint:
     """What is there of a queue where nobody knows what was delivered."""
+    if queue.settings.view_of is not None:
+        known = ViewState.of(standby.states.get(queue.id))
+        return QueueCheckpoint(list(unpack(ranges_of(known.parts))), [], known.next_id)
     return QueueCheckpoint(list(unpack(standby.live.get(queue.id) or array("Q"))), [], end)
 
 
 def filling(
-    partition: QueuePartition, standby: Standby, entry_of: Callable[[Queue], QueueCheckpoint]
+    partition: QueuePartition,
+    standby: Standby,
+    entry_of: Callable[[Queue], QueueCheckpoint],
+    *,
+    clean: bool = False,
 ) -> Iterator[Queue]:
-    """Fill the partition's queues, one after the other as one asks for the next."""
+    """Fill the partition's queues, one after the other as one asks for the next. `clean`: nothing was given out that
+    they do not know of.
+    """
     log = partition.log
     partition.sets.next_id = standby.next_set_id
     partition.facts.take(standby.facts)
@@ -72,7 +85,10 @@ def filling(
             partition.sets.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))
     for queue in list(partition.queues.values()):
         entry = entry_of(queue)
-        partition.restore([*entry.ready, *entry.returned])
         state = standby.states.get(queue.id)
+        if isinstance(queue, ViewQueue):
+            queue.view.restore(ViewState.of(state), clean=clean)
+        else:
+            partition.restore([*entry.ready, *entry.returned])
         restoring.restore(queue, entry.ready, entry.returned, entry.redelivered_before, state=state)
         yield queue

@@ -111,8 +111,8 @@ class ReplicatedPartition(QueuePartition):
         self.instead = None
         self.log.listeners.remove(self._log_advanced)
         self._held.clear()
-        for unsealed in (self._open, self._settled, self._returned, self._seen, self._sizes):
-            unsealed.clear()
+        self._open.clear()
+        self._unsealed.clear()
 
     def _require_led(self) -> None:
         if self.retired:

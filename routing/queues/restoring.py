@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from routing.queues.offset_set import OffsetSet, Range
 from routing.queues.settings import EXPIRY_MS_MAX
+from routing.queues.view_queue import ViewQueue
+from routing.queues.view_state import VIEW
 
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
@@ -21,6 +23,8 @@ def state_of(queue: Queue) -> Any:
         state["seen"] = list(queue.seen.dump(queue.host.now_ms()))
     if queue.rules.sizes is not None:
         state["sizes"] = queue.rules.sizes.dump()
+    if isinstance(queue, ViewQueue):
+        state[VIEW] = queue.view.state().dump()
     return state or None
 
 
@@ -38,7 +42,7 @@ def restore(
     """
     queue.redelivered_before = redelivered_before
     rules = queue.rules
-    if queue.levels is None and not queue.partition.facts:
+    if queue.levels is None and not queue.store.facts:
         queue.line.ready = OffsetSet(ready)
     else:
         rules.restore_ready(ready)

@@ -20,7 +20,11 @@ from routing.facts import PRIORITY_MAX
 
 EXPIRY_MS_MAX = 1 << 32
 """RabbitMQ's largest timer, some 49 days."""
-QUEUE_TYPES = ("classic", "quorum", "stream")
+VIEW = "view"
+"""The type of a queue that is a view of a topic."""
+VIEW_TOPIC, VIEW_START = "x-view-topic", "x-stream-offset"
+"""Its own arguments."""
+QUEUE_TYPES = ("classic", "quorum", "stream", VIEW)
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 DELAYED_RETRY_TYPES = ("disabled", "all", "failed", "returned")
 QUORUM_DELIVERY_LIMIT = 20
@@ -58,11 +62,15 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Messages that agree in this go to one consumer at a time: `routing-key`, or the name of a header."""
     delayed: bool = False
     """Honours the delay of messages that come by any exchange."""
+    view_of: str | None = None
+    """The topic whose records are its messages."""
 
     @classmethod
     def effective(cls, arguments: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> QueueSettings:
         """The settings of a queue with checked `arguments` to which the checked definition `policy` applies."""
         policy = policy or {}
+        if arguments.get("x-queue-type") == VIEW:
+            policy = {key: value for key, value in policy.items() if key not in _NOT_FOR[VIEW]}
         values: dict[str, Any] = {}
         for key, name in _LOWEST.items():
             given = [value for value in (arguments.get(f"x-{key}"), policy.get(key)) if value is not None]
@@ -253,14 +261,21 @@ CHECKS: dict[str, Check] = {
     "max-age": _text,
     "stream-max-segment-size-bytes": _not_negative,
     "initial-cluster-size": _not_negative,
+    "view-topic": _text,
 }
 """What a value has to be, by name without `x-`; arguments of queues and keys of policies."""
 
 _STREAM_ONLY = ("max-age", "stream-max-segment-size-bytes", "initial-cluster-size")
+_QUORUM_ONLY = ("quorum-initial-group-size", "max-in-memory-length", "max-in-memory-bytes")
 _NOT_FOR = {
-    "classic": (*_STREAM_ONLY, "quorum-initial-group-size", "max-in-memory-length", "max-in-memory-bytes"),
-    "quorum": (*_STREAM_ONLY, "queue-mode"),
-}
+    "classic": (*_STREAM_ONLY, "view-topic", *_QUORUM_ONLY),
+    "quorum": (*_STREAM_ONLY, "view-topic", "queue-mode"),
+    VIEW: (
+        *_STREAM_ONLY, *_QUORUM_ONLY, "message-ttl", "max-length", "max-length-bytes", "overflow", "max-priority",
+        "priority-window", "deduplication-window-ms", "group-by", "retain", "delayed", "queue-mode", "queue-version",
+    ),
+}  # fmt: skip
+"""What is said of messages when they come, or of all that wait: those of a view are its topic's."""
 
 
 def check_arguments(name: str, virtual_host: str, arguments: Mapping[str, Any]) -> None:
@@ -286,6 +301,8 @@ def check_arguments(name: str, virtual_host: str, arguments: Mapping[str, Any]) 
         wrong = check(value)
         if wrong:
             raise refuse(argument, wrong)
+    if kind == VIEW and VIEW_TOPIC not in arguments:
+        raise refuse(VIEW_TOPIC, "{missing,the_name_of_a_topic}")
     if "x-group-by" in arguments and arguments.get("x-max-priority"):
         raise refuse("x-group-by", "x-max-priority_is_another_order")
     if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:

@@ -8,10 +8,14 @@ int16.
     SEEN           value: (queue id uint32, count uint32, time in ms uint64, hashes uint64 each) repeated
     RETURNED       value: (queue id uint32, offset uint64, counts uint32, due time in ms uint64) repeated
     SIZES          value: (queue id uint32, count uint32, first offset uint64, bytes uint32 each) repeated
+    TAKEN          value: (queue id uint32, partition uint32, offset uint64, first id uint64, count uint32) repeated
+    CARRIED        the same
 
 A destination set is defined once per log before its first use and then named by id, so a body that goes to a thousand
 queues carries four bytes. Settlements follow their messages in the log: deleting a prefix never takes away the
 settlement of a message that stays. Of several RETURNED of a message the last counts (`retries.py`).
+TAKEN says which records of its topic a view has taken in, and as which messages (`view.py`); with a count of 0, that it
+goes on at this offset. CARRIED says it once more, for who has not been told.
 """
 
 from __future__ import annotations
@@ -19,12 +23,14 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 _KEY = struct.Struct(">hh")
 _SETTLED = struct.Struct(">IQI")
 _RETURNED = struct.Struct(">IQIQ")
 _SEEN = struct.Struct(">IIQ")
 _SIZES = struct.Struct(">IIQ")
+_TAKEN = struct.Struct(">IIQQI")
 _COUNT_MAX = (1 << 32) - 1
 
 DESTINATIONS_KEY = _KEY.pack(0, 0x4D01)
@@ -32,6 +38,8 @@ SETTLED_KEY = _KEY.pack(0, 0x4D02)
 RETURNED_KEY = _KEY.pack(0, 0x4D03)
 SEEN_KEY = _KEY.pack(0, 0x4D04)
 SIZES_KEY = _KEY.pack(0, 0x4D05)
+TAKEN_KEY = _KEY.pack(0, 0x4D06)
+CARRIED_KEY = _KEY.pack(0, 0x4D07)
 
 
 def encode_destinations(set_id: int, queue_ids: Iterable[int]) -> bytes:
@@ -101,6 +109,31 @@ def decode_sizes(value: bytes) -> Iterator[tuple[int, int, bytes]]:
         start = at + _SIZES.size
         at = start + 4 * count
         yield queue_id, first, value[start:at]
+
+
+class Taken(NamedTuple):
+    """Records [offset, offset + count) of a partition are the messages [first, first + count) of a view."""
+
+    queue_id: int
+    partition: int
+    offset: int
+    first: int
+    count: int  # type: ignore[assignment]
+
+    @property
+    def end(self) -> int:
+        """The id behind the last."""
+        return self.first + self.count
+
+
+def encode_taken(taken: Iterable[Taken]) -> bytes:
+    """The value of a TAKEN record."""
+    return b"".join([_TAKEN.pack(*one) for one in taken])
+
+
+def decode_taken(value: bytes) -> Iterator[Taken]:
+    """What a TAKEN record says."""
+    return map(Taken._make, _TAKEN.iter_unpack(value[: len(value) // _TAKEN.size * _TAKEN.size]))
 
 
 def pack_sizes(sizes: Sequence[int]) -> bytes:

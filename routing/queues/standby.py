@@ -116,7 +116,7 @@ class Standby:
     @property
     def queue_ids(self) -> set[int]:
         """All queues that the log names."""
-        return set(self.live).union(*(ids for ids, _ in self.sets.values()))
+        return set(self.live).union(self.states, self._changes.views.queue_ids, *(ids for ids, _ in self.sets.values()))
 
     def follow(self, journal: Journal, end: int) -> None:
         """Apply all that was appended up to `end`; what is already known to be gone does no harm."""
@@ -215,7 +215,7 @@ class Standby:
                 holes = [*holes, *below]
             live[queue_id] = without(packed, holes) if holes else packed
         self.live = live
-        self.states = self._changes.fold(self.states, live, seen_since_ms=seen_since_ms)
+        self.states = self._changes.fold(self.states, live, self._settled, seen_since_ms=seen_since_ms)
         spent = (self._set_ids, self._firsts, self._counts, self._moved, self._moved_facts, self._settled)
         for fed in spent:
             fed.clear()

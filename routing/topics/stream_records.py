@@ -25,9 +25,11 @@ from routing.message import (
     TYPED_NAMES,
     NeutralProperties,
     Properties,
-    Slab,
     is_registered,
     register_decoder,
+)
+from routing.message import (
+    StreamSlab as StreamSlab,
 )
 
 RECORD_PROTOCOL = "record"
@@ -41,20 +43,6 @@ _SLAB_BYTES_MAX = 256 << 10
 _DIGITS_MAX = 18
 _NO_LEAD = b"\x01"
 """The length -1, which no header's name has: matches no block."""
-
-
-class StreamSlab(Slab):
-    """Messages of consecutive offsets from `first_offset` on; `raws` is always there."""
-
-    __slots__ = ("end_offset", "first_offset")
-
-    def __init__(
-        self, first_offset: int, exchange: str, properties: Properties, bodies: list[bytes], keys: list[str], raws: Any
-    ) -> None:
-        same = keys.count(keys[0]) == len(keys)
-        super().__init__(exchange, keys[0], properties, bodies, keys=None if same else keys, raws=raws)
-        self.first_offset = first_offset
-        self.end_offset = first_offset + len(bodies)
 
 
 # --- headers both ways ------------------------------------------------------------------

@@ -275,13 +275,14 @@ def consumer_settings(what: str, tag: str, arguments: Mapping[str, Any], now_ms:
     tracked = asked in (True, "true")
     value = arguments.get(OFFSET_ARGUMENT)
     if value is not None:
-        return ConsumerSettings(_start(what, value, now_ms), tracked)
+        return ConsumerSettings(start_of(what, value, now_ms), tracked)
     void = OFFSET_ARGUMENT in arguments
     tracked = tracked or (void and not tag.startswith("amq.ctag-"))
     return ConsumerSettings(Start(Origin.FIRST if tracked or void else Origin.NEXT), tracked)
 
 
-def _start(what: str, value: Any, now_ms: int) -> Start:
+def start_of(what: str, value: Any, now_ms: int) -> Start:
+    """Where an argument wants to begin. Raises PreconditionFailed."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, datetime):

@@ -18,8 +18,9 @@ from routing.errors import (
     PreconditionFailed,
 )
 from routing.queues.queue import Queue
-from routing.queues.settings import CHECKS, check_arguments, type_name
+from routing.queues.settings import CHECKS, VIEW, VIEW_START, VIEW_TOPIC, check_arguments, type_name
 from routing.topics.stream import Stream
+from routing.topics.stream_settings import topic_name
 from routing.topology.binding import Binding
 from routing.topology.entries import Entry, Key, Plan, exchange_key, queue_key, topic_key, vhost_key
 from routing.topology.kinds import ALTERNATE, check_exchange
@@ -157,7 +158,8 @@ def check_queue_equals(
     have = {"durable": found.durable and not found.exclusive, "auto_delete": found.auto_delete}
     _require_equal(what, vhost.name, asked, have, asked)
     if not any(_agree(arguments, known) for known in found.formerly):
-        _require_equal(what, vhost.name, arguments, found.arguments, _COMPARED)
+        compared = _COMPARED if found.arguments.get("x-queue-type") != VIEW else [*_COMPARED, VIEW_START]
+        _require_equal(what, vhost.name, arguments, found.arguments, compared)
 
 
 def _agree(asked: Mapping[str, Any], have: Mapping[str, Any]) -> bool:
@@ -176,6 +178,8 @@ def alter_queue(vhost: VirtualHost, name: str, changes: Mapping[str, Any], owner
         return Plan(guards=[*guards, queue_key(vhost.name, name)])
     formerly = [one for one in (*queue.formerly, queue.arguments) if not _agree(one, wanted)]
     written = queue.partition.durable
+    if any(wanted.get(one) != queue.arguments.get(one) for one in (VIEW_TOPIC, VIEW_START)):
+        raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' cannot become a view of something else")
     value = {
         "id": queue.id,
         "stripe": queue.partition.index,
@@ -183,6 +187,8 @@ def alter_queue(vhost: VirtualHost, name: str, changes: Mapping[str, Any], owner
         "arguments": wanted,
         "formerly": formerly[-_FORMERLY_MAX:],
     }
+    if queue.start:
+        value["start"] = queue.start
     if not written:
         value |= {"durable": queue.durable, "exclusive": queue.exclusive}
     return Plan([Entry(queue_key(vhost.name, name), value, written, queue.owner)], guards)
@@ -209,12 +215,18 @@ def require_room_for_queue(vhost: VirtualHost, name: str) -> None:
         )
 
 
-def check_queue_arguments(vhost: VirtualHost, name: str, arguments: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument, NotImplementedYet."""
+def check_queue_arguments(vhost: VirtualHost, name: str, arguments: Mapping[str, Any]) -> list[Key]:
+    """What has to be there for it: a view's topic. Raises InvalidArgument, NotImplementedYet, NotFound."""
     check_arguments(name, vhost.name, arguments)
     kind = arguments.get("x-queue-type", "classic")
     if kind == "stream":
         raise NotImplementedYet(f"queue type '{kind}' is not supported by this version")
+    if kind != VIEW:
+        return []
+    topic = topic_name(arguments[VIEW_TOPIC], vhost.name)
+    if topic not in vhost.topics:
+        raise NotFound(f"no topic '{arguments[VIEW_TOPIC]}' in vhost '{vhost.name}'")
+    return [topic_key(topic)]
 
 
 def delete_queue(vhost: VirtualHost, name: str, *, if_unused: bool, if_empty: bool, owner: object) -> Plan:

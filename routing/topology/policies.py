@@ -25,7 +25,7 @@ PATTERN_LENGTH_MAX = 1000
 
 _NOT_BY_POLICY = frozenset(
     {
-        "queue-type", "quorum-initial-group-size",
+        "queue-type", "quorum-initial-group-size", "view-topic",
     }
 )  # fmt: skip
 _LIMITS = (

@@ -65,6 +65,7 @@ def made_by(home: Home, like: Queue, host: QueueHost) -> Queue:
         arguments=like.arguments,
         owner=like.owner,
         settings=like.settings,
+        start=like.start,
     )
     queue.vhost, queue.formerly = like.vhost, like.formerly
     return queue

@@ -34,8 +34,11 @@ class Removal:
         return self
 
     def topic(self, name: str) -> Removal:
-        """A topic goes: the bindings in this virtual host to it, or to the stream that it is here."""
+        """A topic goes: the bindings in this virtual host to it, or to the stream that it is here, and its views."""
         self._bindings_to(("topic", name))
+        for queue in self._vhost.queues.values():
+            if queue.settings.view_of == name:
+                self.queue(queue)
         for stream in self._vhost.streams.values():
             if stream.topic.name == name:
                 self._bindings_to(("queue", stream.name))

@@ -241,7 +241,11 @@ class Router:
                     topics[vhost.others.targets[name]] = None
                 elif name in vhost.queues:
                     queue = vhost.queues[name]
-                    queues[queue] = divided and queues.get(queue, True)
+                    view_of = queue.settings.view_of
+                    if view_of is None:
+                        queues[queue] = divided and queues.get(queue, True)
+                    elif view_of in vhost.topics:
+                        topics[vhost.topics[view_of]] = None
                 elif name in vhost.streams:
                     topics[vhost.streams[name].topic] = None
                 elif vhost.others is not None and (away := vhost.others.queue(name)) is not None:
@@ -264,6 +268,9 @@ class Router:
                 topic = self._vhost.topics[name] if kind == "topic" else None
                 if kind == "queue" and queue is None:
                     topic = self._vhost.streams[name].topic
+                view_of = None if queue is None else queue.settings.view_of
+                if view_of is not None:
+                    queue, topic = None, self._vhost.topics.get(view_of)
                 route = Route([queue] if queue else [], [topic] if topic else [])
                 parts = [(route, slab)]
             for route, part in parts:

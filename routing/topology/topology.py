@@ -308,6 +308,7 @@ class Topology:
             arguments=value["arguments"],
             owner=entry.live,
             settings=self.vhosts[vhost].settings_of(name, value["arguments"]),
+            start=value.get("start", ()),
         )
         queue.vhost = vhost
         queue.formerly = value.get("formerly", [])
@@ -362,6 +363,7 @@ class Topology:
             if lacking:
                 topic.add_partitions(live or self._open_partitions(name, value, lacking))
             self.add_topic(topic, value)
+            self._host.topics_changed()
             return
         topic = self.topics.remove(name)
         if topic is None:
@@ -430,17 +432,10 @@ class Topology:
         return plan
 
     def plan_queue(
-        self,
-        vhost: VirtualHost,
-        name: str,
-        *,
-        durable: bool,
-        exclusive: bool,
-        auto_delete: bool,
-        arguments: Mapping[str, Any],
-        owner: object,
-        prefix: str = plans.GENERATED_PREFIX,
-    ) -> Plan:
+        self, vhost: VirtualHost, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
+        arguments: Mapping[str, Any], owner: object, prefix: str = plans.GENERATED_PREFIX,
+        start: list[int] | None = None,
+    ) -> Plan:  # fmt: skip
         """Make a queue; nothing to do if there is one that is the same. Without a name it gets one after `prefix`."""
         guards = [vhost_key(vhost.name)]
         if name in vhost.queues or name in vhost.streams or name in vhost.away:
@@ -452,7 +447,7 @@ class Topology:
                 found.rules.used()
             return Plan(guards=[*guards, queue_key(vhost.name, name)])
         name = plans.new_queue_name(name, prefix)
-        plans.check_queue_arguments(vhost, name, arguments)
+        guards += plans.check_queue_arguments(vhost, name, arguments)
         plans.require_room_for_queue(vhost, name)
         self._require_room("queues", sum(len(vhost.queues) for vhost in self.vhosts.values()), self.config.queues_max)
         # An exclusive queue ends with its connection, so nothing of it has to outlive the process.
@@ -463,7 +458,7 @@ class Topology:
             "stripe": self.place_queue(queue_id, arguments) if written else -1,
             "auto_delete": auto_delete,
             "arguments": dict(arguments),
-        }
+        } | ({"start": start} if start is not None else {})
         if not written:
             value |= {"durable": durable, "exclusive": exclusive}
         return Plan([Entry(queue_key(vhost.name, name), value, written, owner if exclusive else None)], guards)

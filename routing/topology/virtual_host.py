@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from routing.errors import NotFound, ResourceLocked
 from routing.queues.queue import Queue
-from routing.queues.settings import QueueSettings
+from routing.queues.settings import VIEW, VIEW_TOPIC, QueueSettings
 from routing.topics.stream import Stream
+from routing.topics.stream_settings import topic_name
 from routing.topics.topic import Topic
 from routing.topology.binding import Binding, Destination
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
@@ -155,7 +158,10 @@ class VirtualHost:
 
     def settings_of(self, name: str, arguments: Mapping[str, Any]) -> QueueSettings:
         """What a queue of this name and with these arguments is told, policies included."""
-        return QueueSettings.effective(arguments, self.policies.definition_of(kinds_of_queue(arguments), name))
+        found = QueueSettings.effective(arguments, self.policies.definition_of(kinds_of_queue(arguments), name))
+        if arguments.get("x-queue-type") == VIEW:
+            found = msgspec.structs.replace(found, view_of=topic_name(arguments[VIEW_TOPIC], self.name))
+        return found
 
     def follow_policies(self, entity: Queue | Stream | Exchange) -> None:
         """Have a queue, a stream or an exchange live by the policies as they are now."""

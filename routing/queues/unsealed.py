@@ -1,0 +1,75 @@
+"""What a home partition is to write of its queues in control records (`settlement.py`) when its log takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from routing.queues.settlement import (
+    RETURNED_KEY,
+    SEEN_KEY,
+    SETTLED_KEY,
+    SIZES_KEY,
+    TAKEN_KEY,
+    Taken,
+    encode_returned,
+    encode_seen,
+    encode_settled,
+    encode_sizes,
+    encode_taken,
+)
+
+Record = tuple[bytes, bytes]
+"""Key and value."""
+
+
+class Unsealed:
+    """See the module; each list is what its record is made of."""
+
+    __slots__ = ("returned", "seen", "settled", "sizes", "taken")
+
+    def __init__(self) -> None:
+        self.settled: list[tuple[int, int, int]] = []
+        self.returned: list[tuple[int, int, int, int]] = []
+        self.taken: list[Taken] = []
+        self.seen: list[tuple[int, int, bytes]] = []
+        self.sizes: list[tuple[int, int, Sequence[int]]] = []
+
+    @property
+    def waits(self) -> bool:
+        """There is something that may wait a moment for more."""
+        return bool(self.settled or self.returned or self.taken)
+
+    def take(self, taken: Taken) -> None:
+        """A view has taken records of its topic in, or passed them."""
+        if self.taken:
+            last = self.taken[-1]
+            if last[:2] == taken[:2] and last.offset + last.count == taken.offset and last.end == taken.first:
+                self.taken[-1] = last._replace(count=last.count + taken.count)
+                return
+        self.taken.append(taken)
+
+    def settlements(self) -> Iterator[Record]:
+        """What may wait a moment; each record counts as written when the next is asked for."""
+        if self.taken:
+            yield TAKEN_KEY, encode_taken(self.taken)
+            self.taken.clear()
+        if self.settled:
+            yield SETTLED_KEY, encode_settled(self.settled)
+            self.settled.clear()
+        if self.returned:
+            yield RETURNED_KEY, encode_returned(self.returned)
+            self.returned.clear()
+
+    def notes(self) -> Iterator[Record]:
+        """What belongs to messages that were written just now."""
+        if self.seen:
+            yield SEEN_KEY, encode_seen(self.seen)
+            self.seen.clear()
+        if self.sizes:
+            yield SIZES_KEY, encode_sizes(self.sizes)
+            self.sizes.clear()
+
+    def clear(self) -> None:
+        """Nothing of it will be written."""
+        for unsealed in (self.settled, self.returned, self.taken, self.seen, self.sizes):
+            unsealed.clear()

@@ -1,0 +1,72 @@
+"""Declaring a queue that is a view of a topic: what it may be, and where in the topic it begins.
+
+Where it begins is worked out once, when it is made, and is part of its entry: a view that was to begin at the end
+begins where that was then, whenever it is first used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from routing.commits import storage_errors
+from routing.errors import NotFound, PreconditionFailed
+from routing.queues.settings import VIEW_START, VIEW_TOPIC, check_arguments
+from routing.topics.stream_settings import Origin, Start, start_of, topic_name
+from routing.topics.topic import Topic, TopicPartition
+from routing.topology.topology import Topology
+from routing.topology.virtual_host import VirtualHost
+
+
+def arguments_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a view as they are kept: a time as seconds since 1970."""
+    value = arguments.get(VIEW_START)
+    return {**arguments, VIEW_START: int(value.timestamp())} if isinstance(value, datetime) else dict(arguments)
+
+
+async def start_of_view(
+    topology: Topology, vhost: VirtualHost, name: str, arguments: Mapping[str, Any], *, durable: bool, exclusive: bool
+) -> list[int]:
+    """Where a new view begins in each partition of its topic. Raises PreconditionFailed, InvalidArgument, NotFound,
+    StorageUnavailable.
+    """
+    what = f"queue '{name}' in vhost '{vhost.name}'"
+    if not name:
+        raise PreconditionFailed("Cannot declare a server-named queue for type rabbit_view_queue")
+    for wrong, said in ((exclusive, "exclusive-owner"), (not durable, "non-durable")):
+        if wrong:
+            raise PreconditionFailed(f"invalid property '{said}' for {what}")
+    check_arguments(name, vhost.name, arguments)
+    start = start_of(what, arguments.get(VIEW_START, Origin.FIRST.value), time.time_ns() // 1_000_000)
+    try:
+        topic = topic_of_view(vhost, arguments)
+    except NotFound:
+        if not topology.catalog.shared:
+            raise
+        with storage_errors():
+            await topology.catalog.catch_up()
+        topic = topic_of_view(vhost, arguments)
+    return [await _begin(partition, start) for partition in topic.partitions]
+
+
+def topic_of_view(vhost: VirtualHost, arguments: Mapping[str, Any]) -> Topic:
+    """The topic that a view is of: in the default virtual host any, elsewhere a stream. Raises NotFound."""
+    name = arguments[VIEW_TOPIC]
+    found = vhost.topics.get(topic_name(name, vhost.name))
+    if found is None:
+        raise NotFound(f"no topic '{name}' in vhost '{vhost.name}'")
+    return found
+
+
+async def _begin(partition: TopicPartition, start: Start) -> int:
+    first, end = await partition.ends()
+    if start.origin is Origin.TIME:
+        found = await partition.log.offset_for_timestamp_cold(start.value)
+        return end if found is None else found[0]
+    if start.origin is Origin.OFFSET:
+        return max(first, start.value)
+    if start.origin is Origin.FIRST:
+        return first
+    return max(first, end - {Origin.NEXT: 0, Origin.LAST: 1}.get(start.origin, start.value))
