@@ -161,6 +161,7 @@ class OsFiles:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.fspath(root)
+        self.root = os.path.abspath(self._root)
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root

@@ -66,7 +66,9 @@ def begun(state: LogState, target: Iterable[int]) -> LogState:
     """The log shall have these replicas; those that it has not are added."""
     target = tuple(dict.fromkeys(target))
     replicas = tuple(dict.fromkeys((*state.replicas, *target)))
-    return msgspec.structs.replace(state, replicas=replicas, target=None if target == state.replicas else target)
+    if target == state.replicas:
+        return msgspec.structs.replace(state, replicas=replicas, target=None, origin=None)
+    return msgspec.structs.replace(state, replicas=replicas, target=target, origin=state.origin or state.replicas)
 
 
 def switched(log: str, state: LogState, brokers: Brokers) -> LogState | None:
@@ -78,7 +80,7 @@ def switched(log: str, state: LogState, brokers: Brokers) -> LogState | None:
     if not all(broker in brokers and is_trusted(log, (broker, epoch), brokers) for broker, epoch in isr):
         return None
     elr = tuple(member for member in state.elr if member[0] in target)
-    found = msgspec.structs.replace(state, replicas=target, target=None).with_isr(isr, elr)
+    found = msgspec.structs.replace(state, replicas=target, target=None, origin=None).with_isr(isr, elr)
     if set(state.replicas).issubset(target):
         return found
     return msgspec.structs.replace(found, leader_epoch=state.leader_epoch + 1)

@@ -42,6 +42,7 @@ class LogState(
         "minimum": "w",
         "transfer": "t",
         "target": "to",
+        "origin": "or",
         "unclean": "u",
         "unclean_epoch": "ue",
     },
@@ -64,6 +65,8 @@ class LogState(
     transfer: int | None = None
     target: tuple[int, ...] | None = None
     """The replicas that it shall have, the preferred leader first."""
+    origin: tuple[int, ...] | None = None
+    """Those that it had when it got a `target`: what it goes back to if nobody wants that any more."""
     unclean: bool = False
     """A replica that may lack what was committed leads where nobody else can."""
     unclean_epoch: int = 0

@@ -8,17 +8,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import trio
 
 from core_log.errors import Conflict, MetadataUnavailable
 from core_log.metadata.store import Guard, Put
 from core_log.replication.leader import Leader
-from core_log.replication.moves import begun, wanted
+from core_log.replication.moves import asked, begun, preferred, wanted
 from core_log.replication.state import LogState, encode, log_key
 from routing.cluster import records
-from routing.cluster.elections import Known, places_of
+from routing.cluster.elections import Known, broker_states, places_of
 from routing.cluster.rebalance import Shape, plan
 from routing.cluster.records import SETTINGS, ClusterSettings, broker_key, directory_key, drain_key
 from routing.errors import InvalidArgument, NotFound, PreconditionFailed, StorageUnavailable
@@ -31,6 +33,8 @@ REPLICAS_MAX = 32
 _BATCH_LOGS = 50
 _ATTEMPTS_MAX = 20
 _NAMED_MAX = 3
+_LOOK_S = 0.02
+_TAKE_BACK_S = 5.0
 
 
 async def drain(cluster: Cluster, broker_id: int, *, on: bool) -> None:
@@ -63,9 +67,7 @@ async def move(cluster: Cluster, log: str, replicas: Sequence[int]) -> None:
     Raises NotFound, InvalidArgument, StorageUnavailable.
     """
     for _ in range(_ATTEMPTS_MAX):
-        known = cluster.elections.logs.get(log)
-        if known is None:
-            raise NotFound(f"there is no replicated log '{log}'")
+        known = _known(cluster, log)
         _check_replicas(cluster, known.state, replicas)
         state = begun(known.state, replicas)
         if state.factor:
@@ -73,6 +75,71 @@ async def move(cluster: Cluster, log: str, replicas: Sequence[int]) -> None:
         if await _write(cluster, [(log, known, state)]):
             return
     raise StorageUnavailable(f"'{log}' changes all the time: try again")
+
+
+async def cancel_move(cluster: Cluster, log: str) -> bool:
+    """Have a log go back to the replicas that it had; False: it is not moving. Raises NotFound, StorageUnavailable."""
+    known = _known(cluster, log)
+    if known.state.target is None or known.state.origin is None:
+        return False
+    await move(cluster, log, known.state.origin)
+    return True
+
+
+class Elected(Enum):
+    """What has become of an election that somebody asked for."""
+
+    DONE = "done"
+    NOT_NEEDED = "not needed"
+    UNAVAILABLE = "nobody can lead who should"
+    UNDER_WAY = "not yet done"
+
+
+async def elect_preferred(cluster: Cluster, log: str, *, timeout_s: float) -> Elected:
+    """Have the first replica lead, if it can: the leader hands over. Raises NotFound, StorageUnavailable."""
+    for _ in range(_ATTEMPTS_MAX):
+        known = _known(cluster, log)
+        first = known.state.replicas[0]
+        if known.state.leader == first:
+            return Elected.NOT_NEEDED
+        if preferred(log, known.state, broker_states(cluster.members.brokers.values())) is None:
+            return Elected.UNAVAILABLE
+        if await _write(cluster, [(log, known, asked(known.state, first))]):
+            return await _led(cluster, log, {first}.__contains__, timeout_s)
+    raise StorageUnavailable(f"'{log}' changes all the time: try again")
+
+
+async def elect_uncleanly(cluster: Cluster, log: str, *, timeout_s: float) -> Elected:
+    """Have a replica lead that may lack what was committed, where nobody leads: this once, unless the log allows that
+    anyway. Raises NotFound, StorageUnavailable.
+    """
+    state = _known(cluster, log).state
+    if state.leader is not None:
+        return Elected.NOT_NEEDED
+    if not any(one in cluster.members.brokers for one in state.replicas):
+        return Elected.UNAVAILABLE
+    await allow_unclean(cluster, [log], on=True)
+    try:
+        return await _led(cluster, log, lambda leader: leader is not None, timeout_s)
+    finally:
+        if not state.unclean:
+            with trio.CancelScope(shield=True), trio.move_on_after(_TAKE_BACK_S):
+                await allow_unclean(cluster, [log], on=False)
+
+
+async def _led(cluster: Cluster, log: str, by: Callable[[int | None], bool], timeout_s: float) -> Elected:
+    with trio.move_on_after(timeout_s):
+        while not by(_known(cluster, log).state.leader):
+            await trio.sleep(_LOOK_S)
+        return Elected.DONE
+    return Elected.UNDER_WAY
+
+
+def _known(cluster: Cluster, log: str) -> Known:
+    known = cluster.elections.logs.get(log)
+    if known is None:
+        raise NotFound(f"there is no replicated log '{log}'")
+    return known
 
 
 async def rebalance(cluster: Cluster, *, dry_run: bool) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:

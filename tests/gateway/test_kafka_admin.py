@@ -5,19 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
-from core_log.replication.state import LogState
+from core_log.replication.state import LogState, encode, log_key
 from gateway.etcd_process import EtcdProcess
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import (
+    ALTER_PARTITION_REASSIGNMENTS,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_RECORDS,
     DELETE_TOPICS,
     DESCRIBE_CONFIGS,
+    DESCRIBE_LOG_DIRS,
+    ELECT_LEADERS,
     INCREMENTAL_ALTER_CONFIGS,
+    LIST_PARTITION_REASSIGNMENTS,
 )
 from routing.cluster.log_names import topic_log
 from routing.topics.topic import TopicPartition
@@ -48,6 +53,7 @@ async def test_any_broker_administers_all(etcd: EtcdProcess, tmp_path: Path) -> 
         await topics_are_made_where_somebody_wants_them(brokers, peers)
         await records_are_deleted_everywhere(brokers, peers)
         await all_brokers_follow_a_configuration(brokers, peers)
+        await replicas_move_and_leaders_are_elected(brokers, peers)
 
 
 async def topics_are_made_where_somebody_wants_them(brokers: dict[int, Running], peers: dict[int, Peer]) -> None:
@@ -122,3 +128,58 @@ async def all_brokers_follow_a_configuration(brokers: dict[int, Running], peers:
     assert (await change(2, *gone)).error_code == 0
     await until(lambda: all(one.log.config.retention_ms == 7 * 86_400_000 for one in there.values()))
     await until(lambda: (state().min_insync, state().unclean) == (2, False))
+
+
+async def replicas_move_and_leaders_are_elected(brokers: dict[int, Running], peers: dict[int, Peer]) -> None:
+    async def move(number: int, replicas: list[int] | None, **more: Any) -> ErrorCode:
+        partitions = [Entity(partition_index=0, replicas=replicas)]
+        said = {"timeout_ms": 5000, "topics": [Entity(name="one", partitions=partitions)]} | more
+        reply = await peers[number].ask(ALTER_PARTITION_REASSIGNMENTS, 1, **said)
+        return ErrorCode(reply.responses[0].partitions[0].error_code)
+
+    async def moving(number: int) -> list[tuple[list[int], list[int], list[int]]]:
+        reply = await peers[number].ask(LIST_PARTITION_REASSIGNMENTS, 0, timeout_ms=5000, topics=None)
+        found = [one for topic in reply.topics for one in topic.partitions]
+        return [(one.replicas, one.adding_replicas, one.removing_replicas) for one in found]
+
+    async def elect(number: int, kind: int = 0, version: int = 2) -> int:
+        asked = [Entity(topic="one", partitions=[0])]
+        said = {"election_type": kind} if version else {}
+        reply = await peers[number].ask(ELECT_LEADERS, version, **said, topic_partitions=asked, timeout_ms=4000)
+        code: int = reply.replica_election_results[0].partition_result[0].error_code
+        return code
+
+    def log_name() -> str:
+        return topic_log(brokers[1].server.broker.topics["one"].uid, 0)
+
+    def state() -> LogState:
+        return brokers[1].cluster.elections.logs[log_name()].state
+
+    assert (await create(peers[1], "one", -1, -1, [1])).error_code == 0
+    await until(lambda: all("one" in one.server.broker.topics for one in brokers.values()))
+    assert await moving(2) == []
+    assert await move(2, None) == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+    for wrong in ([], [1, 1], [1, 9]):
+        assert await move(2, wrong) == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert await move(2, [2, 3], allow_replication_factor_change=False) == ErrorCode.INVALID_REPLICATION_FACTOR
+    assert await move(2, [2]) == ErrorCode.NONE
+    await until(lambda: (state().replicas, state().target, state().leader) == ((2,), None, 2))
+    assert await elect(1) == ErrorCode.ELECTION_NOT_NEEDED
+    assert await move(1, [1, 2]) == ErrorCode.NONE
+    await until(lambda: state().replicas == (1, 2) and state().target is None)
+    if state().leader != 1:
+        assert await elect(2, version=0) in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED)
+    await until(lambda: state().leader == 1)
+    assert await elect(1, kind=1) == ErrorCode.ELECTION_NOT_NEEDED
+    # What has a replica that never joins stays on its way until somebody takes it back.
+    stuck = msgspec.structs.replace(state(), replicas=(1, 2, 9), target=(2, 9), origin=(1, 2))
+    await brokers[1].cluster.store.change([], [(log_key(b"", log_name()), encode(stuck))])
+    await until(lambda: brokers[3].cluster.elections.logs[log_name()].state.target is not None)
+    assert await moving(3) == [([1, 2, 9], [9], [1])]
+    assert await move(3, None) == ErrorCode.NONE
+    await until(lambda: (state().replicas, state().target, state().origin) == ((1, 2), None, None))
+    for number in (1, 2):
+        reply = await peers[number].ask(DESCRIBE_LOG_DIRS, 5, topics=None)
+        (directory,) = reply.results
+        assert {one.name for one in directory.topics} == {"one", "t"}
+        assert directory.total_bytes > directory.usable_bytes > 0

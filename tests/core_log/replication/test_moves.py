@@ -68,7 +68,7 @@ def test_a_few_leaders_are_asked_at_a_time_and_none_again_at_once() -> None:
 
 def test_replicas_switch_when_all_new_ones_are_in_sync_and_one_leads() -> None:
     before = begun(state(), (4, 2, 3))
-    assert (before.replicas, before.target) == ((1, 2, 3, 4), (4, 2, 3))
+    assert (before.replicas, before.target, before.origin) == ((1, 2, 3, 4), (4, 2, 3), (1, 2, 3))
     assert switched("x", before, B) is None
     assert Mover(MoveConfig()).due({"x": before}, B, 0.0) == {}
     joined = before.with_isr((*ALL, (4, 40)), ())
@@ -79,6 +79,7 @@ def test_replicas_switch_when_all_new_ones_are_in_sync_and_one_leads() -> None:
     after = switched("x", led, B)
     assert after is not None
     assert (after.replicas, after.target, after.isr) == ((4, 2, 3), None, ((2, 20), (3, 30), (4, 40)))
+    assert after.origin is None
     assert (after.leader, after.leader_epoch, after.resigned) == (4, 7, True), "another epoch, the same process"
     assert decode(encode(led)) == led
 
@@ -91,7 +92,7 @@ def test_a_move_that_is_none_and_one_below_the_minimum() -> None:
     assert (after.replicas, after.leader_epoch) == ((3, 1, 2), 5), "nobody has dropped anything"
     assert switched("x", begun(state(), (1,)), B) is None, "fewer than the minimum"
     back = begun(begun(state(), (4, 2, 3)), (1, 2, 3))
-    assert (back.replicas, back.target) == ((1, 2, 3, 4), (1, 2, 3))
+    assert (back.replicas, back.target, back.origin) == ((1, 2, 3, 4), (1, 2, 3), (1, 2, 3))
     assert switched("x", back, B) == state(leader_epoch=6)
 
 

@@ -1,0 +1,30 @@
+"""What requests about leaders and replicas have in common: the log of a partition that is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from protocols.kafka.adapter_door import Door
+from protocols.kafka.errors import ErrorCode, KafkaError
+from routing.cluster.log_names import topic_log
+from routing.topics.topic import TopicPartition
+
+
+def partition_of(door: Door, name: str, index: int) -> TopicPartition:
+    """Raises KafkaError."""
+    partitions = door.topic(name).partitions
+    if not 0 <= index < len(partitions):
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} has {len(partitions)} partitions")
+    return partitions[index]
+
+
+def log_of(door: Door, name: str, index: int) -> str:
+    """The replicated log of a partition, in a cluster. Raises KafkaError."""
+    partition_of(door, name, index)
+    return topic_log(door.topic(name).uid, index)
+
+
+def all_partitions(door: Door) -> Iterator[tuple[str, list[int]]]:
+    """Every topic, and its partitions."""
+    for name, topic in sorted(door.broker.topics.items()):
+        yield name, list(range(len(topic.partitions)))
