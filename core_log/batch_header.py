@@ -19,6 +19,7 @@ https://kafka.apache.org/documentation/#recordbatch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -112,8 +113,12 @@ def parse_header(data: BytesLike, position: int = 0) -> BatchHeader:
 def with_producer(batch: BytesLike, producer: tuple[int, int, int]) -> bytes:
     """A whole batch as that of another producer's id, epoch and first sequence number."""
     fields = HEADER.unpack_from(batch)
-    head = HEADER.pack(*fields[:9], *producer, fields[12])
-    records = memoryview(batch)[HEADER_BYTES:]
+    return encode_batch((*fields[:9], *producer, fields[12]), memoryview(batch)[HEADER_BYTES:])
+
+
+def encode_batch(fields: Sequence[int], records: BytesLike) -> bytes:
+    """A whole batch of the fields of a header and the bytes of the records; length and CRC are worked out."""
+    head = HEADER.pack(fields[0], HEADER_BYTES - LENGTH_START + len(records), *fields[2:])
     crc = crc32c(records, crc32c(head[CRC_START:]))
     return b"".join((head[: CRC_START - 4], crc.to_bytes(4, "big"), head[CRC_START:], records))
 

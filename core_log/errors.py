@@ -51,3 +51,11 @@ class OutOfOrderSequence(LogError):
 
 class ProducerFenced(LogError):
     """A batch of a producer that has a later epoch already."""
+
+
+class InvalidRecord(LogError):
+    """A record that the topic does not take."""
+
+
+class InvalidTimestamp(LogError):
+    """Records of a time that the topic does not take."""

@@ -17,16 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from core_log.batch_header import (
     COMPRESSION_MASK,
-    CRC_START,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_START,
     TRANSACTIONAL_BIT,
     BatchHeader,
+    encode_batch,
 )
 from core_log.checkpoint import TEMPORARY_SUFFIX
 from core_log.compaction.batches import Pause, read_batches
@@ -87,7 +82,7 @@ class Filter:
         if not self._is_last(header):
             self.dropped_records += len(flags)
             return b""
-        return _encode(header._replace(attributes=header.attributes & ~COMPRESSION_MASK), 0, b"") if flags else batch
+        return _emptied(header) if flags else batch
 
     def _flags(self, header: BatchHeader, batch: bytes) -> tuple[bytes, tuple[bytes, int] | None]:
         """A byte for each record, 1 if it stays; and where the records are, if they had to be looked at."""
@@ -129,14 +124,11 @@ def _without(header: BatchHeader, data: bytes, at: int, flags: bytes) -> bytes:
     records = b"".join([data[places[start] : places[stop]] for start, stop in runs(flags)])
     if header.compression:
         records = compress(Compression(header.compression), records)
-    return _encode(header, flags.count(1), records)
+    return encode_batch(header._replace(record_count=flags.count(1)), records)
 
 
-def _encode(header: BatchHeader, count: int, records: bytes) -> bytes:
-    fields = header._replace(length=HEADER_BYTES - LENGTH_START + len(records), crc=0, record_count=count)
-    head = HEADER.pack(*fields)
-    crc = crc32c(records, crc32c(head[CRC_START:]))
-    return b"".join((head[: CRC_START - 4], crc.to_bytes(4, "big"), head[CRC_START:], records))
+def _emptied(header: BatchHeader) -> bytes:
+    return encode_batch(header._replace(attributes=header.attributes & ~COMPRESSION_MASK, record_count=0), b"")
 
 
 class _Writer:

@@ -1,6 +1,7 @@
 """Produce: a client's batches, appended as the bytes that came.
 
-1. Header and CRC are checked, records are not decoded; offset and leader epoch are the log's to put in.
+1. Header and CRC are checked, records are not decoded, but for the keys of a topic that is compacted; offset and leader
+   epoch are the log's to put in, and the time where the topic says so (`core_log/admission.py`).
 2. acks=-1 is answered when the batch is committed on all that count, acks=1 when this broker's disk has it by the log's
    own rule, acks=0 not at all.
 3. An idempotent producer's batch that is there already is answered with where it lies (`core_log/producer_states.py`).
@@ -48,6 +49,11 @@ class _Producing:
         self._entries = [one for topic in self._replies for one in topic.partition_responses]
         self._remaining = len(self._entries)
         self._waits = False
+
+    def stamp(self, index: int, time_ms: int) -> None:
+        """Batch `index` has the broker's time; -1: its own."""
+        if time_ms >= 0:
+            self._entries[index].log_append_time_ms = time_ms
 
     def settle(
         self, index: int, code: ErrorCode, base_offset: int = -1, log_start: int = -1, why: str | None = None
@@ -106,10 +112,11 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
             try:
                 if request.acks not in (_ALL, _NONE, 1):
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
-                log, base_offset, end = await _append(door, topic.name, one, request)
+                log, base_offset, end, time_ms = await _append(door, topic.name, one, request)
             except ENGINE_ERRORS as error:
                 producing.settle(index, code_of(error), why=str(error) or None)
             else:
+                producing.stamp(index, time_ms)
                 if request.acks == _NONE:
                     producing.settle(index, ErrorCode.NONE, base_offset)
                 else:
@@ -122,7 +129,7 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
     producing.wait(min(max(request.timeout_ms, 0), door.config.produce_timeout_ms_max))
 
 
-async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tuple[PartitionLog, int, int]:
+async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tuple[PartitionLog, int, int, int]:
     if door.broker.blocked is not None:
         # Refused, not left unread: the connection may fetch as well, and consumers never wait.
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"producers are blocked: {door.broker.blocked}")
@@ -134,7 +141,7 @@ async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tup
         short = partition.leadership.shortage()
         if short is not None and (request.acks == _ALL or isinstance(short, NotLeader)):
             raise short
-    batches = split(asked.records or b"")
+    batches: Sequence[BytesLike] = split(asked.records or b"")
     headers = [validate(batch) for batch in batches]
     once = transactional = False
     for header in headers:
@@ -142,13 +149,14 @@ async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tup
             raise KafkaError(ErrorCode.INVALID_RECORD, "a client does not write control batches")
         transactional = transactional or header.is_transactional
         once = once or header.producer_id >= 0
+    batches, time_ms = partition.admit(headers, batches)
     if transactional:
         check = _membership(door, partition, headers, request.transactional_id)
-        return partition.log, *await partition.append_once(headers, batches, check)
+        return partition.log, *await partition.append_once(headers, batches, check), time_ms
     if once:
-        return partition.log, *await partition.append_once(headers, batches)
+        return partition.log, *await partition.append_once(headers, batches), time_ms
     offsets = [partition.append(batch) for batch in batches]
-    return partition.log, offsets[0], partition.log.log_end_offset
+    return partition.log, offsets[0], partition.log.log_end_offset, time_ms
 
 
 def _membership(

@@ -354,9 +354,10 @@ class NativeAdapter:
         header = validate(entry.batch)
         if header.is_control:
             raise Refused(ErrorCode.CORRUPT_BATCH, "a client does not write control batches")
+        (batch,), _ = partition.admit([header], [entry.batch])
         if header.producer_id >= 0:
-            return partition.log, *await partition.append_once([header], [entry.batch])
-        base_offset = partition.append(entry.batch)
+            return partition.log, *await partition.append_once([header], [batch])
+        base_offset = partition.append(batch)
         return partition.log, base_offset, partition.log.log_end_offset
 
     def refused(self, entry: wire.ProduceEntry, error: WireError) -> None:

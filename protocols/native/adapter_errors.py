@@ -44,6 +44,8 @@ _CODES: dict[type[Exception], ErrorCode] = {
     log_errors.CorruptBatch: ErrorCode.CORRUPT_BATCH,
     log_errors.OutOfOrderSequence: ErrorCode.SEQUENCE_OUT_OF_ORDER,
     log_errors.ProducerFenced: ErrorCode.PRODUCER_FENCED,
+    log_errors.InvalidRecord: ErrorCode.INVALID_ARGUMENT,
+    log_errors.InvalidTimestamp: ErrorCode.INVALID_ARGUMENT,
     log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
 }
 ENGINE_ERRORS = (errors.BrokerError, groups.GroupError, log_errors.LogError)

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import trio
 
 from core_log.absent_log import AbsentLog
-from core_log.batch_header import BatchHeader
+from core_log.admission import admit
+from core_log.batch_header import TIMESTAMP_TYPE_BIT, BatchHeader
 from core_log.errors import LogUnavailable
 from core_log.files import BytesLike
 from core_log.murmur2 import partition_of_key
@@ -101,6 +102,13 @@ class TopicPartition:
         self.next_offset = self.log.log_end_offset
         return base_offset
 
+    def admit(self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]) -> tuple[Sequence[BytesLike], int]:
+        """Validated batches of a client as they are to be appended, and the time that they have got; -1: their own.
+        Raises InvalidRecord, InvalidTimestamp, CorruptBatch.
+        """
+        log = self.log
+        return admit(log.config, headers, batches, log.wall_clock_ms())
+
     async def append_once(
         self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike], check: Check | None = None
     ) -> tuple[int, int]:
@@ -161,7 +169,8 @@ class TopicPartition:
             return
         for batch in in_batches(self._open, min(_BATCH_BYTES, log.config.message_bytes_max)):
             base_offset = batch[0].first_offset
-            builder = BatchBuilder(base_offset, log.leader_epoch, time.time_ns() // 1_000_000)
+            bits = TIMESTAMP_TYPE_BIT if log.config.timestamp_type == "LogAppendTime" else 0
+            builder = BatchBuilder(base_offset, log.leader_epoch, time.time_ns() // 1_000_000, attributes=bits)
             for run in batch:
                 run.add_to(builder)
             log.append(builder.build(), base_offset=base_offset)

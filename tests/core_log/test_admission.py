@@ -1,0 +1,67 @@
+"""What topics say of batches before they are appended: keys, and times."""
+
+from __future__ import annotations
+
+import pytest
+
+from core_log.admission import admit
+from core_log.errors import InvalidRecord, InvalidTimestamp
+from core_log.files import MemoryFiles
+from core_log.log_config import LogConfig
+from core_log.record_batch import Compression, decode_columns, validate
+from tests.core_log.compaction.helpers import keyed, of_producer
+from tests.core_log.helpers import TIME_MS, flush, open_log
+
+HOUR_MS = 3_600_000
+
+
+def admitted(config: LogConfig, batch: bytes, now_ms: int = TIME_MS) -> tuple[bytes, int]:
+    (found,), time_ms = admit(config, [validate(batch)], [memoryview(batch)], now_ms)
+    return bytes(found), time_ms
+
+
+@pytest.mark.parametrize("compression", Compression)
+def test_compacted_topics_take_keys_only(compression: Compression) -> None:
+    config = LogConfig(cleanup_policy="compact")
+    good = keyed([(b"", b"x"), (b"k", None)], compression=compression)
+    assert admitted(config, good) == (good, -1)
+    bad = keyed([(b"k", b"x"), (None, b"x")], compression=compression)
+    with pytest.raises(InvalidRecord, match="record 1 has no key"):
+        admitted(config, bad)
+    assert admitted(LogConfig(), bad) == (bad, -1)
+
+
+@pytest.mark.parametrize(("ahead_ms", "taken"), [(0, True), (HOUR_MS - 10, True), (HOUR_MS + 1, False)])
+def test_times_may_be_so_far_ahead_and_behind(ahead_ms: int, taken: bool) -> None:
+    after = LogConfig(timestamp_after_max_ms=HOUR_MS)
+    before = LogConfig(timestamp_before_max_ms=HOUR_MS)
+    for config, time_ms in ((after, TIME_MS + ahead_ms), (before, TIME_MS - ahead_ms)):
+        batch = keyed([(b"k", b"v")], time_ms=time_ms)
+        if taken:
+            assert admitted(config, batch) == (batch, -1)
+        else:
+            with pytest.raises(InvalidTimestamp, match="the topic takes"):
+                admitted(config, batch)
+
+
+@pytest.mark.parametrize("compression", Compression)
+def test_log_append_time(compression: Compression) -> None:
+    config = LogConfig(timestamp_type="LogAppendTime", timestamp_before_max_ms=0, timestamp_after_max_ms=0)
+    rows: list[tuple[bytes | None, bytes | None]] = [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+    log = open_log(MemoryFiles())
+    for number in range(5):
+        batch = of_producer(keyed(rows, compression=compression), 7, number * 3)
+        now_ms = TIME_MS + HOUR_MS + 1000 * number
+        found, time_ms = admitted(config, batch, now_ms)
+        header = validate(found)
+        assert (time_ms, header.max_timestamp_ms, header.attributes & 8) == (now_ms, now_ms, 8)
+        assert (header.producer_id, header.base_sequence) == (7, number * 3)
+        columns = decode_columns(found)
+        assert columns.timestamps_ms == [now_ms] * 3
+        assert columns.keys == [b"a", b"b", b"c"]
+        log.append(found)
+    flush(log)
+    for number in range(5):
+        expected = (3 * number, TIME_MS + HOUR_MS + 1000 * number)
+        assert log.offset_for_timestamp(expected[1]) == log.offset_for_timestamp(expected[1] - 999) == expected
+    assert log.offset_for_timestamp(TIME_MS + 2 * HOUR_MS) is None
