@@ -172,6 +172,9 @@ class FlushJob:
             and self.log_start is None
             and self.recovery_point is None
             and self.clean_epochs is None
+            and self.begun is None
+            and self.transactions is None
+            and self.replacement is None
             and not self.sync_names
             and not self.removals
             and self.active.file is not None

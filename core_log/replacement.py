@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core_log.segment import Segment
+from core_log.tail_cache import TailCache
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +50,7 @@ class ReplaceableLog:
     segments: list[Segment]
     size_bytes: int
     _removals: list[Segment]
+    _tail: TailCache
     _offer: Replacement | None = None
 
     def offer(self, replacement: Replacement) -> None:
@@ -71,6 +73,7 @@ class ReplaceableLog:
                 at = self.segments.index(gone[0])
                 self.segments = [*self.segments[:at], offer.segment, *self.segments[at + len(gone) :]]
             self._removals += gone or [offer.segment]
+            self._tail.drop_before(offer.end)
             self.size_bytes = sum(segment.size for segment in self.segments)
         offer.settle()
 

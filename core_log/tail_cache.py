@@ -38,9 +38,17 @@ class TailCache:
         if self._ends - self._starts[0] > self._bytes_max:
             self._trim()
 
+    def drop_before(self, offset: int) -> None:
+        """The files say it better: batches that end there or before go."""
+        count = bisect_right(self._next_offsets, offset)
+        if count:
+            self._drop(count)
+
     def _trim(self) -> None:
         count = bisect_right(self._starts, self._ends - self._bytes_max + self._bytes_max // 8)
-        count = min(count, len(self._starts))
+        self._drop(min(count, len(self._starts)))
+
+    def _drop(self, count: int) -> None:
         self.start_offset = self._next_offsets[count - 1]
         del self._next_offsets[:count], self._starts[:count], self._batches[:count]
 

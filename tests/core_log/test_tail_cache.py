@@ -21,6 +21,8 @@ def test_reads_like_a_list(batches: list[tuple[int, int, int, bool]], bytes_max:
         base, end = end + gap, end + gap + count
         rows.append((base, end, content))
         cache.add((content[:1], memoryview(content)[1:]) if in_pieces else content, size, end)
+    if data.draw(st.booleans()):
+        cache.drop_before(data.draw(st.integers(0, end)))
     kept = [row for row in rows if row[1] > cache.start_offset]
     assert sum(len(row[2]) for row in kept) <= bytes_max
     offset = data.draw(st.integers(0, end))

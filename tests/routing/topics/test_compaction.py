@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
+import pytest
 import trio
 
-from core_log.files import FaultyFiles, MemoryFiles
+from core_log.files import FaultyFiles, MemoryFiles, OsFiles
 from core_log.record_batch import iterate_records
 from routing.config import BrokerConfig
 from routing.topics.compaction import Compaction
@@ -33,8 +36,9 @@ async def fill(partition: TopicPartition, rounds: int) -> None:
     await partition.log.wait_committed(partition.log.log_end_offset)
 
 
-async def test_a_topic_is_compacted_while_it_is_written_to() -> None:
-    files = MemoryFiles()
+@pytest.mark.parametrize("real", [False, True])
+async def test_a_topic_is_compacted_while_it_is_written_to(real: bool, tmp_path: Path) -> None:
+    files = OsFiles(tmp_path) if real else MemoryFiles()
     async with engine(files, compaction_check_interval_ms=1, compaction_cpu_percent=100) as running:
         topic = await running.broker.create_topic("t", config=CONFIG)
         partition = topic.partitions[0]
