@@ -26,6 +26,7 @@ from protocols.native.errors import (
     ProtocolError,
     RequestTimedOut,
     StorageUnavailable,
+    TransactionAborted,
     UnknownPartition,
     UnknownTopic,
 )
@@ -34,6 +35,7 @@ from protocols.native.membership import RebalanceListener
 from protocols.native.producer import Producer
 from protocols.native.producer_batches import Delivery
 from protocols.native.records import ConsumerRecord, RecordMetadata
+from protocols.native.transactional import TransactionalProducer
 
 __all__ = [
     "AuthenticationFailed",
@@ -69,6 +71,8 @@ __all__ = [
     "RequestTimedOut",
     "StorageUnavailable",
     "TopicDescription",
+    "TransactionAborted",
+    "TransactionalProducer",
     "UnknownPartition",
     "UnknownTopic",
     "tls_context",

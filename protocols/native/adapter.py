@@ -28,6 +28,7 @@ from protocols.native.adapter_metadata import describe, node_id, nodes, partitio
 from protocols.native.adapter_offsets import check_epoch, list_offsets, offsets_for_epochs
 from protocols.native.adapter_produce import PendingProduce
 from protocols.native.adapter_rights import require_rights
+from protocols.native.adapter_transactions import TRANSACTION_HANDLERS, membership
 from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
 from protocols.native.errors import RETRIABLE, ErrorCode, WireError, wire_error
@@ -40,6 +41,7 @@ from routing.clients import Client
 from routing.grants import Access, Grants
 from routing.topics.topic import Topic, TopicPartition
 
+_GROUP_HANDLERS = {**HANDLERS, **TRANSACTION_HANDLERS}
 SERVER = "millrace 0.1.0"
 
 
@@ -138,7 +140,7 @@ class NativeAdapter:
             if handler is not None:
                 reply = await handler(self, request)
             else:
-                reply = await HANDLERS[type(request)](self._groups, request)
+                reply = await _GROUP_HANDLERS[type(request)](self._groups, request)
         except Refused as refusal:
             reply = wire.ErrorReply(request.correlation_id, refusal.error)
         except ENGINE_ERRORS as error:
@@ -183,7 +185,14 @@ class NativeAdapter:
             return None
         self._greeted = True
         self._groups = GroupDoor(
-            self._broker, self._config, self._door, self.peer, request.client_name, self._may_read, self._answer_later
+            self._broker,
+            self._config,
+            self._door,
+            self.peer,
+            request.client_name,
+            self._grants,
+            self._may_read,
+            self._answer_later,
         )
         names = ("request_bytes_max", "fetch_bytes_max", "fetch_wait_ms_max", "produce_timeout_ms_max")
         limits = {name: getattr(self._config, name) for name in (*names, "requests_in_flight_max")}
@@ -323,7 +332,7 @@ class NativeAdapter:
                     raise Refused(ErrorCode.BLOCKED, f"producers are blocked: {self._broker.blocked}")
                 if entry.topic not in self._broker.topics:
                     await create_missing(self._broker, self._grants, entry.topic)
-                log, base_offset, end = await self._append(entry, request.acks)
+                log, base_offset, end = await self._append(entry, request)
             except Refused as refusal:
                 pending.settle(index, -1, refusal.error)
                 continue
@@ -341,12 +350,12 @@ class NativeAdapter:
             pending.timer = self._broker.timers.at(self._clock() + timeout_ms / 1000, pending.timed_out)
             self._pending[pending] = None
 
-    async def _append(self, entry: wire.ProduceEntry, acks: int) -> tuple[PartitionLog, int, int]:
+    async def _append(self, entry: wire.ProduceEntry, request: wire.Produce) -> tuple[PartitionLog, int, int]:
         """The log, where the batch begins in it and where it ends. Only idempotent producers' may have to wait."""
         partition = self._led(entry.topic, entry.partition, entry.leader_epoch, "write")
         if partition.leadership is not None:
             short = partition.leadership.shortage()
-            if short is not None and (acks == wire.ACKS_ALL or isinstance(short, errors.NotLeader)):
+            if short is not None and (request.acks == wire.ACKS_ALL or isinstance(short, errors.NotLeader)):
                 raise short
         refused_round = self._refused_rounds.get((entry.topic, entry.partition), -1)
         if entry.round <= refused_round:
@@ -355,6 +364,9 @@ class NativeAdapter:
         if header.is_control:
             raise Refused(ErrorCode.CORRUPT_BATCH, "a client does not write control batches")
         (batch,), _ = partition.admit([header], [entry.batch])
+        if header.is_transactional:
+            check = membership(self._broker, self._grants, partition, header, request.transactional_id)
+            return partition.log, *await partition.append_once([header], [batch], check)
         if header.producer_id >= 0:
             return partition.log, *await partition.append_once([header], [batch])
         base_offset = partition.append(batch)

@@ -6,6 +6,7 @@ from core_log import errors as log_errors
 from protocols.native.errors import ErrorCode, WireError, wire_error
 from routing import errors
 from routing.groups import errors as groups
+from routing.log_transactions import errors as transactions
 
 _CODES: dict[type[Exception], ErrorCode] = {
     errors.NotFound: ErrorCode.NOT_FOUND,
@@ -33,12 +34,23 @@ _CODES: dict[type[Exception], ErrorCode] = {
     groups.CoordinatorUnavailable: ErrorCode.COORDINATOR_UNAVAILABLE,
     groups.FencedEpoch: ErrorCode.UNKNOWN_MEMBER,
     groups.StaleEpoch: ErrorCode.ILLEGAL_GENERATION,
-    groups.UnreleasedInstance: ErrorCode.FENCED_INSTANCE,
+    groups.UnreleasedInstance: ErrorCode.UNRELEASED_INSTANCE,
     groups.UnsupportedAssignor: ErrorCode.INVALID_ARGUMENT,
     groups.InvalidPattern: ErrorCode.INVALID_ARGUMENT,
     groups.InvalidBeat: ErrorCode.INVALID_REQUEST,
     groups.StateTooLarge: ErrorCode.LIMIT_EXCEEDED,
     groups.GroupError: ErrorCode.PRECONDITION_FAILED,
+    transactions.ProducerFenced: ErrorCode.PRODUCER_FENCED,
+    transactions.WrongProducerId: ErrorCode.PRODUCER_FENCED,
+    transactions.TransactionEnding: ErrorCode.TRANSACTION_ENDING,
+    transactions.WrongTransactionState: ErrorCode.WRONG_TRANSACTION_STATE,
+    transactions.WrongTimeout: ErrorCode.INVALID_ARGUMENT,
+    transactions.NotATransactionalId: ErrorCode.INVALID_ARGUMENT,
+    transactions.UnknownTransactionalId: ErrorCode.NOT_FOUND,
+    transactions.TooManyInTransaction: ErrorCode.LIMIT_EXCEEDED,
+    transactions.NotTransactionCoordinator: ErrorCode.NOT_COORDINATOR,
+    transactions.TransactionCoordinatorUnavailable: ErrorCode.COORDINATOR_UNAVAILABLE,
+    transactions.LogTransactionError: ErrorCode.WRONG_TRANSACTION_STATE,
     log_errors.LogUnavailable: ErrorCode.STORAGE_UNAVAILABLE,
     log_errors.BatchTooLarge: ErrorCode.BATCH_TOO_LARGE,
     log_errors.CorruptBatch: ErrorCode.CORRUPT_BATCH,
@@ -48,7 +60,7 @@ _CODES: dict[type[Exception], ErrorCode] = {
     log_errors.InvalidTimestamp: ErrorCode.INVALID_ARGUMENT,
     log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,
 }
-ENGINE_ERRORS = (errors.BrokerError, groups.GroupError, log_errors.LogError)
+ENGINE_ERRORS = (errors.BrokerError, groups.GroupError, transactions.LogTransactionError, log_errors.LogError)
 
 
 class Refused(Exception):

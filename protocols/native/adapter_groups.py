@@ -1,27 +1,29 @@
-"""Groups and idempotent producers as native clients see them: the same coordinator as that of the Kafka door.
+"""Groups as native clients see them: the same coordinator as that of the Kafka door.
 
 Who joins, or asks what to read, is answered when the group has got so far; no task waits.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from protocols.adapter_topics import nodes_of
 from protocols.native import wire, wire_groups
-from protocols.native.adapter_errors import engine_error
+from protocols.native.adapter_errors import Refused, engine_error
+from protocols.native.adapter_rights import require_id
 from protocols.native.config import NativeConfig
+from protocols.native.errors import ErrorCode
 from protocols.native.group_bytes import GroupBytesError, decode_assignment
 from routing.broker import Broker
+from routing.grants import Grants
 from routing.groups.consumer_group import ConsumerGroup
+from routing.groups.consumer_member import Beat, Beaten
 from routing.groups.errors import CoordinatorUnavailable, MemberIdRequired, UnknownGroup, UnknownMember
 from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, State, Synced
 
 PROTOCOL_TYPE = "consumer"
-_ID_BITS = 62
 
 
 class GroupDoor:
@@ -36,6 +38,7 @@ class GroupDoor:
         door: str,
         peer: str,
         client_name: str,
+        grants: Grants,
         may_read: Callable[[Iterable[tuple[str, int]]], None],
         answer_later: Callable[[wire.Reply], None],
     ) -> None:
@@ -44,18 +47,22 @@ class GroupDoor:
         self.door = door
         self.host = "/" + peer.rpartition(":")[0].strip("[]")
         self.client_name = client_name
+        self.grants = grants
         self.may_read = may_read
         self.answer_later = answer_later
 
 
 async def _find_coordinator(door: GroupDoor, request: wire_groups.FindCoordinator) -> wire.Reply:
-    node, cluster = door.broker.groups.broker_of(request.group), door.broker.cluster
+    broker, cluster = door.broker, door.broker.cluster
+    if request.kind == wire_groups.OF_TRANSACTION:
+        require_id(door.grants, request.name)
+    node = (broker.groups if request.kind == wire_groups.OF_GROUP else broker.coordinator).broker_of(request.name)
     if cluster is None:
         return wire_groups.FindCoordinatorReply(request.correlation_id, door.config.node_id, "", 0)
     for found in nodes_of(cluster, door.door):
         if found.broker_id == node:
             return wire_groups.FindCoordinatorReply(request.correlation_id, node, found.host, found.port)
-    raise CoordinatorUnavailable(f"nobody looks after group '{request.group}' now")
+    raise CoordinatorUnavailable(f"nobody looks after '{request.name}' now")
 
 
 async def _join_group(door: GroupDoor, request: wire_groups.JoinGroup) -> None:
@@ -178,14 +185,13 @@ def _members(group: Group) -> list[wire_groups.MemberDescription]:
 
 def _served_members(door: GroupDoor, group: ConsumerGroup) -> list[wire_groups.MemberDescription]:
     """Of a group that the broker divides."""
-    topics = door.broker.topics.by_id
     return [
         wire_groups.MemberDescription(
             member.id,
             member.instance_id,
             member.client_id,
             member.client_host,
-            sorted((topics[topic_id].name, index) for topic_id, index in member.assigned if topic_id in topics),
+            sorted(_named(door, member.assigned)),
         )
         for member in group.members.values()
     ]
@@ -217,8 +223,55 @@ async def _forget_offsets(door: GroupDoor, request: wire_groups.ForgetOffsets) -
     return wire_groups.ForgetOffsetsReply(request.correlation_id)
 
 
-async def _init_producer(door: GroupDoor, request: wire_groups.InitProducer) -> wire.Reply:
-    return wire_groups.InitProducerReply(request.correlation_id, secrets.randbits(_ID_BITS), 0)
+async def _consumer_heartbeat(door: GroupDoor, request: wire_groups.ConsumerHeartbeat) -> None:
+    def answer(beaten: Beaten) -> None:
+        if beaten.error is not None:
+            door.answer_later(wire.ErrorReply(request.correlation_id, engine_error(beaten.error)))
+            return
+        assignment = None if beaten.assignment is None else sorted(_named(door, beaten.assignment))
+        door.answer_later(
+            wire_groups.ConsumerHeartbeatReply(
+                request.correlation_id, beaten.member_id, beaten.epoch, beaten.interval_ms, assignment
+            )
+        )
+
+    for topic in request.topics or ():
+        door.grants.require("read", "topic", topic)
+    topics = door.broker.topics
+    owned = None
+    if request.owned is not None:
+        owned = frozenset((topics[topic].id, index) for topic, index in request.owned if topic in topics)
+    beat = Beat(
+        request.member_id,
+        request.epoch,
+        request.instance_id,
+        None,
+        door.client_name or "millrace",
+        door.host,
+        request.rebalance_timeout_ms,
+        None if request.topics is None else frozenset(request.topics),
+        request.pattern,
+        request.assignor,
+        owned,
+        door.grants,
+    )
+    door.broker.groups.beat(request.group, beat, answer)
+
+
+def _named(door: GroupDoor, places: Iterable[tuple[bytes, int]]) -> Iterator[tuple[str, int]]:
+    """Partitions whose topics are told by their ids; those of topics that are gone are left out."""
+    topics = door.broker.topics.by_id
+    return ((topics[topic_id].name, index) for topic_id, index in places if topic_id in topics)
+
+
+async def _fetch_group_offsets(door: GroupDoor, request: wire_groups.FetchGroupOffsets) -> wire.Reply:
+    door.may_read(request.partitions)
+    groups = door.broker.groups
+    found = await groups.fetch(request.group, request.partitions)
+    if groups.unstable(request.group, request.partitions):
+        raise Refused(ErrorCode.TRANSACTION_ENDING, "a transaction may change how far the group has come")
+    entries = [(topic, index, offset, note) for (topic, index), (offset, note) in found.items()]
+    return wire_groups.FetchGroupOffsetsReply(request.correlation_id, entries)
 
 
 HANDLERS: dict[type[wire.Request], Callable[[GroupDoor, Any], Awaitable[wire.Reply | None]]] = {
@@ -232,5 +285,6 @@ HANDLERS: dict[type[wire.Request], Callable[[GroupDoor, Any], Awaitable[wire.Rep
     wire_groups.DescribeGroup: _describe_group,
     wire_groups.DeleteGroup: _delete_group,
     wire_groups.ForgetOffsets: _forget_offsets,
-    wire_groups.InitProducer: _init_producer,
+    wire_groups.ConsumerHeartbeat: _consumer_heartbeat,
+    wire_groups.FetchGroupOffsets: _fetch_group_offsets,
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from protocols.native import wire, wire_groups
+from routing.errors import AccessRefused
 from routing.grants import Grants
 
 _Check = Callable[[Grants, Any], None]
@@ -21,6 +22,12 @@ def require_rights(grants: Grants, request: wire.AnyRequest) -> None:
     check = _CHECKS.get(type(request))
     if check is not None:
         check(grants, request)
+
+
+def require_id(grants: Grants, transactional_id: str) -> None:
+    """Who uses a transactional id needs the right to write to a resource of that name. Raises AccessRefused."""
+    if not grants.allows("write", transactional_id):
+        raise AccessRefused(f"write access to transactional id '{transactional_id}' refused for user '{grants.user}'")
 
 
 def _bind(grants: Grants, request: wire.Bind | wire.Unbind) -> None:

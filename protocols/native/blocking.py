@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 from msgspec import Struct
 
 from protocols.buffers import BytesLike
-from protocols.native import wire, wire_groups
+from protocols.native import wire, wire_transactions
 from protocols.native.blocking_admin import BlockingAsker, BlockingGroups
 from protocols.native.blocking_leaders import BlockingLeaders
 from protocols.native.blocking_link import BlockingLink, BlockingTerms
@@ -225,7 +225,9 @@ class BlockingClient(BlockingGroups):
         self._any.connected()
         if self._any.version < wire.GROUPS_SINCE:
             return -1
-        return self._any.call(wire_groups.InitProducer(0), wire_groups.InitProducerReply).producer_id
+        return self._any.call(
+            wire_transactions.InitProducer(0, None, 0, -1, -1), wire_transactions.InitProducerReply
+        ).producer_id
 
     def fetch(
         self,

@@ -43,7 +43,9 @@ class BlockingAsker:
         deadline = time.monotonic() + self._link.terms.timeout_s
         while True:
             try:
-                found = self._link.call(wire_groups.FindCoordinator(0, group), wire_groups.FindCoordinatorReply)
+                found = self._link.call(
+                    wire_groups.FindCoordinator(0, wire_groups.OF_GROUP, group), wire_groups.FindCoordinatorReply
+                )
                 return self._at(found.node_id, found.host, found.port).call(request, kind)
             except MillraceError as error:
                 if not error.retriable or time.monotonic() > deadline:

@@ -36,7 +36,9 @@ class TrioAsker:
         deadline = trio.current_time() + self._link.config.request_timeout_ms / 1000
         while True:
             try:
-                found = await self._link.call(wire_groups.FindCoordinator(0, group), wire_groups.FindCoordinatorReply)
+                found = await self._link.call(
+                    wire_groups.FindCoordinator(0, wire_groups.OF_GROUP, group), wire_groups.FindCoordinatorReply
+                )
                 return await self._ask_at((found.node_id, found.host, found.port), request, kind)
             except MillraceError as error:
                 if not error.retriable or trio.current_time() > deadline:

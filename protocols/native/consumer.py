@@ -19,7 +19,7 @@ from typing import Literal, Self
 
 import trio
 
-from protocols.native import wire
+from protocols.native import wire, wire_groups
 from protocols.native.assignors import ASSIGNORS
 from protocols.native.client import LinkConfig
 from protocols.native.coordinators import CoordinatorLink
@@ -27,8 +27,9 @@ from protocols.native.errors import ErrorCode, MillraceError
 from protocols.native.fetcher import Fetcher, FetchLimits, OffsetReset, Partition, Position
 from protocols.native.hooks import ConsumerInterceptor, Deserializer, on_records_of
 from protocols.native.listed_offsets import list_offsets
-from protocols.native.membership import GroupTerms, Membership, Reader, RebalanceListener
+from protocols.native.membership import GroupMetadata, GroupTerms, Membership, Reader, RebalanceListener
 from protocols.native.records import ConsumerRecord
+from protocols.native.served_membership import ServedMembership
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +46,11 @@ class Consumer(Fetcher):
     partition is read ahead.
 
     With `topics` or a `pattern` it is a member of the group from the start, see `subscribe`; `listener` is told of what
-    it reads. `group_instance_id` makes it a static member, `assignors` are the ways to divide partitions, the preferred
-    one first. `session_timeout_ms`: who is not heard of for so long is out; `max_poll_interval_ms`: as is who asks for
-    no records. `auto_commit_interval_ms`: None leaves commits to the application. What the hooks do is told in
-    `hooks.py`.
+    it reads. `group_instance_id` makes it a static member. With `group_protocol` "classic" members divide partitions,
+    `assignors` are the ways, the preferred one first; with "consumer" the broker does (KIP-848), by `server_assignor`
+    ("uniform", or "range"), and the session timeout is the broker's. `session_timeout_ms`: who is not heard of for so
+    long is out; `max_poll_interval_ms`: as is who asks for no records. `auto_commit_interval_ms`: None leaves commits
+    to the application. What the hooks do is told in `hooks.py`.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class Consumer(Fetcher):
         pattern: str | None = None,
         listener: RebalanceListener | None = None,
         group_instance_id: str | None = None,
+        group_protocol: Literal["classic", "consumer"] = "classic",
         assignors: Sequence[str] = ("range", "cooperative-sticky"),
+        server_assignor: str | None = None,
         session_timeout_ms: int = 45_000,
         heartbeat_interval_ms: int = 3_000,
         max_poll_interval_ms: int = 300_000,
@@ -81,11 +85,14 @@ class Consumer(Fetcher):
         limits = FetchLimits(fetch_min_bytes, fetch_max_wait_ms, fetch_max_bytes, partition_max_bytes, prefetch_bytes)
         on_records = on_records_of(key_deserializer, value_deserializer, interceptors)
         super().__init__(server, auto_offset_reset, limits, on_records, link or LinkConfig())
+        if group_protocol not in ("classic", "consumer"):
+            raise ValueError(f"group_protocol is 'classic' or 'consumer', not {group_protocol!r}")
         if group is None and (pattern is not None or auto_commit_interval_ms is not None):
             raise ValueError("a pattern and automatic commits need a group")
         if unknown := [name for name in assignors if name not in ASSIGNORS] or not assignors:
             raise ValueError(f"assignors are of {', '.join(ASSIGNORS)}, not {unknown}")
         self._interceptors = list(interceptors)
+        self._served = group_protocol == "consumer"
         self._group = group
         self._terms = GroupTerms(
             group=group or "",
@@ -95,6 +102,7 @@ class Consumer(Fetcher):
             heartbeat_interval_ms=heartbeat_interval_ms,
             max_poll_interval_ms=max_poll_interval_ms,
             metadata_max_age_ms=self._link.config.metadata_max_age_ms,
+            server_assignor=server_assignor,
         )
         self._given = ([topics] if isinstance(topics, str) else list(topics), pattern, listener)
         self._membership: Membership | None = None
@@ -192,8 +200,9 @@ class Consumer(Fetcher):
         self._set_positions({})
         self._member_scope = trio.CancelScope()
         if self._coordinator is None:
-            self._coordinator = CoordinatorLink(self._group, self._link, self._nursery)
-        self._membership = Membership(
+            self._coordinator = CoordinatorLink(wire_groups.OF_GROUP, self._group, self._link, self._nursery)
+        kind = ServedMembership if self._served else Membership
+        self._membership = kind(
             self._terms, self._coordinator, _GroupReader(self), names, pattern, listener or RebalanceListener()
         )
         self._between = self._between_batches
@@ -326,9 +335,25 @@ class Consumer(Fetcher):
         """What the group committed, of these or of all; empty without a group."""
         if self._group is None:
             return {}
-        request = wire.FetchOffsets(0, self._group, None if partitions is None else list(partitions))
-        reply = await self._link.call(request, wire.FetchOffsetsReply)
+        group, wanted = self._group, None if partitions is None else list(partitions)
+        reply: wire.FetchOffsetsReply | wire_groups.FetchGroupOffsetsReply
+        if self._coordinator is not None and wanted is not None:
+            # Of who looks after the group, and not before transactions that may change them are ended.
+            reply = await self._coordinator.call(
+                lambda: wire_groups.FetchGroupOffsets(0, group, wanted), wire_groups.FetchGroupOffsetsReply
+            )
+        else:
+            reply = await self._link.call(wire.FetchOffsets(0, group, wanted), wire.FetchOffsetsReply)
         return {(topic, partition): offset for topic, partition, offset, _ in reply.entries}
+
+    def group_metadata(self) -> GroupMetadata:
+        """Who it is in its group, for `TransactionalProducer.send_offsets`. Raises ValueError without a group."""
+        if self._group is None:
+            raise ValueError("a consumer without a group")
+        if self._membership is None:
+            return GroupMetadata(self._group)
+        member = self._membership
+        return GroupMetadata(self._group, member.member_id, self._terms.instance_id, member.generation)
 
     # Records
 

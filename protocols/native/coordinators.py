@@ -1,8 +1,9 @@
-"""The link to the broker that looks after a group: the one that a client has already, or another."""
+"""The link to the broker that looks after a group or a transactional id: one that a client has already, or another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import trio
 
@@ -17,8 +18,9 @@ _PAUSE_S = 0.1
 class CoordinatorLink:
     """See the module. `link` is to any broker; further links run in `nursery`."""
 
-    def __init__(self, group: str, link: Link, nursery: trio.Nursery) -> None:
-        self._group = group
+    def __init__(self, kind: Literal[0, 1], name: str, link: Link, nursery: trio.Nursery) -> None:
+        self._kind: Literal[0, 1] = kind
+        self._name = name
         self._link = link
         self._nursery = nursery
         self._found: Link | None = None
@@ -62,7 +64,9 @@ class CoordinatorLink:
         return {name: len(partitions) for name, error, partitions in reply.topics if error is None}
 
     async def _find(self) -> Link:
-        reply = await self._link.call(wire_groups.FindCoordinator(0, self._group), wire_groups.FindCoordinatorReply)
+        reply = await self._link.call(
+            wire_groups.FindCoordinator(0, self._kind, self._name), wire_groups.FindCoordinatorReply
+        )
         if not reply.host or reply.node_id == self._link.node_id:
             await self._link.wait_connected()
             self._let_go()

@@ -52,6 +52,9 @@ class ErrorCode(IntEnum):
     COORDINATOR_UNAVAILABLE = 33
     SEQUENCE_OUT_OF_ORDER = 34
     PRODUCER_FENCED = 35
+    UNRELEASED_INSTANCE = 36
+    TRANSACTION_ENDING = 37
+    WRONG_TRANSACTION_STATE = 38
 
 
 MEANINGS: dict[ErrorCode, str] = {
@@ -89,7 +92,10 @@ MEANINGS: dict[ErrorCode, str] = {
     ErrorCode.NOT_COORDINATOR: "another broker looks after the group; ask for it again",
     ErrorCode.COORDINATOR_UNAVAILABLE: "nobody looks after the group now",
     ErrorCode.SEQUENCE_OUT_OF_ORDER: "a batch before this one of the same producer is missing; nothing was appended",
-    ErrorCode.PRODUCER_FENCED: "the producer has a later epoch already",
+    ErrorCode.PRODUCER_FENCED: "the producer has a later epoch already, or another process is this one now",
+    ErrorCode.UNRELEASED_INSTANCE: "another process is this static member still",
+    ErrorCode.TRANSACTION_ENDING: "a transaction is not ended everywhere yet",
+    ErrorCode.WRONG_TRANSACTION_STATE: "it is no part of a transaction that is under way",
 }
 
 RETRIABLE = frozenset(
@@ -106,6 +112,8 @@ RETRIABLE = frozenset(
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.COORDINATOR_UNAVAILABLE,
         ErrorCode.SEQUENCE_OUT_OF_ORDER,
+        ErrorCode.UNRELEASED_INSTANCE,
+        ErrorCode.TRANSACTION_ENDING,
     }
 )
 
@@ -280,6 +288,28 @@ class ProducerFenced(MillraceError):
     code = ErrorCode.PRODUCER_FENCED
 
 
+class UnreleasedInstance(MillraceError):
+    """Another process is this static member still."""
+
+    code = ErrorCode.UNRELEASED_INSTANCE
+
+
+class TransactionEnding(MillraceError):
+    """A transaction is not ended everywhere yet."""
+
+    code = ErrorCode.TRANSACTION_ENDING
+
+
+class WrongTransactionState(MillraceError):
+    """It is no part of a transaction that is under way: it took too long, or was ended."""
+
+    code = ErrorCode.WRONG_TRANSACTION_STATE
+
+
+class TransactionAborted(MillraceError):
+    """A record that was not sent before its transaction was aborted."""
+
+
 class AuthenticationFailed(MillraceError):
     """User or password are wrong."""
 
@@ -304,7 +334,8 @@ _CLASSES: dict[int, type[MillraceError]] = {
         RequestTimedOut, UnknownTopic, UnknownPartition, OffsetOutOfRange, BatchTooLarge, StorageUnavailable,
         Blocked, NotLeader, FencedLeaderEpoch, UnknownLeaderEpoch, NotEnoughReplicas, AuthenticationFailed,
         PreconditionFailed, NotFound, NotAMember, IllegalGeneration, RebalanceInProgress, InconsistentProtocol,
-        FencedInstance, NotCoordinator, CoordinatorUnavailable, SequenceOutOfOrder, ProducerFenced,
+        FencedInstance, UnreleasedInstance, TransactionEnding, WrongTransactionState,
+        NotCoordinator, CoordinatorUnavailable, SequenceOutOfOrder, ProducerFenced,
     )
 }  # fmt: skip
 

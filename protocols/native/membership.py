@@ -45,7 +45,7 @@ logger = logging.getLogger("protocols.native.consumer")
 
 _JOIN_SLACK_MS = 10_000
 """A group that was empty waits for more members."""
-_LEAVE_S_MAX = 2.0
+LEAVE_S_MAX = 2.0
 _INTERNAL = "__"
 
 
@@ -67,6 +67,15 @@ class RebalanceListener:
         return self.on_revoked(partitions)
 
 
+class GroupMetadata(Struct, frozen=True):
+    """Who a consumer is in its group; by default of no member."""
+
+    group: str
+    member_id: str = ""
+    instance_id: str | None = None
+    generation: int = wire_groups.NO_GENERATION
+
+
 class GroupTerms(Struct, frozen=True, kw_only=True):
     """How a consumer is a member; see `Consumer`."""
 
@@ -77,6 +86,7 @@ class GroupTerms(Struct, frozen=True, kw_only=True):
     heartbeat_interval_ms: int
     max_poll_interval_ms: int
     metadata_max_age_ms: int
+    server_assignor: str | None = None
 
 
 class Reader(ABC):
@@ -139,6 +149,8 @@ class Membership:
         """If it divided this generation: numbers of partitions of the group's topics then."""
         self._group_topics: set[str] = set()
         self._heard_at = 0.0
+        self._told = False
+        """The application knows what it reads."""
 
     # The application's side
 
@@ -179,7 +191,7 @@ class Membership:
     async def _leave_group(self) -> None:
         if self.member_id and self.terms.instance_id is None:
             request = wire_groups.LeaveGroup(0, self.terms.group, self.member_id, None)
-            with trio.move_on_after(_LEAVE_S_MAX):
+            with trio.move_on_after(LEAVE_S_MAX):
                 try:
                     await self._coordinator.request(request, wire_groups.LeaveGroupReply)
                 except MillraceError:
@@ -318,6 +330,7 @@ class Membership:
 
         async def work() -> None:
             self.assigned = dict.fromkeys(assigned)
+            self._told = True
             self._reader.set_assigned({key: starts.get(key, 0) for key in assigned if key in starts or key not in new})
             await self._tell(self._listener.on_assigned, new)
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import trio
 
 from core_log.producer_states import REMEMBERED
-from protocols.native import wire, wire_groups
+from protocols.native import wire, wire_transactions
 from protocols.native.client import LinkConfig, Service
 from protocols.native.errors import (
     BatchTooLarge,
@@ -107,6 +107,10 @@ class Producer(Service):
         self._idempotent = idempotent and acks != 0
         self._in_flight_max = min(in_flight_max, REMEMBERED) if self._idempotent else in_flight_max
         self._producer_id = -1
+        self._producer_epoch = 0
+        self._transactional_id: str | None = None
+        self._attributes = 0
+        """Of its batches, beside their compression."""
         self._delivery_timeout_s = delivery_timeout_ms / 1000
         self._retry_backoff_s = retry_backoff_ms / 1000
         self._topics: dict[str, TopicWaiting] = {}
@@ -124,7 +128,9 @@ class Producer(Service):
 
     async def _prepare(self) -> None:
         if self._idempotent and self._link.version >= wire.GROUPS_SINCE:
-            reply = await self._link.call(wire_groups.InitProducer(0), wire_groups.InitProducerReply)
+            reply = await self._link.call(
+                wire_transactions.InitProducer(0, None, 0, -1, -1), wire_transactions.InitProducerReply
+            )
             self._producer_id = reply.producer_id
 
     def _start(self) -> None:
@@ -240,7 +246,9 @@ class Producer(Service):
 
     async def _learn(self, topic: str) -> TopicWaiting:
         numbers = await self._leaders.partitions(topic, create_missing=True, timeout_ms=self._max_block_ms)
-        return self._topics.setdefault(topic, TopicWaiting(topic, len(numbers), self._producer_id))
+        return self._topics.setdefault(
+            topic, TopicWaiting(topic, len(numbers), self._producer_id, self._producer_epoch)
+        )
 
     async def _wait_for_room(self, size: int) -> None:
         if size > self._buffer_bytes_max:
@@ -347,7 +355,7 @@ class Producer(Service):
         bytes_max = link.limits["request_bytes_max"] - _REQUEST_OVERHEAD_BYTES
         for queue, batch in chosen:
             if batch.data is None:
-                batch.data = batch.build(self._compression, queue.sequences.stamp(batch.count))
+                batch.data = batch.build(self._compression, queue.sequences.stamp(batch.count), self._attributes)
             if len(batch.data) > bytes_max:
                 error = BatchTooLarge(f"a batch of {len(batch.data)} bytes; the broker takes {bytes_max}")
                 self._settle(queue, batch, -1, error)
@@ -358,7 +366,7 @@ class Producer(Service):
         if not entries:
             return
         timeout_ms = self._link.config.request_timeout_ms
-        request = wire.Produce(0, self._acks, timeout_ms, entries)
+        request = wire.Produce(0, self._acks, timeout_ms, entries, self._transactional_id)
         answered = partial(self._answered, posted)
         try:
             if self._acks == wire.ACKS_NONE:

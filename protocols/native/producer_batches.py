@@ -113,11 +113,11 @@ class Waiting:
         "sequences", "topic",
     )  # fmt: skip
 
-    def __init__(self, topic: str, index: int, producer_id: int) -> None:
+    def __init__(self, topic: str, index: int, producer_id: int, epoch: int = 0) -> None:
         """`producer_id` -1: its batches have no numbers."""
         self.topic = topic
         self.index = index
-        self.sequences = Sequences(producer_id)
+        self.sequences = Sequences(producer_id, epoch)
         self.renumber = False
         """A batch is missing before one that was refused."""
         self.open: Batch | None = None
@@ -147,6 +147,15 @@ class Waiting:
             if batch.data is not None:
                 batch.data = with_producer(batch.data, self.sequences.stamp(batch.count))
 
+    def unsent(self) -> list[Batch]:
+        """Take out all that is not under way."""
+        found = [*self.failed, *self.ready, *([self.open] if self.open is not None else [])]
+        self.failed.clear()
+        self.ready.clear()
+        self.open = None
+        self.recovering = bool(self.in_flight) and self.recovering
+        return found
+
     def batches(self) -> list[Batch]:
         """All that is not finished."""
         rest = [self.open] if self.open is not None else []
@@ -156,11 +165,12 @@ class Waiting:
 class TopicWaiting:
     """The partitions of a topic, and where records without a key go now."""
 
-    __slots__ = ("_producer_id", "keys", "partitions", "sticky", "sticky_bytes_left")
+    __slots__ = ("_epoch", "_producer_id", "keys", "partitions", "sticky", "sticky_bytes_left")
 
-    def __init__(self, name: str, count: int, producer_id: int) -> None:
+    def __init__(self, name: str, count: int, producer_id: int, epoch: int = 0) -> None:
         self._producer_id = producer_id
-        self.partitions = [Waiting(name, index, producer_id) for index in range(count)]
+        self._epoch = epoch
+        self.partitions = [Waiting(name, index, producer_id, epoch) for index in range(count)]
         self.keys = KeyPartitions(count)
         self.sticky = self.partitions[random.randrange(count)]
         self.sticky_bytes_left = 0
@@ -170,8 +180,14 @@ class TopicWaiting:
         if count > len(self.partitions):
             name = self.partitions[0].topic
             new = range(len(self.partitions), count)
-            self.partitions += [Waiting(name, index, self._producer_id) for index in new]
+            self.partitions += [Waiting(name, index, self._producer_id, self._epoch) for index in new]
             self.keys = KeyPartitions(count)
+
+    def number_anew(self, producer_id: int, epoch: int) -> None:
+        """The numbers of all partitions begin anew, in this epoch."""
+        self._producer_id, self._epoch = producer_id, epoch
+        for waiting in self.partitions:
+            waiting.sequences = Sequences(producer_id, epoch)
 
     def move_on(self, batch_bytes: int) -> None:
         """The next `batch_bytes` of records without a key go to the next partition."""

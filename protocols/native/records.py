@@ -122,11 +122,13 @@ class BatchDraft:
         """Time of a record in ms."""
         return self.timestamps_ms.get(index, self.timestamp_ms)
 
-    def build(self, compression: Compression, producer: tuple[int, int, int] = NO_PRODUCER) -> bytes:
+    def build(
+        self, compression: Compression, producer: tuple[int, int, int] = NO_PRODUCER, attributes: int = 0
+    ) -> bytes:
         """The batch, with base offset 0, of a producer's id, epoch and sequence number. The records are let go: call it
         once.
         """
-        builder = BatchBuilder(0, -1, self.timestamp_ms, compression=compression)
+        builder = BatchBuilder(0, -1, self.timestamp_ms, compression=compression, attributes=attributes)
         first = 0
         for key, headers, values in self._runs:
             if len(values) == 1:

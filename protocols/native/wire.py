@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from protocols.buffers import LENGTH_BYTES as LENGTH_BYTES
 from protocols.buffers import BytesLike
-from protocols.native import wire_groups
+from protocols.native import wire_groups, wire_transactions
 from protocols.native.errors import ErrorCode, ProtocolError, WireError
 from protocols.native.wire_base import CONFIG_MAX, ENTRIES_MAX, Count, Epoch, Name, NameOrNone, Offset, Text
 from protocols.native.wire_base import GROUPS_SINCE as GROUPS_SINCE
@@ -113,6 +113,7 @@ class Produce(Request, tag=7):
     acks: Literal[-1, 0, 1]
     timeout_ms: Count
     entries: Annotated[list[ProduceEntry], Meta(min_length=1, max_length=ENTRIES_MAX)]
+    transactional_id: Name | None = None
 
 
 class FetchEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -340,12 +341,13 @@ AnyRequest = (
     Hello | Metadata | CreateTopic | DeleteTopic | DescribeTopic | Bind | Unbind | Produce | Fetch | ListOffsets
     | CommitOffsets | FetchOffsets | DescribeBroker | Administer | CreatePartitions
     | OffsetsForEpochs | wire_groups.AnyGroupRequest
+    | wire_transactions.AnyTransactionRequest
 )  # fmt: skip
 AnyReply = (
     ErrorReply | HelloReply | MetadataReply | CreateTopicReply | DeleteTopicReply | DescribeTopicReply | BindReply
     | UnbindReply | ProduceReply | FetchReply | ListOffsetsReply | CommitOffsetsReply | FetchOffsetsReply
     | DescribeBrokerReply | AdministerReply | CreatePartitionsReply | OffsetsForEpochsReply
-    | wire_groups.AnyGroupReply
+    | wire_groups.AnyGroupReply | wire_transactions.AnyTransactionReply
 )  # fmt: skip
 
 _REQUEST_APIS = range(wire_groups.API_MAX + 1)
@@ -444,7 +446,7 @@ def _join(head: bytearray, pieces: Pieces, blobs: Iterable[BytesLike]) -> None:
 
 def _encode_produce(request: Produce) -> Pieces:
     packer = msgpack.Packer()
-    head = bytearray(packer.pack_array_header(5))
+    head = bytearray(packer.pack_array_header(5 if request.transactional_id is None else 6))
     fields: tuple[int, ...] = (_api(request), request.correlation_id, request.acks, request.timeout_ms)
     for field in fields:
         head += packer.pack(field)
@@ -456,6 +458,8 @@ def _encode_produce(request: Produce) -> Pieces:
         _join(head, pieces, (entry.batch,))
         if entry.leader_epoch != NO_EPOCH:
             head += packer.pack(entry.leader_epoch)
+    if request.transactional_id is not None:
+        head += packer.pack(request.transactional_id)
     if head:
         pieces.append(bytes(head))
     return _framed(pieces)

@@ -1,4 +1,4 @@
-"""The native protocol's messages of groups and of idempotent producers; see `wire` and README.md.
+"""The native protocol's messages of groups; see `wire` and README.md.
 
 What a member wants and what it gets are in the bytes of Kafka's consumer protocol (`group_bytes.py`), so that members
 of both protocols may share a group.
@@ -6,13 +6,15 @@ of both protocols may share a group.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from protocols.native.wire_base import ENTRIES_MAX, Blob, Count, Name, NameOrNone, Offset, Reply, Request, Text
 
-API_MAX = 26
+API_MAX = 31
+OF_GROUP: Final = 0
+OF_TRANSACTION: Final = 1
 NO_GENERATION = -1
 """Of who divides partitions without the group."""
 
@@ -23,9 +25,10 @@ _SomeEntries = Meta(min_length=1, max_length=ENTRIES_MAX)
 
 
 class FindCoordinator(Request, tag=16):
-    """Which broker looks after a group."""
+    """Which broker looks after a group (`kind` 0), or a transactional id (1)."""
 
-    group: Name
+    kind: Literal[0, 1]
+    name: Name
 
 
 class JoinGroup(Request, tag=17):
@@ -100,8 +103,27 @@ class ForgetOffsets(Request, tag=25):
     partitions: Annotated[list[tuple[Name, Count]], _SomeEntries]
 
 
-class InitProducer(Request, tag=26):
-    """An id for a producer each of whose batches is to be there once."""
+class ConsumerHeartbeat(Request, tag=30):
+    """A member of a group that the broker divides is there (KIP-848). `epoch` 0: it comes; -1: it goes; -2: it goes,
+    and will be back as the same static member. What is null, or a timeout of -1, is as it said before.
+    """
+
+    group: Name
+    member_id: Name
+    epoch: Annotated[int, Meta(ge=-2, le=0x7FFF_FFFF)]
+    instance_id: Name | None
+    rebalance_timeout_ms: Annotated[int, Meta(ge=-1, le=0x7FFF_FFFF)]
+    topics: Annotated[list[Name], _Entries] | None
+    pattern: Text | None
+    assignor: Name | None
+    owned: Annotated[list[tuple[Name, Count]], _Entries] | None
+
+
+class FetchGroupOffsets(Request, tag=31):
+    """`FetchOffsets` of who is about to read on there; asked of who looks after the group."""
+
+    group: Name
+    partitions: Annotated[list[tuple[Name, Count]], _Entries]
 
 
 class FindCoordinatorReply(Reply, tag=16):
@@ -177,18 +199,27 @@ class ForgetOffsetsReply(Reply, tag=25):
     """Forgotten, durably."""
 
 
-class InitProducerReply(Reply, tag=26):
-    """Nobody else has this id; epochs begin with 0 and are the producer's to count."""
+class ConsumerHeartbeatReply(Reply, tag=30):
+    """In how many ms to be heard of again, and what the member may read; null: as before."""
 
-    producer_id: int
-    producer_epoch: int
+    member_id: str
+    epoch: int
+    heartbeat_interval_ms: int
+    assignment: list[tuple[str, int]] | None
+
+
+class FetchGroupOffsetsReply(Reply, tag=31):
+    """(topic, partition, offset, metadata) of what is committed; no transaction may change it any more."""
+
+    entries: list[tuple[str, int, int, str]]
 
 
 AnyGroupRequest = (
     FindCoordinator | JoinGroup | SyncGroup | Heartbeat | LeaveGroup | CommitGroupOffsets | ListGroups | DescribeGroup
-    | DeleteGroup | ForgetOffsets | InitProducer
+    | DeleteGroup | ForgetOffsets | ConsumerHeartbeat | FetchGroupOffsets
 )  # fmt: skip
 AnyGroupReply = (
     FindCoordinatorReply | JoinGroupReply | SyncGroupReply | HeartbeatReply | LeaveGroupReply | CommitGroupOffsetsReply
-    | ListGroupsReply | DescribeGroupReply | DeleteGroupReply | ForgetOffsetsReply | InitProducerReply
+    | ListGroupsReply | DescribeGroupReply | DeleteGroupReply | ForgetOffsetsReply
+    | ConsumerHeartbeatReply | FetchGroupOffsetsReply
 )  # fmt: skip

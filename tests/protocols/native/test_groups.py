@@ -20,8 +20,13 @@ QUICK = LinkConfig(reconnect_backoff_ms=5, reconnect_backoff_ms_max=20, metadata
 
 
 @asynccontextmanager
-async def group_broker() -> AsyncIterator[Running]:
-    engine = BrokerConfig(stripes=1, group_initial_delay_ms=0, group_session_timeout_ms_min=100)
+async def group_broker(consumer_heartbeat_ms: int = 5000) -> AsyncIterator[Running]:
+    engine = BrokerConfig(
+        stripes=1,
+        group_initial_delay_ms=0,
+        group_session_timeout_ms_min=100,
+        consumer_heartbeat_interval_ms=consumer_heartbeat_ms,
+    )
     with trio.fail_after(TIMEOUT_S):
         async with native_broker(engine=engine) as running:
             yield running

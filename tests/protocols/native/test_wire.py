@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from protocols.buffers import join_small
 from protocols.native import wire
 from protocols.native import wire_groups as groups
+from protocols.native import wire_transactions as txn
 from protocols.native.connection import FrameReader, split_address
 from protocols.native.errors import MEANINGS, ErrorCode, MillraceError, ProtocolError, error_from_wire, wire_error
 
@@ -42,7 +43,7 @@ REQUESTS: list[tuple[wire.Request, list[Any]]] = [
     (wire.CommitOffsets(11, "g", [("t", 0, 5, "note")]), [10, 11, "g", [["t", 0, 5, "note"]]]),
     (wire.FetchOffsets(12, "g", None), [11, 12, "g", None]),
     (wire.FetchOffsets(0xFFFF_FFFF, "g", [("t", 0)]), [11, 0xFFFF_FFFF, "g", [["t", 0]]]),
-    (groups.FindCoordinator(13, "g"), [16, 13, "g"]),
+    (groups.FindCoordinator(13, 0, "g"), [16, 13, 0, "g"]),
     (groups.JoinGroup(14, "g", "", None, 9000, 60_000, [("range", b"\0\1")]), [17, 14, "g", "", None, 9000, 60_000, [["range", b"\0\1"]]]),  # noqa: E501
     (groups.JoinGroup(14, "g", "m", "i", 1, 2, [("a", b""), ("b", b"x")]), [17, 14, "g", "m", "i", 1, 2, [["a", b""], ["b", b"x"]]]),  # noqa: E501
     (groups.SyncGroup(15, "g", "m", None, 3, "range", [("m", b"\0")]), [18, 15, "g", "m", None, 3, "range", [["m", b"\0"]]]),  # noqa: E501
@@ -53,7 +54,15 @@ REQUESTS: list[tuple[wire.Request, list[Any]]] = [
     (groups.DescribeGroup(20, "g"), [23, 20, "g"]),
     (groups.DeleteGroup(21, "g"), [24, 21, "g"]),
     (groups.ForgetOffsets(22, "g", [("t", 0)]), [25, 22, "g", [["t", 0]]]),
-    (groups.InitProducer(23), [26, 23]),
+    (txn.InitProducer(23, None, 0, -1, -1), [26, 23, None, 0, -1, -1]),
+    (txn.InitProducer(23, "x", 60_000, 1 << 61, 7), [26, 23, "x", 60_000, 1 << 61, 7]),
+    (txn.AddToTransaction(24, "x", 5, 0, [("t", 0)], ["g"]), [27, 24, "x", 5, 0, [["t", 0]], ["g"]]),
+    (txn.CommitTransactionOffsets(25, "x", 5, 0, "g", "m", None, 3, [("t", 0, 5, "")]), [28, 25, "x", 5, 0, "g", "m", None, 3, [["t", 0, 5, ""]]]),  # noqa: E501
+    (txn.EndTransaction(26, "x", 5, 0, True), [29, 26, "x", 5, 0, True]),
+    (groups.ConsumerHeartbeat(27, "g", "m", 0, None, 5000, ["t"], None, "uniform", []), [30, 27, "g", "m", 0, None, 5000, ["t"], None, "uniform", []]),  # noqa: E501
+    (groups.ConsumerHeartbeat(27, "g", "m", 3, "i", -1, None, None, None, [("t", 1)]), [30, 27, "g", "m", 3, "i", -1, None, None, None, [["t", 1]]]),  # noqa: E501
+    (groups.FetchGroupOffsets(28, "g", [("t", 0)]), [31, 28, "g", [["t", 0]]]),
+    (wire.Produce(29, -1, 5, [wire.ProduceEntry("t", 0, 0, B(b"one"), 9)], "x"), [7, 29, -1, 5, [["t", 0, 0, b"one", 9]], "x"]),  # noqa: E501
 ]  # fmt: skip
 
 REPLIES: list[tuple[wire.Reply, list[Any]]] = [
@@ -87,7 +96,13 @@ REPLIES: list[tuple[wire.Reply, list[Any]]] = [
     (groups.DescribeGroupReply(20, "Stable", "consumer", "range", 3, [groups.MemberDescription("m", None, "c", "/h", [("t", 0)])]), [23, 20, "Stable", "consumer", "range", 3, [["m", None, "c", "/h", [["t", 0]]]]]),  # noqa: E501
     (groups.DeleteGroupReply(21), [24, 21]),
     (groups.ForgetOffsetsReply(22), [25, 22]),
-    (groups.InitProducerReply(23, 1 << 61, 0), [26, 23, 1 << 61, 0]),
+    (txn.InitProducerReply(23, 1 << 61, 0), [26, 23, 1 << 61, 0]),
+    (txn.AddToTransactionReply(24), [27, 24]),
+    (txn.CommitTransactionOffsetsReply(25), [28, 25]),
+    (txn.EndTransactionReply(26), [29, 26]),
+    (groups.ConsumerHeartbeatReply(27, "m", 3, 5000, None), [30, 27, "m", 3, 5000, None]),
+    (groups.ConsumerHeartbeatReply(27, "m", 3, 5000, [("t", 0)]), [30, 27, "m", 3, 5000, [["t", 0]]]),
+    (groups.FetchGroupOffsetsReply(28, [("t", 0, 5, "")]), [31, 28, [["t", 0, 5, ""]]]),
 ]  # fmt: skip
 
 

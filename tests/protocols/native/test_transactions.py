@@ -1,0 +1,218 @@
+"""Transactional producers over the native protocol: all takes effect or nothing does, whatever breaks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+
+from core_log.memory_files import MemoryFiles
+from millrace import (
+    BatchTooLarge,
+    Consumer,
+    LinkConfig,
+    MillraceError,
+    NotAMember,
+    Producer,
+    ProducerFenced,
+    TransactionAborted,
+    TransactionalProducer,
+)
+from routing.config import BrokerConfig
+from tests.gateway.relay import relay
+from tests.protocols.native.broker import Restartable, Running, native_broker
+
+TIMEOUT_S = 30
+QUICK = LinkConfig(reconnect_backoff_ms=5, reconnect_backoff_ms_max=20)
+
+
+async def read(running: Running, topic: str = "t", group: str | None = None) -> list[bytes | None]:
+    """What there is for readers."""
+    async with Consumer(running.server, group, auto_offset_reset="earliest", link=QUICK) as consumer:
+        await consumer.assign(topic)
+        found: list[bytes | None] = []
+        while records := await consumer.poll(60):
+            found += [record.value for record in records]
+        return found
+
+
+def numbers(*ranges: tuple[int, int]) -> list[bytes]:
+    return [b"%d" % number for start, stop in ranges for number in range(start, stop)]
+
+
+async def test_committed_is_seen_and_aborted_is_not() -> None:
+    async with native_broker() as running, TransactionalProducer(running.server, "x", batch_bytes=200) as producer:
+        with trio.fail_after(TIMEOUT_S):
+            async with producer.transaction():
+                sent = [await producer.send("t", b"%d" % number) for number in range(50)]
+                assert await read(running, "t") == []
+            assert (await sent[0]).offset == 0
+            assert await read(running) == numbers((0, 50))
+            await producer.begin()
+            for number in range(50, 100):
+                await producer.send("t", b"%d" % number)
+            await producer.flush()
+            await producer.abort()
+            await producer.begin()
+            late = await producer.send("t", b"never sent", partition=0)
+            await producer.abort()
+            with pytest.raises(TransactionAborted):
+                await late
+            async with producer.transaction():
+                for number in range(100, 150):
+                    await producer.send("t", b"%d" % number)
+            async with producer.transaction():
+                pass
+            assert await read(running) == numbers((0, 50), (100, 150))
+            with pytest.raises(ValueError, match="no transaction"):
+                await producer.send("t", b"outside")
+            await producer.begin()
+            with pytest.raises(ValueError, match="under way"):
+                await producer.begin()
+            await producer.send("t", b"left")
+        assert await read(running) == numbers((0, 50), (100, 150))
+
+
+async def test_several_partitions_and_offsets_together() -> None:
+    async with native_broker() as running:
+        await running.broker.create_topic("in", partitions=2)
+        await running.broker.create_topic("out", partitions=3)
+        async with Producer(running.server) as producer:
+            for number in range(20):
+                await producer.send("in", b"%d" % number, partition=number % 2)
+        async with (
+            Consumer(running.server, "g", topics="in", auto_offset_reset="earliest", link=QUICK) as consumer,
+            TransactionalProducer(running.server, "mover", link=QUICK) as producer,
+        ):
+            left = 20
+            step = 0
+            while left:
+                records = await consumer.poll(3000, 3)
+                offsets = {("in", record.partition): record.offset + 1 for record in records}
+                await producer.begin()
+                for record in records:
+                    await producer.send("out", record.value, partition=int(record.value or b"") % 3)
+                await producer.send_offsets(offsets, consumer.group_metadata())
+                step += 1
+                if step % 3 == 0:
+                    await producer.abort()
+                    for topic, partition in consumer.assignment:
+                        done = await consumer.committed([(topic, partition)])
+                        await consumer.seek(topic, partition, done.get((topic, partition), 0))
+                else:
+                    await producer.commit()
+                    left -= len(records)
+            assert await consumer.committed() == {("in", 0): 10, ("in", 1): 10}
+            stale = consumer.group_metadata()
+        assert sorted(map(int, filter(None, await read(running, "out")))) == list(range(20))
+        async with TransactionalProducer(running.server, "mover") as producer:
+            with pytest.raises(NotAMember):
+                async with producer.transaction():
+                    await producer.send_offsets({("in", 0): 1}, stale)
+            async with producer.transaction():
+                await producer.send_offsets({("in", 0): 4}, "g")
+        assert (await running.broker.offsets.fetch("g"))[("in", 0)] == (4, "")
+
+
+async def test_the_next_process_fences_the_one_before() -> None:
+    async with native_broker() as running, TransactionalProducer(running.server, "x") as first:
+        await first.begin()
+        await first.send("t", b"lost")
+        await first.flush()
+        async with TransactionalProducer(running.server, "x") as second:
+            async with second.transaction():
+                await second.send("t", b"kept")
+            with pytest.raises(ProducerFenced):
+                await first.commit()
+            with pytest.raises(ProducerFenced):
+                await first.abort()
+            first._open = False
+        assert await read(running) == [b"kept"]
+
+
+async def test_after_a_record_that_is_not_stored_only_an_abort_is_left() -> None:
+    async with native_broker() as running:
+        await running.broker.create_topic("t", config={"max.message.bytes": "1000"})
+        async with TransactionalProducer(running.server, "x", batch_bytes=5000) as producer:
+            await producer.begin()
+            await producer.send("t", b"1")
+            await producer.flush()
+            bad = await producer.send("t", b"x" * 2000)
+            with pytest.raises(BatchTooLarge):
+                await bad
+            with pytest.raises(BatchTooLarge):
+                await producer.send("t", b"2")
+            with pytest.raises(BatchTooLarge):
+                await producer.commit()
+            await producer.abort()
+            for number in range(3, 6):
+                async with producer.transaction():
+                    await producer.send("t", b"%d" % number)
+        assert await read(running) == numbers((3, 6))
+
+
+async def test_a_transaction_that_takes_too_long_is_given_up() -> None:
+    async with native_broker() as running:
+        async with TransactionalProducer(running.server, "x", transaction_timeout_ms=100) as producer:
+            await producer.begin()
+            await producer.send("t", b"late")
+            await producer.flush()
+            await trio.sleep(0.6)
+            with pytest.raises(MillraceError):
+                await producer.commit()
+            producer._open = False
+        assert await read(running) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_exactly_once_through_cuts_and_restarts(seed: int) -> None:
+    dice = random.Random(seed)
+    engine = BrokerConfig(stripes=1, group_initial_delay_ms=0)
+    assert engine
+    async with trio.open_nursery() as nursery:
+        broker = Restartable(nursery, MemoryFiles())
+        running = await broker.start()
+        await running.broker.create_topic("in", partitions=2)
+        await running.broker.create_topic("out", partitions=2)
+        async with Producer(running.server) as filling:
+            for number in range(300):
+                await filling.send("in", b"%d" % number, partition=number % 2)
+        async with relay(running.server) as between:
+
+            async def disturb() -> None:
+                nonlocal running
+                for _ in range(5):
+                    await trio.sleep(dice.uniform(0.1, 0.3))
+                    if dice.random() < 0.4:
+                        await broker.stop()
+                        running = await broker.start()
+                        between.cut()
+                    else:
+                        between.hold_back()
+                        await trio.sleep(dice.uniform(0, 0.02))
+                        between.cut()
+                        between.go_on()
+
+            nursery.start_soon(disturb)
+            with trio.fail_after(TIMEOUT_S):
+                async with (
+                    Consumer(between.address, "g", auto_offset_reset="earliest", link=QUICK) as consumer,
+                    TransactionalProducer(between.address, "mover", link=QUICK, retry_backoff_ms=5) as producer,
+                ):
+                    await consumer.assign("in")
+                    while sum(consumer.position("in", index) for index in range(2)) < 300:
+                        before = {key: consumer.position(*key) for key in consumer.assignment}
+                        records = await consumer.poll(1000, dice.randint(1, 12))
+                        try:
+                            async with producer.transaction():
+                                for record in records:
+                                    await producer.send("out", record.value, partition=record.partition)
+                                where = {key: consumer.position(*key) for key in consumer.assignment}
+                                await producer.send_offsets(where, "g")
+                        except MillraceError:
+                            for key, offset in before.items():
+                                await consumer.seek(*key, offset)
+        found = sorted(map(int, filter(None, await read(running, "out"))))
+        assert found == list(range(300))
+        nursery.cancel_scope.cancel()
