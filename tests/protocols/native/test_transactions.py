@@ -10,6 +10,7 @@ import trio
 from core_log.memory_files import MemoryFiles
 from millrace import (
     BatchTooLarge,
+    Client,
     Consumer,
     LinkConfig,
     MillraceError,
@@ -27,13 +28,19 @@ TIMEOUT_S = 30
 QUICK = LinkConfig(reconnect_backoff_ms=5, reconnect_backoff_ms_max=20)
 
 
-async def read(running: Running, topic: str = "t", group: str | None = None) -> list[bytes | None]:
-    """What there is for readers."""
-    async with Consumer(running.server, group, auto_offset_reset="earliest", link=QUICK) as consumer:
+async def read(running: Running, topic: str = "t") -> list[bytes | None]:
+    """What there is for readers, up to the end that they are told of."""
+    async with Consumer(running.server, auto_offset_reset="earliest", link=QUICK) as consumer:
+        async with Client(running.server) as client:
+            counts = await client.list_topics()
+            keys = [(topic, index) for index in range(counts.get(topic, 0))]
+            ends = dict(zip(keys, await client.list_offsets(keys, "latest")))
+        if not keys:
+            return []
         await consumer.assign(topic)
         found: list[bytes | None] = []
-        while records := await consumer.poll(60):
-            found += [record.value for record in records]
+        while any(consumer.position(*key) < (end or 0) for key, end in ends.items()):
+            found += [record.value for record in await consumer.poll(20)]
         return found
 
 
