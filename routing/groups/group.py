@@ -137,6 +137,7 @@ class Group:
     def _replace(self, before: Member, joining: Joining, answer: Callable[[Joined], None]) -> None:
         """Rule 4."""
         self._fence(before)
+        self.touched[before.id] = None
         instance = joining.instance_id
         assert instance is not None
         new_id = f"{instance}-{secrets.token_hex(16)}"
@@ -156,7 +157,7 @@ class Group:
             self._heard_of(member)
             # It is told of the leader before it, lest it take itself for one that has to work something out.
             joined = Joined(None, self.generation, self.protocol, leader, new_id, skip_assignment=leader == before.id)
-            self._changed_all((before.id, new_id))
+            self._changed_all((new_id,))
             self._keep(lambda error: answer(joined if error is None else Joined(error, member_id=new_id)))
             return
         self._wait(member, answer)

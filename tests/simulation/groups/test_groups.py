@@ -7,6 +7,7 @@ import pytest
 from tests.simulation.checker import Violation
 from tests.simulation.groups.mutations import MUTATIONS
 from tests.simulation.groups.schedules import KINDS, run_seed
+from tests.simulation.groups.seeds import GROUPS
 
 SCHEDULES = 12
 FIRST = 1_000_000
@@ -17,6 +18,11 @@ def test_nothing_is_read_twice_or_by_nobody_and_no_offset_goes_back(kind: str) -
     found = [run_seed(seed, kind=kind) for seed in range(FIRST, FIRST + SCHEDULES)]
     assert sum(one.committed for one in found) > SCHEDULES * 100, "schedules in which nothing is read show nothing"
     assert sum(one.restarts for one in found) > SCHEDULES
+
+
+@pytest.mark.parametrize("seed", GROUPS)
+def test_what_was_once_wrong(seed: int) -> None:
+    run_seed(seed)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
