@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 GROUPS = {
-    50170: "the record of a static member that another process had replaced stayed, and it was there again after a crash",
+    50170: "the record of a static member that another process had replaced stayed: after a crash it was there again",
 }
