@@ -272,8 +272,8 @@ class Topic:
     """A named set of partitions; `config` is as given when it was created, or altered."""
 
     __slots__ = (
-        "_header_blocks", "_partition_of_key", "config", "id", "is_stream", "name", "partitions",
-        "uid",
+        "_header_blocks", "_partition_of_key", "_says_source", "config", "id", "is_stream", "is_viewed", "name",
+        "partitions", "uid",
     )  # fmt: skip
 
     def __init__(
@@ -288,6 +288,7 @@ class Topic:
         self.partitions = partitions
         self.is_stream = False
         """Its records say where they came from, for those who consume them like a queue (`stream.py`)."""
+        self.is_viewed = self._says_source = False
         self._header_blocks: dict[tuple[str, Properties], bytes] = {}
         self._partition_of_key: dict[str, tuple[bytes, TopicPartition]] = {}
 
@@ -311,6 +312,13 @@ class Topic:
     def say_source(self, say: bool) -> None:
         """Begin or end to be a stream."""
         self.is_stream = say
+        self._says_source = say or self.is_viewed
+        self._header_blocks.clear()
+
+    def view(self, viewed: bool) -> None:
+        """Begin or end to be what queues are views of: as with streams, these give out what was published."""
+        self.is_viewed = viewed
+        self._says_source = viewed or self.is_stream
         self._header_blocks.clear()
 
     def error(self) -> StorageUnavailable | None:
@@ -402,13 +410,13 @@ class Topic:
             if len(self._header_blocks) >= _HEADER_BLOCKS_MAX:
                 self._header_blocks.clear()
             headers = properties.record_headers
-            block = encode_headers([*source_headers(exchange, properties), *headers] if self.is_stream else headers)
+            block = encode_headers([*source_headers(exchange, properties), *headers] if self._says_source else headers)
             self._header_blocks[exchange, properties] = block
         return block
 
     def _varied_blocks(self, slab: Slab, raws: list[bytes]) -> list[bytes]:
         encode = record_encoder(slab.properties.protocol)
-        if not self.is_stream:
+        if not self._says_source:
             return [b"%b%b" % (varint(count), entries) for count, entries in map(encode, raws)]
         more, lead = source_lead(slab.exchange, slab.properties.protocol)
         return [

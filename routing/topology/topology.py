@@ -380,6 +380,7 @@ class Topology:
     def add_topic(self, topic: Topic, value: Mapping[str, Any]) -> None:
         """A topic is there, as its entry says; it may be a stream of a virtual host."""
         self.topics.add(topic)
+        topic.view(any(vhost.viewed[topic.name] > 0 for vhost in self.vhosts.values()))
         said = value.get("stream")
         if said is not None:
             vhost = self.vhosts[said["vhost"]]

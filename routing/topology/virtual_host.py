@@ -6,6 +6,7 @@ sees to it that a change is written first. Changes of what is not there any more
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,8 @@ class VirtualHost:
         self.away: dict[str, Queue] = {}
         """Queues that end with other brokers, as far as they can be used from here. No route leads to these."""
         self.topics = topics
+        self.viewed: Counter[str] = Counter()
+        """How many queues are views of a topic, by its name."""
         self.bindings_to: dict[Destination, dict[Binding, None]] = {}
         self.binding_count = 0
         self.alternate_of: dict[str, set[str]] = {}
@@ -186,6 +189,7 @@ class VirtualHost:
     def add_queue(self, queue: Queue) -> None:
         """Make a queue known by its name."""
         self.queues[queue.name] = queue
+        self._view(queue.settings.view_of, 1)
         if self.wanted is not None and not queue.partition.durable:
             self.wanted.named(queue)
         self.router.forget_queue(queue.name)
@@ -193,9 +197,17 @@ class VirtualHost:
     def remove_queue(self, queue: Queue) -> None:
         """Its bindings were removed before."""
         gone = self.queues.pop(queue.name, None)
+        if gone is not None:
+            self._view(gone.settings.view_of, -1)
         if self.wanted is not None and gone is not None and not gone.partition.durable:
             self.wanted.gone(queue)
         self.router.forget_queue(queue.name)
+
+    def _view(self, topic: str | None, more: int) -> None:
+        if topic is not None:
+            self.viewed[topic] += more
+            if topic in self.topics:
+                self.topics[topic].view(self.viewed[topic] > 0)
 
     def add_stream(self, stream: Stream) -> None:
         """Make a stream known by its name."""
