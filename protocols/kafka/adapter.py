@@ -74,6 +74,7 @@ from protocols.kafka import (  # noqa: F401  they register what they serve
 from protocols.kafka.adapter_01_fetch import FetchDoor
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.adapter_produce_again import Again
 from protocols.kafka.codec import (
     Entity,
     Malformed,
@@ -99,7 +100,7 @@ log = structlog.get_logger(__name__)
 _HEADER = Struct(">hhih")
 _LENGTH = Struct(">i")
 _CORRELATION = Struct(">i")
-_API_VERSIONS = 18
+_PRODUCE, _API_VERSIONS = 0, 18
 
 
 class ReplyOutbox(Outbox, Protocol):
@@ -132,7 +133,8 @@ class KafkaAdapter:
         self._outbox = outbox
         self._config = config
         self._frames = FrameReader(min(config.login_request_bytes_max, config.request_bytes_max))
-        self._calls: deque[_Waiting] = deque()
+        self._calls: deque[Waiting] = deque()
+        self._again: Again | None = None
         self._behind_bytes = 0
         """Of replies that wait for another."""
         self._login_deadline = clock() + config.login_timeout_ms / 1000
@@ -240,6 +242,8 @@ class KafkaAdapter:
     # Requests
 
     async def _serve(self, frame: BytesLike) -> None:
+        if self._again is not None and await self._produced_again(self._again, frame):
+            return
         if len(frame) < _HEADER.size:
             raise Malformed("no request header")
         key, version, correlation_id, size = _HEADER.unpack_from(frame)
@@ -270,7 +274,7 @@ class KafkaAdapter:
             raise Malformed(f"replies of {self._behind_bytes} bytes wait for another")
         waiting = self._queued(served, version, head)
         call = Call(version, client_id, waiting.answer)
-        if key == 0:
+        if key == _PRODUCE:
             self.published = True
         try:
             reply = await served.handler(self.door, call, request)
@@ -279,15 +283,36 @@ class KafkaAdapter:
             raise Malformed(f"{served.api.name}: {code_of(error).name}: {error}") from None
         if reply is not None:
             waiting.answer(reply)
+        if key == _PRODUCE and Again.is_fit(request):
+            self._again = Again(self.door, version, frame, request)
 
-    def _queued(self, served: Served, version: int, head: bytes) -> _Waiting:
-        waiting = _Waiting(self, served, version, head)
+    async def _produced_again(self, again: Again, frame: BytesLike) -> bool:
+        """Serve a Produce request that is the last one's like; False for any other."""
+        records = again.records_of(frame)
+        if records is None or len(self._calls) >= self._config.requests_in_flight_max:
+            return False
+        if self._behind_bytes > self._config.replies_bytes_max:
+            return False
+        waiting = self._queued(SERVED[_PRODUCE], again.version, bytes(frame[4:8]))
+        if not await again.produce(frame, records, waiting):
+            self._calls.remove(waiting)
+            return False
+        self.published = True
+        return True
+
+    def _queued(self, served: Served, version: int, head: bytes) -> Waiting:
+        waiting = Waiting(self, served, version, head)
         self._calls.append(waiting)
         return waiting
 
     def note_answered(self, size: int) -> None:
         """A reply of so many bytes is there."""
         self._behind_bytes += size
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no reply yet, and those behind them."""
+        return len(self._calls)
 
     def send_answered(self) -> None:
         """Send the replies that no other stands before."""
@@ -301,16 +326,16 @@ class KafkaAdapter:
             self.closed = True
 
 
-class _Waiting:
+class Waiting:
     """A request whose reply has its place in the line."""
 
-    __slots__ = ("_adapter", "_head", "_served", "_version", "pieces", "size")
+    __slots__ = ("_adapter", "_served", "_version", "head", "pieces", "size")
 
     def __init__(self, adapter: KafkaAdapter, served: Served, version: int, head: bytes) -> None:
         self._adapter = adapter
         self._served = served
         self._version = version
-        self._head = head
+        self.head = head
         self.pieces: list[BytesLike] | None = None
         self.size = 0
 
@@ -321,7 +346,7 @@ class _Waiting:
         if reply is None:
             self.pieces = []
         else:
-            api, head = self._served.api, self._head
+            api, head = self._served.api, self.head
             if api.is_flexible(self._version) and api.key != _API_VERSIONS:
                 head += b"\0"  # no tagged fields in the header
             pieces = write_message(reply_writer(api, self._version), head, reply)
@@ -329,3 +354,10 @@ class _Waiting:
             self.pieces = [_LENGTH.pack(self.size), *pieces]
             self._adapter.note_answered(self.size)
         self._adapter.send_answered()
+
+    def send(self, reply: BytesLike) -> None:
+        """Here it is, written, with its length and `head`."""
+        if self.pieces is None and not self._adapter.closed:
+            self.pieces, self.size = [reply], len(reply)
+            self._adapter.note_answered(self.size)
+            self._adapter.send_answered()

@@ -29,11 +29,11 @@ from protocols.kafka.registry import serves
 from routing.errors import NotLeader, StorageUnavailable
 from routing.topics.topic import TopicPartition
 
-_ALL, _NONE = -1, 0
+ALL, NONE = -1, 0
 _LEADERS_SINCE = 10
 
 
-class _Producing:
+class Producing:
     """A request until each of its batches is committed or refused."""
 
     __slots__ = ("_call", "_door", "_entries", "_remaining", "_replies", "_waits", "acks")
@@ -78,7 +78,7 @@ class _Producing:
         """All are done."""
         if self._waits:
             self._door.deadlines.remove(self)
-        if self.acks == _NONE:
+        if self.acks == NONE:
             self._call.answer(None)
             return
         leaders: set[int] = set()
@@ -105,23 +105,23 @@ class _Producing:
 @serves(PRODUCE, 3, 11, advertised_min=0)
 async def produce(door: Door, call: Call, request: Entity) -> None:
     """Clients of librdkafka send nothing compressed to a broker that does not advertise version 0."""
-    producing = _Producing(door, call, request)
+    producing = Producing(door, call, request)
     index = 0
     for topic in request.topic_data:
         for one in topic.partition_data:
             try:
-                if request.acks not in (_ALL, _NONE, 1):
+                if request.acks not in (ALL, NONE, 1):
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
-                log, base_offset, end, time_ms = await _append(door, topic.name, one, request)
+                log, base_offset, end, time_ms = await append(door, topic.name, one, request)
             except ENGINE_ERRORS as error:
                 producing.settle(index, code_of(error), why=str(error) or None)
             else:
                 producing.stamp(index, time_ms)
-                if request.acks == _NONE:
+                if request.acks == NONE:
                     producing.settle(index, ErrorCode.NONE, base_offset)
                 else:
                     done = partial(producing.committed, index, base_offset, log)
-                    sync = request.acks == _ALL
+                    sync = request.acks == ALL
                     door.broker.commits.when_committed([(log, end)], done, sync=sync)
             index += 1
     if not index:
@@ -129,7 +129,10 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
     producing.wait(min(max(request.timeout_ms, 0), door.config.produce_timeout_ms_max))
 
 
-async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tuple[PartitionLog, int, int, int]:
+async def append(door: Door, topic: str, asked: Entity, request: Entity) -> tuple[PartitionLog, int, int, int]:
+    """Append one partition's batches of a request: where to, the first offset, the one behind the last, and the log's
+    time if that is what counts. Raises KafkaError, BrokerError, LogError; with a single batch nothing was appended then.
+    """
     if door.broker.blocked is not None:
         # Refused, not left unread: the connection may fetch as well, and consumers never wait.
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"producers are blocked: {door.broker.blocked}")
@@ -139,7 +142,7 @@ async def _append(door: Door, topic: str, asked: Entity, request: Entity) -> tup
     partition = door.led(topic, asked.index)
     if partition.leadership is not None:
         short = partition.leadership.shortage()
-        if short is not None and (request.acks == _ALL or isinstance(short, NotLeader)):
+        if short is not None and (request.acks == ALL or isinstance(short, NotLeader)):
             raise short
     batches: Sequence[BytesLike] = split(asked.records or b"")
     headers = [validate(batch) for batch in batches]

@@ -1,0 +1,108 @@
+"""Requests that begin with the same bytes as the one before are answered as they would be on a new connection."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import trio
+import trio.testing
+
+from core_log.memory_files import FaultyFiles, MemoryFiles
+from protocols.kafka.codec import Entity
+from protocols.kafka.errors import ErrorCode
+from protocols.kafka.messages_records import PRODUCE
+from routing.broker import Broker
+from tests.protocols.kafka.door import ALL, Peer, batch_of, idempotent, kafka_broker, records_of
+
+TOPIC = "orders"
+
+
+def asked(
+    batch: bytes, *, index: int = 0, acks: int = ALL, topic: str = TOPIC, timeout_ms: int = 1000
+) -> dict[str, object]:
+    entry = Entity(index=index, records=[batch])
+    return {"acks": acks, "timeout_ms": timeout_ms, "topic_data": [Entity(name=topic, partition_data=[entry])]}
+
+
+async def both_ways(broker: Broker, peer: Peer, version: int, batch: bytes, **how: object) -> None:
+    """`peer` has produced before; the same request on a new connection is answered alike, but for the offset."""
+    again = await peer.ask(PRODUCE, version, **asked(batch, **how))  # type: ignore[arg-type]
+    first = await Peer(broker).ask(PRODUCE, version, **asked(batch, **how))  # type: ignore[arg-type]
+    one, other = (reply.responses[0].partition_responses[0] for reply in (again, first))
+    if one.error_code == ErrorCode.NONE:
+        assert 0 <= other.log_append_time_ms - one.log_append_time_ms < 1000
+        one.log_append_time_ms = other.log_append_time_ms
+        assert other.base_offset == one.base_offset + 1
+        one.base_offset = other.base_offset
+    again.node_endpoints, first.node_endpoints = list(again.node_endpoints), list(first.node_endpoints)
+    assert again == first
+
+
+@pytest.mark.parametrize("acks", [ALL, 1])
+@pytest.mark.parametrize("config", [{}, {"message.timestamp.type": "LogAppendTime"}])
+@pytest.mark.parametrize("version", range(3, 12))
+async def test_replies_are_the_same(version: int, acks: int, config: dict[str, str]) -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic(TOPIC, partitions=2, config=config)
+        peer = Peer(broker)
+        await peer.ask(PRODUCE, version, **asked(batch_of([b"first"]), acks=acks))
+        assert peer.adapter._again is not None
+        for index, size in ((0, 5), (1, 5), (0, 30_000), (2, 5), (0, 60)):
+            await both_ways(broker, peer, version, batch_of([b"x" * size]), index=index, acks=acks)
+        broken = bytearray(batch_of([b"broken"]))
+        broken[-1] ^= 1
+        await both_ways(broker, peer, version, bytes(broken), acks=acks)
+        await both_ways(broker, peer, version, b"", acks=acks)
+        await both_ways(broker, peer, version, batch_of([b"last"]))
+        found = records_of(await peer.fetch(TOPIC))
+        assert [record.offset for record in found] == list(range(9))
+        assert found[0].value == b"first"
+        assert found[-1].value == b"last"
+
+
+async def test_several_in_one_read_are_answered_in_their_order() -> None:
+    async with kafka_broker() as broker:
+        peer = Peer(broker)
+        for index in range(50):
+            await peer.send(PRODUCE, 7, **asked(batch_of([b"%d" % index]), acks=0 if index % 10 == 9 else ALL))
+        peer._sent = [one for index, one in enumerate(peer._sent) if index % 10 != 9]
+        with trio.fail_after(5):
+            replies: list[object] = []
+            while len(replies) < 45:
+                replies += peer.replies()
+                await trio.sleep(0.001)
+        offsets = [reply.responses[0].partition_responses[0].base_offset for reply in replies]  # type: ignore[attr-defined]
+        assert offsets == [index for index in range(50) if index % 10 != 9]
+
+
+async def test_a_batch_that_is_there_is_not_appended_again() -> None:
+    async with kafka_broker() as broker:
+        peer = Peer(broker)
+        batches = [idempotent(batch_of([b"%d" % index]), 7, 0, index) for index in range(3)]
+        offsets = [(await peer.produce(TOPIC, batch)).base_offset for batch in (*batches, batches[1])]
+        assert offsets == [0, 1, 2, 1]
+        assert (await peer.produce(TOPIC, idempotent(batch_of([b"9"]), 7, 0, 9))).error_code == (
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        )
+
+
+async def test_nobody_is_told_before_the_disk_has_it_nor_waits_for_ever(mock_clock: trio.testing.MockClock) -> None:
+    mock_clock.autojump_threshold = 0.05
+    files = FaultyFiles(MemoryFiles())
+    failing = False
+
+    def hook(operation: str, path: str) -> None:
+        if failing and operation == "sync" and path.startswith("topics/"):
+            raise OSError(errno.EIO, "the disk is gone")
+
+    files.hook = hook
+    async with kafka_broker(files) as broker:  # type: ignore[arg-type]
+        peer = Peer(broker)
+        assert (await peer.produce(TOPIC, batch_of([b"0"]))).error_code == ErrorCode.NONE
+        failing = True
+        assert (await peer.produce(TOPIC, batch_of([b"1"]))).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        failing = False
+        with trio.fail_after(60):
+            while (await peer.produce(TOPIC, batch_of([b"2"]))).error_code != ErrorCode.NONE:
+                await trio.sleep(1)
