@@ -131,7 +131,7 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
 
 async def append(door: Door, topic: str, asked: Entity, request: Entity) -> tuple[PartitionLog, int, int, int]:
     """Append one partition's batches of a request: where to, the first offset, the one behind the last, and the log's
-    time if that is what counts. Raises KafkaError, BrokerError, LogError; with a single batch nothing was appended then.
+    time if that is what counts. Raises KafkaError, BrokerError, LogError: with a single batch nothing was appended.
     """
     if door.broker.blocked is not None:
         # Refused, not left unread: the connection may fetch as well, and consumers never wait.

@@ -1,9 +1,9 @@
 """Produce requests that begin with the same bytes as the one before: what most producers send.
 
-Such requests to one partition differ in their correlation id and their records alone, and their replies in the
-correlation id, two offsets and perhaps a time. They are not read field by field, and their replies are the first one's with other
-numbers: `benchmarks/kafka_requests.py` has the figures. Whatever else a request holds, and whatever is refused, takes
-the way of all requests (`adapter_00_produce.py`), which this one leaves only for what it has seen there.
+Such requests to one topic differ in their correlation id, the partition and their records alone, and their replies in
+the correlation id, the partition, two offsets and a time. They are not read field by field, and their replies are the
+first one's with other numbers: 23 us a request instead of 40, five in a read (`python -m benchmarks.kafka_requests`).
+Whatever else a request holds, and whatever is refused, takes the way of all requests (`adapter_00_produce.py`).
 """
 
 from __future__ import annotations
