@@ -5,6 +5,7 @@ The first three are for trio programs; those that begin with "Blocking" need no 
 
 from protocols.native.blocking import BlockingClient, FetchResult, TopicDescription
 from protocols.native.blocking_clients import BlockingConsumer, BlockingProducer
+from protocols.native.blocking_group import BlockingGroupConsumer, BlockingRebalanceListener
 from protocols.native.client import Client, LinkConfig
 from protocols.native.client_tls import tls_context
 from protocols.native.consumer import Consumer
@@ -32,6 +33,7 @@ from protocols.native.errors import (
 )
 from protocols.native.hooks import ConsumerInterceptor, ProducerInterceptor, ProducerRecord
 from protocols.native.membership import RebalanceListener
+from protocols.native.parallel import process_in_parallel
 from protocols.native.producer import Producer
 from protocols.native.producer_batches import Delivery
 from protocols.native.records import ConsumerRecord, RecordMetadata
@@ -42,7 +44,9 @@ __all__ = [
     "BatchTooLarge",
     "BlockingClient",
     "BlockingConsumer",
+    "BlockingGroupConsumer",
     "BlockingProducer",
+    "BlockingRebalanceListener",
     "BufferFull",
     "Client",
     "ConnectionLost",
@@ -75,5 +79,6 @@ __all__ = [
     "TransactionalProducer",
     "UnknownPartition",
     "UnknownTopic",
+    "process_in_parallel",
     "tls_context",
 ]

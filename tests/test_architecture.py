@@ -43,8 +43,9 @@ NATIVE_CLIENTS = tuple(
     f"protocols/native/{name}.py"
     for name in (
         "client", "client_admin", "client_tls", "consumer", "coordinators", "fetcher", "leaders", "link",
-        "listed_offsets", "membership", "producer", "producer_batches", "served_membership", "transactional",
-        "blocking", "blocking_admin", "blocking_clients", "blocking_leaders", "blocking_link",
+        "listed_offsets", "membership", "parallel", "producer", "producer_batches", "served_membership",
+        "transactional",
+        "blocking", "blocking_admin", "blocking_clients", "blocking_group", "blocking_leaders", "blocking_link",
     )
 )  # fmt: skip
 

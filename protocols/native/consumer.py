@@ -390,6 +390,18 @@ class Consumer(Fetcher):
             if len(result) >= max_records or not self._decode_next():
                 return result
 
+    async def stand_by(self) -> None:
+        """Do what a member of a group does between records, without asking for any."""
+        self._put_back()
+        if self._between is not None:
+            await self._between()
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def commits_by_itself(self) -> bool:
+        """Whether it has an `auto_commit_interval_ms`."""
+        return self._auto_commit_s < math.inf
+
     def pause(self, partitions: Iterable[Partition]) -> None:
         """Hand out nothing of these until they are resumed. Raises KeyError for what is not assigned."""
         self._set_paused(partitions, True)
