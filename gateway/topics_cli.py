@@ -1,4 +1,6 @@
-"""`millrace topics`: create, alter, bind, list, describe and delete topics of a broker, through its native door."""
+"""`millrace topics`: create, alter, bind, list, describe and delete topics, and their first records, through a broker's
+native door.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gateway.client_cli import show, show_fields, with_client, with_json
+from gateway.client_cli import list_all, show, show_fields, with_client, with_json
 
 if TYPE_CHECKING:
     from protocols.native.blocking import BlockingClient
@@ -40,14 +42,41 @@ def create(client: BlockingClient, name: str, partitions: int, pairs: tuple[str,
 
 @topics.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(min=1), required=True, help="How many it is to have: never fewer.")
+@click.option("--partitions", type=click.IntRange(min=1), help="How many it is to have: never fewer.")
+@click.option("--config", "pairs", metavar="NAME=VALUE", multiple=True, help="A setting; may be given several times.")
+@click.option("--unset", metavar="NAME", multiple=True, help="A setting to be the default again; likewise.")
 @with_client
-def alter(client: BlockingClient, name: str, partitions: int) -> None:
-    """Raise the number of partitions of topic NAME.
+def alter(
+    client: BlockingClient, name: str, partitions: int | None, pairs: tuple[str, ...], unset: tuple[str, ...]
+) -> None:
+    """Configure topic NAME otherwise while it is used, or raise the number of its partitions.
 
-    Records with a key go by the new number from then on: those of one key may lie in two partitions.
+    With more partitions records with a key go by the new number: those of one key may lie in two partitions.
     """
-    client.create_partitions(name, partitions)
+    if partitions is None and not pairs and not unset:
+        raise click.UsageError("nothing to alter: say --partitions, --config or --unset")
+    if pairs or unset:
+        client.alter_topic(name, _settings(pairs), unset=unset)
+    if partitions is not None:
+        client.create_partitions(name, partitions)
+
+
+@topics.command(name="delete-records")
+@click.argument("name")
+@click.option("--partition", type=click.IntRange(min=0), help="Of this partition; without it of all, with --all.")
+@click.option("--before", type=click.IntRange(min=0), metavar="OFFSET", help="What lies before this offset.")
+@click.option("--all", "everything", is_flag=True, help="Everything that is committed now.")
+@with_client
+def delete_records(
+    client: BlockingClient, name: str, partition: int | None, before: int | None, everything: bool
+) -> None:
+    """Delete records from the beginning of topic NAME; print where its partitions begin then."""
+    if (before is None) is not everything or (partition is None and not everything):
+        raise click.UsageError("say --all, or --partition and --before")
+    for one in (
+        [partition] if partition is not None else [one.partition for one in client.describe_topic(name).partitions]
+    ):
+        click.echo(f"{name} {one} begins at {client.delete_records(name, one, before)}")
 
 
 @topics.command()
@@ -75,10 +104,15 @@ def list_topics(client: BlockingClient, as_json: bool) -> None:
 
 @topics.command()
 @click.argument("name")
+@click.option("--settings", "all_settings", is_flag=True, help="All settings, and who has said so, instead.")
 @with_json
 @with_client
-def describe(client: BlockingClient, name: str, as_json: bool) -> None:
-    """Print the settings of topic NAME, and where each partition stands."""
+def describe(client: BlockingClient, name: str, all_settings: bool, as_json: bool) -> None:
+    """Print how topic NAME is configured, and where each partition stands."""
+    if all_settings:
+        columns, rows = list_all(client, "topics.settings", name=name)
+        show(columns if as_json else columns[:3], rows if as_json else [row[:3] for row in rows], as_json)
+        return
     topic = client.describe_topic(name)
     if as_json:
         partitions = [msgspec.structs.asdict(partition) for partition in topic.partitions]

@@ -24,7 +24,7 @@ from protocols.native.blocking_admin import BlockingAsker, BlockingGroups
 from protocols.native.blocking_leaders import BlockingLeaders
 from protocols.native.blocking_link import BlockingLink, BlockingTerms
 from protocols.native.connection import addresses_of
-from protocols.native.errors import ConnectionLost, WireError, error_from_wire
+from protocols.native.errors import ConnectionLost, NotLeader, WireError, error_from_wire
 from protocols.native.records import split_batches
 
 Which = Literal["earliest", "latest"] | int
@@ -120,6 +120,24 @@ class BlockingClient(BlockingGroups):
         Raises UnknownTopic, PreconditionFailed (it is a stream), and InvalidArgument's code where it has more.
         """
         self._any.call(wire.CreatePartitions(0, name, partitions), wire.CreatePartitionsReply)
+
+    def alter_topic(self, name: str, config: Mapping[str, str], *, unset: Sequence[str] = ()) -> None:
+        """Configure it otherwise while it is used; `unset` are to be the defaults again. Raises NotFound."""
+        self.administer("topics.alter", name=name, config=dict(config), unset=list(unset))
+
+    def delete_records(self, topic: str, partition: int, before: int | None = None) -> int:
+        """Delete what lies before an offset, or all that is committed, where the partition is led; where it begins
+        then. Raises NotFound, NotLeader, InvalidArgument's code for an offset beyond the end.
+        """
+        said = {"name": topic, "partition": partition, "before": -1 if before is None else before}
+        ((link, _),) = self._leaders.by_leader([(topic, partition)])
+        asked = wire.Administer(0, "topics.delete_records", said)
+        try:
+            start: int = link.call(asked, wire.AdministerReply, repeat=False).result
+        except NotLeader:
+            self._leaders.forget([topic])
+            raise
+        return start
 
     def delete_topic(self, name: str) -> None:
         """Delete it and all its records. Raises UnknownTopic."""

@@ -1,9 +1,19 @@
 """What an operator may ask for by name. Importing it fills the table of operations."""
 
-from routing.administration import cluster, connections, policies, queues, rights, status, topology, transactions
+from routing.administration import (
+    cluster,
+    connections,
+    policies,
+    queues,
+    rights,
+    status,
+    topics,
+    topology,
+    transactions,
+)
 from routing.administration.operations import CHANGES, LOOKS, OPERATIONS, administer, require_tag
 
 __all__ = [
     "CHANGES", "LOOKS", "OPERATIONS", "administer", "cluster", "connections", "policies", "queues", "require_tag",
-    "rights", "status", "topology", "transactions",
+    "rights", "status", "topics", "topology", "transactions",
 ]  # fmt: skip

@@ -2,7 +2,8 @@
 
 1. An operation takes keyword arguments of plain types, checked before it runs, and answers plain data: what a message
    or JSON can hold. Whoever carries it (the native protocol, later HTTP) needs to know nothing else.
-2. Operations that only look need the tag `monitoring` or `administrator`, all others `administrator`.
+2. Operations that only look need the tag `monitoring` or `administrator`, all others `administrator`; but those on
+   topics go by what the user may do with the topic.
 3. A list is a `table` of at most `ROWS_MAX` rows from `start` on, so that no answer is large and no turn long; who
    wants all asks again until fewer come.
 """
@@ -37,14 +38,14 @@ class Operation:
 
     run: Implementation
     arguments: type[msgspec.Struct]
-    tags: tuple[str, ...]
-    """Users with one of these may ask for it."""
+    tags: tuple[str, ...] | None
+    """Users with one of these may ask for it; None: it looks itself at what the user may do."""
 
 
 OPERATIONS: dict[str, Operation] = {}
 
 
-def operation(name: str, *, tags: tuple[str, ...] = CHANGES) -> Callable[[Implementation], Implementation]:
+def operation(name: str, *, tags: tuple[str, ...] | None = CHANGES) -> Callable[[Implementation], Implementation]:
     """Enter a function into the table. Its first two parameters are the broker and the user who asks; what follows are
     the arguments, with their types and defaults."""
 
@@ -70,7 +71,8 @@ async def administer(broker: Broker, user: str, name: str, arguments: Mapping[st
     found = OPERATIONS.get(name)
     if found is None:
         raise NotFound(f"there is no operation '{name}'")
-    require_tag(broker, user, name, found.tags)
+    if found.tags is not None:
+        require_tag(broker, user, name, found.tags)
     return await found.run(broker, user, **checked(name, found, arguments))
 
 

@@ -216,6 +216,34 @@ def test_a_list_has_as_many_pages_as_it_needs(broker: BrokerProcess, millrace: C
         assert names == [f"many.{number}" for number in range(2001)]
 
 
+def test_topics_are_configured_and_emptied(millrace: Commands) -> None:
+    millrace("topics", "create", "told", "--partitions", "2", "--config", "segment.ms=5000")
+    millrace("topics", "alter", "told", "--config", "retention.ms=1000", "--unset", "segment.ms", "--partitions", "3")
+    described = json.loads(millrace("topics", "describe", "told", "--json"))
+    assert described["config"] == {"retention.ms": "1000"}
+    assert len(described["partitions"]) == 3
+    settings = {row["name"]: row for row in millrace.rows("topics", "describe", "told", "--settings")}
+    assert (settings["retention.ms"]["value"], settings["retention.ms"]["source"]) == ("1000", "topic")
+    assert settings["segment.ms"]["source"] == "default"
+    assert "retention.ms" in millrace("topics", "describe", "told", "--settings")
+    assert "is not a whole number" in millrace.refused("topics", "alter", "told", "--config", "retention.ms=soon")
+    assert "unknown topic config" in millrace.refused("topics", "alter", "told", "--config", "no.such=1")
+    assert millrace.run("topics", "alter", "told").exit_code == 2
+    for number in range(3):
+        millrace("produce", "told", "--partition", "1", text=f"{number}\n")
+    assert millrace("topics", "delete-records", "told", "--partition", "1", "--before", "2") == "told 1 begins at 2\n"
+    assert "offset 9 is not in [2, 3]" in millrace.refused(
+        "topics", "delete-records", "told", "--partition", "1", "--before", "9"
+    )
+    assert millrace("topics", "delete-records", "told", "--all").splitlines() == [
+        "told 0 begins at 0", "told 1 begins at 3", "told 2 begins at 0",
+    ]  # fmt: skip
+    assert "no topic 'none'" in millrace.refused("topics", "alter", "none", "--config", "retention.ms=1")
+    for wrong in (("told",), ("told", "--before", "1"), ("told", "--all", "--before", "1")):
+        assert millrace.run("topics", "delete-records", *wrong).exit_code == 2
+    millrace("topics", "delete", "told")
+
+
 def test_names_cannot_move_the_cursor(broker: BrokerProcess, millrace: Commands) -> None:
     with connect(broker) as connection:
         connection.channel().queue_declare("a\x1b[2Jb\tc", exclusive=True)

@@ -24,6 +24,7 @@ from protocols.kafka.messages_admin import (
     INCREMENTAL_ALTER_CONFIGS,
     LIST_PARTITION_REASSIGNMENTS,
 )
+from protocols.native.blocking import BlockingClient
 from routing.cluster.log_names import topic_log
 from routing.topics.topic import TopicPartition
 from tests.gateway.test_member import Running, three, until
@@ -93,6 +94,13 @@ async def records_are_deleted_everywhere(brokers: dict[int, Running], peers: dic
     }
     assert found[leader].low_watermark == 2
     assert [one.log.log_start_offset for one in there.values()] == [2, 2, 2]
+    follower = next(number for number in brokers if number != leader)
+
+    def delete_all() -> int:
+        with BlockingClient(f"127.0.0.1:{brokers[follower].server.ports['native']}") as client:
+            return client.delete_records("t", 0)
+
+    assert await trio.to_thread.run_sync(delete_all) == 3, "a client finds the leader by itself"
 
 
 async def all_brokers_follow_a_configuration(brokers: dict[int, Running], peers: dict[int, Peer]) -> None:

@@ -1,0 +1,71 @@
+"""Operations on topics: how they are configured, and what is deleted from their beginning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core_log.errors import OffsetOutOfRange
+from routing.administration.operations import operation, table
+from routing.errors import AccessRefused, InvalidArgument, NotFound
+from routing.grants import Access
+from routing.topics.deletion import EVERYTHING
+from routing.topics.deletion import delete_records as deleted
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+
+SETTINGS = ("name", "value", "source", "type", "documentation")
+_TIMEOUT_MS_MAX = 30_000
+
+
+@operation("topics.settings", tags=None)
+async def list_settings(broker: Broker, user: str, name: str, start: int = 0) -> dict[str, Any]:
+    """All settings of a topic, and who has said so: the topic, the broker's configuration, or nobody."""
+    _require(broker, user, name, ("configure", "read", "write"))
+    described = broker.topic_control.described(broker.topology.topic(name))
+    rows = ((one.name, one.value, one.source, one.kind, one.documentation) for one in described)
+    return table(SETTINGS, rows, start)
+
+
+@operation("topics.alter", tags=None)
+async def alter(
+    broker: Broker,
+    user: str,
+    name: str,
+    config: dict[str, str] = {},  # noqa: B006
+    unset: list[str] = [],  # noqa: B006
+    dry_run: bool = False,
+) -> None:
+    """Configure a topic otherwise: these settings, and those of `unset` as if nobody had said anything."""
+
+    _require(broker, user, name, ("configure",))
+
+    def change(before: dict[str, str]) -> dict[str, str]:
+        return {one: value for one, value in before.items() if one not in unset} | config
+
+    if dry_run:
+        broker.topic_control.check_altered(name, change)
+    else:
+        await broker.topic_control.alter_topic(name, change)
+
+
+@operation("topics.delete_records", tags=None)
+async def delete_records(
+    broker: Broker, user: str, name: str, partition: int, before: int = EVERYTHING, timeout_ms: int = 10_000
+) -> int:
+    """Delete what lies before an offset of a partition that this broker leads, or everything; where it begins then."""
+    _require(broker, user, name, ("configure",))
+    partitions = broker.topology.topic(name).partitions
+    if not 0 <= partition < len(partitions):
+        raise NotFound(f"topic '{name}' has {len(partitions)} partitions")
+    try:
+        return await deleted(partitions[partition], before, timeout_ms=min(max(timeout_ms, 0), _TIMEOUT_MS_MAX))
+    except OffsetOutOfRange as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def _require(broker: Broker, user: str, name: str, accesses: tuple[Access, ...]) -> None:
+    """Raises AccessRefused unless the user may do one of these with the topic."""
+    grants = broker.rights.grants(user)
+    if not any(grants.allows(access, name) for access in accesses):
+        raise AccessRefused(f"access to topic '{name}' refused for user '{user}'")
