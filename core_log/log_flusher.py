@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 THREADS_MAX = 4
 _HERE_BYTES_MAX = 256 << 10
 """What is written on the event loop at once: about 20 us. More is worth a thread."""
-_SLOW_SYNC_S, _SLOW_WRITE_S, _SLOW_PAUSE_S = 0.05, 0.005, 1.0
+_SLOW_SYNC_S, _SLOW_WRITE_S, _SLOW_PAUSE_S = 0.05, 0.02, 1.0
 """What takes longer is a sign that a write on the event loop may take long; one that did is the last for a while."""
 
 T = TypeVar("T")

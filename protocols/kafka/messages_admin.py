@@ -249,8 +249,8 @@ DESCRIBE_TOPIC_PARTITIONS = api(
         leader_epoch int32 = -1
         replica_nodes []int32
         isr_nodes []int32
-        eligible_leader_replicas []int32? = null
-        last_known_elr []int32? = null
+        eligible_leader_replicas []int32?
+        last_known_elr []int32?
         offline_replicas []int32
       topic_authorized_operations int32 = -2147483648
     next_cursor {}? = null
