@@ -2,10 +2,10 @@
 
     python -m benchmarks.group_restart [--members 200] [--partitions 2000] [--static] [--heartbeat-ms 5000]
 
-Every partition gets a record each second, evenly over time. Members are made by hand: a connection that fetches, one
+Every partition gets a record each `--every-s`, evenly over time. Members are made by hand: a connection that fetches, one
 that says what it wants and commits. One after the other leaves as a process does that is stopped in order, and comes
 back as another; the next follows when that one reads. Told is how old records are when they are first fetched (so how
-long a partition stood still, to a second less), the longest time in which the whole group read nothing, and in which
+long a partition stood still, where there are enough of them), the longest time in which the whole group read nothing, and in which
 a member that was not restarted read nothing at all.
 """
 
@@ -31,7 +31,7 @@ from tests.support.kafka_wire import KafkaWire
 
 GROUP = "restarted"
 TOPIC_PARTITIONS = 1000
-SLICES = 20
+SLICES = 80
 _REBALANCE_MS = 30_000
 Place = tuple[str, int]
 
@@ -192,9 +192,7 @@ class Member:
                 )
                 for name, places in itertools.groupby(sorted(self.offsets), key=lambda place: place[0])
             ]
-            reply = await self._fetcher.ask(
-                FETCH, 11, max_wait_ms=self.run_.options.fetch_wait_ms, min_bytes=1 << 20, topics=topics
-            )
+            reply = await self._fetcher.ask(FETCH, 11, max_wait_ms=500, min_bytes=1, topics=topics)
             self._read(reply)
 
     def _read(self, reply: Any) -> None:
@@ -218,7 +216,7 @@ class Member:
 
 
 async def produce(run: Run, produced: list[int]) -> None:
-    """A record a second for each partition, evenly over time."""
+    """A record for each partition now and then, evenly over time."""
     wire = await KafkaWire.open(run.port, "producer")
     places = [(name, number) for name, count in run.topics.items() for number in range(count)]
     next_at = trio.current_time()
@@ -235,7 +233,7 @@ async def produce(run: Run, produced: list[int]) -> None:
         ]  # fmt: skip
         await wire.ask(PRODUCE, 9, acks=1, timeout_ms=30_000, topic_data=topics)
         produced[0] += len(places[part::SLICES])
-        next_at += 1 / SLICES
+        next_at += run.options.every_s / SLICES
         await trio.sleep_until(max(next_at, trio.current_time()))
 
 
@@ -291,7 +289,7 @@ def main() -> None:
     parser.add_argument("--static", action="store_true")
     parser.add_argument("--heartbeat-ms", type=int, default=5000)
     parser.add_argument("--pause-ms", type=int, default=20)
-    parser.add_argument("--fetch-wait-ms", type=int, default=400, help="how long a fetch collects")
+    parser.add_argument("--every-s", type=float, default=4, help="a record for each partition")
     parser.add_argument("--seconds", type=float, default=120, help="no member is restarted after that")
     parser.add_argument("--settle-s", type=float, default=12)
     options = parser.parse_args()

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.support import BrokerProcess, broker_process
+from tests.support import BrokerProcess, broker_process, cluster
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 kafka_admin = pytest.importorskip("confluent_kafka.admin")
@@ -170,3 +171,46 @@ def test_members_read_on_after_the_broker_was_killed(tmp_path: Path) -> None:
         finally:
             for member in members:
                 member.stop()
+
+
+def test_members_of_both_kinds_read_on_after_the_death_of_their_coordinator(tmp_path: Path) -> None:
+    with mock.patch.object(cluster, "DOORS", DOORS), cluster.cluster_processes(tmp_path, relayed=False) as brokers:
+        brokers.until_whole()
+        servers = ",".join(f"{broker.host}:{broker.ports['kafka']}" for broker in brokers.brokers.values())
+        admin = kafka_admin.AdminClient({"bootstrap.servers": servers})
+        admin.create_topics([kafka_admin.NewTopic("moved", PARTITIONS)])["moved"].result(20)
+        static = {"group.protocol": "classic", "partition.assignment.strategy": "range", "session.timeout.ms": 20_000}
+        kinds: dict[str, list[Member]] = {"served": [], "classic": []}
+        try:
+            for number in range(2):
+                kinds["served"].append(Member(servers, "served", ["moved"]))
+                options = {**static, "group.instance.id": f"i{number}"}
+                kinds["classic"].append(Member(servers, "classic", ["moved"], **options))
+            sent = produce(servers, "moved", 100)
+            for members in kinds.values():
+                until(lambda members=members: shared(members), seconds=60)
+                until(lambda members=members: {value for one in members for value in one.seen} == set(sent), seconds=60)
+            before = {kind: [member.has for member in members] for kind, members in kinds.items()}
+            known = {kind: member_ids(servers, kind) for kind in kinds}
+            for kind in kinds:
+                coordinator = admin.describe_consumer_groups([kind])[kind].result(20).coordinator.id
+                if brokers.brokers[coordinator].running:
+                    break
+            brokers.kill9(coordinator)
+            sent += produce(servers, "moved", 100, first=100)
+            for kind, members in kinds.items():
+                until(lambda members=members: {value for one in members for value in one.seen} == set(sent), seconds=60)
+                until(lambda kind=kind: member_ids(servers, kind) == known[kind], lambda: known, 60)
+                assert [member.has for member in members] == before[kind], "nobody had to join again"
+        finally:
+            for members in kinds.values():
+                for member in members:
+                    member.stop()
+
+
+def member_ids(servers: str, group: str) -> set[str]:
+    admin = kafka_admin.AdminClient({"bootstrap.servers": servers})
+    try:
+        return {one.member_id for one in admin.describe_consumer_groups([group])[group].result(3).members}
+    except (confluent_kafka.KafkaException, TimeoutError):
+        return set()
