@@ -3,7 +3,8 @@
 1. A read opens the segment's file itself and never shares a handle. When the file has gone because its prefix was
    deleted, the offset is out of range; when another segment stands for it, compacted, that is read. There are no other
    races, since the bytes of a written file never change.
-2. One `pread` of about the size asked for, at the position the sparse index names, instead of many small ones.
+2. One `pread` of about the size asked for, at the position the sparse index names, instead of many small ones. What is
+   handed on are views of what it gave, not copies.
 3. Every batch is checked, CRC included: a damaged one raises CorruptBatch with file and position, and is never handed
    on.
 """
@@ -77,34 +78,47 @@ def _read_segment(log: ReadableLog, segment: Segment, offset: int, max_bytes: in
     try:
         # What is skipped to reach the offset is about an index interval.
         size = min(max(max_bytes, READ_BYTES_MIN) + segment.interval_bytes, READ_BYTES_MAX)
-        batches: list[BytesLike] = []
-        total = 0
-        while position < end and not batches:
+        while position < end:
             data = file.pread(min(size, end - position), position)
-            at = 0
-            while len(data) - at >= HEADER_BYTES:
-                try:
-                    batch_bytes, _, next_offset, _ = _check(segment, data, position, at)
-                except CorruptBatch:
-                    if batches:
-                        return batches  # what is whole before the damage; the next read begins with it
-                    raise
-                if batches and total + batch_bytes > max_bytes:
-                    return batches
-                if batch_bytes > len(data) - at:
-                    break
-                if next_offset > limit:
-                    return batches
-                if next_offset > offset:
-                    batches.append(data[at : at + batch_bytes])
-                    total += batch_bytes
-                at += batch_bytes
+            batches, at, is_over = _batches_of(segment, data, position, offset, max_bytes, limit)
+            if batches or is_over:
+                return batches
             if not at:
                 size = _size_of_first(segment, data, position, end)
             position += at
-        return batches
+        return []
     finally:
         file.close()
+
+
+def _batches_of(
+    segment: Segment, data: bytes, position: int, offset: int, max_bytes: int, limit: int
+) -> tuple[list[BytesLike], int, bool]:
+    """The batches in bytes of a segment, up to where they were looked at, and whether what follows is not wanted."""
+    view = memoryview(data)
+    batches: list[BytesLike] = []
+    total = at = 0
+    is_over = False
+    while len(data) - at >= HEADER_BYTES:
+        try:
+            batch_bytes, _, next_offset, _ = _check(segment, data, position, at)
+        except CorruptBatch:
+            if batches:
+                break  # what is whole before the damage; the next read begins with it
+            raise
+        if batch_bytes > len(data) - at or (batches and total + batch_bytes > max_bytes):
+            break
+        if next_offset > limit:
+            is_over = True
+            break
+        if next_offset > offset:
+            batches.append(view[at : at + batch_bytes])
+            total += batch_bytes
+        at += batch_bytes
+    if total < len(data) // 2:
+        # Whoever keeps them keeps little more than their size.
+        batches = [bytes(batch) for batch in batches]
+    return batches, at, is_over
 
 
 def _check(segment: Segment, data: bytes, position: int, at: int) -> tuple[int, int, int, int]:

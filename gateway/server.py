@@ -16,11 +16,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import resource
 import sys
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -269,12 +270,25 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
     }
 
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD_BYTES = 128 << 20
+"""Free memory at the end of the heap that the process keeps."""
+_MMAP_THRESHOLD_BYTES = 32 << 20
+"""The largest that glibc takes, and would come to by itself."""
+
+
 def tune_process() -> None:
     """Settings of a process that is a broker and nothing else. All of them are here."""
     # What is loaded lives for ever: the collector need not look at it. Messages are not cyclic, so look rarely.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    # Reads and requests are buffers of about a megabyte that come and go: memory that goes back to the kernel each time
+    # has to be made anew, page by page, which costs several times what is done with it.
+    with suppress(OSError, AttributeError):  # only glibc has it
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
     # A flusher thread that comes back from the disk waits at most this long for the interpreter lock (default 5 ms).
     sys.setswitchinterval(0.0005)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
