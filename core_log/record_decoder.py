@@ -19,9 +19,15 @@ from core_log.batch_header import HEADER_BYTES, RECORD_BYTES_MIN, BatchHeader, p
 from core_log.compression import DECOMPRESSED_BYTES_MAX, decompress
 from core_log.errors import CorruptBatch
 from core_log.files import BytesLike
+from core_log.record_walk import Walked, walk
 from core_log.varint import HIGH_BYTES, LOW_BYTES, ONE_BYTE_BELOW, TWO_BYTES_BELOW, VARINTS, read_varint
 
 _COMPARED_FIRST = 16
+_STRETCHES_LOOKED_AT = 8
+_STRETCH_RECORDS_MIN = 4
+"""Where stretches are shorter than that on average it costs less not to look for them."""
+_STRIDES_MAX = 4
+"""A stretch ends where so many records one after the other differ in size."""
 _WINDOW_BYTES_MAX = 1 << 20
 _FIRST_FIELDS_BYTES = 64
 """More than all of a record before its value takes, without a key."""
@@ -67,48 +73,105 @@ class Stretch(NamedTuple):
     key: bytes | None
     header_block: bytes
     values: list[bytes | None]
+    end: int
+    """Where the record behind it begins."""
 
 
 def decode_runs(
     batch: BytesLike, *, with_values: bool = True, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
 ) -> list[RecordRun]:
     """The records of a whole batch as maximal runs. Raises CorruptBatch."""
-    header, stretches = _open(batch, with_values, decompressed_bytes_max)
+    header, data, start = open_records(batch, decompressed_bytes_max)
     base_offset = header.base_offset
     runs: list[RecordRun] = []
-    first = count = 0
+    first = count = read = 0
     key: bytes | None = None
     block = b""
     values: list[bytes | None] = []
-    for stretch in stretches:
+    for seen, stretch in enumerate(stretches(data, start, header, with_values), 1):
+        read += stretch.count
         if count and stretch.delta == first + count and stretch.key == key and stretch.header_block == block:
             values += stretch.values
             count += stretch.count
-            continue
-        if count:
+        else:
+            if count:
+                runs.append(RecordRun(base_offset + first, count, key, block, values))
+            first, count, _, key, block, values, _ = stretch
+        if seen % _STRETCHES_LOOKED_AT == 0 and read < seen * _STRETCH_RECORDS_MIN and read < header.record_count:
             runs.append(RecordRun(base_offset + first, count, key, block, values))
-        first, count, _, key, block, values = stretch
+            return _join(runs, _runs_of(_rest(data, stretch, header, read), base_offset, with_values))
     if count:
         runs.append(RecordRun(base_offset + first, count, key, block, values))
     return runs
 
 
+def _rest(data: bytes, stretch: Stretch, header: BatchHeader, read: int) -> Walked:
+    """What follows a stretch: records that have too little in common to be looked at for that."""
+    first = stretch.delta + stretch.count
+    try:
+        found = walk(data, stretch.end, first, header.record_count - read, header.last_offset_delta, with_times=True)
+    except IndexError:
+        raise CorruptBatch("a record is cut short") from None
+    for block in set(found.header_blocks):
+        _header_spans(block, 0, len(block))
+    return found
+
+
+def _runs_of(found: Walked, base_offset: int, with_values: bool) -> list[RecordRun]:
+    runs: list[RecordRun] = []
+    deltas, _, keys, values, blocks = found
+    start = 0
+    key, block, due = keys[0], blocks[0], deltas[0]
+    for at, (delta, next_key, next_block) in enumerate(zip(deltas, keys, blocks)):
+        if next_key != key or next_block != block or delta != due:
+            runs.append(RecordRun(base_offset + due - at + start, at - start, key, block, values[start:at]))
+            start, key, block, due = at, next_key, next_block, delta
+        due += 1
+    count = len(deltas) - start
+    runs.append(RecordRun(base_offset + due - count, count, key, block, values[start:]))
+    return runs if with_values else [run._replace(values=[]) for run in runs]
+
+
+def _join(runs: list[RecordRun], more: list[RecordRun]) -> list[RecordRun]:
+    """Both; the first of `more` may go on where the last of `runs` ends."""
+    last, first = runs[-1], more[0]
+    if (last.first_offset + last.count, last[2:4]) == (first.first_offset, first[2:4]):
+        both = [*last.values, *first.values]
+        runs[-1:], more = [last._replace(count=last.count + first.count, values=both)], more[1:]
+    return runs + more
+
+
 def decode_columns(batch: BytesLike, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordColumns:
     """The records of a whole batch as parallel lists. Raises CorruptBatch."""
-    header, stretches = _open(batch, True, decompressed_bytes_max)
+    header, data, start = open_records(batch, decompressed_bytes_max)
     columns = RecordColumns([], [], [], [], [])
     decoded: dict[bytes, list[tuple[str, bytes | None]]] = {}
-    for delta, count, timestamp_delta_ms, key, block, values in stretches:
-        headers = decoded.get(block)
-        if headers is None:
-            headers = decoded[block] = decode_header_block(block)
+    read = 0
+    for seen, stretch in enumerate(stretches(data, start, header, True), 1):
+        delta, count, timestamp_delta_ms, key, block, values, _ = stretch
+        read += count
         first = header.base_offset + delta
         columns.offsets += range(first, first + count)
         columns.timestamps_ms += [_timestamp(header, timestamp_delta_ms)] * count
         columns.keys += [key] * count
         columns.values += values
-        columns.headers += [headers] * count
+        columns.headers += [_headers_of(block, decoded)] * count
+        if seen % _STRETCHES_LOOKED_AT == 0 and read < seen * _STRETCH_RECORDS_MIN and read < header.record_count:
+            found = _rest(data, stretch, header, read)
+            columns.offsets += [header.base_offset + delta for delta in found.deltas]
+            columns.timestamps_ms += [_timestamp(header, delta_ms) for delta_ms in found.times]
+            columns.keys += found.keys
+            columns.values += found.values
+            columns.headers += [_headers_of(block, decoded) for block in found.header_blocks]
+            break
     return columns
+
+
+def _headers_of(block: bytes, decoded: dict[bytes, list[tuple[str, bytes | None]]]) -> list[tuple[str, bytes | None]]:
+    headers = decoded.get(block)
+    if headers is None:
+        headers = decoded[block] = decode_header_block(block)
+    return headers
 
 
 def first_value(batch: BytesLike) -> bytes:
@@ -134,7 +197,7 @@ def first_value(batch: BytesLike) -> bytes:
 def iterate_records(batch: BytesLike, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
     """The records of a whole batch, one by one. Raises CorruptBatch."""
     header, stretches = _open(batch, True, decompressed_bytes_max)
-    for delta, _, timestamp_delta_ms, key, block, values in stretches:
+    for delta, _, timestamp_delta_ms, key, block, values, _ in stretches:
         timestamp_ms = _timestamp(header, timestamp_delta_ms)
         headers = decode_header_block(block)
         for offset, value in enumerate(values, header.base_offset + delta):
@@ -241,7 +304,7 @@ def stretches(data: bytes, position: int, header: BatchHeader, with_values: bool
             more, position = _siblings(data, position, limit, delta + 1, stride, shape, wanted)
             count += more
             remaining -= more
-        yield Stretch(delta, count, timestamp_delta_ms, key, block, values)
+        yield Stretch(delta, count, timestamp_delta_ms, key, block, values, position)
         next_delta = delta + count
     if position != end:
         raise CorruptBatch(f"{end - position} bytes after the last record")
@@ -262,8 +325,8 @@ def _siblings(
     """
     time_piece, key_piece, block = shape
     end = len(data)
-    count = 0
-    while count < limit and end - position > 2:
+    count = strides = 0
+    while count < limit and end - position > 2 and strides < _STRIDES_MAX:
         byte = data[position]
         body = position + 1
         if byte > 127:
@@ -285,7 +348,9 @@ def _siblings(
         if size & 0x4001 or at + (size >> 1) + len(block) != stop or not data.startswith(block, stop - len(block)):
             break
         more = 1
+        strides += 1
         if stop - position == stride:
+            strides = 0
             fixed = len(time_piece) + body - position
             bound = min(limit - count - 1, (end - stop) // stride)
             value = at - position, at - position + (size >> 1)

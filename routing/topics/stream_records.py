@@ -11,8 +11,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, cast
 
 from core_log.files import BytesLike
@@ -41,6 +43,7 @@ _KEY_BYTES_MAX = 255
 _SLAB_MESSAGES_MAX = 1024
 _SLAB_BYTES_MAX = 256 << 10
 _DIGITS_MAX = 18
+_RESERVED = RESERVED_HEADER_PREFIX.encode()
 _NO_LEAD = b"\x01"
 """The length -1, which no header's name has: matches no block."""
 
@@ -114,6 +117,7 @@ register_decoder(RECORD_PROTOCOL, neutral_of)
 
 _Source = tuple[str, str]
 """Exchange and protocol."""
+_FOREIGN: _Source = ("", RECORD_PROTOCOL)
 
 
 class StreamReader:
@@ -156,6 +160,8 @@ class StreamReader:
         lead = self._lead
         at = 1 + len(lead)
         contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
+        if contiguous and blocks.count(blocks[0]) == len(blocks):
+            blocks = blocks[:1]  # one says it for all
         for index, block in enumerate(blocks):
             if block is not last:
                 last = block
@@ -171,7 +177,9 @@ class StreamReader:
                 self._add(source, fields, raws, start, index)
                 start, source, raws = index, self._source, []
             raws.append(raw)
-        self._add(source, fields, raws, start, len(blocks))
+        if len(blocks) < len(offsets):
+            source, raws = self._source, raws * len(offsets)
+        self._add(source, fields, raws, start, len(offsets))
 
     def _add(self, source: _Source, fields: RecordFields, raws: list[bytes], start: int, stop: int) -> None:
         """Records [start, stop), consecutive and from one source."""
@@ -181,7 +189,7 @@ class StreamReader:
             self._close()
             self._begin(fields.offsets[start], source)
         keys, values = fields.keys[start:stop], fields.values[start:stop]
-        self._keys += map(_routing_key, keys)
+        self._keys += _routing_keys(keys)
         self._raws += raws
         self._bodies += [value or b"" for value in values] if None in values else cast(list[bytes], values)
         self._end += stop - start
@@ -195,19 +203,21 @@ class StreamReader:
         common = self._common.get(protocol)
         if common is None:
             common = self._common[protocol] = Properties(protocol, b"", persistent=True)
-        start, size = 0, 0
-        for stop, body in enumerate(bodies, 1):
-            size += len(body)
-            if size >= _SLAB_BYTES_MAX or stop - start == _SLAB_MESSAGES_MAX or stop == len(bodies):
-                part = slice(start, stop)
-                slab = StreamSlab(
-                    self._first + start, exchange, common, bodies[part], self._keys[part], self._raws[part]
-                )
-                self._slabs.append(slab)
-                start, size = stop, 0
+        sizes = list(accumulate(map(len, bodies)))
+        start = 0
+        while start < len(bodies):
+            full = sizes[start] - len(bodies[start]) + _SLAB_BYTES_MAX
+            stop = min(bisect_left(sizes, full, start) + 1, start + _SLAB_MESSAGES_MAX, len(bodies))
+            part = slice(start, stop)
+            slab = StreamSlab(self._first + start, exchange, common, bodies[part], self._keys[part], self._raws[part])
+            self._slabs.append(slab)
+            start = stop
 
     def _parse(self, block: bytes) -> bytes:
         """The property bytes of a block that begins unlike the one before; `_source` and `_lead` are left behind."""
+        if is_foreign(block):
+            self._lead, self._source = _NO_LEAD, _FOREIGN
+            return block
         exchange, lead = "", b""
         self._lead = _NO_LEAD
         for name, value in decode_header_block(block)[:2] if block != b"\0" else ():
@@ -225,8 +235,45 @@ class StreamReader:
         return block
 
 
+def is_foreign(block: bytes) -> bool:
+    """Whether a header block is whole, and its first header none of ours: nothing else has to be known of it. False is
+    no answer: then it has to be decoded.
+    """
+    if block == b"\0":
+        return True
+    end = len(block)
+    try:
+        at, count = 1, block[0]
+        if count > 127 or block.startswith(_RESERVED, 2):
+            return False
+        for _ in range(count >> 1):
+            size = block[at]
+            if size > 127 or size & 1:
+                return False
+            at += 1 + (size >> 1)
+            size = block[at]
+            if size == 1:
+                at += 1
+            elif size > 127 or size & 1:
+                return False
+            else:
+                at += 1 + (size >> 1)
+    except IndexError:
+        return False
+    return at == end and not count & 1
+
+
 def _named(name: str) -> bytes:
     return varint(len(name)) + name.encode()
+
+
+def _routing_keys(keys: list[bytes | None]) -> list[str]:
+    """All at once where that can be: decoding one string costs little more for having many keys in it."""
+    if None not in keys and max(map(len, cast(list[bytes], keys))) <= _KEY_BYTES_MAX:
+        found = b"\0".join(cast(list[bytes], keys)).decode("utf-8", NAME_ENCODING_ERRORS).split("\0")
+        if len(found) == len(keys):
+            return found
+    return list(map(_routing_key, keys))
 
 
 def _routing_key(key: bytes | None) -> str:
