@@ -38,9 +38,9 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     consumer_session_timeout_ms: int = 45_000
     """Of members of groups that the broker divides: who is not heard of for so long is out."""
     consumer_heartbeat_interval_ms: int = 5_000
-    """How often these are heard of, """
-    consumer_unsettled_heartbeat_interval_ms: int = 500
-    """and how often while partitions move, or did a moment ago: so soon the next one reads what another gave up."""
+    """How often these are heard of at most; in groups of less than 1,250 members 4 ms for each, but 800."""
+    consumer_unsettled_heartbeat_interval_ms: int = 300
+    """The same while partitions move, or did a moment ago: so soon the next one reads what another gave up."""
     group_offsets_retention_ms: int = 604_800_000
     """How long offsets are kept after a group's last member has gone, or of who is in no group after the commit."""
     transaction_timeout_ms_max: int = 900_000

@@ -51,14 +51,16 @@ class GroupTimes(NamedTuple):
 
     session_ms: int = 45_000
     heartbeat_ms: int = 5_000
-    unsettled_heartbeat_ms: int = 500
+    """At most: the fewer members, the more often each is heard of, and hears what it may read."""
+    unsettled_heartbeat_ms: int = 300
     """While a group is being divided, or was a moment ago."""
     members_max: int = 10_000
 
 
 _PATTERNS_MAX = 1000
-_BEAT_MS_PER_MEMBER = 2
-"""What members say while a large group is divided is not to be all that the broker does."""
+_SETTLED_HEARTBEAT_MS_MIN = 800
+_BEAT_MS_PER_MEMBER, _UNSETTLED_BEAT_MS_PER_MEMBER = 4, 1
+"""What the members of a large group say is not to be all that the broker does."""
 
 
 class ConsumerGroup:
@@ -341,10 +343,12 @@ class ConsumerGroup:
     # ---- being there
 
     def _interval_ms(self) -> int:
-        times = self._times
-        if self._now_ms() >= self._unsettled_until_ms:
-            return times.heartbeat_ms
-        return min(times.heartbeat_ms, max(times.unsettled_heartbeat_ms, _BEAT_MS_PER_MEMBER * len(self.members)))
+        times, count = self._times, len(self.members)
+        if self._now_ms() < self._unsettled_until_ms:
+            wanted = max(times.unsettled_heartbeat_ms, _UNSETTLED_BEAT_MS_PER_MEMBER * count)
+        else:
+            wanted = max(_SETTLED_HEARTBEAT_MS_MIN, _BEAT_MS_PER_MEMBER * count)
+        return min(times.heartbeat_ms, wanted)
 
     def _heard_of(self, member: ConsumerMember) -> None:
         member.until_ms = self._now_ms() + self._times.session_ms

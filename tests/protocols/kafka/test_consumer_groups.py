@@ -34,11 +34,11 @@ async def beat(peer: Peer, member: str = "a", epoch: int = 0, *, version: int = 
 
 @pytest.mark.parametrize("version", [0, 1])
 async def test_a_member_comes_reads_and_goes(version: int) -> None:
-    async with kafka_broker(consumer_heartbeat_interval_ms=4000) as broker:
+    async with kafka_broker(consumer_heartbeat_interval_ms=200) as broker:
         topic = await broker.create_topic("t", partitions=3, config={})
         peer = Peer(broker)
         found = await beat(peer, "" if version == 0 else "a", version=version)
-        assert (found.error_code, found.member_epoch, found.heartbeat_interval_ms) == (0, 1, 500)
+        assert (found.error_code, found.member_epoch, found.heartbeat_interval_ms) == (0, 1, 200)
         (part,) = found.assignment.topic_partitions
         assert (part.topic_id, part.partitions) == (topic.id, [0, 1, 2])
         me = found.member_id
