@@ -13,6 +13,8 @@ from protocols.native.link import Link, ReplyType
 from protocols.native.wire import Request
 
 _PAUSE_S = 0.1
+_CONNECT_S_MAX = 1.0
+"""Who cannot be reached for so long may not be the one any more."""
 
 
 class CoordinatorLink:
@@ -79,7 +81,7 @@ class CoordinatorLink:
             self._own = link, scope
             self._nursery.start_soon(self._keep, link, scope)
         link = self._own[0]
-        with trio.move_on_after(self._link.config.connect_timeout_ms / 1000):
+        with trio.move_on_after(min(_CONNECT_S_MAX, self._link.config.connect_timeout_ms / 1000)):
             await link.wait_connected()
         if not link.connected:
             raise ConnectionLost(f"cannot connect to {address[0]}:{address[1]}", retriable=True)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,11 +21,19 @@ import trio
 from core_log.batch_header import TRANSACTIONAL_BIT
 from protocols.native import wire_groups, wire_transactions
 from protocols.native.coordinators import CoordinatorLink
-from protocols.native.errors import ConnectionLost, MillraceError, SequenceOutOfOrder, TransactionAborted
+from protocols.native.errors import (
+    ConnectionLost,
+    MillraceError,
+    SequenceOutOfOrder,
+    TransactionAborted,
+    WrongTransactionState,
+)
 from protocols.native.group_bytes import Partition
 from protocols.native.membership import GroupMetadata
 from protocols.native.producer import Producer
 from protocols.native.producer_batches import Batch, Delivery, Waiting
+
+logger = logging.getLogger("protocols.native.producer")
 
 
 class TransactionalProducer(Producer):
@@ -48,12 +57,14 @@ class TransactionalProducer(Producer):
         self._error: MillraceError | None = None
         """Why only `abort` is left."""
         self._unsure = False
-        """A batch with a number was not stored, or nobody knows."""
+        """Something of it may be, or come to be, where nobody knows: the next epoch ends that."""
         self._added: set[Waiting] = set()
         self._to_add: dict[Waiting, None] = {}
         self._adding = False
         self._groups: dict[str, CoordinatorLink] = {}
         self._sent_anything = False
+        self._decided = False
+        """`commit` has asked for its end."""
 
     async def _prepare(self) -> None:
         self._coordinator = CoordinatorLink(wire_groups.OF_TRANSACTION, self._id, self._link, self._nursery)
@@ -71,7 +82,15 @@ class TransactionalProducer(Producer):
 
     async def _finish(self) -> None:
         if self._open:
-            await self.abort()
+            try:
+                await self.abort()
+            except MillraceError as error:  # whoever comes next with the id ends it
+                logger.warning("the transaction of '%s' was not aborted: %s", self._id, error)
+
+    @property
+    def in_transaction(self) -> bool:
+        """One is under way; after an error only `abort` may end it."""
+        return self._open
 
     # ---- transactions
 
@@ -79,7 +98,7 @@ class TransactionalProducer(Producer):
         """Begin a transaction. Raises ValueError if one is under way."""
         if self._open:
             raise ValueError("a transaction is under way")
-        self._open, self._error, self._sent_anything = True, None, False
+        self._open, self._error, self._sent_anything, self._decided = True, None, False, False
         self._failed.clear()
         await trio.lowlevel.checkpoint()
 
@@ -89,10 +108,14 @@ class TransactionalProducer(Producer):
         await self._answered_all()
         if self._error is not None:
             raise self._error
+        self._decided = True
         await self._end(committed=True)
 
     async def abort(self) -> None:
-        """Have nothing of it take effect, ever."""
+        """Have nothing of it take effect, ever.
+
+        Raises WrongTransactionState when it was committed before: by a `commit` that was not answered in time.
+        """
         self._require_open(even_failed=True)
         aborted = TransactionAborted("the transaction was aborted")
         for queue in list(self._active):
@@ -102,10 +125,18 @@ class TransactionalProducer(Producer):
         await self._answered_all()
         while self._adding:  # lest it begins another transaction
             await self._coordinator.pause()
-        await self._end(committed=False)
+        too_late: WrongTransactionState | None = None
+        try:
+            await self._end(committed=False)
+        except WrongTransactionState as error:
+            too_late = error if self._decided else None  # else the coordinator knows of nothing that was under way
+            self._unsure = True
         if self._unsure:
             await self._take_id(self._producer_id, self._epoch)
             self._unsure = False
+        self._close()
+        if too_late is not None:
+            raise too_late
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -117,7 +148,10 @@ class TransactionalProducer(Producer):
         except BaseException:
             with trio.CancelScope(shield=True), trio.move_on_after(self._link.config.request_timeout_ms / 1000):
                 if self._open:
-                    await self.abort()
+                    try:
+                        await self.abort()
+                    except MillraceError as error:  # what came before it is what the application is told
+                        logger.warning("the transaction of '%s' was not aborted: %s", self._id, error)
             raise
 
     async def send_offsets(self, offsets: Mapping[Partition, int], group: GroupMetadata | str) -> None:
@@ -173,6 +207,10 @@ class TransactionalProducer(Producer):
                 lambda: wire_transactions.EndTransaction(0, self._id, self._producer_id, self._epoch, committed),
                 wire_transactions.EndTransactionReply,
             )
+        if committed:
+            self._close()
+
+    def _close(self) -> None:
         self._open = False
         self._added.clear()
         self._to_add.clear()
@@ -198,10 +236,16 @@ class TransactionalProducer(Producer):
 
     async def _join(self, partitions: list[Partition], groups: list[str]) -> None:
         self._sent_anything = True
-        await self._coordinator.call(
-            lambda: wire_transactions.AddToTransaction(0, self._id, self._producer_id, self._epoch, partitions, groups),
-            wire_transactions.AddToTransactionReply,
-        )
+        try:
+            await self._coordinator.call(
+                lambda: wire_transactions.AddToTransaction(
+                    0, self._id, self._producer_id, self._epoch, partitions, groups
+                ),
+                wire_transactions.AddToTransactionReply,
+            )
+        except MillraceError:
+            self._unsure = True  # it may arrive behind the end
+            raise
 
     async def _add(self) -> None:
         """Tell the coordinator of the partitions that batches wait for."""

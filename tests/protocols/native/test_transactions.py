@@ -134,7 +134,6 @@ async def test_the_next_process_fences_the_one_before() -> None:
                 await first.commit()
             with pytest.raises(ProducerFenced):
                 await first.abort()
-            first._open = False
         assert await read(running) == [b"kept"]
 
 
@@ -168,7 +167,7 @@ async def test_a_transaction_that_takes_too_long_is_given_up() -> None:
             await trio.sleep(0.6)
             with pytest.raises(MillraceError):
                 await producer.commit()
-            producer._open = False
+            assert producer.in_transaction
         assert await read(running) == []
 
 
