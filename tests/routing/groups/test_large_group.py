@@ -1,4 +1,4 @@
-"""Members of a group of 200, which the broker divides over 2,000 partitions, are restarted one by one: in virtual time."""
+"""A group of 200 members, which the broker divides over 2,000 partitions, is restarted one by one: in virtual time."""
 
 from __future__ import annotations
 
