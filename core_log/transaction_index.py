@@ -92,6 +92,8 @@ class TransactionIndex:
 
     def note(self, header: BatchHeader, base_offset: int, batch: BytesLike) -> None:
         """A transactional batch, or a marker, is about to be in the log. Raises CorruptBatch; then nothing changes."""
+        if header.producer_id < 0:
+            raise CorruptBatch("a batch of a transaction, and of no producer")
         if header.is_control:
             committed = is_commit(batch)
             found = self.open.pop(header.producer_id, None) if committed is not None else None

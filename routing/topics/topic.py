@@ -20,7 +20,7 @@ import trio
 from core_log.absent_log import AbsentLog
 from core_log.admission import admit
 from core_log.batch_header import TIMESTAMP_TYPE_BIT, BatchHeader
-from core_log.errors import LogUnavailable
+from core_log.errors import CorruptBatch, LogUnavailable
 from core_log.files import BytesLike
 from core_log.murmur2 import partition_of_key
 from core_log.partition_log import LogConfig, PartitionLog
@@ -114,8 +114,11 @@ class TopicPartition:
     ) -> tuple[int, int]:
         """Append validated batches, idempotent producers' unless they are there already: the base offset of the first,
         and the offset behind the last. `check` raises if there is no transaction that they may be a part of: asked
-        where none is open yet. Raises as `append` does, and OutOfOrderSequence, ProducerFenced.
+        where none is open yet. Raises as `append` does, and OutOfOrderSequence, ProducerFenced,
+        CorruptBatch.
         """
+        if check is None and any(header.is_transactional for header in headers):
+            raise CorruptBatch("a batch of a transaction, and of none that is under way")
         states = await self.producers.states()
         if check is not None:
             states = await self._joined(headers[0], check)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import pika
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Place
 from kafka.structs import OffsetAndMetadata
 
-from tests.support import BrokerProcess, broker_process
+from protocols.native.blocking import BlockingClient
+from protocols.native.records import batch_records, offset_after
+from tests.support import HOST, BrokerProcess, broker_process
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 DOORS = ("amqp", "mqtt", "native", "kafka")
@@ -205,3 +211,72 @@ def test_kafka_python_has_transactions_too(server: str) -> None:
     consumer = KafkaConsumer(bootstrap_servers=server, group_id="python-group")
     assert consumer.committed(Place("python", 0)) == 2
     consumer.close()
+
+
+def test_who_knows_nothing_of_transactions_reads_what_is_committed(server: str, broker: BrokerProcess) -> None:
+    """AMQP, from a stream, and the native protocol: both pass over markers and what was aborted."""
+    name = "read-by-all"
+    connection = pika.BlockingConnection(pika.ConnectionParameters(HOST, broker.amqp_port))
+    channel = connection.channel()
+    channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+    producer = transactional(server, name)
+    for number in range(5):
+        producer.begin_transaction()
+        for part in range(3):
+            producer.produce(name, b"%d-%d" % (number, part))
+        producer.flush(PATIENCE_S)
+        if number % 2:
+            producer.abort_transaction(PATIENCE_S)
+        else:
+            producer.commit_transaction(PATIENCE_S)
+    producer.begin_transaction()
+    producer.produce(name, b"open")
+    producer.flush(PATIENCE_S)
+    committed = [b"%d-%d" % (number, part) for number in (0, 2, 4) for part in range(3)]
+    with BlockingClient(f"{HOST}:{broker.native_port}") as client:
+        assert client.list_offsets(name, 0, "latest") == 20
+        found: list[bytes] = []
+        offset = 0
+        while offset < 20:
+            fetched = client.fetch(name, 0, offset)
+            assert fetched.high_watermark == 20
+            for batch in fetched.batches:
+                found += [one.value or b"" for one in batch_records(name, 0, batch, offset)]
+                offset = offset_after(batch)
+        assert found == committed
+    channel.basic_qos(prefetch_count=100)
+    channel.basic_consume(name, lambda _c, _m, _p, body: got.append(body), arguments={"x-stream-offset": "first"})
+    got: list[bytes] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(got) < len(committed) and time.monotonic() < deadline:
+        connection.process_data_events(0.1)
+    connection.process_data_events(0.3)
+    assert got == committed
+    producer.commit_transaction(PATIENCE_S)
+    while len(got) == len(committed) and time.monotonic() < deadline:
+        connection.process_data_events(0.1)
+    assert got == [*committed, b"open"]
+    connection.close()
+
+
+def test_an_operator_sees_what_is_open_and_aborts_it(server: str, broker: BrokerProcess) -> None:
+    producer = transactional(server, "forgotten")
+    producer.begin_transaction()
+    producer.produce("forgotten", b"x")
+    producer.flush(PATIENCE_S)
+
+    def millrace(*arguments: str) -> str:
+        command = [sys.executable, "-m", "gateway", "transactions", *arguments]
+        command += ["--server", f"{HOST}:{broker.native_port}"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+
+    (found,) = [one for one in json.loads(millrace("list", "--json")) if one["transactional_id"] == "forgotten"]
+    assert (found["state"], found["partitions"]) == ("Ongoing", ["forgotten-0"])
+    assert found["owner"].startswith("guest@127.0.0.1")
+    assert 0 <= found["age_ms"] < 60_000
+    assert "forgotten" in millrace("list")
+    assert "aborted" in millrace("abort", "forgotten")
+    assert "no transaction" in millrace("abort", "forgotten")
+    assert values(server, "forgotten") == []
+    with pytest.raises(confluent_kafka.KafkaException):
+        producer.commit_transaction(PATIENCE_S)

@@ -75,6 +75,14 @@ def test_a_control_batch_without_a_type_is_refused_and_changes_nothing() -> None
     log.close()
 
 
+def test_a_transaction_of_no_producer_is_refused() -> None:
+    log = open_log(MemoryFiles())
+    with pytest.raises(CorruptBatch):
+        log.append(transactional(make_batch([b"a"]), -1, -1))
+    assert log.log_end_offset == 0
+    log.close()
+
+
 def test_logs_without_transactions_have_no_index_and_no_file() -> None:
     files = MemoryFiles()
     log = open_log(files)

@@ -52,7 +52,7 @@ def worker(servers: str, name: str, dice: random.Random) -> None:
         producer.init_transactions(PATIENCE_S)
         consumer.subscribe([SOURCE])
         while True:
-            taken = [one for one in consumer.consume(dice.randrange(1, 60), 0.2) if one.error() is None]
+            taken = [one for one in consumer.consume(dice.randrange(1, 200), 0.2) if one.error() is None]
             if taken and not _copy(consumer, producer, taken, give_up=dice.random() < ABORTED):
                 _go_back(consumer)
     finally:
