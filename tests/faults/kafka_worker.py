@@ -2,12 +2,14 @@
 
     python -m tests.faults.kafka_worker SERVERS NAME SEED
 
-It goes on until it is killed, or ends when its transactional id is another's.
+It goes on until it is killed, or ends when its transactional id is another's, or the client library does not return:
+librdkafka may wait for ever in `send_offsets_to_transaction` when the broker went in the middle of it.
 """
 
 from __future__ import annotations
 
 import random
+import signal
 import sys
 from typing import Any
 
@@ -16,7 +18,8 @@ import confluent_kafka
 SOURCE, COPIES, GROUP = "source", "copies", "copy"
 TRANSACTION_TIMEOUT_MS = 4000
 SESSION_TIMEOUT_MS = 3000
-PATIENCE_S = 30.0
+PATIENCE_S = 10.0
+HUNG_S = 15
 ABORTED = 0.1
 """This part of the transactions is given up by the worker itself."""
 
@@ -49,10 +52,16 @@ def worker(servers: str, name: str, dice: random.Random) -> None:
         }
     )
     try:
+        signal.alarm(HUNG_S)
         producer.init_transactions(PATIENCE_S)
         consumer.subscribe([SOURCE])
         while True:
-            taken = [one for one in consumer.consume(dice.randrange(1, 200), 0.2) if one.error() is None]
+            signal.alarm(HUNG_S)
+            messages: list[Any] = consumer.consume(dice.randrange(1, 200), 0.2)
+            for one in messages:
+                if one.error() is not None and one.error().fatal():
+                    raise confluent_kafka.KafkaException(one.error())
+            taken = [one for one in messages if one.error() is None]
             if taken and not _copy(consumer, producer, taken, give_up=dice.random() < ABORTED):
                 _go_back(consumer)
     finally:
