@@ -172,7 +172,7 @@ def _find_timestamp(log: ReadableLog, timestamp_ms: int) -> tuple[int, int] | No
 def _find_in_segment(
     file: File, segment: Segment, position: int, timestamp_ms: int, start: int, limit: int
 ) -> tuple[int, int] | None:
-    for place in scan(file, segment.log_path, position, segment.written_bytes):
+    for place in scan(file, segment.log_path, position, segment.written_bytes, piece_bytes=READ_BYTES_MIN):
         if place.next_offset > limit:
             break
         if place.max_timestamp_ms < timestamp_ms or place.next_offset <= start:

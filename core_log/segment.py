@@ -158,9 +158,16 @@ def check_batch(data: BytesLike, at: int, end: int, check_crc: bool = True) -> t
 
 
 def scan(
-    file: File, path: str, start: int, end: int, *, expected: int = 0, check_crc: bool = True
+    file: File,
+    path: str,
+    start: int,
+    end: int,
+    *,
+    expected: int = 0,
+    check_crc: bool = True,
+    piece_bytes: int = _SCAN_BYTES,
 ) -> Iterator[BatchPlace]:
-    """The batches in [start, end) of a segment's file, read in large pieces; offsets begin at `expected` or above.
+    """The batches in [start, end) of a segment's file, read in pieces; offsets begin at `expected` or above.
 
     Raises CorruptBatch with file and position at the first that is damaged, cut short or out of order; OSError.
     """
@@ -171,14 +178,14 @@ def scan(
         while position < end:
             at = position - data_start
             if len(data) - at < HEADER_BYTES:
-                data, data_start, at = file.pread(min(_SCAN_BYTES, end - position), position), position, 0
+                data, data_start, at = file.pread(min(piece_bytes, end - position), position), position, 0
                 if len(data) < HEADER_BYTES:
                     raise CorruptBatch(f"{len(data)} bytes are no batch")
             size, base_offset, next_offset, max_timestamp_ms = check_batch(data, at, len(data), check_crc)
             if size > len(data) - at:
                 if size > end - position:
                     raise CorruptBatch(f"batch of {size} bytes in {end - position}")
-                data, data_start, at = file.pread(max(min(_SCAN_BYTES, end - position), size), position), position, 0
+                data, data_start, at = file.pread(max(min(piece_bytes, end - position), size), position), position, 0
                 if size > len(data):
                     raise CorruptBatch(f"batch of {size} bytes in {len(data)}")
                 check_batch(data, at, len(data), check_crc)

@@ -1,8 +1,9 @@
 """Whether all that a data directory holds is whole, of a single broker or of a cluster's member: nothing is changed.
 
 Each log is opened as a start would open it, then every batch is read and its CRC checked, and every index entry. What
-an unclean stop has left behind the last whole batch is what the next start cuts off; it is named, and no fault. A
-cluster's member is looked at alone, by its own copy of the topology.
+an unclean stop has left behind the last whole batch is what the next start cuts off; it is named, and no fault. Nor are
+segments that a compacted one stands for, which a start removes. A cluster's member is looked at alone, by its own copy
+of the topology.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from core_log import checkpoint
+from core_log.compaction import state as states
 from core_log.damage import find_damage
 from core_log.errors import CorruptBatch
 from core_log.files import Files
@@ -60,7 +62,9 @@ def verify_logs(files: Files) -> Iterator[Verified]:
         found.problems.extend(_faults_of_checkpoint(files, found))
         yield found
     for name in files.list(TOPICS):
-        yield _verify(files, f"{TOPICS}/{name}")
+        found = _verify(files, f"{TOPICS}/{name}")
+        found.problems.extend(_faults_of_compaction(files, found))
+        yield found
 
 
 def verify_topology(files: Files) -> tuple[dict[str, int], list[str]]:
@@ -114,6 +118,23 @@ def _verify(files: Files, directory: str, *, is_store: bool = False) -> Verified
 def _log_bytes(files: Files, directory: str) -> int:
     names, _ = effective(files.list(directory))
     return sum(files.size(f"{directory}/{name}{LOG_SUFFIX}") for name in names)
+
+
+def _faults_of_compaction(files: Files, log: Verified) -> Iterator[str]:
+    path = f"{log.directory}/{states.FILE_NAME}"
+    if not files.exists(path):
+        return
+    content = checkpoint.load(files, path)
+    if content is None:
+        yield f"{path} is damaged"
+        return
+    try:
+        end = states.decode(content).clean_before
+    except ValueError as error:
+        yield f"{path}: {error}"
+        return
+    if end > log.log_end_offset:
+        yield f"{path} speaks of offset {end}: the log ends at {log.log_end_offset}"
 
 
 def _faults_of_checkpoint(files: Files, log: Verified) -> Iterator[str]:

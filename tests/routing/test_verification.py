@@ -10,7 +10,10 @@ import pytest
 
 from core_log.files import OsFiles
 from core_log.read_only import ReadOnlyFiles
+from routing.config import BrokerConfig
+from routing.topics.compaction import Compaction
 from routing.verification import verify_logs, verify_topology, whose
+from tests.core_log.compaction.helpers import keyed
 from tests.routing.harness import engine
 from tests.support.replica_node import batch_of
 
@@ -101,3 +104,34 @@ async def test_what_is_damaged_is_named(tmp_path: Path, damage: Callable[[Path],
     damage(directory)
     found = problems(directory)
     assert any(told in problem for problem in found), found
+
+
+async def test_what_compaction_leaves_is_whole(tmp_path: Path) -> None:
+    directory, work = tmp_path / "d", tmp_path / "work"
+    config = {"cleanup.policy": "compact", "segment.bytes": "2000"}
+    async with engine(OsFiles(work)) as one:
+        (partition,) = (await one.broker.create_topic("t", config=config)).partitions
+        for number in range(60):
+            partition.append(keyed([(b"k%d" % key, b"%d" % number * 20) for key in range(5)]))
+        await partition.log.wait_committed(partition.log.log_end_offset)
+        before = partition.log.segments[2].log_path
+        left_over = (work / before).read_bytes()
+        await Compaction(one.broker.flusher, BrokerConfig(), one.broker.topics.values).round()
+        await one.synced()
+        shutil.copytree(work, directory)
+    names = [path.name for path in directory.glob("topics/t-0/*.log")]
+    assert any("-" in name for name in names)
+    assert problems(directory) == []
+    (directory / before).write_bytes(left_over)  # a crash before it was removed
+    (directory / "topics/t-0/00000000000000000000-1.log.new").write_bytes(b"unfinished")
+    assert problems(directory) == []
+    (found,) = [log for log in verify_logs(ReadOnlyFiles(directory)) if log.directory == "topics/t-0"]
+    assert (found.log_end_offset, found.cut_bytes) == (300, 0)
+    segment = next(path for path in directory.glob("topics/t-0/*-*-*.log"))
+    changed = bytearray(segment.read_bytes())
+    changed[80] ^= 1
+    segment.write_bytes(changed)
+    assert any("wrong CRC" in problem for problem in problems(directory))
+    segment.write_bytes(bytes(changed[:80]) + bytes([changed[80] ^ 1]) + bytes(changed[81:]))
+    (directory / "topics/t-0/compacted").write_bytes(b"nonsense")
+    assert problems(directory) == ["topics/t-0/compacted is damaged"]
