@@ -6,6 +6,7 @@ The first three are for trio programs; those that begin with "Blocking" need no 
 from protocols.native.blocking import BlockingClient, FetchResult, TopicDescription
 from protocols.native.blocking_clients import BlockingConsumer, BlockingProducer
 from protocols.native.blocking_group import BlockingGroupConsumer, BlockingRebalanceListener
+from protocols.native.blocking_transactional import BlockingTransactionalProducer
 from protocols.native.client import Client, LinkConfig
 from protocols.native.client_tls import tls_context
 from protocols.native.consumer import Consumer
@@ -47,6 +48,7 @@ __all__ = [
     "BlockingGroupConsumer",
     "BlockingProducer",
     "BlockingRebalanceListener",
+    "BlockingTransactionalProducer",
     "BufferFull",
     "Client",
     "ConnectionLost",

@@ -46,6 +46,7 @@ NATIVE_CLIENTS = tuple(
         "listed_offsets", "membership", "parallel", "producer", "producer_batches", "served_membership",
         "transactional",
         "blocking", "blocking_admin", "blocking_clients", "blocking_group", "blocking_leaders", "blocking_link",
+        "blocking_transactional",
     )
 )  # fmt: skip
 

@@ -198,19 +198,30 @@ class BlockingClient(BlockingGroups):
         return offsets
 
     def try_produce(
-        self, batches: Iterable[tuple[str, int, BytesLike]], *, acks: int, timeout_ms: int
+        self,
+        batches: Iterable[tuple[str, int, BytesLike]],
+        *,
+        acks: int,
+        timeout_ms: int,
+        transactional_id: str | None = None,
     ) -> list[tuple[WireError | None, int]]:
         """Like `produce_batches`, with the error and base offset of each batch; nothing with `acks` 0."""
         wanted = list(batches)
         results: list[tuple[WireError | None, int]] = [(None, -1)] * len(wanted)
         for link, numbers in self._leaders.by_leader([batch[:2] for batch in wanted], create_missing=True):
-            answers = self._produce(link, [wanted[number] for number in numbers], acks, timeout_ms)
+            chosen = [wanted[number] for number in numbers]
+            answers = self._produce(link, chosen, acks, timeout_ms, transactional_id)
             for number, answer in zip(numbers, answers):
                 results[number] = answer
         return [] if acks == wire.ACKS_NONE else results
 
     def _produce(
-        self, link: BlockingLink, batches: list[tuple[str, int, BytesLike]], acks: int, timeout_ms: int
+        self,
+        link: BlockingLink,
+        batches: list[tuple[str, int, BytesLike]],
+        acks: int,
+        timeout_ms: int,
+        transactional_id: str | None,
     ) -> list[tuple[WireError | None, int]]:
         try:
             connection = link.connected()
@@ -224,7 +235,7 @@ class BlockingClient(BlockingGroups):
                 )
                 for topic, partition, batch in batches
             ]
-            request = wire.Produce(0, acks, timeout_ms, entries)  # type: ignore[arg-type]
+            request = wire.Produce(0, acks, timeout_ms, entries, transactional_id)  # type: ignore[arg-type]
             if acks == wire.ACKS_NONE:
                 link.send(connection, request)
                 return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from protocols.native import groups_admin, wire, wire_groups
 from protocols.native.blocking_link import Address, BlockingLink, ReplyType
@@ -38,14 +38,14 @@ class BlockingAsker:
         """See `Asker`."""
         return self._link.call(request, kind)
 
-    async def coordinator(self, group: str, request: Request, kind: type[ReplyType]) -> ReplyType:
-        """See `Asker`."""
+    async def coordinator(
+        self, group: str, request: Request, kind: type[ReplyType], *, of: Literal[0, 1] = wire_groups.OF_GROUP
+    ) -> ReplyType:
+        """See `Asker`; or of a transactional id."""
         deadline = time.monotonic() + self._link.terms.timeout_s
         while True:
             try:
-                found = self._link.call(
-                    wire_groups.FindCoordinator(0, wire_groups.OF_GROUP, group), wire_groups.FindCoordinatorReply
-                )
+                found = self._link.call(wire_groups.FindCoordinator(0, of, group), wire_groups.FindCoordinatorReply)
                 return self._at(found.node_id, found.host, found.port).call(request, kind)
             except MillraceError as error:
                 if not error.retriable or time.monotonic() > deadline:

@@ -109,6 +109,8 @@ class BlockingProducer(_Closing):
         self._idempotent = idempotent and self._acks != wire.ACKS_NONE
         self._producer_id: int | None = None
         self._sequences: dict[tuple[str, int], Sequences] = {}
+        self._transactional_id: str | None = None
+        self._attributes = 0
         self._batch_bytes = batch_bytes
         self._compression = compression_of(compression)
         self._delivery_timeout_s = delivery_timeout_ms / 1000
@@ -162,10 +164,16 @@ class BlockingProducer(_Closing):
     def _sequences_of(self, key: tuple[str, int]) -> Sequences:
         found = self._sequences.get(key)
         if found is None:
-            if self._producer_id is None:
-                self._producer_id = self.client.init_producer() if self._idempotent else -1
-            found = self._sequences[key] = Sequences(self._producer_id)
+            found = self._sequences[key] = self._new_sequences()
         return found
+
+    def _new_sequences(self) -> Sequences:
+        if self._producer_id is None:
+            self._producer_id = self.client.init_producer() if self._idempotent else -1
+        return Sequences(self._producer_id)
+
+    def _before_sending(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Batches for these are about to be sent."""
 
     def _renumbered(self, topic: str, partition: int, batch: bytes) -> tuple[str, int, bytes]:
         sequences = self._sequences[topic, partition]
@@ -180,9 +188,10 @@ class BlockingProducer(_Closing):
         for topic, count in self._grown(self._topics).items():
             if count > self._topics[topic].partitions:
                 self._topics[topic] = KeyPartitions(count)
+        self._before_sending(self._drafts)
         drafts, self._drafts = self._drafts, {}
         waiting = [
-            (*key, draft.build(self._compression, self._sequences_of(key).stamp(draft.count)))
+            (*key, draft.build(self._compression, self._sequences_of(key).stamp(draft.count), self._attributes))
             for key, draft in drafts.items()
         ]
         for topic, known in self._topics.items():
@@ -192,7 +201,9 @@ class BlockingProducer(_Closing):
         while waiting:
             last: MillraceError
             try:
-                results = self.client.try_produce(waiting, acks=self._acks, timeout_ms=self._timeout_ms)
+                results = self.client.try_produce(
+                    waiting, acks=self._acks, timeout_ms=self._timeout_ms, transactional_id=self._transactional_id
+                )
             except MillraceError as error:
                 if not error.retriable:
                     raise

@@ -18,9 +18,9 @@ import trio
 
 from protocols.native.consumer import Consumer
 from protocols.native.errors import ConnectionLost
-from protocols.native.group_bytes import Partition
+from protocols.native.group_bytes import GroupMetadata, Partition
 from protocols.native.link import LinkConfig
-from protocols.native.membership import GroupMetadata, RebalanceListener
+from protocols.native.membership import RebalanceListener
 from protocols.native.parallel import Order, process_in_parallel
 from protocols.native.records import ConsumerRecord
 

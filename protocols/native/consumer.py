@@ -25,9 +25,10 @@ from protocols.native.client import LinkConfig
 from protocols.native.coordinators import CoordinatorLink
 from protocols.native.errors import ErrorCode, MillraceError
 from protocols.native.fetcher import Fetcher, FetchLimits, OffsetReset, Partition, Position
+from protocols.native.group_bytes import GroupMetadata
 from protocols.native.hooks import ConsumerInterceptor, Deserializer, on_records_of
 from protocols.native.listed_offsets import list_offsets
-from protocols.native.membership import GroupMetadata, GroupTerms, Membership, Reader, RebalanceListener
+from protocols.native.membership import GroupTerms, Membership, Reader, RebalanceListener
 from protocols.native.records import ConsumerRecord
 from protocols.native.served_membership import ServedMembership
 

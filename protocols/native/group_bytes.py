@@ -29,6 +29,15 @@ class Subscription(Struct, frozen=True):
     user_data: bytes | None = None
 
 
+class GroupMetadata(Struct, frozen=True):
+    """Who a consumer is in its group; by default of no member."""
+
+    group: str
+    member_id: str = ""
+    instance_id: str | None = None
+    generation: int = -1
+
+
 class GroupBytesError(ValueError):
     """Bytes that are not what another member should have said."""
 

@@ -67,15 +67,6 @@ class RebalanceListener:
         return self.on_revoked(partitions)
 
 
-class GroupMetadata(Struct, frozen=True):
-    """Who a consumer is in its group; by default of no member."""
-
-    group: str
-    member_id: str = ""
-    instance_id: str | None = None
-    generation: int = wire_groups.NO_GENERATION
-
-
 class GroupTerms(Struct, frozen=True, kw_only=True):
     """How a consumer is a member; see `Consumer`."""
 

@@ -28,8 +28,7 @@ from protocols.native.errors import (
     TransactionAborted,
     WrongTransactionState,
 )
-from protocols.native.group_bytes import Partition
-from protocols.native.membership import GroupMetadata
+from protocols.native.group_bytes import GroupMetadata, Partition
 from protocols.native.producer import Producer
 from protocols.native.producer_batches import Batch, Delivery, Waiting
 

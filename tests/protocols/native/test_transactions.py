@@ -10,6 +10,7 @@ import trio
 from core_log.memory_files import MemoryFiles
 from millrace import (
     BatchTooLarge,
+    BlockingTransactionalProducer,
     Client,
     Consumer,
     LinkConfig,
@@ -222,3 +223,46 @@ async def test_exactly_once_through_cuts_and_restarts(seed: int) -> None:
         found = sorted(map(int, filter(None, await read(running, "out"))))
         assert found == list(range(300))
         nursery.cancel_scope.cancel()
+
+
+async def test_without_an_event_loop() -> None:
+    def work(server: str) -> None:
+        with BlockingTransactionalProducer(server, "x", batch_bytes=300) as producer:
+            with producer.transaction():
+                for number in range(50):
+                    producer.send("t", b"%d" % number, partition=number % 2)
+                producer.send_offsets({("in", 0): 3}, "g")
+            producer.begin()
+            for number in range(50, 100):
+                producer.send("t", b"%d" % number, partition=0)
+            producer.flush()
+            producer.abort()
+            with pytest.raises(KeyError), producer.transaction():  # noqa: PT012
+                producer.send("t", b"never")
+                producer.send_offsets({("in", 0): 7}, "g")
+                raise KeyError
+            with pytest.raises(BatchTooLarge), producer.transaction():
+                producer.send("t", b"x" * 2000)
+            assert not producer.in_transaction
+            with producer.transaction():
+                producer.send("t", b"100", partition=1)
+            with pytest.raises(ValueError, match="no transaction"):
+                producer.send("t", b"outside")
+            with BlockingTransactionalProducer(server, "x") as second:
+                producer.begin()
+                producer.send("t", b"fenced")
+                second.begin()
+                with pytest.raises(ProducerFenced):
+                    producer.commit()
+                second.abort()
+
+    async with native_broker() as running:
+        await running.broker.create_topic("in", partitions=1)
+        async with Producer(running.server) as filling:
+            for number in range(9):
+                await filling.send("in", b"%d" % number)
+        await running.broker.create_topic("t", partitions=2, config={"max.message.bytes": "1000"})
+        with trio.fail_after(TIMEOUT_S):
+            await trio.to_thread.run_sync(work, running.server)
+        assert sorted(map(int, filter(None, await read(running)))) == [*range(50), 100]
+        assert (await running.broker.offsets.fetch("g"))[("in", 0)] == (3, "")
