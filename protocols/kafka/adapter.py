@@ -61,6 +61,7 @@ from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_45_alter_partition_reassignments,
     adapter_46_list_partition_reassignments,
     adapter_47_offset_delete,
+    adapter_48_describe_client_quotas,
     adapter_50_describe_user_scram_credentials,
     adapter_51_alter_user_scram_credentials,
     adapter_60_describe_cluster,

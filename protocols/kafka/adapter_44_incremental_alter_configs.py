@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
-from protocols.kafka.adapter_configs import alter
+from protocols.kafka.adapter_configs import APPEND, DELETE, SET, SUBTRACT, alter
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
@@ -17,13 +15,8 @@ _LISTS = {"cleanup.policy": "delete"}
 """Settings that can be added to, and what they are if nobody says otherwise."""
 
 
-class Operation(IntEnum):
-    """What is to become of a setting."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
+_NEVER_SET = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+"""Settings of topics that are none here, and that tools take back without having set them."""
 
 
 @serves(INCREMENTAL_ALTER_CONFIGS, 0, 1)
@@ -35,13 +28,13 @@ async def incremental_alter_configs(door: Door, call: Call, request: Entity) -> 
 def _change_of(asked: Entity) -> ConfigChange:
     if len({one.name for one in asked.configs}) != len(asked.configs):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
-    changes = [_checked(one) for one in asked.configs]
+    changes = [_checked(one) for one in asked.configs if one.name not in _NEVER_SET or one.config_operation != DELETE]
 
     def change(config: dict[str, str]) -> dict[str, str]:
         for name, operation, value in changes:
-            if operation == Operation.DELETE:
+            if operation == DELETE:
                 config.pop(name, None)
-            elif operation == Operation.SET:
+            elif operation == SET:
                 config[name] = value
             else:
                 config[name] = _joined(config.get(name, _LISTS[name]), operation, value)
@@ -50,23 +43,22 @@ def _change_of(asked: Entity) -> ConfigChange:
     return change
 
 
-def _checked(one: Entity) -> tuple[str, Operation, str]:
-    try:
-        operation = Operation(one.config_operation)
-    except ValueError:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no operation {one.config_operation}") from None
+def _checked(one: Entity) -> tuple[str, int, str]:
+    operation: int = one.config_operation
+    if operation not in (SET, DELETE, APPEND, SUBTRACT):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no operation {operation}")
     if one.name not in KNOWN:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {one.name}")
-    if one.value is None and operation != Operation.DELETE:
+    if one.value is None and operation != DELETE:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {one.name}")
-    if operation in (Operation.APPEND, Operation.SUBTRACT) and one.name not in _LISTS:
-        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Can't {operation.name} to key {one.name}: it is not a list")
+    if operation in (APPEND, SUBTRACT) and one.name not in _LISTS:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"{one.name} is not a list that could be added to")
     return one.name, operation, one.value or ""
 
 
-def _joined(have: str, operation: Operation, value: str) -> str:
+def _joined(have: str, operation: int, value: str) -> str:
     names = [one.strip() for one in have.split(",") if one.strip()]
     said = [one.strip() for one in value.split(",") if one.strip()]
-    if operation == Operation.APPEND:
+    if operation == APPEND:
         return ",".join([*names, *(one for one in said if one not in names)])
     return ",".join(one for one in names if one not in said)

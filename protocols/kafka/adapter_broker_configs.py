@@ -31,6 +31,10 @@ _ENGINE: tuple[tuple[str, Kind, str, str], ...] = (
     ("group.min.session.timeout.ms", "int", "group_session_timeout_ms_min", "The shortest session of a member."),
     ("group.max.session.timeout.ms", "int", "group_session_timeout_ms_max", "The longest session of a member."),
     ("group.max.size", "int", "group_members_max", "Members of one group."),
+    ("group.consumer.session.timeout.ms", "int", "consumer_session_timeout_ms", "Of who has a group divided here."),
+    ("group.consumer.heartbeat.interval.ms", "int", "consumer_heartbeat_interval_ms", "How often these are heard of."),
+    ("transaction.max.timeout.ms", "int", "transaction_timeout_ms_max", "How long a transaction may be under way."),
+    ("transactional.id.expiration.ms", "int", "transactional_id_expiration_ms", "When unused ids are forgotten."),
     (
         "log.retention.check.interval.ms", "long", "retention_check_interval_ms",
         "How often is looked for what need not be kept.",
@@ -77,6 +81,8 @@ def broker_settings(door: Door) -> list[BrokerSetting]:
     ]
     found += [BrokerSetting(name, kind, value, value, text) for name, kind, value, text in always]
     own = KafkaConfig()
+    minutes = str(broker.config.group_offsets_retention_ms // 60_000), str(default.group_offsets_retention_ms // 60_000)
+    found.append(BrokerSetting("offsets.retention.minutes", "int", *minutes, "How long a group's offsets outlive it."))
     request = ("socket.request.max.bytes", door.config.request_bytes_max, own.request_bytes_max)
     found.append(BrokerSetting(request[0], "int", str(request[1]), str(request[2]), "The largest request."))
     for name in ("broker.id", "node.id"):

@@ -25,6 +25,8 @@ class ResourceType(IntEnum):
     BROKER = 4
 
 
+SET, DELETE, APPEND, SUBTRACT = range(4)
+"""What is to become of a setting."""
 KINDS: dict[Kind, int] = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 """What types of values are called."""
 SOURCES: dict[Source, int] = {"topic": 1, "broker": 4, "default": 5}
@@ -35,6 +37,11 @@ def require_this_broker(door: Door, name: str) -> None:
     """A broker answers for itself alone. Raises KafkaError."""
     if name != str(door.node_id):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {door.node_id}, received {name!r}")
+
+
+def is_taken_back(asked: Entity) -> bool:
+    """Whether a setting is to be what it is if nobody says anything: of a broker all of them are so already."""
+    return getattr(asked, "config_operation", SET) == DELETE
 
 
 async def alter(
@@ -62,8 +69,10 @@ async def _alter_one(
 ) -> None:
     if asked.resource_type == ResourceType.BROKER:
         door.require_administrator()
-        names = ", ".join(one.name for one in asked.configs)
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: {names}")
+        names = ", ".join(one.name for one in asked.configs if not is_taken_back(one))
+        if names:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: {names}")
+        return
     if asked.resource_type != ResourceType.TOPIC:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"resources of type {asked.resource_type} have no configuration")
     door.require("configure", asked.resource_name)

@@ -1,4 +1,4 @@
-"""Kafka's requests about what users log in with."""
+"""Kafka's requests about what users log in with, and how much they may do."""
 
 from __future__ import annotations
 
@@ -43,5 +43,28 @@ ALTER_USER_SCRAM_CREDENTIALS = api(
       user string
       error_code int16
       error_message string?
+    """,
+)  # fmt: skip
+
+DESCRIBE_CLIENT_QUOTAS = api(
+    48, "DescribeClientQuotas", "0-1", flexible=1,
+    request="""
+    components []
+      entity_type string
+      match_type int8
+      match string?
+    strict bool
+    """,
+    reply="""
+    throttle_time_ms int32
+    error_code int16
+    error_message string?
+    entries []?
+      entity []
+        entity_type string
+        entity_name string?
+      values []
+        key string
+        value float64
     """,
 )  # fmt: skip

@@ -10,6 +10,7 @@ from core_log.memory_files import MemoryFiles
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import ALTER_CONFIGS, CREATE_TOPICS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
+from protocols.kafka.messages_users import DESCRIBE_CLIENT_QUOTAS
 from routing.broker import Broker
 from routing.grants import Permission
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
@@ -101,6 +102,22 @@ async def test_a_broker_tells_of_itself() -> None:
         assert (await change(peer, ("num.partitions", SET, "3"), name="0", kind=BROKER)).error_code == (
             ErrorCode.INVALID_REQUEST
         )
+
+
+async def test_what_nobody_has_set_is_taken_back() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic("t")
+        peer = Peer(broker)
+        rate = "leader.replication.throttled.rate"
+        assert (await change(peer, (rate, DELETE, None), name="0", kind=BROKER)).error_code == 0
+        refused = await change(peer, (rate, SET, "1"), name="0", kind=BROKER)
+        assert refused.error_code == ErrorCode.INVALID_REQUEST
+        replicas = "leader.replication.throttled.replicas"
+        assert (await change(peer, (replicas, DELETE, None))).error_code == 0
+        assert (await change(peer, (replicas, SET, "*"))).error_code == ErrorCode.INVALID_CONFIG
+        for version in range(2):
+            reply = await peer.ask(DESCRIBE_CLIENT_QUOTAS, version, components=[], strict=False)
+            assert (reply.error_code, reply.entries) == (0, [])
 
 
 async def test_what_is_altered_counts_at_once_and_after_a_restart() -> None:
