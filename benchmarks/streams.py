@@ -1,6 +1,8 @@
 """What a stream costs the broker: publishing varied messages into it, and reading them by several consumers.
 
-    python -m benchmarks.streams [--messages 1000000] [--consumers 1 5] [--prefetch 2000]
+    python -m benchmarks.streams [--messages 1000000] [--consumers 1 5] [--prefetch 2000] [--kind view]
+
+With `--kind classic` or `view` it is a queue, or a view of a topic of four partitions, and one consumer empties it.
 
 The messages are those of the load generator's varied scenarios (bodies of 50 to 500 bytes, a message id each). The
 broker is a process of its own; its CPU time is what counts, since the consumers share the machine. They count
@@ -18,9 +20,11 @@ from pathlib import Path
 
 from benchmarks.wire_proto import ACK, ACK_FRAME, CONFIRM_SELECT, CONSUME, QOS, QUEUE_DECLARE, Amqp, Plan, shortstr
 from benchmarks.wire_roles import FORK
+from protocols.native.blocking import BlockingClient
 from tests.support import BrokerProcess, broker_process
 
 STREAM = "bench.0"
+TOPIC = "bench"
 _TICKS = os.sysconf("SC_CLK_TCK")
 _DELIVERY = b"\x00\x3c\x00\x3c\x01c"
 """The method of a delivery and the consumer tag, which no body here contains."""
@@ -49,10 +53,11 @@ def text_field(name: str, value: str) -> bytes:
     return shortstr(name) + b"S" + struct.pack(">I", len(value)) + value.encode()
 
 
-def publish(options: argparse.Namespace, messages: int) -> None:
+def publish(options: argparse.Namespace, messages: int, kind: str) -> None:
     """Declare the stream and fill it, with confirms."""
     conn = Amqp.open(options)
-    conn.request(QUEUE_DECLARE, b"\0\0" + shortstr(STREAM) + b"\2" + table(text_field("x-queue-type", "stream")))
+    fields = text_field("x-queue-type", kind) + (text_field("x-view-topic", TOPIC) if kind == "view" else b"")
+    conn.request(QUEUE_DECLARE, b"\0\0" + shortstr(STREAM) + b"\2" + table(fields))
     tape = conn.publisher(Plan(reliable=True, varied=True), "bench")
     conn.request(CONFIRM_SELECT, b"\0")
     sent = confirmed = 0
@@ -70,7 +75,7 @@ def consume(options: argparse.Namespace, messages: int, prefetch: int) -> None:
     """Read the whole stream."""
     conn = Amqp.open(options)
     conn.request(QOS, struct.pack(">IHB", 0, prefetch, 0))
-    offset = table(text_field("x-stream-offset", "first"))
+    offset = table(text_field("x-stream-offset", "first"))  # means nothing to a queue
     conn.request(CONSUME, b"\0\0" + shortstr(STREAM) + shortstr("c") + b"\0" + offset)
     count, rest = 0, b""
     while count < messages:
@@ -91,11 +96,17 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--consumers", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--prefetch", type=int, default=2000)
+    parser.add_argument("--kind", choices=("stream", "classic", "view"), default="stream")
     asked = parser.parse_args()
+    if asked.kind != "stream":
+        asked.consumers = [1]
     with tempfile.TemporaryDirectory() as directory, broker_process(Path(directory, "data")) as broker:
         options = options_of(broker)
         before, began = cpu_s(broker), time.monotonic()
-        publish(options, asked.messages)
+        if asked.kind == "view":
+            with BlockingClient(f"127.0.0.1:{broker.native_port}") as client:
+                client.create_topic(TOPIC, partitions=4)
+        publish(options, asked.messages, asked.kind)
         report("publish", asked.messages, cpu_s(broker) - before, time.monotonic() - began)
         for consumers in asked.consumers:
             before, began = cpu_s(broker), time.monotonic()

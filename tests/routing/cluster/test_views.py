@@ -1,0 +1,83 @@
+"""Views in a cluster: led where their homes are, over partitions that others lead, and taken over by the next one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import trio
+
+from core_log.absent_log import AbsentLog
+from routing.queues.view_queue import ViewQueue
+from routing.session import Outcome
+from tests.routing.harness import Client
+from tests.support.home_cluster import Member, Mesh, mesh, until
+
+VIEW = {"x-queue-type": "view", "x-view-topic": "t"}
+
+
+def home_of(found: Mesh) -> int:
+    return next(iter(found.members.values())).broker.topology.queues["v"].partition.index
+
+
+async def publish(member: Member, *bodies: str) -> None:
+    """Each message for itself, until all are confirmed."""
+    with trio.fail_after(30):
+        for body in bodies:
+            while True:
+                client = member.client()
+                client.publish(f"k{body}", body, exchange="x", confirm=True)
+                member.turn()
+                await until(lambda client=client: client.events)  # type: ignore[misc]
+                client.session.close()
+                if client.events == [("confirm", 1)]:
+                    break
+                await trio.sleep(0.02)
+
+
+async def worker(member: Member) -> Client:
+    client = member.client()
+    client.session.set_prefetch(5, per_session=False)
+    await client.consume("v")
+    return client
+
+
+async def test_a_view_goes_on_where_its_leader_ended_whoever_has_the_partitions() -> None:
+    async with mesh(serve_each_other=True) as found:
+        first = found.members[1]
+        await first.broker.create_topic("t", partitions=3, config={"replication.factor": "2"})
+        await first.broker.declare_queue("v", durable=True, arguments=VIEW)
+        await first.broker.declare_exchange("x", "topic", durable=True)
+        await first.broker.bind("queue", "v", "x", "#")
+        for one in found.members.values():
+            await until(lambda one=one: "v" in one.broker.topology.queues and "t" in one.broker.topics)  # type: ignore[misc]
+        logs = [p.log for one in found.members.values() for p in one.broker.topics["t"].partitions]
+        assert sum(isinstance(log, AbsentLog) for log in logs) == 3, "each partition is missing at one of them"
+        sent = [str(number) for number in range(60)]
+        await publish(found.members[2], *sent[:30])
+        leader = await found.settled(home_of(found))
+        assert isinstance(leader.broker.topology.queues["v"], ViewQueue)
+        taker = next(one for one in found.members.values() if one is not leader)
+        client = await worker(taker)
+        acknowledged: list[str] = []
+
+        def work() -> int:
+            for one in client.take():
+                acknowledged.append(one.body)
+                client.session.settle(one.id, one.id, Outcome.ACK)
+            taker.turn()
+            return len(acknowledged)
+
+        await until(lambda: work() >= 20)
+        index = home_of(found)
+        log = leader.log(index)
+        await until(lambda: log.high_watermark == log.log_end_offset)
+        settled = set(acknowledged)
+        await found.kill(leader.me)
+        await until(lambda: any(one.leads(index) for one in found.members.values()))
+        await publish(taker, *sent[30:])
+        await until(lambda: work() and set(acknowledged) == set(sent))
+        again = {body for body, count in Counter(acknowledged).items() if count > 1}
+        assert len(again) <= 15, "only what was with the worker, or acknowledged just before"
+        assert len(settled - again) >= 10
+        info = await taker.broker.check_queue("v")
+        assert info.message_count == 0
