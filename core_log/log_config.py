@@ -47,6 +47,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So far before the broker's time the producer's may be."""
     timestamp_after_max_ms: int = _EVER
     """So far behind it."""
+    delays: bool = False
+    """Records may ask to be delivered later. That is not the log's matter: whoever appends asks."""
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "segment_ms", "index_bytes_max", "message_bytes_max", "fsync_interval_ms"):

@@ -37,6 +37,7 @@ from routing.config import BrokerConfig
 from routing.consumer_timeouts import ConsumerTimeouts
 from routing.control import Control
 from routing.dead_letters import DeadLetters
+from routing.delayed_records import DelayedRecords
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
 from routing.log_transactions.coordinator import TransactionCoordinator
@@ -90,8 +91,7 @@ class Broker:
         self.confirming: dict[Session, None] = {}
         self.after_turn: Callable[[], None] | None = None
         self.message_bytes_max = config.message_bytes_max
-        self.refused_messages = 0
-        """Messages that a failing log could not take (who asked for confirms was told), or that were shed."""
+        self.refused_messages = 0  # what a failing log could not take (who asked for confirms was told), or was shed
         self._nursery = nursery
         self._timeouts = ConsumerTimeouts()
         self.clock = Clock(wall_clock_ms)
@@ -160,6 +160,7 @@ class Broker:
         topics = TopicControl(self)
         self.coordinator = TransactionCoordinator(self)
         """Of transactional producers."""
+        self.delayed = DelayedRecords(self)
         self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 

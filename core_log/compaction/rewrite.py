@@ -118,6 +118,13 @@ class Filter:
         )
 
 
+def left_of(header: BatchHeader, batch: bytes, flags: bytes, decompressed_bytes_max: int) -> bytes:
+    """A batch of those of its records that are flagged with 1; the others leave gaps. Raises CorruptBatch."""
+    if 1 not in flags:
+        return _emptied(header)
+    return _without(header, *payload(batch, header, decompressed_bytes_max), flags)
+
+
 def _without(header: BatchHeader, data: bytes, at: int, flags: bytes) -> bytes:
     """A batch of the records that are flagged."""
     places = bounds(data, at, header.record_count)

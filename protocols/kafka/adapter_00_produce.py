@@ -153,6 +153,9 @@ async def append(door: Door, topic: str, asked: Entity, request: Entity) -> tupl
         transactional = transactional or header.is_transactional
         once = once or header.producer_id >= 0
     batches, time_ms = partition.admit(headers, batches)
+    if partition.log.config.delays:
+        batches = await door.broker.delayed.park(partition, headers, batches)
+        partition = door.led(topic, asked.index)
     if transactional:
         check = _membership(door, partition, headers, request.transactional_id)
         return partition.log, *await partition.append_once(headers, batches, check), time_ms

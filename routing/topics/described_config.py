@@ -94,6 +94,10 @@ _SETTINGS: dict[str, _Setting] = {
         "string", "log.message.timestamp.type", _field("timestamp_type"),
         "Whose time a record has: that of who made it (CreateTime) or of the broker (LogAppendTime).",
     ),
+    "millrace.delay.enable": _Setting(
+        "boolean", "millrace.delay.enable", _field("delays"),
+        "Whether records with a header x-delay (ms) or deliver-at (ms since 1970) are appended when they are due.",
+    ),
     "min.cleanable.dirty.ratio": _Setting(
         "double", "log.cleaner.min.cleanable.ratio", _field("dirty_ratio_min"),
         "The share of a log that was never compacted, from which on it is worth it.",

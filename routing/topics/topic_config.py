@@ -28,6 +28,8 @@ _INTEGERS = {
     "message.timestamp.after.max.ms": ("timestamp_after_max_ms", 0, _LARGE),
 }
 _FLUSHES = ("flush.messages", "flush.ms")
+DELAYS = "millrace.delay.enable"
+"""The engine's own: whether records may be delivered later."""
 FIXED = {"compression.type": "producer", "preallocate": "false", "remote.storage.enable": "false"}
 """What is always so here: batches stay as producers compress them, for one."""
 _AFTER_MAX_MS = 3_600_000
@@ -37,9 +39,10 @@ FACTOR, _MINIMUM = "replication.factor", "min.insync.replicas"
 _UNCLEAN = ("unclean.leader.election", "unclean.leader.election.enable")
 FACTOR_DEFAULT = 3
 _FACTOR_MAX = 1_000
-_CHOICES = {
+_CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
     "fsync": ("fsync", {text: text for text in ("commit", "interval", "never")}),
     "message.timestamp.type": ("timestamp_type", {text: text for text in ("CreateTime", "LogAppendTime")}),
+    DELAYS: ("delays", {"true": True, "false": False}),
     _POLICY: (
         "cleanup_policy",
         {

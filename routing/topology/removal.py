@@ -8,6 +8,9 @@ from routing.topology.entries import Entry, Key, Plan, exchange_key, queue_key, 
 from routing.topology.exchange import Exchange
 from routing.topology.virtual_host import VirtualHost
 
+DELAYED_PREFIX = "millrace.delayed."
+"""Before a topic's name: the queue of its records that are delivered later."""
+
 
 class Removal:
     """Collects the entries of a deletion; changes nothing. Without `cascade` the durable exchanges that would go with
@@ -37,7 +40,7 @@ class Removal:
         """A topic goes: the bindings in this virtual host to it, or to the stream that it is here, and its views."""
         self._bindings_to(("topic", name))
         for queue in self._vhost.queues.values():
-            if queue.settings.view_of == name:
+            if queue.settings.view_of == name or queue.name == DELAYED_PREFIX + name:
                 self.queue(queue)
         for stream in self._vhost.streams.values():
             if stream.topic.name == name:
