@@ -14,6 +14,7 @@ from tests.support import BrokerProcess, broker_process
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 admin = pytest.importorskip("confluent_kafka.admin")
+DOORS = ("amqp", "mqtt", "native", "kafka")
 SETTING = "millrace.delay.enable"
 
 
@@ -70,7 +71,7 @@ def read(broker: BrokerProcess, topic: str, count: int, partitions: int = 2) -> 
 def test_records_are_there_when_they_are_due_and_others_overtake_them(
     tmp_path: Path, idempotent: bool, codec: str
 ) -> None:
-    with broker_process(tmp_path / "data", doors=("kafka",)) as broker:
+    with broker_process(tmp_path / "data", doors=DOORS) as broker:
         topic = made(broker)
         producer = Producer(broker, **{"enable.idempotence": idempotent, "compression.type": codec})
         began = time.time()
@@ -105,7 +106,7 @@ def test_records_are_there_when_they_are_due_and_others_overtake_them(
 
 
 def test_what_waits_outlives_a_crash_and_bad_times_are_refused(tmp_path: Path) -> None:
-    with broker_process(tmp_path / "data", doors=("kafka",)) as broker:
+    with broker_process(tmp_path / "data", doors=DOORS) as broker:
         topic = made(broker, 1)
         producer = Producer(broker)
         for number in range(50):

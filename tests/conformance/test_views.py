@@ -20,12 +20,13 @@ from tests.support import BrokerProcess, broker_process
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 admin = pytest.importorskip("confluent_kafka.admin")
+DOORS = ("amqp", "mqtt", "native", "kafka")
 TIMEOUT_S = 30
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("views") / "data", doors=("amqp", "kafka")) as process:
+    with broker_process(tmp_path_factory.mktemp("views") / "data", doors=DOORS) as process:
         yield process
 
 
