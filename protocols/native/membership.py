@@ -160,14 +160,28 @@ class Membership:
         """Store offsets as this member. Raises NotAMember."""
         entries = [(topic, partition, offset, "") for (topic, partition), offset in offsets.items()]
         terms = self.terms
-        if not self.member_id:
-            raise NotAMember(f"no member of group '{terms.group}' now")
-        await self._coordinator.call(
-            lambda: wire_groups.CommitGroupOffsets(
+        mine = [key for key in offsets if key in self.assigned]
+
+        def commit() -> wire_groups.CommitGroupOffsets:
+            """Made anew for each try: what was given up meanwhile is another's to commit."""
+            if not self.member_id or not all(key in self.assigned for key in mine):
+                raise NotAMember(f"no member of group '{terms.group}' now, or not with these partitions")
+            return wire_groups.CommitGroupOffsets(
                 0, terms.group, self.member_id, terms.instance_id, self.generation, entries
-            ),
-            wire_groups.CommitGroupOffsetsReply,
-        )
+            )
+
+        while True:
+            generation = self.generation
+            try:
+                await self._coordinator.call(commit, wire_groups.CommitGroupOffsetsReply)
+                return
+            except IllegalGeneration:
+                if not await self._goes_on(generation):
+                    raise
+
+    async def _goes_on(self, generation: int) -> bool:
+        """Whether it is a member in another generation by now, with what it had."""
+        return False
 
     async def leave(self, *, commit: bool) -> None:
         """Give everything up and go. Call it with `run` still running, as the last."""

@@ -25,6 +25,7 @@ logger = logging.getLogger("protocols.native.consumer")
 
 _COMES, _GOES, _GOES_FOR_NOW = 0, -1, -2
 _UNCHANGED = -1
+_LOOK_S = 0.01
 
 
 class ServedMembership(Membership):
@@ -151,6 +152,15 @@ class ServedMembership(Membership):
         finally:
             self._dividing = False
             self._wake.set()
+
+    async def _goes_on(self, generation: int) -> bool:
+        """Epochs pass without anything being given up: the next heartbeat brings the one that it is."""
+        if self.generation == generation and not self._out:
+            self._wake.set()
+            with trio.move_on_after(self.terms.heartbeat_interval_ms / 1000):
+                while self.generation == generation and not self._out:
+                    await trio.sleep(_LOOK_S)
+        return self.generation != generation and not self._out
 
     async def _begin_anew(self) -> None:
         """The group has gone on without it: come again, and have the application know that it lost everything."""

@@ -186,11 +186,11 @@ async def test_a_static_member_comes_back_as_itself() -> None:
                 nursery.start_soon(three.run)
                 await until(lambda: again.assignment == had)
                 assert group.generation == generation
+                three.scope.cancel()
                 async with member(running, group_instance_id="b") as other:
                     four = Reading(other)
                     nursery.start_soon(four.run)
                     await until(lambda: other.assignment == had)
-                    three.scope.cancel()
                     with pytest.raises(FencedInstance):
                         await again.fetch()
                     four.scope.cancel()

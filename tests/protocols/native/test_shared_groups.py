@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pytest
@@ -23,7 +24,8 @@ Assigned = dict[str, set[Partition]]
 class Members:
     """Members in threads, and what each has at the moment."""
 
-    def __init__(self, broker: BrokerProcess, topic: str, assignor: str) -> None:
+    def __init__(self, broker: BrokerProcess, topic: str, assignor: str, *, served: bool) -> None:
+        self.served = served
         self.kafka = f"127.0.0.1:{broker.ports['kafka']}"
         self.native = f"127.0.0.1:{broker.ports['native']}"
         self.topic, self.assignor = topic, assignor
@@ -76,12 +78,12 @@ class Members:
         consumer.close()
 
     def confluent(self, name: str, stop: threading.Event) -> None:
-        consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": self.kafka, "group.id": self.topic, "auto.offset.reset": "earliest",
-                "heartbeat.interval.ms": 200, "partition.assignment.strategy": self.assignor,
-            }
-        )  # fmt: skip
+        settings = {"bootstrap.servers": self.kafka, "group.id": self.topic, "auto.offset.reset": "earliest"}
+        if self.served:
+            settings |= {"group.protocol": "consumer", "group.remote.assignor": self.assignor}
+        else:
+            settings |= {"heartbeat.interval.ms": "200", "partition.assignment.strategy": self.assignor}
+        consumer = confluent_kafka.Consumer(settings)
         consumer.subscribe([self.topic])
         while not stop.is_set():
             self.seen[name] += [one.value() for one in consumer.consume(100, 0.05)]
@@ -90,11 +92,13 @@ class Members:
 
     def of_native(self, name: str, stop: threading.Event) -> None:
         async def run() -> None:
-            settings = Consumer(
-                self.native, self.topic, topics=self.topic, auto_offset_reset="earliest", heartbeat_interval_ms=200,
-                assignors=[self.assignor], auto_commit_interval_ms=500, link=LinkConfig(client_name=name),
-            )  # fmt: skip
-            async with settings as consumer:
+            ways: dict[str, Any] = {"assignors": [self.assignor], "heartbeat_interval_ms": 200}
+            if self.served:
+                ways = {"group_protocol": "consumer", "server_assignor": self.assignor}
+            async with Consumer(
+                self.native, self.topic, topics=self.topic, auto_offset_reset="earliest", auto_commit_interval_ms=500,
+                link=LinkConfig(client_name=name), **ways,
+            ) as consumer:  # fmt: skip
                 while not stop.is_set():
                     self.seen[name] += [record.value for record in await consumer.poll(50)]
                     self.assigned[name] = set(consumer.assignment)
@@ -105,7 +109,7 @@ class Members:
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     config = tmp_path_factory.mktemp("shared") / "config.toml"
-    config.write_text("[engine]\ngroup_initial_delay_ms = 300\n")
+    config.write_text("[engine]\ngroup_initial_delay_ms = 300\nconsumer_heartbeat_interval_ms = 200\n")
     with broker_process(
         Path(config).with_name("data"), doors=["native", "kafka"], arguments=["--config", str(config)]
     ) as found:
@@ -113,10 +117,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.parametrize("first", ["native", "kafka"])
-@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky", "uniform"])
 def test_members_of_both_protocols_share_a_group(broker: BrokerProcess, assignor: str, first: str) -> None:
     topic = f"{assignor}-{first}"
-    members = Members(broker, topic, assignor)
+    members = Members(broker, topic, assignor, served=assignor == "uniform")
     with BlockingClient(members.native) as client:
         client.create_topic(topic, partitions=PARTITIONS)
     values = [b"%d" % number for number in range(600)]
