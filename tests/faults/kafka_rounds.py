@@ -41,6 +41,7 @@ PARTITIONS = 4
 PATIENCE_S = 120.0
 NUMBERS_PER_S = 200
 CHECKED_EACH = 10
+_STARTS_MAX = 60
 
 
 class Source:
@@ -186,6 +187,19 @@ class Copies:
         assert sorted(self.found) == list(range(count))
 
 
+def start_again(broker: BrokerProcess) -> None:
+    """Start a broker at its old ports; another program may have one of them for a moment. Raises RuntimeError."""
+    for _ in range(_STARTS_MAX):
+        try:
+            broker.start(same_ports=True)
+            return
+        except RuntimeError as error:
+            if "the port is in use" not in str(error):
+                raise
+        time.sleep(1)
+    raise RuntimeError(f"a port of {broker.ports} stays in use")
+
+
 class Single:
     """One broker."""
 
@@ -197,7 +211,7 @@ class Single:
         """Kill and start it."""
         self._broker.kill9()
         time.sleep(dice.uniform(0, 0.5))
-        self._broker.start(same_ports=True)
+        start_again(self._broker)
         return "the broker"
 
 
@@ -213,7 +227,7 @@ class Several:
         number = dice.choice(sorted(self._processes.brokers))
         self._processes.kill9(number)
         time.sleep(dice.uniform(0, 3))
-        self._processes.brokers[number].start(same_ports=True)
+        start_again(self._processes.brokers[number])
         return f"broker {number}"
 
 
