@@ -283,8 +283,8 @@ def run(rounds: int, seed: int, *, brokers: int = 1, workers: int = 2) -> None:
             print((directory / "workers.log").read_text(errors="replace")[-3000:], flush=True)
             raise
         finally:
-            source.stop()
             copying.stop()
+            source.stop()
 
 
 def main() -> None:
