@@ -12,21 +12,26 @@ as cheap to hand out as it was to take in.
 
 from __future__ import annotations
 
-from operator import add
+from collections.abc import Iterator
+from operator import add, ne
 from typing import cast
 
 from core_log.errors import CorruptBatch
 from core_log.files import BytesLike
-from core_log.record_batch import RecordRun, decode_header_block, decode_runs, encode_headers
+from core_log.record_batch import RecordRun, decode_header_block, encode_headers
+from core_log.record_fields import RecordFields, decode_fields
 from core_log.varint import varint
-from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+from routing.message import NAME_ENCODING_ERRORS, Properties, Slab, decode_keys
 from routing.queues.slab_cache import CachedSlab
 from routing.runs import Run
 
 _REMEMBERED_MAX = 1024
 _LONG_RUN = 16
 """Records of one key and one set of properties that are worth a slab of their own."""
+_LONG = bytes(_LONG_RUN - 1)
 _SET_ID_END = 8
+_SET_ID = b"\x06\x02d\x08"
+"""Count 3, key length 1, "d", value length 4: one byte each, zigzag varints."""
 _PROPERTIES_NAME = b"\x02p"
 
 
@@ -37,10 +42,24 @@ def encode_key(key: str) -> bytes:
 
 def set_id_of(header_block: bytes) -> int:
     """The destination set id in a header block. Raises CorruptBatch."""
-    # count 3, key length 1, "d", value length 4: one byte each, zigzag varints.
-    if header_block[:4] != b"\x06\x02d\x08":
+    if header_block[:4] != _SET_ID:
         raise CorruptBatch("a record of a home partition names no destination set")
     return int.from_bytes(header_block[4:_SET_ID_END], "big")
+
+
+def _pieces(fields: RecordFields) -> Iterator[tuple[int, int]]:
+    """[start, stop) of the messages of consecutive offsets: what has no key is the directory."""
+    offsets, keys, _, _ = fields
+    count = len(offsets)
+    start = 0
+    if count and keys[0] is None and None not in keys[1:] and offsets[-1] - offsets[0] == count - 1:
+        yield 1, count
+        return
+    for at in range(1, count + 1):
+        if at == count or keys[at] is None or keys[at - 1] is None or offsets[at] != offsets[at - 1] + 1:
+            if keys[start] is not None:
+                yield start, at
+            start = at
 
 
 class RecordWriter:
@@ -100,23 +119,61 @@ class SlabReader:
 
     def read(self, batch: BytesLike) -> list[CachedSlab]:
         """The slabs of a data batch, without its directory. Raises CorruptBatch."""
+        fields = decode_fields(batch)
         slabs: list[CachedSlab] = []
-        neighbours: list[tuple[RecordRun, bytes]] = []
-        like: tuple[int, str, bytes] = (-1, "", b"")
-        for run in decode_runs(batch):
-            if run.key is None:
-                continue  # the directory; keys of messages are empty, but there
-            if run.count >= _LONG_RUN:
-                self._join(neighbours, like, slabs)
-                slabs.append(self._uniform(run))
-                continue
-            raw = self._raw(run.header_block)
-            if like != (run.first_offset, self._exchange, self._common_tag):
-                self._join(neighbours, like, slabs)
-            neighbours.append((run, raw))
-            like = (run.first_offset + run.count, self._exchange, self._common_tag)
-        self._join(neighbours, like, slabs)
+        try:
+            for start, stop in _pieces(fields):
+                self._read_piece(fields, start, stop, slabs)
+        except IndexError:
+            raise CorruptBatch("a record of a home partition lacks its headers") from None
         return slabs
+
+    def _read_piece(self, fields: RecordFields, start: int, stop: int, slabs: list[CachedSlab]) -> None:
+        """Messages of consecutive offsets: long runs of equals by themselves, the others together."""
+        keys, blocks = cast(list[bytes], fields.keys), fields.header_blocks
+        # A byte for each record but the first: whether it is like the one before it, found without a loop.
+        unlike = bytes(map(ne, blocks[start + 1 : stop], blocks[start:stop]))
+        unlike_keys = bytes(map(ne, keys[start + 1 : stop], keys[start:stop]))
+        both = int.from_bytes(unlike, "big") | int.from_bytes(unlike_keys, "big")
+        unlike = both.to_bytes(len(unlike), "big")
+        at = start
+        while (found := unlike.find(_LONG, at - start)) >= 0:
+            first, end = start + found, unlike.find(1, found)
+            end = stop if end < 0 else start + end + 1
+            self._read_varied(fields, at, first, slabs)
+            values = fields.values[first:end]
+            slabs.append(
+                self._uniform(RecordRun(fields.offsets[first], end - first, keys[first], blocks[first], values))
+            )
+            at = end
+        self._read_varied(fields, at, stop, slabs)
+
+    def _read_varied(self, fields: RecordFields, start: int, stop: int, slabs: list[CachedSlab]) -> None:
+        blocks = fields.header_blocks[start:stop]
+        if blocks and blocks.count(blocks[0]) == len(blocks):
+            raws = [self._raw(blocks[0])] * len(blocks)
+            self._join(fields, start, raws, (self._exchange, self._common_tag), slabs)
+            return
+        raws = []
+        add_raw = raws.append
+        between, common = self._between, self._common_tag
+        tag_at = _SET_ID_END + len(between)
+        source = self._exchange, common
+        for at, block in enumerate(blocks, start):
+            if block.startswith(between, _SET_ID_END) and block.startswith(_SET_ID):
+                tag = tag_at + 1 if block[tag_at] < 128 else tag_at + 2
+                if block.startswith(common, tag):
+                    add_raw(block[tag + len(common) :])
+                    continue
+            raw = self._raw(block)
+            between, common = self._between, self._common_tag
+            tag_at = _SET_ID_END + len(between)
+            if (self._exchange, common) != source:
+                self._join(fields, at - len(raws), raws, source, slabs)
+                raws.clear()
+                source = self._exchange, common
+            add_raw(raw)
+        self._join(fields, stop - len(raws), raws, source, slabs)
 
     def one(self, run: RecordRun) -> CachedSlab:
         """A slab of a single run whose like may never be seen again. Raises CorruptBatch."""
@@ -134,30 +191,24 @@ class SlabReader:
         return CachedSlab(run.first_offset, Slab(exchange, key, properties, bodies), 0)
 
     def _join(
-        self, neighbours: list[tuple[RecordRun, bytes]], like: tuple[int, str, bytes], slabs: list[CachedSlab]
+        self, fields: RecordFields, start: int, raws: list[bytes], source: tuple[str, bytes], slabs: list[CachedSlab]
     ) -> None:
-        if len(neighbours) == 1:
-            slabs.append(self._uniform(neighbours[0][0]))
-        elif neighbours:
-            _, exchange, common_tag = like
-            keys: list[str] = []
-            raws: list[bytes] = []
-            bodies: list[bytes] = []
-            for run, raw in neighbours:
-                key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)
-                if run.count == 1:
-                    keys.append(key)
-                    raws.append(raw)
-                    bodies.append(run.values[0] or b"")
-                else:
-                    keys += [key] * run.count
-                    raws += [raw] * run.count
-                    bodies += [value or b"" for value in run.values]
+        """Messages of one exchange, and of properties that have something in common, as a slab."""
+        stop = start + len(raws)
+        if not raws:
+            return
+        names, values = cast(list[bytes], fields.keys[start:stop]), fields.values[start:stop]
+        if raws.count(raws[0]) == names.count(names[0]) == len(raws):
+            run = RecordRun(fields.offsets[start], len(raws), names[0], fields.header_blocks[start], values)
+            slabs.append(self._uniform(run))
+        else:
+            exchange, common_tag = source
+            keys = decode_keys(names)
+            bodies = [value or b"" for value in values] if None in values else cast(list[bytes], values)
             same_key = keys.count(keys[0]) == len(keys)
             common = self._common.get(common_tag) or Properties.from_log_tag(common_tag)
-            slab = Slab(exchange, keys[0], common, bodies, keys=None if same_key else keys, raws=raws)
-            slabs.append(CachedSlab(neighbours[0][0].first_offset, slab, 0))
-        neighbours.clear()
+            slab = Slab(exchange, keys[0], common, bodies, keys=None if same_key else keys, raws=raws.copy())
+            slabs.append(CachedSlab(fields.offsets[start], slab, 0))
 
     def _raw(self, block: bytes) -> bytes:
         """The property bytes of a block; exchange and what the properties have in common are left in `self`."""

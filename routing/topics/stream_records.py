@@ -27,6 +27,7 @@ from routing.message import (
     TYPED_NAMES,
     NeutralProperties,
     Properties,
+    decode_keys,
     is_registered,
     register_decoder,
 )
@@ -268,11 +269,8 @@ def _named(name: str) -> bytes:
 
 
 def _routing_keys(keys: list[bytes | None]) -> list[str]:
-    """All at once where that can be: decoding one string costs little more for having many keys in it."""
     if None not in keys and max(map(len, cast(list[bytes], keys))) <= _KEY_BYTES_MAX:
-        found = b"\0".join(cast(list[bytes], keys)).decode("utf-8", NAME_ENCODING_ERRORS).split("\0")
-        if len(found) == len(keys):
-            return found
+        return decode_keys(cast(list[bytes], keys))
     return list(map(_routing_key, keys))
 
 
