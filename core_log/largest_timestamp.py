@@ -1,7 +1,7 @@
 """The record with the largest timestamp of a log, as Kafka's clients may ask for it.
 
 What segments know of theirs is enough, unless it is of a record that readers do not see (any more, or yet): then the
-headers of the batches at both ends are looked through.
+headers of the batches at both ends are looked through. Files that are gone, deleted or compacted, have it begin anew.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from core_log.record_batch import decode_columns
 from core_log.segment import Segment, scan
 
 _NONE_MS = -1
+_ATTEMPTS = 10
 
 
 def find_largest_timestamp(log: ReadableLog) -> tuple[int, int] | None:
@@ -19,6 +20,15 @@ def find_largest_timestamp(log: ReadableLog) -> tuple[int, int] | None:
 
     Blocks; raises CorruptBatch, OSError.
     """
+    for _ in range(_ATTEMPTS):
+        try:
+            return _find(log)
+        except FileNotFoundError as error:
+            gone = error
+    raise gone
+
+
+def _find(log: ReadableLog) -> tuple[int, int] | None:
     start, limit = log.log_start_offset, log.high_watermark
     segments = [segment for segment in log.segments_from(start) if segment.base_offset < limit]
     if not segments:
@@ -33,12 +43,7 @@ def find_largest_timestamp(log: ReadableLog) -> tuple[int, int] | None:
 
 
 def _largest_seen(log: ReadableLog, segment: Segment, start: int, limit: int) -> int:
-    try:
-        file = log.files.open(segment.log_path, create=False)
-    except FileNotFoundError:
-        if segment.deleted:
-            return _NONE_MS
-        raise
+    file = log.files.open(segment.log_path, create=False)
     largest_ms = _NONE_MS
     try:
         for place in scan(file, segment.log_path, 0, segment.written_bytes, check_crc=False):
