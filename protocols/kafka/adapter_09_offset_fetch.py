@@ -48,6 +48,8 @@ async def _group(door: Door, call: Call, asked: Entity, require_stable: bool) ->
             unstable = door.broker.groups.unstable(asked.group_id, places)
     except ENGINE_ERRORS as error:
         code = group_code_of(error)
+        if call.version >= _CODE_OF_ALL_SINCE:
+            return Entity(group_id=asked.group_id, topics=[], error_code=code)
     if places is None:
         places = sorted(place for place in {*found, *unstable} if door.allows("read", place[0]))
     topics: list[Entity] = []

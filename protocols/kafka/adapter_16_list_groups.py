@@ -31,5 +31,5 @@ async def list_groups(door: Door, call: Call, request: Entity) -> Entity:
 def _listed(name: str, group: Group | ConsumerGroup | None) -> Entity:
     if isinstance(group, ConsumerGroup):
         return Entity(group_id=name, protocol_type=_CONSUMER, group_state=group.state, group_type=group.kind)
-    state, kind = (State.EMPTY, _CONSUMER) if group is None else (group.state, group.protocol_type)
+    state, kind = (State.EMPTY, "") if group is None else (group.state, group.protocol_type)
     return Entity(group_id=name, protocol_type=kind, group_state=state.value, group_type=_CLASSIC)

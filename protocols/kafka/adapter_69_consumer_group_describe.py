@@ -50,7 +50,7 @@ def _fill(door: Door, reply: Entity, group: ConsumerGroup) -> None:
             client_id=member.client_id,
             client_host=member.client_host,
             subscribed_topic_names=sorted(member.topics),
-            subscribed_topic_regex=member.pattern or None,
+            subscribed_topic_regex=member.pattern,
             assignment=_assignment(door, member.assigned),
             target_assignment=_assignment(door, group.target.get(member.id, NOWHERE)),
             member_type=_CONSUMER_MEMBER,

@@ -35,7 +35,6 @@ from routing.groups.errors import (
     FencedInstance,
     GroupError,
     GroupFull,
-    InvalidBeat,
     StaleEpoch,
     UnknownMember,
     UnreleasedInstance,
@@ -108,10 +107,11 @@ class ConsumerGroup:
 
     def heartbeat(self, beat: Beat) -> Beaten:
         """A member is there, or comes, or goes. Raises GroupError; then nothing has changed."""
+        beat.require_sense()
         if beat.epoch in (LEAVING, LEAVING_FOR_NOW):
             self._leave(beat)
             return Beaten(None, beat.member_id, beat.epoch)
-        self._require_sense(beat)
+        self._require_known(beat)
         count = len(self.members)
         member = self._joining(beat) if beat.epoch == JOINING else self._known(beat)
         self._heard_of(member)
@@ -124,22 +124,12 @@ class ConsumerGroup:
         told = member.assigned if beat.is_full or member.assigned is not before else None
         return Beaten(None, member.id, member.epoch, self._interval_ms(), told)
 
-    def _require_sense(self, beat: Beat) -> None:
+    def _require_known(self, beat: Beat) -> None:
         if beat.assignor is not None and beat.assignor not in ASSIGNORS:
             known = ", ".join(ASSIGNORS)
             raise UnsupportedAssignor(f"ServerAssignor {beat.assignor} is not supported. Supported assignors: {known}.")
         if beat.pattern and beat.pattern != getattr(self.members.get(beat.member_id), "pattern", ""):
             compiled(beat.pattern)
-        if beat.epoch != JOINING:
-            if beat.epoch < 0:
-                raise InvalidBeat("MemberEpoch is invalid.")
-            return
-        if beat.rebalance_timeout_ms < 0:
-            raise InvalidBeat("RebalanceTimeoutMs must be provided in first request.")
-        if beat.owned is None or beat.owned:
-            raise InvalidBeat("TopicPartitions must be empty when (re-)joining.")
-        if beat.topics is None and beat.pattern is None:
-            raise InvalidBeat("Either SubscribedTopicNames or SubscribedTopicRegex must be set in first request.")
 
     def _joining(self, beat: Beat) -> ConsumerMember:
         """A member comes, for the first time or again; then it owns nothing any more."""
@@ -240,8 +230,6 @@ class ConsumerGroup:
     def _leave(self, beat: Beat) -> None:
         member = self.member(beat.member_id, beat.instance_id)
         if beat.epoch == LEAVING or member.instance_id is None:
-            if beat.epoch == LEAVING_FOR_NOW:
-                raise InvalidBeat("InstanceId can't be null.")
             self._drop(member)
             return
         self._step(member, Step.STABLE, LEAVING_FOR_NOW, member.assigned, NOWHERE)

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from routing.grants import Access
 from routing.groups.assignors import NOWHERE, Place, Places
+from routing.groups.errors import InvalidBeat
 from routing.groups.membership import Cancellable
 
 JOINING, LEAVING, LEAVING_FOR_NOW = 0, -1, -2
@@ -42,6 +43,21 @@ class Beat(NamedTuple):
     owned: Places | None = None
     reader: Reader | None = None
     """Whose rights count for the topics that match the pattern; None: all do."""
+
+    def require_sense(self) -> None:
+        """Raises InvalidBeat, with Kafka's words."""
+        if self.epoch < LEAVING_FOR_NOW:
+            raise InvalidBeat("MemberEpoch is invalid.")
+        if self.epoch == LEAVING_FOR_NOW and self.instance_id is None:
+            raise InvalidBeat("InstanceId can't be null.")
+        if self.epoch != JOINING:
+            return
+        if self.rebalance_timeout_ms < 0:
+            raise InvalidBeat("RebalanceTimeoutMs must be provided in first request.")
+        if self.owned is None or self.owned:
+            raise InvalidBeat("TopicPartitions must be empty when (re-)joining.")
+        if self.topics is None and self.pattern is None:
+            raise InvalidBeat("Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.")
 
     @property
     def is_full(self) -> bool:

@@ -220,12 +220,13 @@ class Coordinator:
     def beat(self, group: str, beat: Beat, answer: Callable[[Beaten], None]) -> None:
         """See `ConsumerGroup.heartbeat`. Raises GroupError."""
         self._require_here(group)
+        beat.require_sense()
         found = self.groups.get(group)
         if isinstance(found, Group) and (found.state is not State.EMPTY or beat.epoch != JOINING):
-            raise UnknownGroup(f"Group {group} is not a consumer group.")
+            raise UnknownGroup(f"Cannot upgrade classic group {group} to consumer group: online upgrade is disabled.")
         if not isinstance(found, ConsumerGroup):
             if beat.epoch != JOINING:
-                raise UnknownGroup(f"Consumer group {group} not found.")
+                raise UnknownGroup(f"Group {group} not found.")
             beaten = self._first(group, found, beat)
         else:
             beaten = found.heartbeat(beat)

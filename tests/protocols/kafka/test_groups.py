@@ -188,7 +188,7 @@ async def test_groups_are_listed_described_and_deleted() -> None:
         for version in range(6):
             listed = await peer.ask(LIST_GROUPS, version)
             assert [(one.group_id, one.protocol_type) for one in listed.groups] == [
-                ("g", "consumer"), ("members", "consumer"),
+                ("g", ""), ("members", "consumer"),
             ]  # fmt: skip
         stable = await peer.ask(LIST_GROUPS, 4, states_filter=["Stable"])
         assert [one.group_id for one in stable.groups] == ["members"]
