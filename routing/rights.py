@@ -16,7 +16,7 @@ import logging
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
@@ -322,6 +322,9 @@ class Rights:
                 async with self._changing:
                     if self._secret is None:
                         await self._write([Entry(_SECRET, {"key": made}, True)])
+            except PreconditionFailed:  # another broker was faster
+                with suppress(BrokerError), storage_errors():
+                    await self._catalog.catch_up()
             except BrokerError as error:
                 logger.warning("a secret that users who are not there are hidden with is not kept: %s", error)
             if self._secret is None:

@@ -247,7 +247,13 @@ class TopicControl:
         plan = topic_plans.more_partitions(topic, count)
         if logs is not None and plan.entries:
             lacking = range(len(topic.partitions), count)
-            said = replication(topic.config)._replace(unclean=logs.allows_unclean(topic))
+            first = replication(topic.config)
+            # Replicas may have been moved to more or fewer brokers since it was made.
+            said = self._replication(topic, topic.config)._replace(unclean=logs.allows_unclean(topic))
+            if said.factor == first.factor:
+                said = said._replace(asked=first.asked)
+            if assignment is not None and len(assignment[0]) != said.factor:
+                raise InvalidAssignment(f"partitions of topic '{name}' have {said.factor} replicas")
             plan.also, plan.relied = logs.states(topic.uid, lacking, said, assignment)
         return plan
 

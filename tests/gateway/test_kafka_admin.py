@@ -26,6 +26,7 @@ from protocols.kafka.messages_admin import (
 )
 from protocols.native.blocking import BlockingClient
 from routing.cluster.log_names import topic_log
+from routing.rights import Rights
 from routing.topics.topic import TopicPartition
 from tests.gateway.test_member import Running, three, until
 from tests.protocols.kafka.door import Peer, batch_of
@@ -55,6 +56,7 @@ async def test_any_broker_administers_all(etcd: EtcdProcess, tmp_path: Path) -> 
         await records_are_deleted_everywhere(brokers, peers)
         await all_brokers_follow_a_configuration(brokers, peers)
         await replicas_move_and_leaders_are_elected(brokers, peers)
+        await all_brokers_ask_for_the_same_proof(brokers)
 
 
 async def topics_are_made_where_somebody_wants_them(brokers: dict[int, Running], peers: dict[int, Peer]) -> None:
@@ -179,6 +181,12 @@ async def replicas_move_and_leaders_are_elected(brokers: dict[int, Running], pee
         assert await elect(2, version=0) in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED)
     await until(lambda: state().leader == 1)
     assert await elect(1, kind=1) == ErrorCode.ELECTION_NOT_NEEDED
+    for count, assigned, code in ((2, None, 0), (3, [[1, 2, 3]], ErrorCode.INVALID_REPLICA_ASSIGNMENT)):
+        entries = None if assigned is None else [Entity(broker_ids=replicas) for replicas in assigned]
+        topics = [Entity(name="one", count=count, assignments=entries)]
+        reply = await peers[3].ask(CREATE_PARTITIONS, 3, topics=topics, timeout_ms=5000, validate_only=False)
+        assert reply.results[0].error_code == code
+    assert len(replicas_of(brokers, "one", 1)) == 2, "as many as the others have now"
     # What has a replica that never joins stays on its way until somebody takes it back.
     stuck = msgspec.structs.replace(state(), replicas=(1, 2, 9), target=(2, 9), origin=(1, 2))
     await brokers[1].cluster.store.change([], [(log_key(b"", log_name()), encode(stuck))])
@@ -191,3 +199,21 @@ async def replicas_move_and_leaders_are_elected(brokers: dict[int, Running], pee
         (directory,) = reply.results
         assert {one.name for one in directory.topics} == {"one", "t"}
         assert directory.total_bytes > directory.usable_bytes > 0
+
+
+async def all_brokers_ask_for_the_same_proof(brokers: dict[int, Running]) -> None:
+    rights = [brokers[number].server.broker.rights for number in (1, 2, 3)]
+    await rights[0].add_user("anna", b"secret")
+    await until(lambda: all(one.user("anna") is not None for one in rights))
+    found: set[object] = set()
+
+    async def ask(of: Rights, user: str) -> None:
+        found.add((user, await of.scram_credential(user, "SCRAM-SHA-256")))
+
+    async with trio.open_nursery() as asking:
+        for one in rights:
+            for user in ("anna", "nobody"):
+                asking.start_soon(ask, one, user)
+    again = {(user, await one.scram_credential(user, "SCRAM-SHA-256")) for one in rights for user in ("anna", "nobody")}
+    assert len(again) == 2, "also of a user who is not there"
+    assert again <= found
