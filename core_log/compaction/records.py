@@ -141,5 +141,8 @@ def bounds(data: bytes, at: int, count: int) -> list[int]:
 
 def timestamp_delta(data: bytes, start: int, end: int) -> int:
     """Of the record that begins there, in ms. Raises CorruptBatch."""
-    _, position = read_varint(data, start, end)
-    return read_varint(data, position + 1, end)[0]
+    at = start + 1
+    while data[at - 1] > 127:
+        at += 1
+    value = data[at + 1]
+    return read_varint(data, at + 1, end)[0] if value > 127 else (value >> 1) ^ -(value & 1)

@@ -1,8 +1,8 @@
 """The second pass: segments written again without the records that have a successor.
 
 1. A batch of which everything stays is copied as it is; one of which something goes keeps its offsets, its times, its
-   codec, its headers and its place: what stays are the bytes of the records, moved together. Its largest timestamp may
-   be that of a record that is gone: it is a bound, as for all who look for times.
+   codec, its headers and its place: what stays are the bytes of the records, moved together. Its largest timestamp is
+   that of a record that is still there.
 2. Of a batch of which nothing stays there is nothing left, unless it is the last of a producer that may come back:
    then its header stays, and says which sequence number is next.
 3. A tombstone stays until a pass has dropped all that was before it, and `delete_retention_ms` have passed since.
@@ -15,25 +15,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress as compressed_by
 from typing import NamedTuple
 
 from core_log.batch_header import (
     COMPRESSION_MASK,
+    HEADER_BYTES,
+    TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
     BatchHeader,
     encode_batch,
+    parse_header,
 )
 from core_log.checkpoint import TEMPORARY_SUFFIX
 from core_log.compaction.batches import Pause, read_batches
 from core_log.compaction.key_map import KeyMap, runs
-from core_log.compaction.records import bounds, payload, read_keys
+from core_log.compaction.records import bounds, payload, read_keys, timestamp_delta
 from core_log.compaction.survey import Survey
 from core_log.compression import Compression, compress
 from core_log.errors import CorruptBatch
 from core_log.files import File, Files
 from core_log.log_config import LogConfig
 from core_log.segment import RELATIVE_OFFSET_MAX, Segment
-from core_log.segment_index import SegmentIndex
+from core_log.segment_index import NO_TIMESTAMP_MS, SegmentIndex
 from core_log.segment_names import SegmentName
 
 _WRITE_BYTES = 1 << 20
@@ -128,10 +132,14 @@ def left_of(header: BatchHeader, batch: bytes, flags: bytes, decompressed_bytes_
 def _without(header: BatchHeader, data: bytes, at: int, flags: bytes) -> bytes:
     """A batch of the records that are flagged."""
     places = bounds(data, at, header.record_count)
+    largest_ms = header.max_timestamp_ms
+    if not header.attributes & TIMESTAMP_TYPE_BIT and largest_ms != header.base_timestamp_ms:
+        kept = compressed_by(places, flags)
+        largest_ms = header.base_timestamp_ms + max(timestamp_delta(data, start, places[-1]) for start in kept)
     records = b"".join([data[places[start] : places[stop]] for start, stop in runs(flags)])
     if header.compression:
         records = compress(Compression(header.compression), records)
-    return encode_batch(header._replace(record_count=flags.count(1)), records)
+    return encode_batch(header._replace(record_count=flags.count(1), max_timestamp_ms=largest_ms), records)
 
 
 def _emptied(header: BatchHeader) -> bytes:
@@ -259,7 +267,10 @@ def _filter(source: Segment, writer: _Writer, kept: Filter, pause: Pause) -> Non
             if left:
                 if writer.began:
                     writer.add(left)
-                writer.segment.note(header.base_offset, len(left), header.max_timestamp_ms)
+                # A header alone has no time that anybody could look for.
+                largest_ms = header.max_timestamp_ms if left is batch else parse_header(left).max_timestamp_ms
+                is_empty = len(left) == HEADER_BYTES
+                writer.segment.note(header.base_offset, len(left), NO_TIMESTAMP_MS if is_empty else largest_ms)
     finally:
         file.close()
 
