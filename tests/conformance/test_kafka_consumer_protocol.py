@@ -1,4 +1,4 @@
-"""Kafka's own client as a member of groups that the broker divides: `group.protocol=consumer`."""
+"""Kafka's own client as a member of groups: those that the broker divides (`group.protocol=consumer`), and others."""
 
 from __future__ import annotations
 
@@ -151,6 +151,30 @@ def test_a_group_is_described_as_its_members_are(broker: BrokerProcess) -> None:
         assert len(one.target_assignment.topic_partitions) == PARTITIONS
     finally:
         member.stop()
+
+
+def test_cooperative_members_of_a_classic_group_keep_what_does_not_move(broker: BrokerProcess) -> None:
+    server = server_of(broker)
+    make_topic(server, "cooperative")
+    sent = produce(server, "cooperative", 300)
+    ways = {"group.protocol": "classic", "partition.assignment.strategy": "cooperative-sticky"}
+    members = [Member(server, "cooperative", ["cooperative"], **ways) for _ in range(2)]
+    try:
+        until(lambda: shared(members), lambda: [member.has for member in members])
+        members.append(Member(server, "cooperative", ["cooperative"], **ways))
+        before = [set(member.has) for member in members]
+        until(lambda: shared(members), lambda: [member.has for member in members])
+        assert all(before[index] > set(members[index].has) for index in range(2)), "some of it stayed, nothing came"
+        eager = {"group.protocol": "classic", "partition.assignment.strategy": "range"}
+        members.append(Member(server, "cooperative", ["cooperative"], **eager))
+        until(lambda: bool(members[3].errors), lambda: members[3].has)
+        assert "inconsistent" in members[3].errors[0].lower(), "nobody divides for both"
+        sent += produce(server, "cooperative", 300, first=300)
+        until(lambda: {value for member in members for value in member.seen} == set(sent))
+    finally:
+        for member in members:
+            member.stop()
+    assert not any(member.errors for member in members[:3])
 
 
 def test_members_read_on_after_the_broker_was_killed(tmp_path: Path) -> None:
