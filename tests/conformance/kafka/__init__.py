@@ -1,0 +1,1 @@
+"""What Kafka's own clients are put through: see `__main__`."""
