@@ -49,6 +49,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So far behind it."""
     delays: bool = False
     """Records may ask to be delivered later. That is not the log's matter: whoever appends asks."""
+    dead_letter_fetches: int = 0
+    """So often a group may begin with the same record, 0: for ever. Nor is that."""
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "segment_ms", "index_bytes_max", "message_bytes_max", "fsync_interval_ms"):

@@ -42,6 +42,7 @@ from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
 from routing.log_transactions.coordinator import TransactionCoordinator
 from routing.message import Slab
+from routing.poison_records import PoisonRecords
 from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host, Runnable
 from routing.queues.checkpoints import Checkpoints, clean_checkpoint
@@ -158,9 +159,8 @@ class Broker:
             self.engine.keep_transactions(self)
         self.groups = Coordinator(self, self._timer, wall_clock_ms)
         topics = TopicControl(self)
-        self.coordinator = TransactionCoordinator(self)
-        """Of transactional producers."""
-        self.delayed = DelayedRecords(self)
+        self.coordinator = TransactionCoordinator(self)  # of transactional producers
+        self.delayed, self.poison = DelayedRecords(self), PoisonRecords(self)
         self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 

@@ -209,7 +209,7 @@ class _Worker:
         try:
             ends: dict[PartitionLog, int] = {}
             for index in range(start, stop):
-                log, end = _append(topic.partitions[int(slab.key_of(index))], slab.bodies[index])
+                log, end = append_anywhere(topic.partitions[int(slab.key_of(index))], slab.bodies[index])
                 ends[log] = end
         except (LogError, BrokerError, LookupError, ValueError) as error:
             logger.warning("delayed records of topic %s wait: %s", self._topic, error)
@@ -250,7 +250,7 @@ class _Worker:
         return True
 
 
-def _append(partition: TopicPartition, batch: bytes) -> tuple[PartitionLog, int]:
+def append_anywhere(partition: TopicPartition, batch: bytes) -> tuple[PartitionLog, int]:
     """Append a batch of one record wherever the partition is led: its log, and how far it has to get."""
     refused = (partition.forward or partition).error()
     if refused is not None:

@@ -44,6 +44,8 @@ async def _group(door: Door, call: Call, asked: Entity, require_stable: bool) ->
             found = await door.broker.groups.fetch(
                 asked.group_id, places, member_id=asked.member_id, epoch=asked.member_epoch
             )
+        if places is not None:
+            found = await door.broker.poison.look(asked.group_id, found)
         if require_stable:
             unstable = door.broker.groups.unstable(asked.group_id, places)
     except ENGINE_ERRORS as error:

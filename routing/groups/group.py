@@ -20,8 +20,10 @@ https://cwiki.apache.org/confluence/display/KAFKA/Kafka+Client-side+Assignment+P
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from routing.groups.assigned import assigned
 from routing.groups.errors import (
     FencedInstance,
     GroupError,
@@ -33,6 +35,7 @@ from routing.groups.errors import (
     UnknownMember,
 )
 from routing.groups.membership import Cancellable, Joined, Joining, Keep, Member, SetTimer, State, Synced
+from routing.topics.offset_store import Partition
 
 
 class Group:
@@ -65,6 +68,8 @@ class Group:
         self.protocol = ""
         self.leader = ""
         self.members: dict[str, Member] = {}
+        self.departed: Counter[Partition] = Counter()
+        """How often a member that had a partition has gone, or another process has taken its place."""
         self._timer = timer
         self._initial_delay_ms = initial_delay_ms
         self._members_max = members_max
@@ -144,6 +149,7 @@ class Group:
         leader = self.leader
         member = Member(new_id, joining)
         member.assignment = before.assignment
+        self.departed.update(assigned(before.assignment))
         # In its place: the order of members is that of joining.
         self.members = {
             (new_id if key == before.id else key): (member if key == before.id else found)
@@ -398,6 +404,7 @@ class Group:
 
     def _drop(self, member: Member) -> None:
         self._forget_session(member)
+        self.departed.update(assigned(member.assignment))
         del self.members[member.id]
         self.touched[member.id] = None
         if member.joining.instance_id is not None:

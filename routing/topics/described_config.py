@@ -94,6 +94,10 @@ _SETTINGS: dict[str, _Setting] = {
         "string", "log.message.timestamp.type", _field("timestamp_type"),
         "Whose time a record has: that of who made it (CreateTime) or of the broker (LogAppendTime).",
     ),
+    "millrace.dead.letter.fetches": _Setting(
+        "int", "millrace.dead.letter.fetches", _field("dead_letter_fetches"),
+        "How often a group may begin with the same record, before that goes to TOPIC.dlq; 0: for ever.",
+    ),
     "millrace.delay.enable": _Setting(
         "boolean", "millrace.delay.enable", _field("delays"),
         "Whether records with a header x-delay (ms) or deliver-at (ms since 1970) are appended when they are due.",

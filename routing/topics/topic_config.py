@@ -12,6 +12,8 @@ from routing.config import BrokerConfig
 from routing.errors import InvalidConfig
 
 _LARGE = (1 << 63) - 1
+DELAYS, FETCHES_MAX = "millrace.delay.enable", "millrace.dead.letter.fetches"
+"""The engine's own: whether records may be delivered later, and how often a group may begin with the same one."""
 _INTEGERS = {
     "segment.bytes": ("segment_bytes", 1 << 10, 1 << 31),
     "segment.ms": ("segment_ms", 1, _LARGE),
@@ -26,10 +28,9 @@ _INTEGERS = {
     "max.compaction.lag.ms": ("compaction_lag_max_ms", 1, _LARGE),
     "message.timestamp.before.max.ms": ("timestamp_before_max_ms", 0, _LARGE),
     "message.timestamp.after.max.ms": ("timestamp_after_max_ms", 0, _LARGE),
+    FETCHES_MAX: ("dead_letter_fetches", 0, 1_000_000),
 }
 _FLUSHES = ("flush.messages", "flush.ms")
-DELAYS = "millrace.delay.enable"
-"""The engine's own: whether records may be delivered later."""
 FIXED = {"compression.type": "producer", "preallocate": "false", "remote.storage.enable": "false"}
 """What is always so here: batches stay as producers compress them, for one."""
 _AFTER_MAX_MS = 3_600_000
