@@ -40,8 +40,13 @@ async def _partition(door: Door, call: Call, topic: str, asked: Entity, isolatio
         door.require("read", topic)
         partition = door.led(topic, asked.partition_index, leader_epoch=asked.current_leader_epoch)
         offset, timestamp, epoch = await _found(partition, call.version, asked.timestamp)
-        if asked.timestamp == _LATEST and isolation_level == _READ_COMMITTED:
-            offset = min(offset, partition.log.stable_offset)
+        stable = partition.log.stable_offset
+        if isolation_level == _READ_COMMITTED and offset >= stable:
+            # What is behind is not decided: neither is which record is the first of a time.
+            if asked.timestamp == _LATEST:
+                offset = stable
+            elif asked.timestamp >= 0 or asked.timestamp == _LARGEST_TIMESTAMP:
+                offset, timestamp, epoch = _NOWHERE
     except ENGINE_ERRORS as error:
         code = code_of(error)
     except OSError:

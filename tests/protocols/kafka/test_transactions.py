@@ -209,9 +209,11 @@ async def test_the_latest_offset_of_who_reads_what_is_committed_is_the_stable_on
     async with producing() as one:
         await one.add(("t", 0))
         await one.produce("t", b"x")
-        for isolation_level, expected in ((0, 1), (1, 0)):
-            topics = [Entity(name="t", partitions=[Entity(partition_index=0, timestamp=-1)])]
-            reply = await one.peer.ask(LIST_OFFSETS, 6, isolation_level=isolation_level, topics=topics)
+        for isolation_level, timestamp, expected in (
+            (0, -1, 1), (1, -1, 0), (0, -2, 0), (1, -2, 0), (0, 0, 0), (1, 0, -1), (0, -3, 0), (1, -3, -1),
+        ):  # fmt: skip
+            topics = [Entity(name="t", partitions=[Entity(partition_index=0, timestamp=timestamp)])]
+            reply = await one.peer.ask(LIST_OFFSETS, 8, isolation_level=isolation_level, topics=topics)
             assert reply.topics[0].partitions[0].offset == expected
 
 
