@@ -59,6 +59,6 @@ class AbsentLog(PartitionLog):
     def delete_prefix(self, before_offset: int) -> None:
         """There is nothing."""
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = True) -> None:
         """There is nothing to be written."""
         self.closed = True

@@ -477,20 +477,23 @@ class PartitionLog(ReplaceableLog, ReadableLog):
                 self._flusher.retry_later(self)
                 break
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = True) -> None:
         """Write, sync and close; blocks. The next start finds the recovery point at the end and scans nothing. What a
-        disk refuses is lost, and logged.
+        disk refuses is lost, and logged. Without `keep` nothing is written any more: the files are to go.
         """
         if self.closed:
             return
-        self.flush_blocking(closing=True)
+        if keep:
+            self.flush_blocking(closing=True)
+        else:
+            self._flusher.withdraw(self)
         self.closed = True
         self.drop_offer()
-        if self.error is not None:
+        if keep and self.error is not None:
             lost = self.log_end_offset - self.committed_offset
             logger.error("%s: closed with %d offsets not made durable: %s", self.directory, lost, self.error)
-            self._flusher.unflushed_bytes -= self._pending_bytes
-            self._pending = []
-            self._pending_bytes = 0
+        self._flusher.unflushed_bytes -= self._pending_bytes
+        self._pending = []
+        self._pending_bytes = 0
         for segment in self.segments:
             segment.close_file()

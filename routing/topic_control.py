@@ -345,7 +345,7 @@ class TopicControl:
     def _close(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
             self._broker.forget_partition(partition)
-            partition.log.close()
+            partition.log.close(keep=False)
 
 
 def _factor_of(assignment: Assignment) -> int:

@@ -159,9 +159,9 @@ class Cluster:
         self._trust.note(lost)
         return lost
 
-    def close_log(self, name: str) -> None:
+    def close_log(self, name: str, *, keep: bool = True) -> None:
         """Have none any more. If others are its replicas now, what is in it is moved aside (`trash.py`), else it stays
-        where it is. Blocks.
+        where it is. Blocks. Without `keep` its files are to go.
         """
         replica = self.replicas.by_name.get(name)
         if replica is None:
@@ -173,7 +173,7 @@ class Cluster:
             self._closing.add(log.directory)
             self._spawn(self._close_later, name, log)
             return
-        log.close()
+        log.close(keep=keep)
         self._put_aside(name, log.directory)
 
     async def _close_later(self, name: str, log: ReplicaLog) -> None:

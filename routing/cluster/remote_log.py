@@ -279,7 +279,7 @@ class RemoteLog(AbsentLog):
                 continue
             return (part.offset, timestamp_ms) if part.offset >= 0 else None
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = True) -> None:
         """See `AbsentLog`."""
-        super().close()
+        super().close(keep=keep)
         self._look_away()

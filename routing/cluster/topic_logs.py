@@ -205,8 +205,8 @@ class TopicLogs:
             self._partitions.pop(name, None)
             partition.drop_open()
             self._fail(partition.log, StorageUnavailable(f"topic '{topic.name}' is deleted"))
-            self._cluster.close_log(name)
-            partition.log.close()
+            self._cluster.close_log(name, keep=False)
+            partition.log.close(keep=False)
 
     def _come_or_go(
         self,
