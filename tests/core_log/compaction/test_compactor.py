@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from core_log import checkpoint
 from core_log.compaction.compactor import CompactionLimits, look
 from core_log.compaction.state import CompactionState, load
 from core_log.files import FaultyFiles, MemoryFiles, OsFiles
@@ -354,3 +355,42 @@ def test_on_a_real_disk(tmp_path: object) -> None:
     check(again, rows)
     for segment in again.segments:
         segment.close_file()
+
+
+def test_an_old_recovery_point_does_not_speak_of_what_was_compacted() -> None:
+    """A loss of power may bring one back, and a start trusts what it finds behind it without moving it."""
+    files = MemoryFiles()
+    log = open_compacted(files, recovery_bytes=1)
+    rows = fill(log, random.Random(1), 3)
+    assert len(log.segments) == 1
+    path = f"{DIRECTORY}/recovery-point"
+    old = checkpoint.load(files, path)
+    assert old is not None
+    rows += fill(log, random.Random(2), 60)
+    checkpoint.save(files, path, old)
+    again = open_compacted(files.crash())
+    check(again, rows)
+    assert pass_over(again) is not None
+    check(again, rows)
+    for last in (open_compacted(again.files.crash()), open_compacted(again.files)):  # type: ignore[attr-defined]
+        check(last, rows)
+        assert not last.damaged
+        assert last.log_end_offset == log.log_end_offset
+
+
+def test_offsets_are_not_given_twice_though_the_last_ones_are_gone() -> None:
+    files = MemoryFiles()
+    log = open_compacted(files)
+    put(log, keyed([(b"k", b"v")]), keyed([(None, b"goes"), (None, b"too")]))
+    log.roll()
+    write_all(log)
+    assert pass_over(log) is not None
+    assert [record.offset for record in records(log)] == [0]
+    log.close()
+    for name in ("recovery-point", "leader-epochs", "00000000000000000003.log"):
+        files.remove(f"{DIRECTORY}/{name}")
+    again = open_compacted(files)
+    assert again.log_end_offset == 3
+    assert again.append(keyed([(b"k", b"w")])) == 3
+    write_all(again)
+    assert [record.offset for record in records(open_compacted(files))] == [0, 3]
