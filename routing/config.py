@@ -34,6 +34,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How long a consumer group that was empty waits for more members than the first."""
     group_session_timeout_ms_min: int = 6000
     group_session_timeout_ms_max: int = 1_800_000
+    groups_max: int = 100_000
+    """Consumer groups with members, or that had some, which this broker looks after."""
     group_members_max: int = 10_000
     consumer_session_timeout_ms: int = 45_000
     """Of members of groups that the broker divides: who is not heard of for so long is out."""

@@ -19,6 +19,8 @@ from routing.groups.membership import Cancellable
 JOINING, LEAVING, LEAVING_FOR_NOW = 0, -1, -2
 """What a member says for its epoch when it comes, goes, or will be back (static members)."""
 
+TOPICS_MAX = 10_000
+
 
 class Reader(Protocol):
     """The rights of who is behind a member."""
@@ -50,6 +52,8 @@ class Beat(NamedTuple):
             raise InvalidBeat("MemberEpoch is invalid.")
         if self.epoch == LEAVING_FOR_NOW and self.instance_id is None:
             raise InvalidBeat("InstanceId can't be null.")
+        if self.topics is not None and len(self.topics) > TOPICS_MAX:
+            raise InvalidBeat(f"A member subscribes to at most {TOPICS_MAX} topics by name.")
         if self.epoch != JOINING:
             return
         if self.rebalance_timeout_ms < 0:

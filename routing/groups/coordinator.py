@@ -26,6 +26,7 @@ from routing.groups.errors import (
     CoordinatorLoading,
     CoordinatorUnavailable,
     GroupError,
+    GroupFull,
     GroupNotEmpty,
     IllegalGeneration,
     InconsistentProtocol,
@@ -162,6 +163,10 @@ class Coordinator:
         )
         return found
 
+    def _require_room(self, name: str) -> None:
+        if name not in self.groups and len(self.groups) >= self._config.groups_max:
+            raise GroupFull(f"there are {len(self.groups)} groups")
+
     def _classic(self, name: str) -> Group:
         """One that has, or had, members, and is divided by these. Raises UnknownMember as well."""
         self._require_here(name)
@@ -185,6 +190,7 @@ class Coordinator:
         if not isinstance(found, Group):
             if joining.member_id:
                 raise UnknownMember(f"group '{group}' has no members")
+            self._require_room(group)
             before, found = found, self._add_classic(group)
             found.touched.update({} if before is None else before.touched)
         found.join(joining, answer)
@@ -237,6 +243,7 @@ class Coordinator:
 
     def _first(self, name: str, before: Group | None, beat: Beat) -> Beaten:
         """A group without members gets one."""
+        self._require_room(name)
         group = self._add_consumer(name)
         group.touched.update({} if before is None else before.touched)
         try:

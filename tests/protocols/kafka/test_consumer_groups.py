@@ -91,6 +91,15 @@ async def test_fencing() -> None:
         assert (await peer.ask(JOIN_GROUP, 3, **joining())).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
+async def test_groups_are_not_without_number() -> None:
+    async with kafka_broker(groups_max=1, group_initial_delay_ms=0) as broker:
+        peer = Peer(broker)
+        assert (await beat(peer)).error_code == 0
+        assert (await beat(peer, group_id="h")).error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+        assert (await peer.ask(JOIN_GROUP, 3, **joining(group="h"))).error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+        assert (await beat(peer, "b")).error_code == 0
+
+
 async def test_commits_go_by_the_members_epoch() -> None:
     async with kafka_broker() as broker:
         await broker.create_topic("t", partitions=1, config={})

@@ -231,6 +231,7 @@ def test_most_members_choose_the_assignor() -> None:
         ({"owned": None}, InvalidBeat),
         ({"owned": frozenset({(bytes(16), 0)})}, InvalidBeat),
         ({"topics": None}, InvalidBeat),
+        ({"topics": frozenset(map(str, range(10_001)))}, InvalidBeat),
     ],
 )
 def test_what_makes_no_sense(said: dict[str, Any], wrong: type[GroupError]) -> None:
