@@ -194,14 +194,14 @@ class Membership:
         await self._leave_group()
 
     async def _leave_group(self) -> None:
-        if self.member_id and self.terms.instance_id is None:
-            request = wire_groups.LeaveGroup(0, self.terms.group, self.member_id, None)
+        member_id, self.member_id = self.member_id, ""
+        if member_id and self.terms.instance_id is None:
+            request = wire_groups.LeaveGroup(0, self.terms.group, member_id, None)
             with trio.move_on_after(LEAVE_S_MAX):
                 try:
                     await self._coordinator.request(request, wire_groups.LeaveGroupReply)
                 except MillraceError:
                     pass  # it will be missed
-        self.member_id = ""
 
     async def _tell(self, listener: Callable[[list[Partition]], Awaitable[None] | None], what: list[Partition]) -> None:
         told = listener(what)
@@ -356,6 +356,7 @@ class Membership:
                 continue
             if now - seen_at > terms.max_poll_interval_ms / 1000:
                 logger.warning("no records were asked for in %d ms: leaving the group", terms.max_poll_interval_ms)
+                self._out = True
                 await self._leave_group()
                 self._lost()
                 continue

@@ -101,6 +101,7 @@ class ServedMembership(Membership):
                 seen, seen_at = progress, now
             elif now - seen_at > self.terms.max_poll_interval_ms / 1000 and not self._out:
                 logger.warning("no records were asked for in %d ms: leaving the group", self.terms.max_poll_interval_ms)
+                self._out = True
                 await self._leave_group()
                 await self._begin_anew()
 
