@@ -16,6 +16,7 @@ from protocols.native import wire
 from protocols.native.blocking import TopicDescription, Which
 from protocols.native.client_admin import Groups, TrioAsker
 from protocols.native.connection import addresses_of
+from protocols.native.errors import NotLeader
 from protocols.native.leaders import Leaders
 from protocols.native.link import Link, LinkConfig
 from protocols.native.listed_offsets import list_offsets
@@ -102,6 +103,25 @@ class Client(Groups, Service):
     async def create_partitions(self, name: str, partitions: int) -> None:
         """Have a topic have `partitions` partitions; see `BlockingClient.create_partitions`."""
         await self._link.call(wire.CreatePartitions(0, name, partitions), wire.CreatePartitionsReply)
+
+    async def alter_topic(self, name: str, config: Mapping[str, str], *, unset: Sequence[str] = ()) -> None:
+        """Configure it otherwise while it is used; see `BlockingClient.alter_topic`."""
+        await self.administer("topics.alter", name=name, config=dict(config), unset=list(unset))
+
+    async def delete_records(self, topic: str, partition: int, before: int | None = None) -> int:
+        """Delete what lies before an offset; see `BlockingClient.delete_records`."""
+        await self._leaders.partitions(topic, create_missing=False)
+        deadline = trio.current_time() + self._link.config.request_timeout_ms / 1000
+        (link,) = await self._leaders.wait_for([(topic, partition)], deadline)
+        said = {"name": topic, "partition": partition, "before": -1 if before is None else before}
+        try:
+            start: int = (
+                await link.request(wire.Administer(0, "topics.delete_records", said), wire.AdministerReply)
+            ).result
+        except NotLeader:
+            self._leaders.stale([(topic, partition)])
+            raise
+        return start
 
     async def delete_topic(self, name: str) -> None:
         """Delete it and all its records. Raises UnknownTopic."""

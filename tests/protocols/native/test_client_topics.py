@@ -1,0 +1,27 @@
+"""Topics are configured and emptied by the native client with an event loop."""
+
+from __future__ import annotations
+
+import pytest
+
+from millrace import Client, MillraceError, Producer
+from tests.protocols.native.broker import native_broker
+
+
+async def test_topics_are_altered_and_emptied() -> None:
+    async with native_broker() as running, Client(running.server) as client:
+        await client.create_topic("t", partitions=2)
+        async with Producer(running.server) as producer:
+            for number in range(10):
+                await producer.send("t", b"%d" % number, partition=0)
+        await client.alter_topic("t", {"retention.ms": "5000"})
+        assert (await client.describe_topic("t")).config["retention.ms"] == "5000"
+        await client.alter_topic("t", {}, unset=["retention.ms"])
+        assert "retention.ms" not in (await client.describe_topic("t")).config
+        assert await client.delete_records("t", 0, 4) == 4
+        assert await client.list_offsets([("t", 0)], "earliest") == [4]
+        with pytest.raises(MillraceError):
+            await client.delete_records("t", 0, 11)
+        assert await client.delete_records("t", 0) == 10
+        with pytest.raises(MillraceError):
+            await client.alter_topic("t", {"nonsense": "1"})
