@@ -150,7 +150,7 @@ async def test_what_is_refused_comes_out() -> None:
         async with Consumer(running.server, "classic", topics="t", link=QUICK) as other:
             await other.poll(50)
             async with Consumer(running.server, "classic", topics="t", group_protocol="consumer") as consumer:
-                with pytest.raises(MillraceError, match="is not a consumer group"):
+                with pytest.raises(MillraceError, match="consumer group"):
                     await consumer.fetch()
     with pytest.raises(ValueError, match="group_protocol"):
         Consumer("h:1", "g", group_protocol="other")  # type: ignore[arg-type]
