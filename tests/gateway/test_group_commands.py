@@ -26,7 +26,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     directory = tmp_path_factory.mktemp("groups")
     config = directory / "config.toml"
     config.write_text("[engine]\ngroup_initial_delay_ms = 0\n")
-    arguments = ["--config", str(config)]
+    arguments = ["--config", str(config), "--amqp", "off", "--mqtt", "off"]
     with broker_process(directory / "data", doors=["native"], arguments=arguments) as process:
         yield process
 

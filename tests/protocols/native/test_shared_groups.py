@@ -111,7 +111,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     config = tmp_path_factory.mktemp("shared") / "config.toml"
     config.write_text("[engine]\ngroup_initial_delay_ms = 300\nconsumer_heartbeat_interval_ms = 200\n")
     with broker_process(
-        Path(config).with_name("data"), doors=["native", "kafka"], arguments=["--config", str(config)]
+        Path(config).with_name("data"),
+        doors=["native", "kafka"],
+        arguments=["--config", str(config), "--amqp", "off", "--mqtt", "off"],
     ) as found:
         yield found
 
