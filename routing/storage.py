@@ -259,13 +259,12 @@ class Storage:
             return self.topic_logs.open(name, uid, index, directory, settings, self._mark_dirty)
         return TopicPartition(name, index, self._open(directory, settings), self._mark_dirty)
 
-    def create_topic(self, name: str, value: Mapping[str, Any]) -> Topic:
-        """`open_topic` for one that is new: whatever lies in its place goes. Raises OSError."""
-        partitions = self.create_partitions(name, value, range(value["partitions"]))
+    def new_topic(self, name: str, value: Mapping[str, Any], partitions: list[TopicPartition]) -> Topic:
+        """`open_topic` for one that is new, with the partitions that were made for it."""
         return Topic(name, value["config"], partitions, id_of(name, value))
 
     def create_partitions(self, name: str, value: Mapping[str, Any], indexes: range) -> list[TopicPartition]:
-        """`open_partitions` for some that are new. Raises OSError."""
+        """`open_partitions` for some that are new: whatever lies in their place goes. Raises OSError."""
         for index in indexes:
             make_room_for(self._files, topic_directory(name, index))
         return self.open_partitions(name, value, indexes)

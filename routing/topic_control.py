@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 Assignment = Sequence[Sequence[int]]
 """The brokers that are to have replicas of each partition, the preferred leader first."""
+_PARTITIONS_AT_ONCE = 8
+"""Logs that are made before others have a turn."""
 ConfigChange = Callable[[dict[str, str]], dict[str, str]]
 """Makes another configuration of the one that there is; it may be asked more than once."""
 
@@ -126,8 +128,8 @@ class TopicControl:
             return await self._make_shared_topic(name, value, plan, assignment)
         self._changing.add(name)
         try:
-            with storage_errors():
-                topic = self._broker.storage.create_topic(name, value)
+            opened = await self._open_new(name, value)
+            topic = self._broker.storage.new_topic(name, value, opened)
             try:
                 await self.topology.change(lambda: plan(Entry(topic_key(name), value, True, topic)))
             except BrokerError:
@@ -136,6 +138,21 @@ class TopicControl:
         finally:
             self._changing.discard(name)
         return topic
+
+    async def _open_new(self, name: str, value: dict[str, Any]) -> list[TopicPartition]:
+        """The partitions of a new topic. Others have their turns while there are many. Raises StorageUnavailable."""
+        opened: list[TopicPartition] = []
+        try:
+            while len(opened) < value["partitions"]:
+                if opened:
+                    await trio.lowlevel.checkpoint()
+                until = min(len(opened) + _PARTITIONS_AT_ONCE, value["partitions"])
+                with storage_errors():
+                    opened += self._broker.storage.create_partitions(name, value, range(len(opened), until))
+        except BaseException:
+            self._close(opened)
+            raise
+        return opened
 
     async def _make_shared_topic(
         self, name: str, value: dict[str, Any], plan: Callable[[Entry], Plan], assignment: Assignment | None
