@@ -78,9 +78,16 @@ def kafkajs(port: int) -> str:
         return call("node", "kafkajs.js", str(port), cwd=Path(directory))
 
 
+def java(port: int) -> str:
+    """Kafka's own tools, and Kafka Streams."""
+    with tempfile.TemporaryDirectory() as directory:
+        found: str = part("with_java").run(Path(directory), f"127.0.0.1:{port}")
+        return found
+
+
 PARTS: dict[str, Callable[[int], str]] = {
     "confluent": confluent, "confluent-consumer": confluent_consumer, "kafka-python": kafka_python,
-    "aiokafka": aiokafka, "kcat": kcat, "kafkajs": kafkajs,
+    "aiokafka": aiokafka, "kcat": kcat, "kafkajs": kafkajs, "java": java,
 }  # fmt: skip
 
 
