@@ -198,7 +198,7 @@ class Members:
     # --- being a member ----------------------------------------------------------------
 
     async def run(self) -> None:
-        """Stay registered, until cancelled. Raises ClusterRefused when this broker is no member any more, OSError."""
+        """Stay registered, until cancelled. Raises ClusterRefused when this broker is no member any more."""
         while True:
             await self._lost.wait()
             self._lost = trio.Event()
@@ -206,7 +206,7 @@ class Members:
                 try:
                     await self._advance()
                     logger.warning("registered anew as broker %d, epoch %d", self.broker_id, self.epoch)
-                except MetadataUnavailable as error:
+                except (MetadataUnavailable, OSError) as error:  # a disk in trouble may recover
                     logger.warning("broker %d is not registered: %s", self.broker_id, error)
                     await trio.sleep(_RETRY_S)
 

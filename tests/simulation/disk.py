@@ -97,9 +97,10 @@ class SimFlusher:
         return found
 
     async def drain(self, log: PartitionLog) -> None:
+        self.submit(log)
         while log.error is None and (log.job is not None or log.written_offset < log.log_end_offset):
-            self.submit(log)
             await self._change_of(log)
+            self.submit(log)
 
     async def wait_written(self, log: PartitionLog, offset: int) -> None:
         while log.written_offset < offset:

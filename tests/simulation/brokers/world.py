@@ -22,6 +22,7 @@ import gateway.connection
 import gateway.peers
 import routing.broker
 import routing.cluster.cluster
+from core_log.kernel_sync import KernelSync
 from core_log.replication.state import LOGS, decode
 from routing.cluster.log_names import home_log
 from routing.errors import BrokerError
@@ -424,6 +425,7 @@ def _seams() -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(logging.disable, level)
         patch(routing.broker, "LogFlusher", SimFlusher)
+        patch(KernelSync, "open", lambda: None)
         patch(routing.cluster.cluster, "ReplicaLog", WatchedLog)
         patch(gateway.connection, "perf_counter", trio.current_time)
         patch(trio.lowlevel, "wait_readable", sockets.wait_readable)
