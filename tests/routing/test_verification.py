@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trio
 
 from core_log.files import OsFiles
 from core_log.read_only import ReadOnlyFiles
@@ -118,6 +119,9 @@ async def test_what_compaction_leaves_is_whole(tmp_path: Path) -> None:
         left_over = (work / before).read_bytes()
         await Compaction(one.broker.flusher, BrokerConfig(), one.broker.topics.values).round()
         await one.synced()
+        with trio.fail_after(10):
+            while partition.log.job is not None or (work / before).exists():
+                await trio.sleep(0.001)
         shutil.copytree(work, directory)
     names = [path.name for path in directory.glob("topics/t-0/*.log")]
     assert any("-" in name for name in names)

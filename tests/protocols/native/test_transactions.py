@@ -200,7 +200,9 @@ async def test_exactly_once_through_cuts_and_restarts(seed: int) -> None:
                         await trio.sleep(dice.uniform(0, 0.02))
                         between.cut()
                         between.go_on()
+                undisturbed.set()
 
+            undisturbed = trio.Event()
             nursery.start_soon(disturb)
             with trio.fail_after(TIMEOUT_S):
                 async with (
@@ -220,6 +222,7 @@ async def test_exactly_once_through_cuts_and_restarts(seed: int) -> None:
                         except MillraceError:
                             for key, offset in before.items():
                                 await consumer.seek(*key, offset)
+                await undisturbed.wait()
         found = sorted(map(int, filter(None, await read(running, "out"))))
         assert found == list(range(300))
         nursery.cancel_scope.cancel()
