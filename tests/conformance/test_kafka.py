@@ -43,7 +43,7 @@ def read_all(server: str, topic: str, count: int, **options: Any) -> list[Any]:
         partition = TopicPartition(topic, 0)
         consumer.assign([partition])
         consumer.seek_to_beginning(partition)
-        return [record for record, _ in zip(consumer, range(count))]
+        return [record for _, record in zip(range(count), consumer)]
     finally:
         consumer.close()
 
