@@ -55,7 +55,7 @@ async def answered(broker: Broker, ask: Callable[[Callable[[Any], None]], None])
 
 async def beat(broker: Broker, member: str, epoch: int = JOINING, **said: Any) -> Beaten:
     if epoch == JOINING:
-        said = {"rebalance_timeout_ms": 1000, "topics": frozenset({"t"}), "owned": NOWHERE, **said}
+        said = {"rebalance_timeout_ms": 10_000, "topics": frozenset({"t"}), "owned": NOWHERE, **said}
     found: Beaten = await answered(broker, lambda answer: broker.groups.beat("g", Beat(member, epoch, **said), answer))
     assert found.error is None
     return found
@@ -229,7 +229,7 @@ async def test_nobody_hears_what_is_not_kept() -> None:
     async with engine(files, flush_retry_interval_ms=20) as broker:
         await broker.create_topic("t", partitions=1, config={})
         found: list[Beaten] = []
-        said = {"rebalance_timeout_ms": 1000, "topics": frozenset({"t"}), "owned": NOWHERE}
+        said = {"rebalance_timeout_ms": 10_000, "topics": frozenset({"t"}), "owned": NOWHERE}
         files.failing["write"] = errno.EIO
         broker.groups.beat("g", Beat("a", JOINING, **said), found.append)
         broker.end_turn()
