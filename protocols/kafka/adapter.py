@@ -295,10 +295,8 @@ class KafkaAdapter:
         if self._behind_bytes > self._config.replies_bytes_max:
             return False
         waiting = self._queued(SERVED[_PRODUCE], again.version, bytes(frame[4:8]))
-        if not await again.produce(frame, records, waiting):
-            self._calls.remove(waiting)
-            return False
         self.published = True
+        await again.produce(frame, records, waiting)
         return True
 
     def _queued(self, served: Served, version: int, head: bytes) -> Waiting:

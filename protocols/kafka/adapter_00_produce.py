@@ -126,12 +126,17 @@ async def produce(door: Door, call: Call, request: Entity) -> None:
             index += 1
     if not index:
         producing.finish()
-    producing.wait(min(max(request.timeout_ms, 0), door.config.produce_timeout_ms_max))
+    producing.wait(wait_ms_of(door, request))
+
+
+def wait_ms_of(door: Door, request: Entity) -> int:
+    """How long a request may wait to be committed."""
+    return min(max(int(request.timeout_ms), 0), door.config.produce_timeout_ms_max)
 
 
 async def append(door: Door, topic: str, asked: Entity, request: Entity) -> tuple[PartitionLog, int, int, int]:
     """Append one partition's batches of a request: where to, the first offset, the one behind the last, and the log's
-    time if that is what counts. Raises KafkaError, BrokerError, LogError: with a single batch nothing was appended.
+    time if that is what counts. Raises KafkaError, BrokerError, LogError.
     """
     if door.broker.blocked is not None:
         # Refused, not left unread: the connection may fetch as well, and consumers never wait.

@@ -3,7 +3,7 @@
 Such requests to one topic differ in their correlation id, the partition and their records alone, and their replies in
 the correlation id, the partition, two offsets and a time. They are not read field by field, and their replies are the
 first one's with other numbers: 23 us a request instead of 40, five in a read (`python -m benchmarks.kafka_requests`).
-Whatever else a request holds, and whatever is refused, takes the way of all requests (`adapter_00_produce.py`).
+Whatever else a request holds takes the way of all requests (`adapter_00_produce.py`), which also words refusals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from core_log.batch_header import HEADER_BYTES, size_of
 from core_log.partition_log import PartitionLog
 from protocols.buffers import BytesLike
-from protocols.kafka.adapter_00_produce import ALL, NONE, Producing, append
+from protocols.kafka.adapter_00_produce import ALL, NONE, Producing, append, wait_ms_of
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.codec import Entity, Malformed, Write, reply_writer, uvarint, write_message
@@ -94,21 +94,20 @@ class Again:
         records = frame[at:end]
         return records if size_of(records) == size else None
 
-    async def produce(self, frame: BytesLike, records: BytesLike, waiting: Waiting) -> bool:
-        """Append, and answer when it is safe. False: nothing was done."""
+    async def produce(self, frame: BytesLike, records: BytesLike, waiting: Waiting) -> None:
+        """Append, and answer when it is safe or refused."""
         (index,) = _INTEGER.unpack_from(frame, self._index_at)
         try:
             log, base_offset, end, time_ms = await append(
                 self.door, self._topic, Entity(index=index, records=records), self._request
             )
-        except ENGINE_ERRORS:
-            return False
+        except ENGINE_ERRORS as problem:
+            self.refuse(waiting, index, code_of(problem), str(problem) or None)
+            return
         sent = _Sent(self, waiting, index, base_offset, time_ms, log)
         self.door.broker.commits.when_committed([(log, end)], sent, sync=self._request.acks == ALL)
         if not sent.ended:
-            wait_ms = min(max(self._request.timeout_ms, 0), self.door.config.produce_timeout_ms_max)
-            self.door.deadlines.add(sent, wait_ms)
-        return True
+            self.door.deadlines.add(sent, wait_ms_of(self.door, self._request))
 
     def reply(self, head: bytes, index: int, base_offset: int, time_ms: int, log: PartitionLog) -> bytearray:
         """That a batch is there."""
