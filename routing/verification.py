@@ -9,7 +9,7 @@ of the topology.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from core_log import checkpoint
@@ -121,24 +121,27 @@ def _log_bytes(files: Files, directory: str) -> int:
 
 
 def _faults_of_compaction(files: Files, log: Verified) -> Iterator[str]:
-    path = f"{log.directory}/{states.FILE_NAME}"
-    if not files.exists(path):
-        return
-    content = checkpoint.load(files, path)
-    if content is None:
-        yield f"{path} is damaged"
-        return
-    try:
+    def beyond(content: bytes) -> str | None:
         end = states.decode(content).clean_before
-    except ValueError as error:
-        yield f"{path}: {error}"
-        return
-    if end > log.log_end_offset:
-        yield f"{path} speaks of offset {end}: the log ends at {log.log_end_offset}"
+        return f"offset {end}: the log ends at {log.log_end_offset}" if end > log.log_end_offset else None
+
+    return _faults_in(files, f"{log.directory}/{states.FILE_NAME}", beyond)
 
 
 def _faults_of_checkpoint(files: Files, log: Verified) -> Iterator[str]:
-    path = f"{log.directory}/checkpoint"
+    def outside(content: bytes) -> str | None:
+        offset = decode_checkpoint(content).standby.offset
+        if log.log_start_offset <= offset <= log.log_end_offset:
+            return None
+        return f"offset {offset}: the log has {log.log_start_offset} to {log.log_end_offset}"
+
+    return _faults_in(files, f"{log.directory}/checkpoint", outside)
+
+
+def _faults_in(files: Files, path: str, wrong: Callable[[bytes], str | None]) -> Iterator[str]:
+    """What is to be said of a file that may be missing; `wrong` says of what it speaks that is not there, or raises
+    ValueError.
+    """
     if not files.exists(path):
         return
     content = checkpoint.load(files, path)
@@ -146,9 +149,9 @@ def _faults_of_checkpoint(files: Files, log: Verified) -> Iterator[str]:
         yield f"{path} is damaged"
         return
     try:
-        offset = decode_checkpoint(content).standby.offset
+        told = wrong(content)
     except ValueError as error:
         yield f"{path}: {error}"
         return
-    if not log.log_start_offset <= offset <= log.log_end_offset:
-        yield f"{path} speaks of offset {offset}: the log has {log.log_start_offset} to {log.log_end_offset}"
+    if told is not None:
+        yield f"{path} speaks of {told}"

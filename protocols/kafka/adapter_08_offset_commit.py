@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, group_code_of
 from protocols.kafka.codec import Entity
@@ -17,14 +19,7 @@ _EPOCHS_SINCE = 9
 @serves(OFFSET_COMMIT, 1, 9)
 async def offset_commit(door: Door, call: Call, request: Entity) -> Entity:
     """Answered when what can be committed is safe; each partition is told for itself."""
-    offsets: dict[Partition, Committed] = {}
-    codes: dict[Partition, ErrorCode] = {}
-    for topic in request.topics:
-        for one in topic.partitions:
-            place = topic.name, one.partition_index
-            codes[place] = allowed(door, *place, one.committed_metadata or "")
-            if codes[place] == ErrorCode.NONE:
-                offsets[place] = one.committed_offset, one.committed_metadata or ""
+    offsets, codes = asked_of(door, request)
     try:
         await door.broker.groups.commit(
             request.group_id,
@@ -36,6 +31,24 @@ async def offset_commit(door: Door, call: Call, request: Entity) -> Entity:
         )
     except ENGINE_ERRORS as error:
         codes.update(dict.fromkeys(offsets, group_code_of(error)))
+    return told_of(request, codes)
+
+
+def asked_of(door: Door, request: Entity) -> tuple[dict[Partition, Committed], dict[Partition, ErrorCode]]:
+    """The offsets of a request that may be committed, and of each partition whether its may."""
+    offsets: dict[Partition, Committed] = {}
+    codes: dict[Partition, ErrorCode] = {}
+    for topic in request.topics:
+        for one in topic.partitions:
+            place = topic.name, one.partition_index
+            codes[place] = _allowed(door, *place, one.committed_metadata or "")
+            if codes[place] == ErrorCode.NONE:
+                offsets[place] = one.committed_offset, one.committed_metadata or ""
+    return offsets, codes
+
+
+def told_of(request: Entity, codes: Mapping[Partition, ErrorCode]) -> Entity:
+    """The reply to a request for offsets, each partition's code in its place."""
     return Entity(
         topics=[
             Entity(
@@ -50,8 +63,7 @@ async def offset_commit(door: Door, call: Call, request: Entity) -> Entity:
     )
 
 
-def allowed(door: Door, topic: str, index: int, note: str) -> ErrorCode:
-    """Whether the offset of a partition may be committed, with a note."""
+def _allowed(door: Door, topic: str, index: int, note: str) -> ErrorCode:
     if not door.allows("read", topic):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     found = door.broker.topics.get(topic)

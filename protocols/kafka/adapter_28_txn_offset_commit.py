@@ -4,7 +4,7 @@ transaction: whether that is under way is asked of who does.
 
 from __future__ import annotations
 
-from protocols.kafka.adapter_08_offset_commit import allowed
+from protocols.kafka.adapter_08_offset_commit import asked_of, told_of
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, group_code_of
 from protocols.kafka.adapter_transactional import check_code_of, require_id
@@ -12,7 +12,6 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_transactions import TXN_OFFSET_COMMIT
 from protocols.kafka.registry import serves
-from routing.topics.offset_store import Committed, Partition
 
 _MEMBERS_SINCE = 3
 
@@ -20,14 +19,7 @@ _MEMBERS_SINCE = 3
 @serves(TXN_OFFSET_COMMIT, 0, 3)
 async def txn_offset_commit(door: Door, call: Call, request: Entity) -> Entity:
     """Answered when what can be kept is safe; each partition is told for itself."""
-    offsets: dict[Partition, Committed] = {}
-    codes: dict[Partition, ErrorCode] = {}
-    for topic in request.topics:
-        for one in topic.partitions:
-            place = topic.name, one.partition_index
-            codes[place] = allowed(door, *place, one.committed_metadata or "")
-            if codes[place] == ErrorCode.NONE:
-                offsets[place] = one.committed_offset, one.committed_metadata or ""
+    offsets, codes = asked_of(door, request)
     name, group, groups = request.transactional_id, request.group_id, door.broker.groups
 
     async def check() -> None:
@@ -45,15 +37,4 @@ async def txn_offset_commit(door: Door, call: Call, request: Entity) -> Entity:
             await door.broker.offsets.commit_pending(group, request.producer_id, offsets, check)
     except ENGINE_ERRORS as error:
         codes.update(dict.fromkeys(offsets, group_code_of(error)))
-    return Entity(
-        topics=[
-            Entity(
-                name=topic.name,
-                partitions=[
-                    Entity(partition_index=one.partition_index, error_code=codes[topic.name, one.partition_index])
-                    for one in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+    return told_of(request, codes)

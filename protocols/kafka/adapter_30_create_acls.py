@@ -16,6 +16,7 @@ from protocols.kafka.adapter_acls import (
     TAGS,
     Operation,
     Resource,
+    accesses_of,
     part_of,
     user_of,
 )
@@ -76,19 +77,12 @@ async def _create(door: Door, one: Entity, said: set[int]) -> None:
 
 def _accesses(operation: int, said: set[int]) -> tuple[Access, ...]:
     """What an operation asks for; none for what the others include. Raises KafkaError."""
-    if operation == Operation.ALL:
-        return ACCESSES
-    if operation == Operation.READ:
-        return ("read",)
-    if operation == Operation.WRITE:
-        return ("write",)
-    if operation in CONFIGURE and (said >= CONFIGURE or Operation.ALL in said):
-        return ("configure",)
-    if operation in CONFIGURE:
+    if operation in CONFIGURE and not (said >= CONFIGURE or Operation.ALL in said):
         raise _cannot("CREATE, DELETE, ALTER and ALTER_CONFIGS are one right here: ask for all four together")
-    if operation not in LOOKS:
+    accesses = accesses_of(operation)
+    if not accesses and operation not in LOOKS:
         raise _cannot(f"operation {operation} is none of topics")
-    return ()
+    return accesses
 
 
 def _added(before: Permission, part: NamePattern, accesses: tuple[Access, ...]) -> Permission:

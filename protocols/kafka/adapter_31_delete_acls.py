@@ -9,13 +9,12 @@ from __future__ import annotations
 from protocols.kafka.adapter_acls import (
     ACCESSES,
     ALLOW,
-    CONFIGURE,
     EVERY_HOST,
     TAGS,
     Acl,
     Filter,
-    Operation,
     Resource,
+    accesses_of,
     entries,
     resource_of,
 )
@@ -25,7 +24,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import DELETE_ACLS
 from protocols.kafka.registry import serves
-from routing.grants import Access, Permission
+from routing.grants import Permission
 from routing.name_patterns import join, parse
 
 
@@ -65,23 +64,13 @@ async def _take_away(door: Door, user: str, meant: list[Acl]) -> None:
 
 
 def _less(before: Permission, user: str, meant: list[Acl]) -> Permission:
-    gone = {(access, acl.pattern, acl.name) for acl in meant for access in _accesses(acl.operation)}
+    gone = {(access, acl.pattern, acl.name) for acl in meant for access in accesses_of(acl.operation)}
     after = {
         access: [part for part in parse(getattr(before, access)) if (access, *resource_of(part)) not in gone]
         for access in ACCESSES
     }
     changed = {access: join(parts) for access, parts in after.items() if parts != parse(getattr(before, access))}
     return before._replace(**changed)
-
-
-def _accesses(operation: Operation) -> tuple[Access, ...]:
-    if operation == Operation.ALL:
-        return ACCESSES
-    if operation == Operation.READ:
-        return ("read",)
-    if operation == Operation.WRITE:
-        return ("write",)
-    return ("configure",) if operation in CONFIGURE else ()
 
 
 def _entry(acl: Acl, code: ErrorCode, why: str | None) -> Entity:

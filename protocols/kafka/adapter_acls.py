@@ -197,3 +197,14 @@ def grouped(acls: Iterable[Acl]) -> Mapping[tuple[Resource, Pattern, str], list[
     for acl in acls:
         found.setdefault((acl.resource, acl.pattern, acl.name), []).append(acl)
     return found
+
+
+def accesses_of(operation: int) -> tuple[Access, ...]:
+    """The rights that an operation on topics stands for; none for what others include, or what is none of topics."""
+    if operation == Operation.ALL:
+        return ACCESSES
+    if operation == Operation.READ:
+        return ("read",)
+    if operation == Operation.WRITE:
+        return ("write",)
+    return ("configure",) if operation in CONFIGURE else ()

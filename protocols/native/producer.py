@@ -231,6 +231,14 @@ class Producer(Service):
 
         Raises the error of a record that was not stored, unless its delivery was awaited and so told somebody.
         """
+        await self._answers()
+        failed, self._failed = self._failed, []
+        for batch in failed:
+            if not batch.observed and batch.error is not None:
+                raise batch.error
+
+    async def _answers(self) -> None:
+        """Send all that was taken so far and wait for the answers, whatever they are."""
         waiting = [batch for queue in self._active for batch in queue.batches()]
         self._flushing += 1
         self._wake.set()
@@ -239,10 +247,6 @@ class Producer(Service):
                 await batch.wait()
         finally:
             self._flushing -= 1
-        failed, self._failed = self._failed, []
-        for batch in failed:
-            if not batch.observed and batch.error is not None:
-                raise batch.error
 
     async def _learn(self, topic: str) -> TopicWaiting:
         numbers = await self._leaders.partitions(topic, create_missing=True, timeout_ms=self._max_block_ms)

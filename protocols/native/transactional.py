@@ -190,14 +190,7 @@ class TransactionalProducer(Producer):
 
     async def _answered_all(self) -> None:
         """Wait for the answers to all that is under way; errors are noted in `_finish_batch`."""
-        waiting = [batch for queue in self._active for batch in queue.batches()]
-        self._flushing += 1
-        self._wake.set()
-        try:
-            for batch in waiting:
-                await batch.wait()
-        finally:
-            self._flushing -= 1
+        await self._answers()
         self._failed.clear()
 
     async def _end(self, *, committed: bool) -> None:
