@@ -31,6 +31,16 @@ from protocols.mqtt.adapter_login import Login
 from protocols.mqtt.adapter_subscriptions import Subscriptions
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
+from protocols.mqtt.events import (
+    Acknowledgements,
+    Connect,
+    Disconnect,
+    Event,
+    PingRequest,
+    PublishRun,
+    Subscribe,
+    Unsubscribe,
+)
 from protocols.mqtt.inflight import PacketIds
 from protocols.mqtt.packets import (
     ACCEPTED,
@@ -38,15 +48,7 @@ from protocols.mqtt.packets import (
     PINGRESP,
     SERVER_UNAVAILABLE,
     SUBSCRIBE_FAILURE,
-    Acknowledgements,
-    Connect,
-    Disconnect,
-    Event,
     MqttProtocolError,
-    PingRequest,
-    PublishRun,
-    Subscribe,
-    Unsubscribe,
     check_topic_name,
     encode_connack,
     encode_pubacks,
@@ -234,7 +236,7 @@ class MqttAdapter:
     async def _subscribe(self, event: Subscribe) -> None:
         """Bind a queue for each filter, consume, and say what was granted: at most QoS 1."""
         requests = event.requests[: self._config.subscriptions_max]
-        codes = [await self._bind(topic_filter, min(qos, 1)) for topic_filter, qos in requests]
+        codes = [await self._bind(request.topic_filter, min(request.qos, 1)) for request in requests]
         codes += [SUBSCRIBE_FAILURE] * (len(event.requests) - len(requests))
         if not self.closed:
             self._routes.clear()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from protocols.mqtt.config import MqttConfig
-from protocols.mqtt.packets import ACCEPTED, BAD_CREDENTIALS, IDENTIFIER_REJECTED, NOT_AUTHORIZED, Connect
+from protocols.mqtt.events import Connect
+from protocols.mqtt.packets import ACCEPTED, BAD_CREDENTIALS, IDENTIFIER_REJECTED, NOT_AUTHORIZED
 from protocols.peers import Authenticate, is_loopback, is_welcome
 
 
@@ -28,7 +29,7 @@ class Login:
     async def refusal(self, connect: Connect) -> int:
         """The return code for a CONNECT (section 3.2.2.3)."""
         config = self._config
-        if not connect.client_id and (not connect.clean_session or connect.protocol_level == 3):
+        if not connect.client_id and (not connect.clean_start or connect.protocol_level == 3):
             return IDENTIFIER_REJECTED  # MQTT-3.1.3-8
         if len(connect.client_id.encode()) > config.client_id_bytes_max:
             return IDENTIFIER_REJECTED

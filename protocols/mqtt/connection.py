@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from protocols.mqtt.config import MqttConfig
+from protocols.mqtt.events import Acknowledgements, Disconnect, Event, PingRequest, PublishRun
 from protocols.mqtt.packets import (
     CONNECT,
     DISCONNECT,
@@ -27,12 +28,7 @@ from protocols.mqtt.packets import (
     PUBLISH,
     SUBSCRIBE,
     UNSUBSCRIBE,
-    Acknowledgements,
-    Disconnect,
-    Event,
     MqttProtocolError,
-    PingRequest,
-    PublishRun,
     check_topic_name,
     decode_text,
     packet_id_ranges,

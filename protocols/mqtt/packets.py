@@ -21,9 +21,9 @@ consecutive acknowledgements, are one event each; long stretches of one topic ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import add
 
+from protocols.mqtt.events import NEVER_S, Connect, Event, Subscribe, SubscriptionRequest, Unsubscribe, Will
 from protocols.sansio import RemoteProtocolError
 
 ACCEPTED, UNACCEPTABLE_PROTOCOL_VERSION, IDENTIFIER_REJECTED, SERVER_UNAVAILABLE, BAD_CREDENTIALS, NOT_AUTHORIZED = (
@@ -58,83 +58,6 @@ class MqttProtocolError(RemoteProtocolError):
         self.events: list[Event] = []
 
 
-@dataclass(slots=True)
-class Will:
-    """What to publish when the connection ends without a DISCONNECT."""
-
-    topic: str
-    payload: bytes
-    qos: int
-    retain: bool
-
-
-@dataclass(slots=True)
-class Connect:
-    """CONNECT; `user_name` and `password` are None when absent, `keep_alive_s` 0 means no limit."""
-
-    protocol_level: int
-    client_id: str
-    clean_session: bool = True
-    keep_alive_s: int = 0
-    will: Will | None = None
-    user_name: str | None = None
-    password: bytes | None = None
-
-
-@dataclass(slots=True)
-class PublishRun:
-    """Consecutive PUBLISH packets with one QoS and one RETAIN flag.
-
-    `topics` are the topics of the messages where they differ (`topic` is the first then), None where they do not.
-    `packet_ids` are the ids of a QoS 1 run, two bytes each. `wire` is the packets' own bytes when a subscriber at QoS 0
-    can be sent them as they are (QoS 0, not retained), else None.
-    """
-
-    topic: str
-    qos: int
-    retain: bool
-    payloads: list[bytes]
-    packet_ids: bytes
-    wire: bytes | None
-    topics: list[str] | None = None
-
-
-@dataclass(slots=True)
-class Acknowledgements:
-    """Consecutive PUBACK packets, as inclusive ranges of packet ids in order of arrival."""
-
-    ranges: list[tuple[int, int]]
-
-
-@dataclass(slots=True)
-class Subscribe:
-    """SUBSCRIBE; (filter, requested QoS) in order, the filters well-formed."""
-
-    packet_id: int
-    requests: list[tuple[str, int]]
-
-
-@dataclass(slots=True)
-class Unsubscribe:
-    """UNSUBSCRIBE; the filters in order, well-formed."""
-
-    packet_id: int
-    filters: list[str]
-
-
-@dataclass(slots=True)
-class PingRequest:
-    """PINGREQ."""
-
-
-@dataclass(slots=True)
-class Disconnect:
-    """DISCONNECT: the client leaves in good order, its will is void."""
-
-
-Event = Connect | PublishRun | Acknowledgements | Subscribe | Unsubscribe | PingRequest | Disconnect
-
-
 # Parsing: each function takes what follows the fixed header.
 
 
@@ -151,6 +74,7 @@ def parse_connect(body: bytes) -> Connect:
         raise MqttProtocolError(f"protocol level {level} is not supported", "MQTT-3.1.2-2", answer=refusal)
     _check_connect_flags(flags)
     connect = Connect(level, "", bool(flags & 0x02), int.from_bytes(body[position + 2 : position + 4], "big"))
+    connect.session_expiry_s = 0 if connect.clean_start else NEVER_S
     connect.client_id, position = _text(body, position + 4, "client identifier")
     if flags & 0x04:
         topic, position = _text(body, position, "will topic")
@@ -190,7 +114,7 @@ def parse_subscribe(body: bytes) -> Subscribe:
             raise MqttProtocolError("topic filter without a QoS", "MQTT-3.8.3-3")
         if body[position] > 2:
             raise MqttProtocolError("malformed requested QoS", "MQTT-3.8.3-4")
-        subscribe.requests.append((topic_filter, body[position]))
+        subscribe.requests.append(SubscriptionRequest(topic_filter, body[position]))
         position += 1
     if not subscribe.requests:
         raise MqttProtocolError("SUBSCRIBE without a topic filter", "MQTT-3.8.3-3")

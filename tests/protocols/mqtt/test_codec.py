@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
-from protocols.mqtt.packets import (
+from protocols.mqtt.events import (
     Acknowledgements,
     Connect,
     Disconnect,
     Event,
-    MqttProtocolError,
     PingRequest,
     PublishRun,
     Subscribe,
+    SubscriptionRequest,
     Unsubscribe,
     Will,
+)
+from protocols.mqtt.packets import (
+    MqttProtocolError,
 )
 from tests.protocols.mqtt.wire import (
     DISCONNECT,
@@ -37,7 +40,7 @@ from tests.protocols.mqtt.wire import (
 
 LEGAL: list[tuple[bytes, list[Event]]] = [
     (connect("c1"), [Connect(4, "c1")]),
-    (connect("", clean=False, keep_alive_s=65_535), [Connect(4, "", False, 65_535)]),
+    (connect("", clean=False, keep_alive_s=65_535), [Connect(4, "", False, 65_535, session_expiry_s=0xFFFFFFFF)]),
     (connect("old", name="MQIsdp", level=3), [Connect(3, "old")]),
     (
         connect("ü", will=("a/b", b"\0\xff", 2, True), user="me", password=b"\0secret"),
@@ -52,7 +55,10 @@ LEGAL: list[tuple[bytes, list[Event]]] = [
         [PublishRun("t/ü", 1, False, [b"x"], b"\1\2", None)],
     ),
     (puback(65_535), [Acknowledgements([(65_535, 65_535)])]),
-    (subscribe(7, ("a/+/#", 2), ("#", 0), ("+", 1)), [Subscribe(7, [("a/+/#", 2), ("#", 0), ("+", 1)])]),
+    (
+        subscribe(7, ("a/+/#", 2), ("#", 0), ("+", 1)),
+        [Subscribe(7, [SubscriptionRequest(*each) for each in (("a/+/#", 2), ("#", 0), ("+", 1))])],
+    ),
     (unsubscribe(65_535, "a", "/"), [Unsubscribe(65_535, ["a", "/"])]),
     (PINGREQ, [PingRequest()]),
     (DISCONNECT, [Disconnect()]),

@@ -23,8 +23,7 @@ from paho.mqtt.client import topic_matches_sub
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
-from protocols.mqtt.packets import (
-    PINGRESP,
+from protocols.mqtt.events import (
     Acknowledgements,
     Connect,
     Disconnect,
@@ -32,8 +31,12 @@ from protocols.mqtt.packets import (
     PingRequest,
     PublishRun,
     Subscribe,
+    SubscriptionRequest,
     Unsubscribe,
     Will,
+)
+from protocols.mqtt.packets import (
+    PINGRESP,
     encode_connack,
     encode_pubacks,
     encode_publishes,
@@ -79,7 +82,10 @@ def test_connect_written_by_amqtt() -> None:
     ("packet", "event"),
     [
         (PubackPacket.build(515), Acknowledgements([(515, 515)])),
-        (SubscribePacket.build([("a/+", 2), ("#", 0)], 7), Subscribe(7, [("a/+", 2), ("#", 0)])),
+        (
+            SubscribePacket.build([("a/+", 2), ("#", 0)], 7),
+            Subscribe(7, [SubscriptionRequest("a/+", 2), SubscriptionRequest("#", 0)]),
+        ),
         (UnsubscribePacket.build(["a/+", "#"], 8), Unsubscribe(8, ["a/+", "#"])),
         (PingReqPacket(), PingRequest()),
         (DisconnectPacket(), Disconnect()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from protocols.mqtt.packets import Acknowledgements, Event, PublishRun
+from protocols.mqtt.events import Acknowledgements, Event, PublishRun
 
 PINGREQ, DISCONNECT = b"\xc0\0", b"\xe0\0"
 
