@@ -1,0 +1,140 @@
+"""What an MQTT client is sent: slabs become packets under packet ids, acknowledgements settle what the ids stood for.
+
+A fan-out is encoded once, see `adapter_deliveries`. At QoS 1 only the packet ids differ between subscribers.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from protocols.convert import routing_key_to_topic
+from protocols.mqtt.adapter_deliveries import (
+    WIRE_QOS_0,
+    heads_at_qos_1,
+    qos_0_packets,
+    stretches,
+    whole_at_qos_0,
+)
+from protocols.mqtt.events import Acknowledgements
+from protocols.mqtt.inflight import PacketIds
+from protocols.mqtt.packets import (
+    MqttProtocolError,
+    check_topic_name,
+    encode_publishes,
+    encode_publishes_with_ids,
+    encode_text,
+    varied_heads,
+)
+from routing.message import Slab
+from routing.session import Consumer, Outcome, Session
+
+if TYPE_CHECKING:
+    from protocols.mqtt.adapter import MqttAdapter
+    from protocols.mqtt.adapter_subscriptions import Subscriptions
+
+ROUTES_REMEMBERED_MAX = 4096
+
+log = logging.getLogger(__name__)
+
+
+class Delivering:
+    """The outbound publishes of one connection, from CONNECT on; see the module."""
+
+    def __init__(self, adapter: MqttAdapter, session: Session, subscriptions: Subscriptions) -> None:
+        self._adapter = adapter
+        self._session = session
+        self._subscriptions = subscriptions
+        self.packet_ids = PacketIds()
+        self._routes: dict[str, tuple[bytes | None, int]] = {}
+        self._drops = False
+
+    def forget_routes(self) -> None:
+        """Subscriptions have changed."""
+        self._routes.clear()
+
+    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
+        if consumer.no_ack and slab.wire is not None and stop - start == len(slab.bodies):
+            packets = slab.wire.get(WIRE_QOS_0)
+            if packets is not None:
+                self._adapter.outbox.write(packets)
+                return
+        session = self._session
+        if self._adapter.closed:
+            return
+        if slab.keys is not None:
+            self._deliver_mixed(consumer, first_id, slab, slab.keys, start, stop)
+            return
+        topic, granted = self._routes.get(slab.routing_key) or self._add_route(slab.routing_key)
+        if topic is None:
+            if not consumer.no_ack:
+                session.settle(first_id, first_id + stop - start - 1, Outcome.DISCARD)
+        elif granted and slab.properties.persistent and not consumer.no_ack:
+            heads = heads_at_qos_1(slab, topic)
+            for packet_id, count in self.packet_ids.take(first_id, stop - start):
+                end = start + count
+                some = heads if isinstance(heads, bytes) else heads[start:end]
+                self._adapter.outbox.write(encode_publishes_with_ids(some, slab.bodies[start:end], packet_id))
+                start = end
+        else:
+            self._adapter.outbox.write(qos_0_packets(slab, start, stop, topic))
+            if not consumer.no_ack:
+                session.settle(first_id, first_id + stop - start - 1, Outcome.ACK)
+
+    def _deliver_mixed(
+        self, consumer: Consumer, first_id: int, slab: Slab, keys: list[str], start: int, stop: int
+    ) -> None:
+        """Deliver messages of different topics: stretches of one QoS, leaving out what is no topic."""
+        session = self._session
+        routes = [self._routes.get(key) or self._add_route(key) for key in keys[start:stop]]
+        topics = [topic or b"" for topic, _ in routes]
+        at_qos_1 = slab.properties.persistent and not consumer.no_ack
+        kinds = [None if topic is None else granted if at_qos_1 else 0 for topic, granted in routes]
+        if start == 0 and stop == len(keys) and kinds.count(0) == stop:
+            self._adapter.outbox.write(whole_at_qos_0(slab, topics))
+            if not consumer.no_ack:
+                session.settle(first_id, first_id + stop - 1, Outcome.ACK)
+            return
+        for kind, first, last in stretches(kinds):
+            bodies = slab.bodies[start + first : start + last]
+            if kind is not None:
+                heads = varied_heads(topics[first:last], bodies, kind)
+                if not kind:
+                    self._adapter.outbox.write(encode_publishes(heads, bodies))
+                else:
+                    at = 0
+                    for packet_id, count in self.packet_ids.take(first_id + first, last - first):
+                        some, end = heads[at : at + count], at + count
+                        self._adapter.outbox.write(encode_publishes_with_ids(some, bodies[at:end], packet_id))
+                        at = end
+            if not kind and not consumer.no_ack:
+                outcome = Outcome.DISCARD if kind is None else Outcome.ACK
+                session.settle(first_id + first, first_id + last - 1, outcome)
+
+    def _add_route(self, routing_key: str) -> tuple[bytes | None, int]:
+        """The topic of a routing key and the QoS granted for it; no topic when MQTT cannot express the key."""
+        topic: bytes | None = None
+        try:
+            name = routing_key_to_topic(routing_key)
+            check_topic_name(name)
+            topic = encode_text(name)
+        except (UnicodeEncodeError, MqttProtocolError) as error:
+            if not self._drops:
+                self._drops = True
+                log.warning(
+                    "MQTT %s: routing key %r is no topic, its like are dropped: %s",
+                    self._adapter.peer,
+                    routing_key,
+                    error,
+                )
+        if len(self._routes) >= ROUTES_REMEMBERED_MAX:
+            self._routes.clear()
+        route = self._routes[routing_key] = (topic, self._subscriptions.qos_for(routing_key))
+        return route
+
+    def acknowledge(self, event: Acknowledgements) -> None:
+        """Settle what was acknowledged."""
+        for first, last in event.ranges:
+            for first_delivery, last_delivery in self.packet_ids.release(first, last):
+                self._session.settle(first_delivery, last_delivery, Outcome.ACK)

@@ -1,0 +1,116 @@
+"""SUBSCRIBE and UNSUBSCRIBE: a client's queue, the bindings that its topic filters are, and its consumer."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from protocols.convert import topic_to_routing_key
+from protocols.mqtt.adapter_publish import EXCHANGE
+from protocols.mqtt.adapter_subscriptions import Subscriptions
+from protocols.mqtt.events import Subscribe, Unsubscribe
+from protocols.mqtt.packets import SUBSCRIBE_FAILURE, encode_suback, encode_unsuback
+from routing.errors import BrokerError
+from routing.session import Consumer, Session
+
+if TYPE_CHECKING:
+    from protocols.mqtt.adapter import MqttAdapter
+    from protocols.mqtt.adapter_deliver import Delivering
+
+log = logging.getLogger(__name__)
+
+
+class Subscribing:
+    """The subscriptions of one connection, from CONNECT on; see the module."""
+
+    def __init__(
+        self, adapter: MqttAdapter, session: Session, subscriptions: Subscriptions, delivering: Delivering
+    ) -> None:
+        self._adapter = adapter
+        self._session = session
+        self._subscriptions = subscriptions
+        self._delivering = delivering
+        self._consumer: Consumer | None = None
+        self._queue = ""
+
+    async def subscribe(self, event: Subscribe) -> None:
+        """Bind a queue for each filter, consume, and say what was granted: at most QoS 1."""
+        requests = event.requests[: self._adapter.config.subscriptions_max]
+        codes = [await self._bind(request.topic_filter, min(request.qos, 1)) for request in requests]
+        codes += [SUBSCRIBE_FAILURE] * (len(event.requests) - len(requests))
+        if not self._adapter.closed:
+            self._delivering.forget_routes()
+            await self._consume()
+            self._adapter.outbox.write(encode_suback(event.packet_id, codes))
+
+    async def _bind(self, topic_filter: str, qos: int) -> int:
+        """Make one filter effective; returns its return code in SUBACK."""
+        granted = self._subscriptions.granted
+        if self._adapter.closed or self._adapter.config.over_limit(topic_filter):
+            return SUBSCRIBE_FAILURE
+        if topic_filter not in granted:
+            if len(granted) >= self._adapter.config.subscriptions_max:
+                return SUBSCRIBE_FAILURE
+            try:
+                if not self._queue:
+                    self._queue = await self._declare_queue()
+                pattern = topic_to_routing_key(topic_filter)
+                self._adapter.grants.require("read", "exchange", EXCHANGE)
+                self._adapter.grants.require_keys("read", EXCHANGE, (pattern,))
+                await self._adapter.broker.bind(
+                    "queue",
+                    self._queue,
+                    EXCHANGE,
+                    pattern,
+                    {},
+                    syntax="mqtt",
+                    owner=self._adapter,
+                    vhost=self._adapter.config.virtual_host,
+                )
+            except BrokerError as error:
+                log.warning("MQTT %s: no subscription to %r: %s", self._adapter.peer, topic_filter, error)
+                return SUBSCRIBE_FAILURE
+        self._subscriptions.grant(topic_filter, qos)
+        return qos
+
+    async def _declare_queue(self) -> str:
+        info = await self._adapter.broker.declare_queue(
+            f"mqtt.{self._adapter.connect.client_id}",
+            durable=False,
+            exclusive=True,
+            auto_delete=True,
+            arguments={},
+            owner=self._adapter,
+            vhost=self._adapter.config.virtual_host,
+        )
+        return info.name
+
+    async def unsubscribe(self, event: Unsubscribe) -> None:
+        """Unbind; filters that are not there are answered all the same (MQTT-3.10.4-5)."""
+        for topic_filter in event.filters:
+            if topic_filter in self._subscriptions.granted:
+                self._subscriptions.remove(topic_filter)
+                pattern = topic_to_routing_key(topic_filter)
+                await self._adapter.broker.unbind(
+                    "queue",
+                    self._queue,
+                    EXCHANGE,
+                    pattern,
+                    {},
+                    syntax="mqtt",
+                    owner=self._adapter,
+                    vhost=self._adapter.config.virtual_host,
+                )
+        if not self._adapter.closed:
+            self._delivering.forget_routes()
+            self._adapter.outbox.write(encode_unsuback(event.packet_id))
+
+    async def _consume(self) -> None:
+        """Consume without acknowledgement as long as nothing was granted QoS 1."""
+        no_ack, old = not self._subscriptions.qos_max, self._consumer
+        if self._adapter.closed or not self._queue or (old is not None and (no_ack or not old.no_ack)):
+            return
+        # The new one first: the queue goes with its last consumer.
+        self._consumer = await self._session.consume(self._queue, tag="", no_ack=no_ack)
+        if old is not None:
+            self._session.cancel(old)
