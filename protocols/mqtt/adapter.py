@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_deliver import Delivering
+from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_login import Login
 from protocols.mqtt.adapter_publish import EXCHANGE, QOS_0, QOS_1, Publishing
 from protocols.mqtt.adapter_subscribe import Subscribing
@@ -35,18 +36,12 @@ from protocols.mqtt.events import (
     Subscribe,
     Unsubscribe,
 )
-from protocols.mqtt.packets import (
-    ACCEPTED,
-    NOT_AUTHORIZED,
-    PINGRESP,
-    SERVER_UNAVAILABLE,
-    MqttProtocolError,
-    encode_connack,
-)
+from protocols.mqtt.reasons import CONNACK_REASONS, MqttProtocolError, ReasonCode
+from protocols.mqtt.wire import PINGRESP, Wire
 from protocols.peers import Authenticate
 from protocols.sansio import Outbox
 from routing.clients import Client
-from routing.errors import BrokerError, NoPermission
+from routing.errors import BrokerError, NoPermission, NotAllowed
 from routing.grants import Grants
 from routing.message import Slab
 from routing.session import Consumer, Session
@@ -94,6 +89,11 @@ class MqttAdapter:
         self.publishing: Publishing
         self.delivering: Delivering
         self.subscribing: Subscribing
+
+    @property
+    def wire(self) -> Wire:
+        """How the client is told anything, from CONNECT on."""
+        return self._connection.wire
 
     # The shell's side.
 
@@ -168,11 +168,11 @@ class MqttAdapter:
             return
         connect.client_id = connect.client_id or f"auto-{secrets.token_hex(12)}"
         excess = connect.will and self.config.over_limit(connect.will.topic)
-        if code == ACCEPTED and not excess:
+        if code == ReasonCode.SUCCESS and not excess:
             code = self._join(connect)
-        if code != ACCEPTED:
-            self.outbox.write(encode_connack(code))
-            self.end(f"CONNECT refused with return code {code}")
+        if code != ReasonCode.SUCCESS:
+            self.outbox.write(self.wire.connack(code))
+            self.end(f"CONNECT refused: {code.name}")
             return
         if excess:
             self.end(f"will {excess}")
@@ -193,19 +193,21 @@ class MqttAdapter:
         self.delivering = Delivering(self, self.session, subscriptions)
         self.subscribing = Subscribing(self, self.session, subscriptions, self.delivering)
         self.outbox.on_writable = self.session.resume
-        self.outbox.write(encode_connack(ACCEPTED))
+        self.outbox.write(self.wire.connack(ReasonCode.SUCCESS))
         log.debug("MQTT %s: client %r connected", self.peer, connect.client_id)
 
-    def _join(self, connect: Connect) -> int:
-        """Become a client of the broker, with the rights of its user; the return code."""
+    def _join(self, connect: Connect) -> ReasonCode:
+        """Become a client of the broker, with the rights of its user; the reason code."""
         user = self._login.user_of(connect)
         client = Client("mqtt", user, self.config.virtual_host, self.peer, self.end, connect.client_id)
         try:
             self.grants = self.broker.connect(self, client, client_id=connect.client_id)
         except BrokerError as error:
             log.warning("MQTT %s: %s", self.peer, error)
-            return NOT_AUTHORIZED if isinstance(error, NoPermission) else SERVER_UNAVAILABLE
-        return ACCEPTED
+            if isinstance(error, NotAllowed) and not isinstance(error, NoPermission):
+                return ReasonCode.SERVER_UNAVAILABLE  # no such virtual host, or no room in it
+            return reason_of(error, CONNACK_REASONS)
+        return ReasonCode.SUCCESS
 
     # The engine's side.
 

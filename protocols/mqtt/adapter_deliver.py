@@ -18,14 +18,10 @@ from protocols.mqtt.adapter_deliveries import (
 )
 from protocols.mqtt.events import Acknowledgements
 from protocols.mqtt.inflight import PacketIds
-from protocols.mqtt.packets import (
-    MqttProtocolError,
-    check_topic_name,
-    encode_publishes,
-    encode_publishes_with_ids,
-    encode_text,
-    varied_heads,
-)
+from protocols.mqtt.packets import check_topic_name
+from protocols.mqtt.properties import encode_text
+from protocols.mqtt.reasons import MqttProtocolError
+from protocols.mqtt.wire import encode_publishes, encode_publishes_with_ids, varied_heads
 from routing.message import Slab
 from routing.session import Consumer, Outcome, Session
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from protocols.mqtt.packets import PublishHeads, encode_publishes, publish_heads, varied_heads
+from protocols.mqtt.wire import PublishHeads, encode_publishes, publish_heads, varied_heads
 from routing.message import Slab
 
 WIRE_QOS_0 = "mqtt qos 0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import Connect
-from protocols.mqtt.packets import ACCEPTED, BAD_CREDENTIALS, IDENTIFIER_REJECTED, NOT_AUTHORIZED
+from protocols.mqtt.reasons import ReasonCode
 from protocols.peers import Authenticate, is_loopback, is_welcome
 
 
@@ -26,20 +26,20 @@ class Login:
             return connect.user_name
         return self._config.anonymous_user if self._certificate_name is None else self._certificate_name
 
-    async def refusal(self, connect: Connect) -> int:
-        """The return code for a CONNECT (section 3.2.2.3)."""
+    async def refusal(self, connect: Connect) -> ReasonCode:
+        """The reason code for a CONNECT (section 3.2.2.3)."""
         config = self._config
         if not connect.client_id and (not connect.clean_start or connect.protocol_level == 3):
-            return IDENTIFIER_REJECTED  # MQTT-3.1.3-8
+            return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID  # MQTT-3.1.3-8
         if len(connect.client_id.encode()) > config.client_id_bytes_max:
-            return IDENTIFIER_REJECTED
+            return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
         if connect.user_name is not None:
             password = connect.password or b""
             welcome = await is_welcome(self._authenticate, connect.user_name, password, self._peer)
-            return ACCEPTED if welcome else BAD_CREDENTIALS
+            return ReasonCode.SUCCESS if welcome else ReasonCode.BAD_USER_NAME_OR_PASSWORD
         if self._certificate_name is not None:
             welcome = await is_welcome(self._authenticate, self._certificate_name, None, self._peer)
-            return ACCEPTED if welcome else BAD_CREDENTIALS
+            return ReasonCode.SUCCESS if welcome else ReasonCode.BAD_USER_NAME_OR_PASSWORD
         if config.anonymous == "never" or (config.anonymous == "loopback" and not is_loopback(self._peer)):
-            return NOT_AUTHORIZED
-        return ACCEPTED
+            return ReasonCode.NOT_AUTHORIZED
+        return ReasonCode.SUCCESS

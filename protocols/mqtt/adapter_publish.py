@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_deliveries import WIRE_QOS_0
-from protocols.mqtt.events import PublishRun
-from protocols.mqtt.packets import encode_pubacks
+from protocols.mqtt.events import AcknowledgementKind, PublishRun
 from routing.message import NeutralProperties, Properties, Slab, register_decoder
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Publishing:
         self._confirmed = up_to
         packet_ids = bytes(self._unconfirmed[:size])
         del self._unconfirmed[:size]
-        self._adapter.outbox.write(encode_pubacks(packet_ids))
+        self._adapter.outbox.write(self._adapter.wire.acknowledgements(AcknowledgementKind.PUBACK, packet_ids))
 
     def refuse(self, first: int, last: int) -> None:
         """Publishes could not be stored; see the module."""

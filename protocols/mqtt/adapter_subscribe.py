@@ -6,10 +6,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
+from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_subscriptions import Subscriptions
 from protocols.mqtt.events import Subscribe, Unsubscribe
-from protocols.mqtt.packets import SUBSCRIBE_FAILURE, encode_suback, encode_unsuback
+from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
 from routing.errors import BrokerError
 from routing.session import Consumer, Session
 
@@ -37,20 +38,20 @@ class Subscribing:
         """Bind a queue for each filter, consume, and say what was granted: at most QoS 1."""
         requests = event.requests[: self._adapter.config.subscriptions_max]
         codes = [await self._bind(request.topic_filter, min(request.qos, 1)) for request in requests]
-        codes += [SUBSCRIBE_FAILURE] * (len(event.requests) - len(requests))
+        codes += [ReasonCode.QUOTA_EXCEEDED] * (len(event.requests) - len(requests))
         if not self._adapter.closed:
             self._delivering.forget_routes()
             await self._consume()
-            self._adapter.outbox.write(encode_suback(event.packet_id, codes))
+            self._adapter.outbox.write(self._adapter.wire.suback(event.packet_id, codes))
 
     async def _bind(self, topic_filter: str, qos: int) -> int:
-        """Make one filter effective; returns its return code in SUBACK."""
+        """Make one filter effective; returns its reason code in SUBACK."""
         granted = self._subscriptions.granted
         if self._adapter.closed or self._adapter.config.over_limit(topic_filter):
-            return SUBSCRIBE_FAILURE
+            return ReasonCode.TOPIC_FILTER_INVALID
         if topic_filter not in granted:
             if len(granted) >= self._adapter.config.subscriptions_max:
-                return SUBSCRIBE_FAILURE
+                return ReasonCode.QUOTA_EXCEEDED
             try:
                 if not self._queue:
                     self._queue = await self._declare_queue()
@@ -69,7 +70,7 @@ class Subscribing:
                 )
             except BrokerError as error:
                 log.warning("MQTT %s: no subscription to %r: %s", self._adapter.peer, topic_filter, error)
-                return SUBSCRIBE_FAILURE
+                return reason_of(error, SUBACK_REASONS)
         self._subscriptions.grant(topic_filter, qos)
         return qos
 
@@ -87,8 +88,10 @@ class Subscribing:
 
     async def unsubscribe(self, event: Unsubscribe) -> None:
         """Unbind; filters that are not there are answered all the same (MQTT-3.10.4-5)."""
-        for topic_filter in event.filters:
+        reasons = [ReasonCode.NO_SUBSCRIPTION_EXISTED] * len(event.filters)
+        for index, topic_filter in enumerate(event.filters):
             if topic_filter in self._subscriptions.granted:
+                reasons[index] = ReasonCode.SUCCESS
                 self._subscriptions.remove(topic_filter)
                 pattern = topic_to_routing_key(topic_filter)
                 await self._adapter.broker.unbind(
@@ -103,7 +106,7 @@ class Subscribing:
                 )
         if not self._adapter.closed:
             self._delivering.forget_routes()
-            self._adapter.outbox.write(encode_unsuback(event.packet_id))
+            self._adapter.outbox.write(self._adapter.wire.unsuback(event.packet_id, reasons))
 
     async def _consume(self) -> None:
         """Consume without acknowledgement as long as nothing was granted QoS 1."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from protocols.mqtt.config import MqttConfig
-from protocols.mqtt.events import Acknowledgements, Disconnect, Event, PingRequest, PublishRun
+from protocols.mqtt.events import Acknowledgements, Connect, Disconnect, Event, PingRequest, PublishRun
 from protocols.mqtt.packets import (
     CONNECT,
     DISCONNECT,
@@ -28,7 +28,6 @@ from protocols.mqtt.packets import (
     PUBLISH,
     SUBSCRIBE,
     UNSUBSCRIBE,
-    MqttProtocolError,
     check_topic_name,
     decode_text,
     packet_id_ranges,
@@ -36,6 +35,8 @@ from protocols.mqtt.packets import (
     parse_subscribe,
     parse_unsubscribe,
 )
+from protocols.mqtt.reasons import MqttProtocolError
+from protocols.mqtt.wire import WIRE_3, WIRES, Wire
 
 TOPICS_REMEMBERED_MAX = 4096
 """Topic names of one connection whose check is remembered; the memory is emptied when full."""
@@ -93,6 +94,8 @@ class ServerConnection:
 
     def __init__(self, config: MqttConfig) -> None:
         self.closed = False
+        self.wire: Wire = WIRE_3
+        """How to answer: that of the version in CONNECT, from there on."""
         self._config = config
         self._violations = _VIOLATIONS_BEFORE_CONNECT
         self._buffer = bytearray()
@@ -179,7 +182,9 @@ class ServerConnection:
         parse = _PARSERS.get(first)
         if parse is not None:
             event = parse(body)
-            self._violations = _VIOLATIONS
+            if isinstance(event, Connect):
+                self._violations = _VIOLATIONS
+                self.wire = WIRES[event.protocol_level]
             return event
         if body:
             raise MqttProtocolError("remaining length is not 0", "MQTT-3.12.1" if first == PINGREQ else "MQTT-3.14.1")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from protocols.mqtt.packets import PACKET_ID_MAX
+from protocols.mqtt.wire import PACKET_ID_MAX
 from protocols.sansio import LocalProtocolError
 
 

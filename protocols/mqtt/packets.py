@@ -20,42 +20,12 @@ consecutive acknowledgements, are one event each; long stretches of one topic ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import add
-
-from protocols.mqtt.events import NEVER_S, Connect, Event, Subscribe, SubscriptionRequest, Unsubscribe, Will
-from protocols.sansio import RemoteProtocolError
-
-ACCEPTED, UNACCEPTABLE_PROTOCOL_VERSION, IDENTIFIER_REJECTED, SERVER_UNAVAILABLE, BAD_CREDENTIALS, NOT_AUTHORIZED = (
-    range(6)
-)
-SUBSCRIBE_FAILURE = 0x80
-PACKET_ID_MAX = 65_535
+from protocols.mqtt.events import NEVER_S, Connect, Subscribe, SubscriptionRequest, Unsubscribe, Will
+from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
+from protocols.mqtt.wire import PACKET_ID_BYTES, WIRE_3
 
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE, UNSUBSCRIBE, PINGREQ, DISCONNECT = 0x10, 0x30, 0x40, 0x82, 0xA2, 0xC0, 0xE0
-PINGRESP = b"\xd0\x00"
-
-PACKET_ID_BYTES = b"".join(i.to_bytes(2, "big") for i in range(PACKET_ID_MAX + 1))
-"""Every packet id in order: the ids `first..last` are the slice `2 * first : 2 * last + 2`."""
-
-_PACKET_IDS = [PACKET_ID_BYTES[i : i + 2] for i in range(0, len(PACKET_ID_BYTES), 2)]
-_LENGTHS = [bytes((size,)) if size < 128 else bytes((size & 127 | 128, size >> 7)) for size in range(1 << 14)]
-"""Remaining lengths of one and two bytes."""
-
 _PROTOCOL_LEVELS = {"MQTT": 4, "MQIsdp": 3}
-
-
-class MqttProtocolError(RemoteProtocolError):
-    """The client broke the protocol or a limit: send `answer`, then close.
-
-    `events` are those of the packets before the bad one; they count. `clause` is an identifier of the standard, or "".
-    """
-
-    def __init__(self, reason: str, clause: str = "", *, answer: bytes = b"") -> None:
-        super().__init__(f"{reason} [{clause}]" if clause else reason)
-        self.clause = clause
-        self.answer = answer
-        self.events: list[Event] = []
 
 
 # Parsing: each function takes what follows the fixed header.
@@ -70,8 +40,9 @@ def parse_connect(body: bytes) -> Connect:
         raise MqttProtocolError("truncated CONNECT", "MQTT-3.1")
     level, flags = body[position], body[position + 1]
     if level != _PROTOCOL_LEVELS[name]:
-        refusal = encode_connack(UNACCEPTABLE_PROTOCOL_VERSION)
-        raise MqttProtocolError(f"protocol level {level} is not supported", "MQTT-3.1.2-2", answer=refusal)
+        code = ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
+        text = f"protocol level {level} is not supported"
+        raise MqttProtocolError(text, "MQTT-3.1.2-2", code, answer=WIRE_3.connack(code))
     _check_connect_flags(flags)
     connect = Connect(level, "", bool(flags & 0x02), int.from_bytes(body[position + 2 : position + 4], "big"))
     connect.session_expiry_s = 0 if connect.clean_start else NEVER_S
@@ -200,112 +171,3 @@ def _packet_id(body: bytes) -> int:
     if len(body) < 2 or not packet_id:
         raise MqttProtocolError("missing packet identifier", "MQTT-2.3.1-1")
     return packet_id
-
-
-# Encoding.
-
-
-def encode_connack(return_code: int) -> bytes:
-    """CONNACK without a stored session: "session present" is 0 (MQTT-3.2.2-1, MQTT-3.2.2-4)."""
-    return bytes((0x20, 2, 0, return_code))
-
-
-def encode_suback(packet_id: int, return_codes: Sequence[int]) -> bytes:
-    """SUBACK: a granted QoS or SUBSCRIBE_FAILURE for each requested filter, in order (MQTT-3.8.4-5)."""
-    return b"\x90" + _remaining_length(2 + len(return_codes)) + _PACKET_IDS[packet_id] + bytes(return_codes)
-
-
-def encode_unsuback(packet_id: int) -> bytes:
-    """UNSUBACK (section 3.11)."""
-    return b"\xb0\x02" + _PACKET_IDS[packet_id]
-
-
-def encode_pubacks(packet_ids: bytes) -> bytes:
-    """PUBACK packets for ids of two bytes each, in their order (MQTT-4.6.0-2)."""
-    packets = bytearray(b"\x40\x02\0\0") * (len(packet_ids) // 2)
-    packets[2::4] = packet_ids[::2]
-    packets[3::4] = packet_ids[1::2]
-    return bytes(packets)
-
-
-PublishHeads = bytes | list[bytes]
-"""What comes before packet id and payload: one for all messages of a run, or one for each."""
-
-
-def encode_text(text: str) -> bytes:
-    """UTF-8 with its length in front. Raises UnicodeEncodeError for a surrogate."""
-    raw = text.encode()
-    return len(raw).to_bytes(2, "big") + raw
-
-
-def publish_heads(topic: bytes, payloads: Sequence[bytes], qos: int) -> PublishHeads:
-    """Fixed header and topic (as `encode_text` makes it) for each payload, encoded once for each length that occurs."""
-    extra = len(topic) + (2 if qos else 0)
-    kind = b"\x32" if qos else b"\x30"
-    if len(payloads) == 1:
-        return kind + _remaining_length(extra + len(payloads[0])) + topic
-    sizes = list(map(len, payloads))
-    heads = {size: kind + _remaining_length(extra + size) + topic for size in set(sizes)}
-    if len(heads) == 1:
-        return heads[sizes[0]]
-    return [heads[size] for size in sizes]
-
-
-def varied_heads(topics: Sequence[bytes], payloads: Sequence[bytes], qos: int) -> list[bytes]:
-    """As `publish_heads`, for payloads with a topic each."""
-    sizes = map(add, map(len, topics), map(len, payloads))
-    return list(map(add, map(_STARTS[qos].__getitem__, sizes), topics))
-
-
-def encode_publishes(heads: PublishHeads, payloads: Sequence[bytes]) -> bytes:
-    """PUBLISH packets at QoS 0 for one or more payloads."""
-    if isinstance(heads, bytes):
-        return heads + payloads[0] if len(payloads) == 1 else heads.join([b"", *payloads])
-    parts = [b""] * (2 * len(payloads))
-    parts[::2] = heads
-    parts[1::2] = payloads
-    return b"".join(parts)
-
-
-def encode_publishes_with_ids(heads: PublishHeads, payloads: Sequence[bytes], first_packet_id: int) -> bytes:
-    """PUBLISH packets at QoS 1 with consecutive packet ids."""
-    count = len(payloads)
-    if isinstance(heads, bytes):
-        if count == 1:
-            return heads + _PACKET_IDS[first_packet_id] + payloads[0]
-        parts = [heads] * (3 * count)
-    else:
-        parts = [b""] * (3 * count)
-        parts[::3] = heads
-    parts[1::3] = _PACKET_IDS[first_packet_id : first_packet_id + count]
-    parts[2::3] = payloads
-    return b"".join(parts)
-
-
-class _Starts(dict[int, bytes]):
-    """The fixed header of PUBLISH by the length of topic and payload together; those of common lengths are kept."""
-
-    def __init__(self, first: int, id_bytes: int) -> None:
-        super().__init__()
-        self._first = bytes((first,))
-        self._id_bytes = id_bytes
-
-    def __missing__(self, size: int) -> bytes:
-        start = self._first + _remaining_length(size + self._id_bytes)
-        if size < len(_LENGTHS):
-            self[size] = start
-        return start
-
-
-_STARTS = (_Starts(PUBLISH, 0), _Starts(PUBLISH | 2, 2))
-
-
-def _remaining_length(size: int) -> bytes:
-    if size < len(_LENGTHS):
-        return _LENGTHS[size]
-    digits = bytearray()
-    while size > 127:
-        digits.append(size & 127 | 128)
-        size >>= 7
-    digits.append(size)
-    return bytes(digits)

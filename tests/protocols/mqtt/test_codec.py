@@ -22,9 +22,7 @@ from protocols.mqtt.events import (
     Unsubscribe,
     Will,
 )
-from protocols.mqtt.packets import (
-    MqttProtocolError,
-)
+from protocols.mqtt.reasons import MqttProtocolError
 from tests.protocols.mqtt.wire import (
     DISCONNECT,
     PINGREQ,

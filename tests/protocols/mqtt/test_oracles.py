@@ -24,6 +24,7 @@ from protocols.convert import topic_to_routing_key
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
 from protocols.mqtt.events import (
+    AcknowledgementKind,
     Acknowledgements,
     Connect,
     Disconnect,
@@ -35,17 +36,9 @@ from protocols.mqtt.events import (
     Unsubscribe,
     Will,
 )
-from protocols.mqtt.packets import (
-    PINGRESP,
-    encode_connack,
-    encode_pubacks,
-    encode_publishes,
-    encode_publishes_with_ids,
-    encode_suback,
-    encode_text,
-    encode_unsuback,
-    publish_heads,
-)
+from protocols.mqtt.properties import encode_text
+from protocols.mqtt.reasons import ReasonCode
+from protocols.mqtt.wire import PINGRESP, WIRE_3, encode_publishes, encode_publishes_with_ids, publish_heads
 from routing.topology.topic_trie import TopicTrie, parse_pattern
 from tests.protocols.mqtt.test_codec import connected
 
@@ -124,8 +117,9 @@ def test_remaining_lengths_at_their_edges(size: int) -> None:
 
 
 def test_answers_read_by_amqtt() -> None:
-    answers = encode_connack(5) + encode_suback(3, [0, 1, 0x80]) + encode_unsuback(258) + PINGRESP
-    answers += encode_pubacks(b"\0\1\1\2\xff\xff")
+    answers = WIRE_3.connack(ReasonCode.NOT_AUTHORIZED) + WIRE_3.suback(3, [0, 1, ReasonCode.QUOTA_EXCEEDED])
+    answers += WIRE_3.unsuback(258, [0]) + PINGRESP
+    answers += WIRE_3.acknowledgements(AcknowledgementKind.PUBACK, b"\0\1\1\2\xff\xff")
     connack, suback, unsuback, pingresp, *pubacks = amqtt_decode(answers)
     assert (connack.return_code, connack.session_parent) == (5, 0)
     assert (suback.variable_header.packet_id, list(suback.payload.return_codes)) == (3, [0, 1, 0x80])
