@@ -6,7 +6,9 @@
 2. A move of a position starts a new generation of it: whatever was under way for the old one is thrown away.
 3. When another leader epoch has begun, a partition is read on only if what was read is still in its log: else the log
    was cut, which is said, and reading goes on where the log has other records, or with reset "error" ends.
-4. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of
+4. A partition may be asked for by two links for a while, when another leads it or the same broker is reached by another
+   link. What does not begin where it is read on by then, or was asked for in another epoch, is thrown away.
+5. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of
    whoever asks for records.
 """
 
@@ -81,6 +83,11 @@ class Position:
         self.buffered_bytes = 0
         self.parked.clear()
         self.generation += 1
+
+    @property
+    def asked(self) -> tuple[int, int, int]:
+        """What an answer has to be about to be of use: rules 2 and 4."""
+        return self.generation, self.fetch_offset, self.epoch
 
 
 class _Fetched:
@@ -309,10 +316,8 @@ class Fetcher(Service):
         return position.epoch != epoch != wire.NO_EPOCH
 
     async def _validate(self, link: Link, doubtful: list[Position]) -> None:
-        """Rule 5."""
-        asked = [
-            (p, p.generation, p.last, self._leaders.epoch_of(link, p.topic, p.partition)) for p in doubtful if p.last
-        ]
+        """Rule 3."""
+        asked = [(p, p.asked, p.last, self._leaders.epoch_of(link, p.topic, p.partition)) for p in doubtful if p.last]
         entries = [(p.topic, p.partition, epoch, last.epoch) for p, _, last, epoch in asked]
         try:
             reply = await link.request(wire.OffsetsForEpochs(0, entries), wire.OffsetsForEpochsReply)
@@ -321,8 +326,8 @@ class Fetcher(Service):
                 self._leaders.stale((p.topic, p.partition) for p in doubtful)
             await self._note_error(error)
             return
-        for (position, generation, last, epoch), (refused, end_epoch, end_offset) in zip(asked, reply.entries):
-            if generation != position.generation:
+        for (position, about, last, epoch), (refused, end_epoch, end_offset) in zip(asked, reply.entries):
+            if about != position.asked:
                 continue
             if refused is not None:
                 await self._refused(position, error_from_wire(refused))
@@ -346,7 +351,7 @@ class Fetcher(Service):
                 logger.warning("%s; going on at %d", truncated, offset)
 
     async def _fetch_once(self, link: Link, wanted: list[Position]) -> None:
-        generations = [position.generation for position in wanted]
+        asked = [position.asked for position in wanted]
         entries = [
             wire.FetchEntry(p.topic, p.partition, p.fetch_offset, self._fetch_limits.partition_max_bytes, p.epoch)
             for p in wanted
@@ -364,8 +369,8 @@ class Fetcher(Service):
                 await self._note_error(error)
         self._fetches[link] = None
         if reply is not None:
-            for position, generation, fetched in zip(wanted, generations, reply.entries):
-                if generation == position.generation:
+            for position, about, fetched in zip(wanted, asked, reply.entries):
+                if about == position.asked:
                     await self._take(position, fetched)
 
     async def _take(self, position: Position, fetched: wire.FetchedPartition) -> None:

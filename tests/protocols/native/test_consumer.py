@@ -17,7 +17,9 @@ from millrace import (
     Producer,
     UnknownTopic,
 )
+from protocols.native.link import Link
 from protocols.native.records import batch_records
+from tests.protocols.native.asking import until_parked
 from tests.protocols.native.broker import Restartable, Running, batch_of, native_broker
 
 TIMEOUT_S = 20
@@ -239,3 +241,27 @@ async def test_the_control_client() -> None:
         await client.delete_topic("t")
         with pytest.raises(UnknownTopic):
             await client.describe_topic("t")
+
+
+async def test_what_two_links_answer_is_taken_once() -> None:
+    """As when the link that finds leaders is connected to the leader, to which there was another one before."""
+    async with native_broker() as running, trio.open_nursery() as nursery:
+        await running.broker.create_topic("t")
+        async with Consumer(running.server, auto_offset_reset="earliest") as consumer:
+            await consumer.assign("t")
+            other = Link(running.server, QUICK)
+            nursery.start_soon(other.run)
+            await other.wait_connected()
+            with trio.fail_after(TIMEOUT_S):
+                await until_parked(running, "t", 1)
+                nursery.start_soon(consumer._fetch_once, other, list(consumer._positions.values()))
+                await until_parked(running, "t", 2)
+                log = running.broker.topics["t"].partitions[0].log
+                for number in range(3):
+                    log.append(batch_of(b"%d" % number))
+                log.request_sync()
+                assert await take(consumer, 3) == numbers(0, 3)
+                assert await nothing_comes(consumer)
+                await fill(running, "t", b"3")
+                assert await take(consumer, 1) == numbers(3, 4)
+        nursery.cancel_scope.cancel()
