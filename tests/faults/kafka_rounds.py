@@ -31,6 +31,7 @@ import confluent_kafka
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from tests.faults.kafka_findings import findings
 from tests.faults.kafka_worker import COPIES, GROUP, SOURCE
 from tests.support import BrokerProcess, broker_process, cluster
 from tests.support.broker_process import CHECKOUT
@@ -206,6 +207,7 @@ class Single:
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
         self.servers = f"127.0.0.1:{broker.ports['kafka']}"
+        self.brokers = [broker]
 
     def kill(self, dice: random.Random) -> str:
         """Kill and start it."""
@@ -221,6 +223,7 @@ class Several:
     def __init__(self, processes: cluster.ClusterProcesses) -> None:
         self._processes = processes
         self.servers = ",".join(f"{one.host}:{one.ports['kafka']}" for one in processes.brokers.values())
+        self.brokers = list(processes.brokers.values())
 
     def kill(self, dice: random.Random) -> str:
         """Kill one and start it."""
@@ -280,11 +283,21 @@ def run(rounds: int, seed: int, *, brokers: int = 1, workers: int = 2) -> None:
             copies.read_until(source.sent, copying.tend)
             print(f"{source.sent} numbers of group '{GROUP}' are there once each", flush=True)
         except BaseException:
-            print((directory / "workers.log").read_text(errors="replace")[-3000:], flush=True)
+            _tell(running, directory / "workers.log")
             raise
         finally:
             copying.stop()
             source.stop()
+
+
+def _tell(running: Single | Several, log: Path) -> None:
+    """Print what may say why it failed."""
+    print(log.read_text(errors="replace")[-3000:])
+    native = [f"{one.host}:{one.native_port}" for one in running.brokers]
+    for line in findings(running.servers, native, GROUP, (SOURCE, COPIES), PARTITIONS):
+        print(line)
+    for broker in running.brokers:
+        print(f"--- {broker.data_dir.name}\n{broker.log()[-3000:]}", flush=True)
 
 
 def main() -> None:
