@@ -53,6 +53,10 @@ class ProducerFenced(LogError):
     """A batch of a producer that has a later epoch already."""
 
 
+class CoordinatorFenced(LogError):
+    """The end of a transaction, as told by a coordinator after which another has told of one."""
+
+
 class InvalidRecord(LogError):
     """A record that the topic does not take."""
 

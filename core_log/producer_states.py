@@ -5,7 +5,10 @@
 2. The last five batches of a producer are remembered, so that one that is sent again is answered with where it lies.
    Clients have no more than five on the way.
 3. A producer that nothing is known of may begin with any number: what was known may have gone with the records.
-4. All of it can be worked out from the headers of batches; `offset` says up to where that was done.
+4. The end of a transaction, a marker, is taken from its producer's epoch or a later one, and from the coordinator that
+   told of an end last or a later one: one that comes late, of a coordinator that is none any more, must not end the
+   transaction after it.
+5. All of it can be worked out from the headers of batches and from markers; `offset` says up to where that was done.
 
 https://cwiki.apache.org/confluence/display/KAFKA/KIP-98+-+Exactly+Once+Delivery+and+Transactional+Messaging
 """
@@ -19,11 +22,13 @@ from typing import Any, NamedTuple
 import msgpack
 
 from core_log.batch_header import BatchHeader
-from core_log.errors import OutOfOrderSequence, ProducerFenced
+from core_log.errors import CoordinatorFenced, OutOfOrderSequence, ProducerFenced
 
 REMEMBERED = 5
 _SEQUENCES = 1 << 31
-_VERSION = 1
+_VERSION = 2
+_WITHOUT_COORDINATORS = 1
+_NO_COORDINATOR = -1
 
 
 class Written(NamedTuple):
@@ -42,13 +47,16 @@ class ActiveProducer(NamedTuple):
     epoch: int
     last_sequence: int
     last_ms: int
+    coordinator_epoch: int
+    """Of the last marker; -1: there was none."""
 
 
 class _Producer:
-    __slots__ = ("batches", "epoch", "last_ms")
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_ms")
 
-    def __init__(self, epoch: int, last_ms: int) -> None:
+    def __init__(self, epoch: int, last_ms: int, coordinator_epoch: int = _NO_COORDINATOR) -> None:
         self.epoch = epoch
+        self.coordinator_epoch = coordinator_epoch
         self.last_ms = last_ms
         self.batches: deque[Written] = deque(maxlen=REMEMBERED)
 
@@ -67,7 +75,7 @@ class ProducerStates:
         """All of them."""
         for key, producer in self._producers.items():
             last_sequence = producer.batches[-1].last_sequence if producer.batches else -1
-            yield ActiveProducer(key, producer.epoch, last_sequence, producer.last_ms)
+            yield ActiveProducer(key, producer.epoch, last_sequence, producer.last_ms, producer.coordinator_epoch)
 
     def check(self, header: BatchHeader) -> Written | None:
         """Whether a batch of an idempotent producer may be appended: None; or that it is there already.
@@ -95,13 +103,37 @@ class ProducerStates:
 
     def note(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """A batch of an idempotent producer is in the log."""
-        producer = self._producers.get(header.producer_id)
-        if producer is None or producer.epoch != header.producer_epoch:
-            producer = self._producers[header.producer_id] = _Producer(header.producer_epoch, now_ms)
-        producer.last_ms = now_ms
+        producer = self._in_epoch(header, now_ms)
         next_offset = base_offset + header.last_offset_delta + 1
         producer.batches.append(Written(header.base_sequence, _last_sequence(header), base_offset, next_offset))
         self.offset = max(self.offset, next_offset)
+
+    def check_marker(self, header: BatchHeader, coordinator_epoch: int) -> None:
+        """Whether a marker may be appended. Raises ProducerFenced, CoordinatorFenced."""
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            return
+        if header.producer_epoch < producer.epoch:
+            raise ProducerFenced(f"producer {header.producer_id} is in epoch {producer.epoch} already")
+        if coordinator_epoch < producer.coordinator_epoch:
+            raise CoordinatorFenced(
+                f"a coordinator in epoch {producer.coordinator_epoch} has ended a transaction of producer "
+                f"{header.producer_id} already"
+            )
+
+    def note_marker(self, header: BatchHeader, coordinator_epoch: int, base_offset: int, now_ms: int) -> None:
+        """A marker is in the log."""
+        self._in_epoch(header, now_ms).coordinator_epoch = coordinator_epoch
+        self.offset = max(self.offset, base_offset + header.last_offset_delta + 1)
+
+    def _in_epoch(self, header: BatchHeader, now_ms: int) -> _Producer:
+        """The producer of a batch, whose epoch that is from now on."""
+        producer = self._producers.get(header.producer_id)
+        if producer is None or producer.epoch != header.producer_epoch:
+            ended_by = _NO_COORDINATOR if producer is None else producer.coordinator_epoch
+            producer = self._producers[header.producer_id] = _Producer(header.producer_epoch, now_ms, ended_by)
+        producer.last_ms = now_ms
+        return producer
 
     def forget(self, before_ms: int) -> None:
         """Producers that have sent nothing since then."""
@@ -111,7 +143,8 @@ class ProducerStates:
     def encode(self, epoch: int) -> bytes:
         """For a file; `epoch` is the log's at `offset`."""
         producers = [
-            (key, producer.epoch, producer.last_ms, list(producer.batches)) for key, producer in self._producers.items()
+            (key, producer.epoch, producer.last_ms, list(producer.batches), producer.coordinator_epoch)
+            for key, producer in self._producers.items()
         ]
         return msgpack.packb((_VERSION, self.offset, epoch, producers))  # type: ignore[no-any-return]
 
@@ -121,11 +154,11 @@ class ProducerStates:
         try:
             fields: Any = msgpack.unpackb(content)
             version, offset, epoch, producers = fields
-            if version != _VERSION:
+            if version not in (_VERSION, _WITHOUT_COORDINATORS):
                 raise ValueError(f"version {version} of producer states")
             found = cls(offset)
-            for key, producer_epoch, last_ms, batches in producers:
-                producer = found._producers[key] = _Producer(producer_epoch, last_ms)
+            for key, producer_epoch, last_ms, batches, *ended_by in producers:
+                producer = found._producers[key] = _Producer(producer_epoch, last_ms, *ended_by)
                 producer.batches.extend(Written(*batch) for batch in batches)
         except (TypeError, msgpack.UnpackException) as error:
             raise ValueError(f"no producer states: {error}") from None

@@ -55,6 +55,17 @@ def is_commit(batch: BytesLike) -> bool | None:
     return None
 
 
+def coordinator_epoch_of(batch: BytesLike) -> int | None:
+    """In which its coordinator led, as a marker says; None: it is none. Raises CorruptBatch."""
+    if is_commit(batch) is None:
+        return None
+    value = next(iter(iterate_records(batch))).value
+    if value is None or len(value) < _VALUE.size:
+        raise CorruptBatch("a marker of no coordinator")
+    epoch: int = _VALUE.unpack_from(value)[1]
+    return epoch
+
+
 def stand_in(header: BatchHeader) -> bytes:
     """A control batch that takes the place of a batch that a reader is not to see: the same offsets, nothing in it."""
     return _control_batch(

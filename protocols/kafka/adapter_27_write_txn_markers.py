@@ -49,9 +49,6 @@ async def _mark(door: Door, asked: Entity, topic: str, index: int) -> ErrorCode:
         except ENGINE_ERRORS:
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED) from None
         partition = door.led(topic, index)
-        found = partition.log.transactions.open.get(asked.producer_id) if partition.log.transactions else None
-        if found is not None and asked.producer_epoch < found.producer_epoch:
-            raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH)
         ending = Ending(asked.producer_id, asked.producer_epoch, asked.transaction_result, asked.coordinator_epoch)
         await door.broker.coordinator.endings.mark(partition, ending)
     except KafkaError as error:

@@ -9,8 +9,6 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_transactions import DESCRIBE_PRODUCERS
 from protocols.kafka.registry import serves
 
-_NOBODY_KNOWS = -1
-
 
 @serves(DESCRIBE_PRODUCERS, 0, 0)
 async def describe_producers(door: Door, call: Call, request: Entity) -> Entity:
@@ -46,7 +44,7 @@ async def _partition(door: Door, topic: str, index: int) -> Entity:
                 producer_epoch=one.epoch,
                 last_sequence=one.last_sequence,
                 last_timestamp=one.last_ms,
-                coordinator_epoch=_NOBODY_KNOWS,
+                coordinator_epoch=one.coordinator_epoch,
                 current_txn_start_offset=opened[one.producer_id].first_offset if one.producer_id in opened else -1,
             )
             for one in states.active()

@@ -64,6 +64,7 @@ _CODES: dict[type[Exception], ErrorCode] = {
     log_errors.CorruptBatch: ErrorCode.CORRUPT_MESSAGE,
     log_errors.OutOfOrderSequence: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     log_errors.ProducerFenced: ErrorCode.INVALID_PRODUCER_EPOCH,
+    log_errors.CoordinatorFenced: ErrorCode.TRANSACTION_COORDINATOR_FENCED,
     log_errors.InvalidRecord: ErrorCode.INVALID_RECORD,
     log_errors.InvalidTimestamp: ErrorCode.INVALID_TIMESTAMP,
     log_errors.OffsetOutOfRange: ErrorCode.OFFSET_OUT_OF_RANGE,

@@ -1,7 +1,8 @@
 """Telling partitions and groups that a transaction has ended, whoever leads them.
 
 1. In a partition the end is a marker, appended by its leader and committed before it counts as told. It is written as
-   often as it takes: the second one of a transaction ends nothing.
+   often as it takes: the second one of a transaction ends nothing, and one of a coordinator that another has followed
+   is refused.
 2. For a group the end means that the offsets of the transaction are its offsets from now on, or are forgotten.
 3. What is deleted need not be told.
 """
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from core_log.errors import LogError
+from core_log.errors import CoordinatorFenced, LogError, ProducerFenced
 from core_log.transaction_marker import marker
 from routing.errors import NotLeader, StorageUnavailable
 from routing.log_transactions.links import Ending
@@ -33,7 +34,7 @@ class Endings:
         self._broker = broker
 
     async def tell_partition(self, topic: str, index: int, ending: Ending) -> None:
-        """Tell a partition, wherever it is led. Raises StorageUnavailable."""
+        """Tell a partition, wherever it is led. Raises StorageUnavailable, and what `mark` and `ask` do."""
         partition = self._partition(topic, index)
         if partition is None:
             return
@@ -64,31 +65,37 @@ class Endings:
         return found.partitions[index] if found is not None and index < len(found.partitions) else None
 
     async def mark_here(self, topic: str, index: int, ending: Ending) -> None:
-        """`mark` by name, for another broker. Raises StorageUnavailable."""
+        """`mark` by name, for another broker."""
         partition = self._partition(topic, index)
         if partition is not None:
             await self.mark(partition, ending)
 
     async def mark(self, partition: TopicPartition, ending: Ending) -> None:
         """Append the marker to a partition that is led here; returns when that is committed. Raises
-        StorageUnavailable.
+        StorageUnavailable, ProducerFenced, CoordinatorFenced.
         """
-        leadership = partition.leadership
-        refused = (leadership.refusal() or leadership.shortage()) if leadership is not None else None
-        if refused is not None:
-            raise refused
+
+        def check() -> None:
+            leadership = partition.leadership
+            refused = (leadership.refusal() or leadership.shortage()) if leadership is not None else None
+            if refused is not None:
+                raise refused
+
+        check()
+        batch = marker(
+            ending.producer_id,
+            ending.producer_epoch,
+            time.time_ns() // 1_000_000,
+            ending.coordinator_epoch,
+            committed=ending.committed,
+        )
         try:
-            batch = marker(
-                ending.producer_id,
-                ending.producer_epoch,
-                time.time_ns() // 1_000_000,
-                ending.coordinator_epoch,
-                committed=ending.committed,
-            )
-            partition.append(batch)
+            end = await partition.append_marker(batch, ending.coordinator_epoch, check)
+        except (ProducerFenced, CoordinatorFenced):
+            raise
         except LogError as error:
             raise StorageUnavailable(str(error)) from error
-        log, end = partition.log, partition.log.log_end_offset
+        log = partition.log
         event, failed = trio.Event(), list[StorageUnavailable | None]()
 
         def done(error: StorageUnavailable | None) -> None:

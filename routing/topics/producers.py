@@ -17,9 +17,11 @@ import trio
 from core_log import checkpoint
 from core_log.batch_header import BatchHeader, parse_header
 from core_log.errors import CorruptBatch, LogUnavailable
+from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
 from core_log.producer_states import ProducerStates
 from core_log.replica_log import ReplicaLog
+from core_log.transaction_marker import coordinator_epoch_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ class Producers:
     async def states(self) -> ProducerStates:
         """What is known; `note` what is appended by it in the same turn. Raises LogUnavailable."""
         log = self._log
-        if self._epoch != log.leader_epoch:
+        while self._epoch != log.leader_epoch:
             async with self._loading:
                 epoch = log.leader_epoch
                 if self._epoch != epoch:
@@ -64,6 +66,10 @@ class Producers:
         """A batch was appended."""
         self._states.note(header, base_offset, _now_ms())
 
+    def note_marker(self, header: BatchHeader, coordinator_epoch: int, base_offset: int) -> None:
+        """The end of a transaction was appended."""
+        self._states.note_marker(header, coordinator_epoch, base_offset, _now_ms())
+
     def _load(self) -> ProducerStates:
         log = self._log
         content = checkpoint.load(log.files, self._path)
@@ -79,8 +85,8 @@ class Producers:
                 break
             for batch in batches:
                 header = parse_header(batch)
-                if header.producer_id >= 0 and not header.is_control:
-                    states.note(header, header.base_offset, now_ms)
+                if header.producer_id >= 0:
+                    _take(states, header, batch, now_ms)
                 states.offset = max(states.offset, header.next_offset)
         states.offset = max(states.offset, log.written_offset)
         return states
@@ -120,6 +126,14 @@ class Producers:
             await self._write()
         except OSError as error:
             logger.warning("%s cannot be saved: %s", self._path, error)
+
+
+def _take(states: ProducerStates, header: BatchHeader, batch: BytesLike, now_ms: int) -> None:
+    """Note a batch that is read. Raises CorruptBatch."""
+    if not header.is_control:
+        states.note(header, header.base_offset, now_ms)
+    elif (epoch := coordinator_epoch_of(batch)) is not None:
+        states.note_marker(header, epoch, header.base_offset, now_ms)
 
 
 def _now_ms() -> int:

@@ -19,7 +19,7 @@ import trio
 
 from core_log.absent_log import AbsentLog
 from core_log.admission import admit
-from core_log.batch_header import TIMESTAMP_TYPE_BIT, BatchHeader
+from core_log.batch_header import TIMESTAMP_TYPE_BIT, BatchHeader, parse_header
 from core_log.errors import CorruptBatch, LogUnavailable
 from core_log.files import BytesLike
 from core_log.murmur2 import partition_of_key
@@ -134,6 +134,17 @@ class TopicPartition:
                     self.producers.note(header, first)
             base_offset = first if base_offset < 0 else base_offset
         return base_offset, end
+
+    async def append_marker(self, marker: BytesLike, coordinator_epoch: int, check: Callable[[], None]) -> int:
+        """Append the end of a producer's transaction; the offset behind it. `check` is called when nothing suspends any
+        more, and raises if this is not led here. Raises as `append` does, and ProducerFenced, CoordinatorFenced.
+        """
+        states = await self.producers.states()
+        check()
+        header = parse_header(marker)
+        states.check_marker(header, coordinator_epoch)
+        self.producers.note_marker(header, coordinator_epoch, self.append(marker))
+        return self.log.log_end_offset
 
     async def _joined(self, header: BatchHeader, check: Check) -> ProducerStates:
         """Return when a batch of a transaction may be appended at once: none was ended while that was looked at."""

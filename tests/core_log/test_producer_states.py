@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+import msgpack
 import pytest
 
 from core_log.batch_header import BatchHeader
-from core_log.errors import OutOfOrderSequence, ProducerFenced
+from core_log.errors import CoordinatorFenced, OutOfOrderSequence, ProducerFenced
 from core_log.producer_states import REMEMBERED, ProducerStates, Written
 
 WRAP = 1 << 31
@@ -72,6 +73,42 @@ def test_who_is_not_known_may_begin_anywhere_and_who_is_silent_is_forgotten() ->
         states.check(header(3, producer=8))
 
 
+def test_a_marker_is_no_older_than_its_producer_and_than_the_marker_before() -> None:
+    states = noted(header(0, epoch=2), header(1, epoch=2))
+    end = header(-1, epoch=2)
+    states.check_marker(end, 4)
+    states.note_marker(end, 4, 2, 1000)
+    assert (states.offset, [one.coordinator_epoch for one in states.active()]) == (3, [4])
+    again, _ = ProducerStates.decode(states.encode(0))
+    for known in (states, again):
+        known.check_marker(end, 4)
+        known.check_marker(header(-1, epoch=3), 5)
+        known.check_marker(header(-1, producer=8), 0)
+        for late in (end, header(-1, epoch=3)):
+            with pytest.raises(CoordinatorFenced):
+                known.check_marker(late, 3)
+        with pytest.raises(ProducerFenced):
+            known.check_marker(header(-1, epoch=1), 4)
+        assert known.check(header(2, epoch=2)) is None, "its numbers go on"
+
+
+def test_whom_another_ended_is_fenced() -> None:
+    states = noted(header(0))
+    states.note_marker(header(-1, epoch=1), 0, 1, 1000)
+    with pytest.raises(ProducerFenced):
+        states.check(header(1))
+    states.note(header(0, epoch=2), 2, 1000)
+    with pytest.raises(CoordinatorFenced):
+        states.check_marker(header(-1, epoch=2), -1)
+
+
+def test_what_was_written_down_before_markers_were_noted_is_understood() -> None:
+    content = msgpack.packb((1, 5, 0, [(7, 0, 1000, [(0, 4, 0, 5)])]))
+    states, _ = ProducerStates.decode(content)
+    assert states.check(header(0, 5)) == Written(0, 4, 0, 5)
+    states.check_marker(header(-1), 0)
+
+
 def test_what_is_written_down_is_what_is_known() -> None:
     dice = random.Random(3)
     states, offset, next_of = ProducerStates(), 0, dict.fromkeys(range(20), 0)
@@ -83,6 +120,6 @@ def test_what_is_written_down_is_what_is_known() -> None:
         offset += count
     again, epoch = ProducerStates.decode(states.encode(9))
     assert (again.offset, epoch, again.encode(9)) == (states.offset, 9, states.encode(9))
-    for content in (b"", b"\xc0", states.encode(9)[:-3], b"\x94\x02\0\0\x90"):
+    for content in (b"", b"\xc0", states.encode(9)[:-3], b"\x94\x03\0\0\x90"):
         with pytest.raises(ValueError):
             ProducerStates.decode(content)

@@ -255,6 +255,14 @@ async def test_operators_see_who_has_what_open_and_end_it() -> None:
         values, found = await fetched(one.peer, 1)
         assert (values, found.last_stable_offset) == ([b"x"], 2)
         assert [said.first_offset for said in found.aborted_transactions] == [0]
+        for epochs, code in (
+            ({"coordinator_epoch": -1}, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
+            ({"producer_epoch": one.epoch - 1}, ErrorCode.INVALID_PRODUCER_EPOCH),
+        ):
+            reply = await one.peer.ask(WRITE_TXN_MARKERS, 1, markers=[Entity(**vars(marker) | epochs)])
+            assert reply.markers[0].topics[0].partitions[0].error_code == code
+        reply = await one.peer.ask(DESCRIBE_PRODUCERS, 0, topics=topics)
+        assert [said.coordinator_epoch for said in reply.topics[0].partitions[0].active_producers] == [0]
 
 
 @pytest.mark.parametrize("version", [1, 4])

@@ -12,6 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.batch_header import parse_header
 from core_log.committed import committed
+from core_log.errors import CoordinatorFenced
 from core_log.memory_files import MemoryFiles
 from core_log.record_batch import iterate_records
 from routing.broker import Broker, open_broker
@@ -25,6 +26,7 @@ from routing.log_transactions.errors import (
     WrongTimeout,
     WrongTransactionState,
 )
+from routing.log_transactions.links import Ending
 from routing.log_transactions.state import Stage
 from tests.core_log.helpers import make_batch
 from tests.routing.harness import killed, passing
@@ -276,3 +278,29 @@ async def test_a_kill_at_any_moment_leaves_all_or_nothing() -> None:
             known = one.broker.offsets.known("g").get(("t", 0), (0, ""))[0]
             assert known == (int(left[-1]) + 1 if left else 0)
             assert one.broker.offsets.unstable("g") == set()
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_what_a_deposed_coordinator_says_late_ends_no_later_transaction(is_killed: bool) -> None:
+    files = MemoryFiles()
+    async with world(files) as one:
+        place, endings = one.broker.topics["t"].partitions[0], one.coordinator.endings
+
+        async def write(value: bytes, sequence: int) -> None:
+            batch = transactional(make_batch([value]), 7, 0, sequence)
+            await place.append_once([parse_header(batch)], [batch], trio.lowlevel.checkpoint)
+
+        await write(b"first", 0)
+        await endings.mark(place, Ending(7, 0, committed=True, coordinator_epoch=6))
+        await write(b"second", 1)
+        late = Ending(7, 0, committed=False, coordinator_epoch=5)
+        with pytest.raises(CoordinatorFenced):
+            await endings.mark(place, late)
+        assert await one.seen() == [b"first"]
+        left = killed(files) if is_killed else files
+    async with world(left) as one:
+        place, endings = one.broker.topics["t"].partitions[0], one.coordinator.endings
+        with pytest.raises(CoordinatorFenced):
+            await endings.mark(place, late)
+        await endings.mark(place, late._replace(committed=True, coordinator_epoch=6))
+        assert await one.seen() == [b"first", b"second"]
