@@ -59,6 +59,8 @@ def _door_option(door: str, default: str) -> Callable[[Command], Command]:
 @_door_option("natives", "off")
 @_door_option("kafka", "off")
 @_door_option("kafkas", "off")
+@_door_option("websocket", "off")
+@_door_option("websockets", "off")
 @_door_option("http", "off")
 @click.option("--tls-cert", metavar="FILE", help="Certificate (chain) of the doors that speak TLS, as PEM.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, as PEM.")

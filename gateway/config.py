@@ -29,8 +29,13 @@ ENVIRONMENT_PREFIX = "MILLRACE_"
 
 OFF = "off"
 
-TLS_DOORS = {"amqps": "amqp", "mqtts": "mqtt", "natives": "native", "kafkas": "kafka"}
+TLS_DOORS = {
+    "amqps": "amqp", "mqtts": "mqtt", "natives": "native", "kafkas": "kafka", "websockets": "websocket",
+}  # fmt: skip
 """The doors that speak TLS, and those they are otherwise the same as."""
+
+WEBSOCKET_DOORS = ("websocket", "websockets")
+"""The doors that speak MQTT in a WebSocket."""
 
 Positive = Annotated[int, Meta(ge=1)]
 Source = Mapping[str, Any]
@@ -51,6 +56,8 @@ class Listen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     natives: str = OFF
     kafka: str = OFF
     kafkas: str = OFF
+    websocket: str = OFF
+    websockets: str = OFF
     http: str = OFF
 
 
@@ -111,6 +118,22 @@ class Limits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How long connections have to end when the broker stops."""
 
 
+class WebSocketConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The terms of the doors that speak MQTT in a WebSocket; what is in it obeys `mqtt`."""
+
+    path: Annotated[str, Meta(pattern="^/")] = "/mqtt"
+    """Where it is asked for; anything else is not found."""
+    origins: str = ""
+    """From where pages may connect, "https://one.example,https://two.example:8443"; empty: from anywhere. Clients that
+    say no origin are no browsers, and may connect in any case."""
+    head_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 20)] = 16 << 10
+    """Largest head of a request, in bytes."""
+    handshake_timeout_ms: Positive = 10_000
+    """Time from the opening of the connection (with TLS: from the end of its handshake) to a complete request."""
+    message_bytes_max: Annotated[int, Meta(ge=1024)] = 16 << 20
+    """Largest message, in one frame or several; it may hold many MQTT packets."""
+
+
 class Log(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What is written to standard error."""
 
@@ -156,6 +179,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Where everything durable lies; empty means `default_data_dir()`."""
     listen: Listen = msgspec.field(default_factory=Listen)
     tls: Tls = msgspec.field(default_factory=Tls)
+    websocket: WebSocketConfig = msgspec.field(default_factory=WebSocketConfig)
     limits: Limits = msgspec.field(default_factory=Limits)
     log: Log = msgspec.field(default_factory=Log)
     users: dict[str, str] = msgspec.field(default_factory=lambda: {"guest": "guest"})

@@ -12,7 +12,8 @@
 4. Whatever an adapter raises unexpectedly ends its connection and is logged once; the others live on.
 5. A connection ends in this order: what is written is sent, `connection_lost` (exactly once) gives everything back to
    the engine, then the peer gets `close_linger_ms` to take the last bytes and close.
-6. With TLS a read is decrypted as a whole before the adapter gets it; the handshake was done before (`gateway.tls`).
+6. With TLS a read is decrypted as a whole before the adapter gets it, and a WebSocket's frames are taken off it; the
+   handshakes of both were done before (`gateway.tls`, `gateway.websocket`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from gateway.fair_reads import FairReads, Neighbours
 from gateway.outbox import Outboxes, SocketOutbox
 from gateway.sockets import see_off, send_all
 from gateway.tls import TlsLayer, TlsReader
+from gateway.websocket import GOING_AWAY, WebReader, WebSocket
 from protocols.sansio import Adapter
 
 log = structlog.get_logger(__name__)
@@ -82,6 +84,7 @@ class Connection:
         "_socket",
         "_timer",
         "_tls",
+        "_web",
         "adapter",
         "door",
         "outbox",
@@ -98,12 +101,14 @@ class Connection:
         *,
         tls: TlsLayer | None = None,
         certificate_name: str | None = None,
+        web: WebSocket | None = None,
     ) -> None:
         self.peer = peer
         self.door = door
-        self.outbox = SocketOutbox(sock, shell.outboxes, self, tls)
+        self.outbox = SocketOutbox(sock, shell.outboxes, self, tls, web)
         self.adapter = make_adapter(self.outbox, peer, certificate_name)
         self._tls = tls
+        self._web = web
         self._socket = sock
         self._shell = shell
         self._timer: Timer | None = None
@@ -130,6 +135,8 @@ class Connection:
 
     def shut_down(self, reason: str) -> None:
         """The broker stops: let the protocol say so, and end."""
+        if self._web is not None:
+            self._web.farewell = GOING_AWAY
         try:
             self.adapter.shut_down(reason)
         except Exception as error:
@@ -165,7 +172,10 @@ class Connection:
         reads = FairReads(shell.limits.read_bytes_max, shell.neighbours)
         outbox_bytes_high = shell.limits.outbox_bytes_high
         receive = sock.recv if self._tls is None else TlsReader(sock, self._tls).recv
-        wait = self._tls is None  # what came with the end of the handshake is there already
+        web = self._web
+        if web is not None:
+            receive = WebReader(receive, web, outbox.send_control).recv
+        wait = self._tls is None and web is None  # what came with the end of the handshake is there already
         while not adapter.closed and not self._failed:
             try:
                 if wait:
@@ -192,7 +202,7 @@ class Connection:
             if not data:
                 return True
             reads.took(len(data), began, perf_counter())
-            wait = not reads.full
+            wait = not reads.full and (web is None or not web.ended)
             if adapter.next_timer_at() < self._armed_at:
                 self._arm()
             if outbox.pending_bytes > outbox_bytes_high:
@@ -253,6 +263,8 @@ class Connection:
         """Give the peer time to take what was sent, and to close first: closing a socket with unread bytes resets the
         connection, and the peer would never see our last words."""
         with trio.move_on_after(self._shell.limits.close_linger_ms / 1000):
+            if self._web is not None:
+                self.outbox.send_control([self._web.goodbye()])
             await self.outbox.emptied()
             if self._tls is not None:
                 await send_all(self._socket, self._tls.goodbye())

@@ -3,7 +3,8 @@
 1. `open_listener` binds, `Listener.run` listens: a port that is taken is known before the engine is opened, and nobody
    can connect before it is ready.
 2. All waiting clients are accepted at once, up to `_ACCEPT_AT_ONCE`. One above `connections_max` is closed at once.
-3. With TLS a client counts from the first byte on, but is a connection only when the handshake is complete.
+3. With TLS or a WebSocket a client counts from the first byte on, but is a connection only when the handshakes are
+   complete.
 4. When the process has no more file descriptors, accepting pauses; clients wait in the kernel's queue.
 """
 
@@ -18,9 +19,12 @@ from typing import Any
 import structlog
 import trio
 
+from gateway.config import WebSocketConfig
 from gateway.connection import Connection, MakeAdapter, Shell
 from gateway.errors import StartError
+from gateway.http import PeerGone, Refused
 from gateway.tls import Certificates, HandshakeFailed, handshake
+from gateway.websocket import upgrade
 
 log = structlog.get_logger(__name__)
 
@@ -31,14 +35,21 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener:
-    """A bound socket and the door behind it. With `certificates` its clients speak TLS."""
+    """A bound socket and the door behind it. With `certificates` its clients speak TLS, with `web` in a WebSocket."""
 
-    def __init__(self, door: str, sock: socket.socket, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self,
+        door: str,
+        sock: socket.socket,
+        certificates: Certificates | None = None,
+        web: WebSocketConfig | None = None,
+    ) -> None:
         self.door = door
         self.refused: Callable[[str, str], None] | None = None
         """Told of the address of a client with which TLS failed, and why, instead of the log."""
         self._socket = sock
         self._certificates = certificates
+        self._web = web
 
     @property
     def address(self) -> str:
@@ -88,10 +99,10 @@ class Listener:
             return
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._certificates is not None:
+        if self._certificates is not None or self._web is not None:
             scope = trio.CancelScope()
             shell.handshakes.add(scope)
-            spawn(self._secure, client, peer, shell, make_adapter, self._certificates, scope)
+            spawn(self._prepare, client, peer, shell, make_adapter, scope)
             return
         connection = self._connection(client, peer, shell, make_adapter)
         if connection is not None:
@@ -107,32 +118,35 @@ class Listener:
             log.error("connection failed", door=self.door, peer=peer, exc_info=error)
             return None
 
-    async def _secure(
-        self,
-        client: socket.socket,
-        peer: str,
-        shell: Shell,
-        make_adapter: MakeAdapter,
-        certificates: Certificates,
-        scope: trio.CancelScope,
+    async def _prepare(
+        self, client: socket.socket, peer: str, shell: Shell, make_adapter: MakeAdapter, scope: trio.CancelScope
     ) -> None:
-        """Agree on TLS with a client, and serve it."""
-        tls = None
+        """Agree on TLS, and on a WebSocket, with a client, and serve it."""
+        certificates, ready, secured = self._certificates, False, {}
         try:
             with scope:
-                tls = await handshake(client, certificates.context, certificates.handshake_timeout_ms)
+                tls = name = None
+                if certificates is not None:
+                    tls = await handshake(client, certificates.context, certificates.handshake_timeout_ms)
+                    name = tls.certificate_name(certificates.name_source)
+                web = await upgrade(client, tls, self._web) if self._web is not None else None
+                secured = {"tls": tls, "certificate_name": name, "web": web}
+                ready = True
         except HandshakeFailed as error:
             if self.refused is not None:
                 self.refused(peer, str(error))
             else:
                 log.info("TLS handshake failed", door=self.door, peer=peer, reason=str(error))
+        except Refused as error:
+            log.info("WebSocket refused", door=self.door, peer=peer, reason=str(error))
+        except PeerGone:
+            log.debug("WebSocket not asked for", door=self.door, peer=peer)
         finally:
             shell.handshakes.remove(scope)
-            if tls is None:
+            if not ready:
                 client.close()
-        if tls is not None:
-            name = tls.certificate_name(certificates.name_source)
-            connection = self._connection(client, peer, shell, make_adapter, tls=tls, certificate_name=name)
+        if ready:
+            connection = self._connection(client, peer, shell, make_adapter, **secured)
             if connection is not None:
                 await connection.run()
 
@@ -146,8 +160,14 @@ class Listener:
             self._socket.close()
 
 
-def open_listener(door: str, host: str, port: int, certificates: Certificates | None = None) -> Listener:
-    """Bind a door to an address; with `certificates` its clients speak TLS. Raises StartError."""
+def open_listener(
+    door: str,
+    host: str,
+    port: int,
+    certificates: Certificates | None = None,
+    web: WebSocketConfig | None = None,
+) -> Listener:
+    """Bind a door to an address; for `certificates` and `web` see `Listener`. Raises StartError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -162,7 +182,7 @@ def open_listener(door: str, host: str, port: int, certificates: Certificates | 
     except OSError as error:
         sock.close()
         raise cannot_listen(door, f"{host}:{port}", error) from None
-    return Listener(door, sock, certificates)
+    return Listener(door, sock, certificates, web)
 
 
 def cannot_listen(door: str, address: str, error: OSError) -> StartError:

@@ -7,7 +7,8 @@
    left. What that makes possible happens in a turn of its own, so that one fast reader does not hold up all others.
 4. A peer is given up only when more than `outbox_bytes_max` wait for it *and* the kernel took nothing for
    `outbox_stalled_ms`. A broken outbox swallows what is written.
-5. With TLS what is about to be sent is encrypted as a whole, and sent with one call all the same.
+5. With TLS what is about to be sent is encrypted as a whole, and sent with one call all the same; in a WebSocket it is
+   one frame.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from __future__ import annotations
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 import trio
 
 from gateway.config import Limits
 from gateway.tls import TlsLayer
+from gateway.websocket import ControlFrame, WebSocket
 from protocols.buffers import LARGE_BYTES, BytesLike, join_small
 
 _SEND_BYTES = 1 << 20
@@ -76,15 +78,23 @@ class SocketOutbox:
 
     __slots__ = (
         "_backlog", "_broken", "_dirty", "_drained", "_group", "_large", "_owner", "_pieces", "_socket", "_tls",
-        "on_writable", "pending_bytes", "writable",
+        "_web", "on_writable", "pending_bytes", "writable",
     )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, group: Outboxes, owner: Owner, tls: TlsLayer | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        group: Outboxes,
+        owner: Owner,
+        tls: TlsLayer | None = None,
+        web: WebSocket | None = None,
+    ) -> None:
         self.pending_bytes = 0
         self.writable = True
         self.on_writable: Callable[[], None] | None = None
         self._socket = sock
         self._tls = tls
+        self._web = web
         self._group = group
         self._owner = owner
         self._pieces: list[BytesLike] = []
@@ -113,6 +123,12 @@ class SocketOutbox:
                 self._large = True
             if self.pending_bytes > self._group.limits.outbox_bytes_high:
                 self.writable = False
+
+    def send_control(self, frames: Sequence[ControlFrame]) -> None:
+        """Send what a WebSocket has to say for itself, behind all that was written."""
+        for frame in frames:
+            self.write(frame)
+        self.flush()
 
     def flush(self) -> None:
         """End of the turn: one send, unless a task is waiting for the socket already."""
@@ -165,6 +181,8 @@ class SocketOutbox:
 
     def _take_pieces(self) -> list[BytesLike]:
         """The pieces as few buffers."""
+        if self._web is not None:
+            self._frame(self._web)
         pieces = self._pieces
         if self._tls is not None:
             buffers = self._encrypted(self._tls)
@@ -175,6 +193,11 @@ class SocketOutbox:
         pieces.clear()
         self._large = False
         return buffers
+
+    def _frame(self, web: WebSocket) -> None:
+        size = sum(map(len, self._pieces))
+        self._pieces = web.frame(self._pieces)
+        self.pending_bytes += sum(map(len, self._pieces)) - size
 
     def _encrypted(self, tls: TlsLayer) -> list[BytesLike]:
         """The pieces as one buffer of records; none when TLS has failed, and with it the outbox."""

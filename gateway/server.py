@@ -31,7 +31,7 @@ import trio
 from core_log.errors import LogError
 from core_log.files import OsFiles
 from gateway.authentication import Authenticate, authenticator
-from gateway.config import OFF, TLS_DOORS, Config, parse_address
+from gateway.config import OFF, TLS_DOORS, WEBSOCKET_DOORS, Config, parse_address
 from gateway.connection import MakeAdapter, Shell
 from gateway.errors import StartError
 from gateway.listener import Listener, open_listener
@@ -201,7 +201,8 @@ def _open_listeners(config: Config, stack: ExitStack, certificates: Certificates
             continue
         if door in NOT_AVAILABLE:
             raise StartError(f"the {door} door is not available in this version; set listen.{door} to '{OFF}'")
-        listener = open_listener(door, *address, certificates if door in TLS_DOORS else None)
+        web = config.websocket if door in WEBSOCKET_DOORS else None
+        listener = open_listener(door, *address, certificates if door in TLS_DOORS else None, web)
         stack.callback(listener.close)
         listeners.append(listener)
     if not listeners:
@@ -263,6 +264,8 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
         "amqps": amqp,
         "mqtt": mqtt,
         "mqtts": mqtt,
+        "websocket": mqtt,
+        "websockets": mqtt,
         "native": native,
         "natives": natives,
         "kafka": kafka,

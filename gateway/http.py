@@ -1,0 +1,134 @@
+"""HTTP/1.1 as far as a connection has to speak it before it becomes something else, or is refused: one request's head.
+
+1. `h11` reads and writes; this module has the sockets, and the limits: bytes of the head, and time until it is there.
+2. Whoever asks for something that is not there is told so in HTTP's own terms (`Refused`), and that nothing follows.
+3. It knows nothing of what is asked for: the WebSocket doors are its users, and any door that speaks HTTP may be.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import h11
+import trio
+
+from gateway.sockets import send_all
+from gateway.tls import TlsLayer, TlsReader
+
+_READ_BYTES = 1 << 10
+"""A head is read in small pieces: the limit on it is looked at while it is not complete."""
+
+Headers = list[tuple[str, str]]
+
+
+class Refused(Exception):
+    """The request is answered with an HTTP status and closed; the text is the body."""
+
+    def __init__(self, status: HTTPStatus, reason: str, headers: Iterable[tuple[str, str]] = ()) -> None:
+        super().__init__(f"{status.value} {status.phrase}: {reason}")
+        self.status = status
+        self.reason = reason
+        self.headers = list(headers)
+
+
+class PeerGone(Exception):
+    """The client closed the transport, or it broke."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A request's head; names of headers are in lower case, values without the white space around them."""
+
+    method: str
+    path: str
+    """Without the query."""
+    version: str
+    headers: dict[str, list[str]] = field(default_factory=dict)
+
+    def first(self, name: str) -> str | None:
+        """The value of a header that makes sense once; None without it."""
+        return self.headers.get(name, [None])[0]
+
+    def tokens(self, name: str) -> list[str]:
+        """The elements of a header that is a list, however many lines it has."""
+        return [token.strip() for line in self.headers.get(name, ()) for token in line.split(",") if token.strip()]
+
+
+class Exchange:
+    """One client that sends a request, over TCP or TLS."""
+
+    def __init__(self, sock: socket.socket, tls: TlsLayer | None, *, head_bytes_max: int) -> None:
+        self._socket = sock
+        self._tls = tls
+        self._receive = sock.recv if tls is None else TlsReader(sock, tls).recv
+        self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes_max)
+        self._without_body = False
+
+    async def request(self) -> Request:
+        """The head of the request. Raises Refused, PeerGone."""
+        connection = self._connection
+        try:
+            while (event := connection.next_event()) is h11.NEED_DATA:
+                connection.receive_data(await self._read())
+        except h11.RemoteProtocolError as error:
+            # Whoever is at the beginning of TLS is no HTTP client that understands an answer, but nobody minds it.
+            raise Refused(HTTPStatus(error.error_status_hint), str(error)) from None
+        if not isinstance(event, h11.Request):
+            raise PeerGone
+        self._without_body = event.method == b"HEAD"
+        headers: dict[str, list[str]] = {}
+        for name, value in event.headers:
+            headers.setdefault(name.decode("ascii"), []).append(value.decode("latin-1"))
+        path = event.target.decode("latin-1").partition("?")[0]
+        return Request(event.method.decode("ascii"), path, event.http_version.decode("ascii"), headers)
+
+    def has_body(self) -> bool:
+        """Whether anything but its end follows the head of the request."""
+        try:
+            return not isinstance(self._connection.next_event(), h11.EndOfMessage)
+        except h11.RemoteProtocolError:
+            return True
+
+    async def switch(self, headers: Headers) -> bytes:
+        """Answer 101: the connection speaks something else now. What of that came already. Raises PeerGone."""
+        answer = self._connection.send(
+            h11.InformationalResponse(status_code=101, headers=_encoded(headers), reason=b"Switching Protocols")
+        )
+        await self._send(answer or b"")
+        return self._connection.trailing_data[0]
+
+    async def refuse(self, refused: Refused) -> None:
+        """Answer with what was raised; the connection is to be closed then. Raises PeerGone."""
+        connection = self._connection
+        body = f"{refused.reason}\n".encode()
+        headers = [
+            *refused.headers,
+            ("Content-Type", "text/plain; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Connection", "Upgrade, close" if ("Upgrade", "websocket") in refused.headers else "close"),
+        ]
+        status, reason = refused.status, refused.status.phrase.encode("ascii")
+        answer = connection.send(h11.Response(status_code=status, headers=_encoded(headers), reason=reason)) or b""
+        if not self._without_body:
+            answer += connection.send(h11.Data(data=body)) or b""
+        await self._send(answer + (connection.send(h11.EndOfMessage()) or b""))
+
+    async def _read(self) -> bytes:
+        while True:
+            try:
+                return self._receive(_READ_BYTES)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._socket)
+            except OSError:
+                raise PeerGone from None
+
+    async def _send(self, data: bytes) -> None:
+        if not await send_all(self._socket, data if self._tls is None else self._tls.encrypt([data])):
+            raise PeerGone
+
+
+def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
