@@ -112,6 +112,9 @@ class MqttAdapter:
                 if self.closed:
                     return
                 if type(event) is PublishRun:
+                    if event.qos == 2:
+                        self.end("QoS 2 is not supported")
+                        return
                     self.published = True
                     self.publishing.publish(event)
                 elif type(event) is Acknowledgements:

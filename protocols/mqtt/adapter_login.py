@@ -29,6 +29,8 @@ class Login:
     async def refusal(self, connect: Connect) -> ReasonCode:
         """The reason code for a CONNECT (section 3.2.2.3)."""
         config = self._config
+        if connect.protocol_level == 5:
+            return ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
         if not connect.client_id and (not connect.clean_start or connect.protocol_level == 3):
             return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID  # MQTT-3.1.3-8
         if len(connect.client_id.encode()) > config.client_id_bytes_max:

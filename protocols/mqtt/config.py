@@ -29,6 +29,9 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     client_id_bytes_max: Annotated[int, Meta(ge=23, le=200)] = 200
     """Longest client identifier; a longer one is refused with CONNACK 0x02. (It is part of a queue name.)"""
 
+    topic_alias_max: Annotated[int, Meta(ge=0, le=65_535)] = 256
+    """Highest topic alias that a client of MQTT 5 may use; 0: none."""
+
     connect_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     """Time from the opening of the transport to a complete CONNECT."""
 

@@ -70,8 +70,8 @@ class PublishRun:
     `topics` are the topics of the messages where they differ (`topic` is the first then), None where they do not;
     `raw` and `raws` are the property blocks in the same way. `expiries_s` are the message expiry intervals, one a
     message, None when no message has one. `packet_ids` are the ids of a QoS 1 or 2 run, two bytes each. `wire` is the
-    packets' own bytes when a 3.1.1 subscriber at QoS 0 can be sent them as they are (QoS 0, not retained, no
-    properties), else None.
+    packets' own bytes when a subscriber at QoS 0 that speaks the publisher's version (all before 5 are one) can be sent
+    them as they are (QoS 0, not retained, no alias, no expiry), else None.
     """
 
     topic: str

@@ -6,9 +6,11 @@ in front of it tells its length. Functions of bytes, no state; `adapter_properti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, NamedTuple
+
+from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
 
 
 class Property(IntEnum):
@@ -131,3 +133,176 @@ def encode_properties(properties: Iterable[tuple[int, Any]]) -> bytes:
 def with_length(block: bytes) -> bytes:
     """A block as it stands in a packet."""
     return encode_variable(len(block)) + block
+
+
+# Reading.
+
+_MESSAGE = {_P.PAYLOAD_FORMAT, _P.MESSAGE_EXPIRY, _P.CONTENT_TYPE, _P.RESPONSE_TOPIC, _P.CORRELATION_DATA,
+            _P.USER_PROPERTY}  # fmt: skip
+IN_CONNECT = frozenset({
+    _P.SESSION_EXPIRY, _P.AUTHENTICATION_METHOD, _P.AUTHENTICATION_DATA, _P.REQUEST_PROBLEM_INFORMATION,
+    _P.REQUEST_RESPONSE_INFORMATION, _P.RECEIVE_MAXIMUM, _P.TOPIC_ALIAS_MAX, _P.USER_PROPERTY, _P.PACKET_BYTES_MAX,
+})  # fmt: skip
+IN_WILL = frozenset(_MESSAGE | {_P.WILL_DELAY})
+IN_PUBLISH = frozenset(_MESSAGE | {_P.TOPIC_ALIAS})
+"""From a client: only a server sends subscription identifiers (MQTT-3.3.4-6)."""
+IN_SUBSCRIBE = frozenset({_P.SUBSCRIPTION_ID, _P.USER_PROPERTY})
+IN_UNSUBSCRIBE = frozenset({_P.USER_PROPERTY})
+IN_ACKNOWLEDGEMENT = frozenset({_P.REASON_STRING, _P.USER_PROPERTY})
+IN_DISCONNECT = frozenset({_P.SESSION_EXPIRY, _P.REASON_STRING, _P.USER_PROPERTY})
+"""From a client: only a server refers to another one (MQTT-3.14.2-2)."""
+IN_AUTH = frozenset({_P.AUTHENTICATION_METHOD, _P.AUTHENTICATION_DATA, _P.REASON_STRING, _P.USER_PROPERTY})
+
+_FLAGS = {_P.PAYLOAD_FORMAT, _P.REQUEST_PROBLEM_INFORMATION, _P.REQUEST_RESPONSE_INFORMATION}
+_NOT_ZERO = {_P.SUBSCRIPTION_ID, _P.RECEIVE_MAXIMUM, _P.PACKET_BYTES_MAX}
+
+
+def read_field(data: bytes, position: int, what: str) -> tuple[bytes, int]:
+    """Bytes with their length in front, and where they end. Raises MqttProtocolError."""
+    start = position + 2
+    stop = start + int.from_bytes(data[position:start], "big")
+    if start > len(data) or stop > len(data):
+        raise MqttProtocolError(f"truncated {what}", "MQTT-1.5.3")
+    return data[start:stop], stop
+
+
+def decode_text(raw: bytes, what: str) -> str:
+    """Strict UTF-8 without U+0000 (section 1.5.3); a byte order mark is kept. Raises MqttProtocolError."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise MqttProtocolError(f"{what} is not UTF-8", "MQTT-1.5.3-1") from None
+    if "\0" in text:
+        raise MqttProtocolError(f"{what} contains U+0000", "MQTT-1.5.3-2")
+    return text
+
+
+def read_text(data: bytes, position: int, what: str) -> tuple[str, int]:
+    """A text with its length in front, and where it ends. Raises MqttProtocolError."""
+    raw, position = read_field(data, position, what)
+    return decode_text(raw, what), position
+
+
+def read_variable(data: bytes, position: int, what: str) -> tuple[int, int]:
+    """A variable byte integer, and where it ends. Raises MqttProtocolError."""
+    number = shift = 0
+    for at in range(position, min(position + 4, len(data))):
+        number |= (data[at] & 127) << shift
+        if data[at] < 128:
+            return number, at + 1
+        shift += 7
+    raise MqttProtocolError(f"malformed {what}", "MQTT-1.5.5")
+
+
+def _read_value(identifier: int, data: bytes, position: int) -> tuple[Any, int]:
+    kind, what = VALUE_TYPES[identifier], Property(identifier).name.lower().replace("_", " ")
+    if kind is ValueType.PAIR:
+        name, position = read_text(data, position, what)
+        value, position = read_text(data, position, what)
+        return (name, value), position
+    if kind is ValueType.TEXT:
+        return read_text(data, position, what)
+    if kind is ValueType.BINARY:
+        return read_field(data, position, what)
+    if kind is ValueType.VARIABLE:
+        number, position = read_variable(data, position, what)
+    else:
+        stop = position + kind.value
+        if stop > len(data):
+            raise MqttProtocolError(f"truncated {what}", "MQTT-2.2.2-2")
+        number, position = int.from_bytes(data[position:stop], "big"), stop
+    if number > 1 and identifier in _FLAGS:
+        raise MqttProtocolError(f"{what} is {number}", "", ReasonCode.PROTOCOL_ERROR)
+    if not number and identifier in _NOT_ZERO:
+        raise MqttProtocolError(f"{what} is 0", "", ReasonCode.PROTOCOL_ERROR)
+    return number, position
+
+
+def read_block(block: bytes, permitted: frozenset[Property], packet: str) -> dict[int, Any]:
+    """The properties of a block by identifier; user properties are a list of pairs. Raises MqttProtocolError."""
+    found: dict[int, Any] = {}
+    position = 0
+    while position < len(block):
+        identifier = block[position]
+        if identifier not in permitted:
+            known = identifier in VALUE_TYPES
+            name = Property(identifier).name.lower().replace("_", " ") if known else f"{identifier:#04x}"
+            raise MqttProtocolError(f"property {name} in {packet}", "MQTT-2.2.2-2")
+        value, position = _read_value(identifier, block, position + 1)
+        if identifier == Property.USER_PROPERTY:
+            found.setdefault(identifier, []).append(value)
+        elif identifier in found:
+            what = Property(identifier).name.lower().replace("_", " ")
+            raise MqttProtocolError(f"{what} twice in {packet}", "", ReasonCode.PROTOCOL_ERROR)
+        else:
+            found[identifier] = value
+    return found
+
+
+def read_properties(
+    body: bytes, position: int, permitted: frozenset[Property], packet: str
+) -> tuple[dict[int, Any], int]:
+    """The properties of a packet whose property length stands at `position`, and where they end."""
+    size, position = read_variable(body, position, "property length")
+    stop = position + size
+    if stop > len(body):
+        raise MqttProtocolError(f"truncated properties of {packet}", "MQTT-2.2.2-1")
+    return read_block(body[position:stop], permitted, packet), stop
+
+
+class PublishBlock(NamedTuple):
+    """What the block of a PUBLISH from a client says."""
+
+    alias: int
+    """0 is none."""
+    expiry_s: int | None
+    raw: bytes
+    """The block without these two, as the client wrote it."""
+
+
+def read_publish_block(block: bytes) -> PublishBlock:
+    """Check the block of a PUBLISH from a client. Raises MqttProtocolError."""
+    found = read_block(block, IN_PUBLISH, "PUBLISH")
+    alias, expiry_s = found.get(Property.TOPIC_ALIAS), found.get(Property.MESSAGE_EXPIRY)
+    check_response_topic(found.get(Property.RESPONSE_TOPIC))
+    if alias == 0:
+        raise MqttProtocolError("topic alias is 0", "MQTT-3.3.2-8", ReasonCode.TOPIC_ALIAS_INVALID)
+    if alias is None and expiry_s is None:
+        return PublishBlock(0, None, block)
+    return PublishBlock(alias or 0, expiry_s, without(block, _KEPT_APART))
+
+
+_KEPT_APART = (Property.TOPIC_ALIAS, Property.MESSAGE_EXPIRY)
+
+
+def without(block: bytes, identifiers: Container[int]) -> bytes:
+    """A block that was checked, without some properties; the others stay as they were written."""
+    parts, position = [], 0
+    while position < len(block):
+        start = position
+        position = skip(block, position)
+        if block[start] not in identifiers:
+            parts.append(block[start:position])
+    return b"".join(parts)
+
+
+def skip(block: bytes, position: int) -> int:
+    """Where the property at `position` of a block that was checked ends."""
+    kind = VALUE_TYPES[block[position]]
+    position += 1
+    if kind is ValueType.VARIABLE:
+        while block[position] > 127:
+            position += 1
+        return position + 1
+    if isinstance(kind.value, int):
+        return position + kind.value
+    position += 2 + (block[position] << 8 | block[position + 1])
+    if kind is ValueType.PAIR:
+        position += 2 + (block[position] << 8 | block[position + 1])
+    return position
+
+
+def check_response_topic(topic: str | None) -> None:
+    """Raise MqttProtocolError for one with wildcards, or an empty one."""
+    if topic is not None and (not topic or "+" in topic or "#" in topic):
+        raise MqttProtocolError("response topic is no topic name", "MQTT-3.3.2-14", ReasonCode.PROTOCOL_ERROR)

@@ -135,8 +135,12 @@ class MqttProtocolError(RemoteProtocolError):
     def __init__(
         self, reason: str, clause: str = "", code: ReasonCode = ReasonCode.MALFORMED_PACKET, *, answer: bytes = b""
     ) -> None:
-        super().__init__(f"{reason} [{clause}]" if clause else reason)
+        super().__init__(reason)
+        self.reason = reason
         self.clause = clause
         self.code = code
         self.answer = answer
         self.events: list[Event] = []
+
+    def __str__(self) -> str:
+        return f"{self.reason} [{self.clause}]" if self.clause else self.reason

@@ -189,7 +189,7 @@ def test_mqtt_5_is_refused(shared_broker: BrokerProcess) -> None:
         received = b""
         while data := sock.recv(100):
             received += data
-        assert received == b"\x20\x02\x00\x01"
+        assert received == b"\x20\x03\x00\x84\x00"
 
 
 def test_a_qos_2_publish_ends_the_connection(shared_broker: BrokerProcess, topic: str) -> None:

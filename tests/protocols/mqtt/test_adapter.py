@@ -39,9 +39,9 @@ async def test_mqtt_3_1_4_5_packets_may_follow_connect_at_once(world: World) -> 
         (connect("", clean=False), 2),
         (connect("", name="MQIsdp", level=3), 2),
         (connect("x" * 31), 2),
-        (connect(level=5), 1),
+        (connect(level=6), 1),
     ],
-    ids=["MQTT-3.1.3-8 no id and no clean session", "MQTT 3.1 without id", "id too long", "MQTT-3.1.2-2 MQTT 5"],
+    ids=["MQTT-3.1.3-8 no id and no clean session", "MQTT 3.1 without id", "id too long", "MQTT-3.1.2-2 MQTT 6"],
 )
 async def test_refused_connects_are_answered_and_closed(world: World, data: bytes, code: int) -> None:
     client = world.open(config=SMALL)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
 from protocols.mqtt.events import (
+    AcknowledgementKind,
     Acknowledgements,
     Connect,
     Disconnect,
@@ -26,6 +27,7 @@ from protocols.mqtt.reasons import MqttProtocolError
 from tests.protocols.mqtt.wire import (
     DISCONNECT,
     PINGREQ,
+    acknowledge,
     connect,
     one_by_one,
     packet,
@@ -52,7 +54,11 @@ LEGAL: list[tuple[bytes, list[Event]]] = [
         publish("t/ü", b"x", qos=1, packet_id=258, dup=True),
         [PublishRun("t/ü", 1, False, [b"x"], b"\1\2", None)],
     ),
+    (publish("t", b"x", qos=2, packet_id=3), [PublishRun("t", 2, False, [b"x"], b"\0\3", None)]),
     (puback(65_535), [Acknowledgements([(65_535, 65_535)])]),
+    (acknowledge(0x50, 1), [Acknowledgements([(1, 1)], AcknowledgementKind.PUBREC)]),
+    (acknowledge(0x62, 256), [Acknowledgements([(256, 256)], AcknowledgementKind.PUBREL)]),
+    (acknowledge(0x70, 1), [Acknowledgements([(1, 1)], AcknowledgementKind.PUBCOMP)]),
     (
         subscribe(7, ("a/+/#", 2), ("#", 0), ("+", 1)),
         [Subscribe(7, [SubscriptionRequest(*each) for each in (("a/+/#", 2), ("#", 0), ("+", 1))])],
@@ -63,7 +69,8 @@ LEGAL: list[tuple[bytes, list[Event]]] = [
     (publish("\ufefft", b""), [PublishRun("\ufefft", 0, False, [b""], b"", publish("\ufefft", b""))]),
 ]
 LEGAL_IDS = ["connect", "connect not clean", "MQTT 3.1", "will and credentials", "user without password", "publish",
-             "retained and empty", "two length bytes", "qos 1 dup", "puback", "subscribe", "unsubscribe", "pingreq",
+             "retained and empty", "two length bytes", "qos 1 dup", "qos 2", "puback", "pubrec", "pubrel", "pubcomp",
+             "subscribe", "unsubscribe", "pingreq",
              "disconnect", "MQTT-1.5.3-3 keeps the byte order mark"]  # fmt: skip
 
 CUT_CONNECT = connect("c1", will=("w", b"m", 1, False), user="u", password=b"p")[2:]
@@ -114,10 +121,12 @@ ILLEGAL = {
     "MQTT-4.7.1-3 + not a level": subscribe(1, ("a+/b", 0)),
     "MQTT-4.7.3-1 empty topic": publish(""),
     "MQTT-4.7.3-1 empty filter": subscribe(1, ("", 0)),
-    " QoS 2 publish": publish("a", qos=2),
-    " PUBREC": packet(0x50, b"\0\1"),
-    " PUBREL": packet(0x62, b"\0\1"),
-    " PUBCOMP": packet(0x70, b"\0\1"),
+    "MQTT-3.5.1 PUBREC of 1 byte": packet(0x50, b"\1"),
+    "MQTT-3.6.1 PUBREL of 3 bytes": packet(0x62, b"\0\1\0"),
+    "MQTT-3.6.1-1 flags of PUBREL": packet(0x60, b"\0\1"),
+    "MQTT-3.7.1 PUBCOMP of nothing": packet(0x70, b""),
+    "MQTT-2.3.1-1 PUBLISH with QoS 2 and id 0": publish("a", qos=2, packet_id=0),
+    "MQTT-2.2.1 AUTH": packet(0xF0, b""),
     " topic too long": publish("a" * 256),
     " topic too deep": publish("/" * 32),
 }
@@ -128,7 +137,8 @@ ILLEGAL_FIRST = {
     "MQTT-3.1.0-1 flags of CONNECT": packet(0x11, connect()[2:]),
     "MQTT-3.1.2-1 protocol name": connect(name="MQTX"),
     "MQTT-3.1.2-1 protocol name in lower case": connect(name="mqtt"),
-    "MQTT-3.1.2-2 level 5": connect(level=5),
+    "MQTT-3.1.2-2 level 6": connect(level=6),
+    "MQTT-3.1.2-2 level 5 of MQIsdp": connect(name="MQIsdp", level=5),
     "MQTT-3.1.2-2 level 3 of MQTT": connect(level=3),
     "MQTT-3.1.2-2 level 4 of MQIsdp": connect(name="MQIsdp", level=4),
     "MQTT-3.1.2-3 reserved flag": connect(extra_flags=1),
@@ -201,7 +211,7 @@ def test_violations_close_the_connection(name: str) -> None:
 
 
 def test_mqtt_3_1_2_2_unacceptable_level_is_answered_with_connack_1() -> None:
-    for level in (0, 3, 5, 255):
+    for level in (0, 3, 6, 255):
         _, error = feed(ServerConnection(MqttConfig()), [connect(level=level)])
         assert error is not None
         assert error.answer == b"\x20\x02\x00\x01"
@@ -262,15 +272,28 @@ def test_runs_of_equal_and_unequal_length_are_one_event_each() -> None:
     data = b"".join(publish("a/b", payload, qos=1, packet_id=i + 1) for i, payload in enumerate(payloads))
     packet_ids = b"".join((i + 1).to_bytes(2, "big") for i in range(len(payloads)))
     assert connected().receive_data(data) == [PublishRun("a/b", 1, False, payloads, packet_ids, None)]
+    data = b"".join(publish("a/b", payload, qos=2, packet_id=i + 1) for i, payload in enumerate(payloads))
+    assert connected().receive_data(data) == [PublishRun("a/b", 2, False, payloads, packet_ids, None)]
 
 
 def test_payloads_that_look_like_packets_do_not_confuse_a_run() -> None:
     head = publish("a", b"x" * 20)[:-20]
     payloads = [head * 4, b"0" * 20, head + b"1" * 15, b"2" * 15 + head, b"3" * 18 + head[:2], head[3:] + b"4" * 18]
     data = b"".join(publish("a", payload[:20].ljust(20, b".")) for payload in payloads * 30)
-    assert connected().receive_data(data) == [
-        PublishRun("a", 0, False, [payload[:20].ljust(20, b".") for payload in payloads * 30], b"", data)
-    ]
+    expected = [payload[:20].ljust(20, b".") for payload in payloads * 30]
+    assert connected().receive_data(data) == [PublishRun("a", 0, False, expected, b"", data)]
+
+
+def test_payloads_that_look_like_packets_with_ids_do_not_confuse_a_run() -> None:
+    head = publish("a", b"x" * 20, qos=1, packet_id=1)[:-20]
+    shapes = [head * 3, b"0" * 20, head + b"1" * 13, b"2" * 13 + head, b"3" * 17 + head[:3], head[3:] + b"4" * 16]
+    payloads = [shape[:20].ljust(20, b".") for shape in shapes * 30]
+    # Ids that differ in the upper byte, in the lower byte, and that come again.
+    for step, first in ((1, 1), (256, 256), (0, 1), (-1, 1000)):
+        ids = [(first + i * step) % 65_535 + 1 for i in range(len(payloads))]
+        data = b"".join(publish("a", payload, qos=1, packet_id=i) for i, payload in zip(ids, payloads, strict=True))
+        packet_ids = b"".join(i.to_bytes(2, "big") for i in ids)
+        assert connected().receive_data(data) == [PublishRun("a", 1, False, payloads, packet_ids, None)]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +316,17 @@ def test_acknowledgements_come_as_ranges(packet_ids: list[int], ranges: list[tup
 
 topics = st.sampled_from(["a", "a/b", "ü", "long/" * 12])
 some_packets = st.one_of(
-    st.builds(publish, topics, st.binary(max_size=8), qos=st.sampled_from([0, 1]), packet_id=st.integers(1, 65_535)),
+    st.builds(publish, topics, st.binary(max_size=8), qos=st.sampled_from([0, 1, 2]), packet_id=st.integers(1, 65_535)),
+    st.builds(
+        lambda qos, first, count, payload: b"".join(
+            publish("a/b", payload, qos=qos, packet_id=first + i) for i in range(count)
+        ),
+        st.sampled_from([1, 2]),
+        st.integers(1, 65_000),
+        st.integers(1, 90),
+        st.binary(max_size=3),
+    ),
+    st.builds(acknowledge, st.sampled_from([0x40, 0x50, 0x62, 0x70]), st.integers(1, 65_535)),
     st.builds(
         lambda topic, payload, count: publish(topic, payload) * count, topics, st.binary(max_size=3), st.integers(1, 80)
     ),

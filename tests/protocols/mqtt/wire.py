@@ -67,7 +67,12 @@ def publish(
 
 def puback(*packet_ids: int) -> bytes:
     """PUBACK packets."""
-    return b"".join(b"\x40\x02" + packet_id.to_bytes(2, "big") for packet_id in packet_ids)
+    return acknowledge(0x40, *packet_ids)
+
+
+def acknowledge(first: int, *packet_ids: int) -> bytes:
+    """PUBACK, PUBREC, PUBREL or PUBCOMP packets."""
+    return b"".join(bytes((first, 2)) + packet_id.to_bytes(2, "big") for packet_id in packet_ids)
 
 
 def subscribe(packet_id: int, *requests: tuple[str, int]) -> bytes:
@@ -117,13 +122,22 @@ def one_by_one(events: Iterable[Event]) -> list[object]:
                 event.payloads
             )
             assert len(ids) == len(event.payloads)
-            topics = [event.topic] * len(ids) if event.topics is None else event.topics
+            count = len(ids)
+            topics = [event.topic] * count if event.topics is None else event.topics
+            raws = [event.raw] * count if event.raws is None else event.raws
+            expiries_s = [None] * count if event.expiries_s is None else event.expiries_s
             flat += [
-                (topic, event.qos, event.retain, packet_id, payload)
-                for topic, packet_id, payload in zip(topics, ids, event.payloads, strict=True)
+                (topic, event.qos, event.retain, packet_id, payload, raw, expiry_s)
+                for topic, packet_id, payload, raw, expiry_s in zip(
+                    topics, ids, event.payloads, raws, expiries_s, strict=True
+                )
             ]
         elif isinstance(event, Acknowledgements):
-            flat += [("ack", packet_id) for first, last in event.ranges for packet_id in range(first, last + 1)]
+            failed = list(event.failed)
+            for packet_id in (one for first, last in event.ranges for one in range(first, last + 1)):
+                reason = failed.pop(0)[1] if failed and failed[0][0] == packet_id else 0
+                flat.append(("ack", event.kind, packet_id, reason))
+            assert not failed
         else:
             flat.append(event)
     return flat

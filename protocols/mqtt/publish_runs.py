@@ -1,0 +1,259 @@
+"""Runs of publishes in a piece of input, for 3.1 and 3.1.1; `publish_runs_5` is the same for MQTT 5.
+
+1. A run of equally long packets is found in C: the bytes up to the topic's end (the *prefix*) repeat at a fixed
+   stride, so splitting on the prefix yields the payloads, and all pieces having the payload's length proves it. Packet
+   ids stand between prefix and payload; they are taken out as two columns, and a copy in which all ids are that of the
+   first packet is split instead. Windows grow by four, so that a run that ends early wastes little.
+2. Where the topic changes soon, packets are read one by one and topics found by their raw bytes; such a run ends where
+   a stretch of one topic begins.
+3. Packets that differ in DUP alone belong to one run: nobody after us sees that flag (MQTT-3.3.1-3). Whatever is not in
+   order is left to be found as the first packet of what follows, so that what came before it counts.
+"""
+
+from __future__ import annotations
+
+from protocols.mqtt.config import MqttConfig
+from protocols.mqtt.events import PublishRun
+from protocols.mqtt.packets import check_topic_name, frame
+from protocols.mqtt.properties import decode_text
+from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
+
+TOPICS_REMEMBERED_MAX = 4096
+"""Topic names of one connection whose check is remembered; the memory is emptied when full."""
+
+STRETCH = 16
+"""Messages of one topic in a row that are worth a run of their own."""
+
+DUP = 0x08
+_RUN_WINDOW = 16
+"""Packets looked at first when two equal heads were seen; see rule 1."""
+
+
+class PublishRuns:
+    """Finds runs for one connection, and remembers its topics."""
+
+    def __init__(self, config: MqttConfig) -> None:
+        self._config = config
+        self._topics: dict[bytes, str] = {}
+
+    def take(self, data: bytes, position: int, body: int, stop: int) -> tuple[PublishRun, int]:
+        """The run that begins with the complete packet [position, stop), and where it ends.
+
+        Raises MqttProtocolError.
+        """
+        first, end = data[position], len(data)
+        qos = first >> 1 & 3
+        id_bytes = 2 if qos else 0
+        topic_stop = body + 2 + (data[body] << 8 | data[body + 1]) if stop > body + 1 else end
+        if stop < topic_stop + id_bytes or stop < body + 2:
+            raise MqttProtocolError("truncated PUBLISH", "MQTT-3.3.2-1")
+        raw_topic = data[body:topic_stop]
+        topic = self._topics.get(raw_topic) or self._new_topic(raw_topic)
+        found = Found(data[topic_stop + id_bytes : stop], data[topic_stop : topic_stop + id_bytes])
+        start, position = position, self.take_same(data, position, stop, topic_stop, b"", found)
+        topics = None
+        if position + 4 < end and len(found.payloads) < STRETCH and not (data[position] ^ first) & ~DUP:
+            topics = [topic] * len(found.payloads)
+            position = self._take_varied(data, position, first, topics, found)
+            if topics.count(topic) == len(topics):
+                topics = None
+        if qos:
+            position = self.cut_at_id_0(data, start, position, found)
+            if topics is not None:
+                del topics[len(found.payloads) :]
+        retain = bool(first & 1)
+        wire = None if retain or qos else data[start:position]
+        return PublishRun(topic, qos, retain, found.payloads, bytes(found.packet_ids), wire, topics), position
+
+    def take_same(self, data: bytes, start: int, stop: int, head_stop: int, block: bytes, found: Found) -> int:
+        """Add the packets that follow the first, [start, stop), with its topic and block; returns where they end.
+
+        `head_stop` is where the first packet's topic ends, and its block, if nothing stands between them. `block` is
+        what stands between packet id and payload.
+        """
+        id_bytes = 2 if data[start] & 6 else 0
+        body = start + 2 if data[start + 1] < 128 else frame(data, start, stop, stop)[0]
+        head = data[body:head_stop]
+        # A cheap look at whether a packet with this topic may follow; with many topics it seldom does.
+        if data.find(head, stop + 2, stop + 5 + len(head)) < 0:
+            return stop
+        prefix, position = data[start:head_stop], stop
+        if data.startswith(prefix, position):
+            position = _take_equal(data, position, stop - start, prefix, id_bytes, block, found)
+        return self._take_unequal(data, position, data[start], head, block, found)
+
+    def _take_unequal(self, data: bytes, position: int, first: int, head: bytes, block: bytes, found: Found) -> int:
+        """Add complete packets from `position` on with this first byte, head and block."""
+        end, id_bytes, skipped = len(data), 2 if first & 6 else 0, len(block)
+        while end - position > 1 and data[position] == first:
+            size = data[position + 1]
+            if size < 128:
+                body = position + 2
+                stop = body + size
+            else:
+                try:
+                    body, stop = frame(data, position, end, self._config.packet_bytes_max)
+                except MqttProtocolError:
+                    break
+            head_stop = body + len(head)
+            payload = head_stop + id_bytes + skipped
+            if stop > end or stop < payload or not data.startswith(head, body):
+                break
+            if skipped and not data.startswith(block, head_stop + id_bytes):
+                break
+            found.payloads.append(data[payload:stop])
+            if id_bytes:
+                found.packet_ids += data[head_stop : head_stop + 2]
+            prefix, size, position = data[position:head_stop], stop - position, stop
+            if data.startswith(prefix, position):
+                position = _take_equal(data, position, size, prefix, id_bytes, block, found)
+        return position
+
+    def _take_varied(self, data: bytes, position: int, first: int, topics: list[str], found: Found) -> int:
+        """Add complete packets from `position` on, whatever their topics; returns where they end."""
+        id_bytes, again = (2, first ^ DUP) if first & 6 else (0, first)
+        end, packet_bytes_max, known = len(data), self._config.packet_bytes_max, self._topics.get
+        add_topic, add_payload, packet_ids = topics.append, found.payloads.append, found.packet_ids
+        previous, equal = topics[-1], 0
+        while position + 4 < end:  # the smallest packet has five bytes
+            kind = data[position]
+            if kind != first and kind != again:
+                break
+            body = position + 2
+            size = data[position + 1]
+            if size < 128:
+                stop = body + size
+            elif data[body] < 128:
+                size += (data[body] << 7) - 128
+                body += 1
+                stop = body + size
+                if stop - position > packet_bytes_max:
+                    break
+            else:
+                try:
+                    body, stop = frame(data, position, end, packet_bytes_max)
+                except MqttProtocolError:
+                    break
+            if stop > end or stop < body + 2:
+                break
+            # The upper byte of the topic's length is 0 in all topics that are known.
+            topic_stop = body + 2 + data[body + 1]
+            if topic_stop + id_bytes > stop:
+                break
+            raw_topic = data[body:topic_stop]
+            topic = known(raw_topic)
+            if topic is None:
+                try:
+                    if raw_topic[0]:
+                        break
+                    topic = self._new_topic(raw_topic)
+                except MqttProtocolError:
+                    break
+            if topic is previous:
+                equal += 1
+                if equal == STRETCH:
+                    break
+            else:
+                previous, equal = topic, 0
+            add_topic(topic)
+            if id_bytes:
+                packet_ids += data[topic_stop : topic_stop + 2]
+                topic_stop += 2
+            add_payload(data[topic_stop:stop])
+            position = stop
+        return position
+
+    def cut_at_id_0(self, data: bytes, start: int, stop: int, found: Found) -> int:
+        """Take back the packets of a run from the first whose id is 0 on; returns where it ends then."""
+        packet_ids = found.packet_ids
+        if b"\0\0" not in packet_ids:
+            return stop
+        at = packet_ids.find(b"\0\0")
+        while at >= 0 and at & 1:
+            at = packet_ids.find(b"\0\0", at + 1)
+        if at < 0:
+            return stop
+        if not at:
+            raise self._packet_id_0()
+        stop = start
+        for _ in range(at // 2):
+            stop = frame(data, stop, len(data), len(data))[1]
+        del packet_ids[at:], found.payloads[at // 2 :]
+        return stop
+
+    @staticmethod
+    def _packet_id_0() -> MqttProtocolError:
+        return MqttProtocolError("PUBLISH with packet identifier 0", "MQTT-2.3.1-1", ReasonCode.PROTOCOL_ERROR)
+
+    def _new_topic(self, raw: bytes) -> str:
+        """Check a topic name (with its length in front) and remember it."""
+        topic = self.check_topic(raw[2:])
+        if len(self._topics) >= TOPICS_REMEMBERED_MAX:
+            self._topics.clear()
+        self._topics[raw] = topic
+        return topic
+
+    def check_topic(self, raw: bytes) -> str:
+        """A topic name from its bytes. Raises MqttProtocolError."""
+        topic = decode_text(raw, "topic name")
+        check_topic_name(topic)
+        excess = self._config.over_limit(topic)
+        if excess:
+            raise MqttProtocolError(excess, "", ReasonCode.TOPIC_NAME_INVALID)
+        return topic
+
+
+class Found:
+    """What a run has so far: payloads, and packet ids of two bytes each."""
+
+    __slots__ = ("packet_ids", "payloads")
+
+    def __init__(self, payload: bytes, packet_id: bytes) -> None:
+        self.payloads = [payload]
+        self.packet_ids = bytearray(packet_id)
+
+
+def _take_equal(data: bytes, position: int, size: int, prefix: bytes, id_bytes: int, block: bytes, found: Found) -> int:
+    """Add the packets of `size` bytes from `position` on, which begin with `prefix`; returns where they end."""
+    available, window = (len(data) - position) // size, _RUN_WINDOW
+    at = len(prefix)
+    if id_bytes:
+        # All ids count as that of the first packet, see the module's rule 1.
+        first_id = data[position + at : position + at + 2]
+        if data[position + at + 2 : position + at + 2 + len(block)] != block:
+            return position
+        prefix += first_id + block
+    payload_size = size - len(prefix)
+    while available:
+        count = min(window, available)
+        stop = position + count * size
+        some = data[position:stop]
+        if id_bytes:
+            high, low = some[at::size], some[at + 1 :: size]
+            same = bytearray(some)
+            same[at::size], same[at + 1 :: size] = prefix[at : at + 1] * count, prefix[at + 1 : at + 2] * count
+            pieces = bytes(same).split(prefix)
+        else:
+            pieces = some.split(prefix)
+        # The pieces and the prefixes between them add up to the window, so none longer than expected means all equal.
+        if pieces[0] or len(pieces) != count + 1 or max(map(len, pieces)) != payload_size:
+            equal = 0
+            if not pieces[0]:
+                lengths = enumerate(map(len, pieces[1:]))
+                equal = next((i for i, length in lengths if length != payload_size), len(pieces) - 1)
+            found.payloads += pieces[1 : equal + 1]
+            if id_bytes:
+                found.packet_ids += _interleave(high[:equal], low[:equal])
+            return position + equal * size
+        found.payloads += pieces[1:]
+        if id_bytes:
+            found.packet_ids += _interleave(high, low)
+        position, available, window = stop, available - count, window * 4
+    return position
+
+
+def _interleave(high: bytes, low: bytes) -> bytearray:
+    packet_ids = bytearray(2 * len(high))
+    packet_ids[::2] = high
+    packet_ids[1::2] = low
+    return packet_ids

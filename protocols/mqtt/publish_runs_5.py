@@ -1,0 +1,227 @@
+"""Runs of publishes in a piece of input, for MQTT 5: with property blocks and topic aliases.
+
+1. At QoS 0 the *head* of a packet, topic and property block, is one piece of its bytes; above that a packet id stands
+   in between. What a head says was checked when it was first seen, so that a run with equal blocks is found as quickly
+   as one without any, and a message with a block of its own costs little more than one with a topic of its own.
+2. Heads are remembered by connection, and only those whose block has come before; checked blocks are remembered for all
+   connections together. So blocks that never come again (a time in each of them) fill neither.
+3. A topic alias is resolved here: an event names topics (3.3.2.3.4). `wire` is for messages that have none, and no
+   expiry, which a broker has to count down.
+"""
+
+from __future__ import annotations
+
+from protocols.mqtt.config import MqttConfig
+from protocols.mqtt.events import PublishRun
+from protocols.mqtt.packets import frame
+from protocols.mqtt.properties import PublishBlock, read_publish_block, read_variable
+from protocols.mqtt.publish_runs import DUP, STRETCH, TOPICS_REMEMBERED_MAX, Found, PublishRuns
+from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
+
+_BLOCKS_REMEMBERED_MAX = 4096
+_BLOCK_REMEMBERED_BYTES_MAX = 512
+_blocks: dict[bytes, PublishBlock] = {}
+
+Head = tuple[str, bytes, int | None, int]
+"""Topic, "" if it is the alias's; properties; expiry in seconds; alias, 0 if there is none."""
+
+
+class PublishRuns5(PublishRuns):
+    """Finds runs for one connection; remembers its heads and topic aliases."""
+
+    def __init__(self, config: MqttConfig) -> None:
+        super().__init__(config)
+        self._heads: dict[bytes, Head] = {}
+        self._aliases: dict[int, str] = {}
+
+    def take(self, data: bytes, position: int, body: int, stop: int) -> tuple[PublishRun, int]:
+        """See `PublishRuns`."""
+        first, end = data[position], len(data)
+        qos = first >> 1 & 3
+        id_bytes = 2 if qos else 0
+        topic_stop = body + 2 + (data[body] << 8 | data[body + 1]) if stop > body + 1 else end
+        if stop < topic_stop + id_bytes + 1 or stop < body + 3:
+            raise MqttProtocolError("truncated PUBLISH", "MQTT-3.3.2-1")
+        block = topic_stop + id_bytes
+        size, block_stop = read_variable(data[block : min(stop, block + 4)], 0, "property length")
+        block_stop += block + size
+        if block_stop > stop:
+            raise MqttProtocolError("truncated properties of PUBLISH", "MQTT-2.2.2-1")
+        raw_block = data[block:block_stop]
+        raw_head = data[body:topic_stop] + raw_block
+        head = self._heads.get(raw_head) or self._new_head(raw_head)
+        topic = self._resolve(head)
+        found = Found(data[block_stop:stop], data[topic_stop:block])
+        start = position
+        if qos:
+            position = self.take_same(data, start, stop, topic_stop, raw_block, found)
+        else:
+            position = self.take_same(data, start, stop, block_stop, b"", found)
+        count = len(found.payloads)
+        topics, heads = None, [head]
+        if position + 5 < end and count < STRETCH and not (data[position] ^ first) & ~DUP:
+            topics, heads = [topic] * count, [head] * count
+            position = self._take_varied_5(data, position, first, topics, heads, found)
+        if qos:
+            position = self.cut_at_id_0(data, start, position, found)
+            count = len(found.payloads)
+            if topics is not None:
+                del topics[count:], heads[count:]
+        return _event(first, topic, topics, heads, found, data[start:position]), position
+
+    def _take_varied_5(
+        self, data: bytes, position: int, first: int, topics: list[str], heads: list[Head], found: Found
+    ) -> int:
+        """As `_take_varied`, for packets with blocks."""
+        id_bytes, again = (2, first ^ DUP) if first & 6 else (0, first)
+        end, packet_bytes_max, known = len(data), self._config.packet_bytes_max, self._heads.get
+        add_topic, add_head, add_payload = topics.append, heads.append, found.payloads.append
+        packet_ids, aliases = found.packet_ids, self._aliases
+        previous, equal = heads[-1], 0
+        while position + 5 < end:
+            kind = data[position]
+            if kind != first and kind != again:
+                break
+            body = position + 2
+            size = data[position + 1]
+            if size < 128:
+                stop = body + size
+            elif data[body] < 128:
+                size += (data[body] << 7) - 128
+                body += 1
+                stop = body + size
+                if stop - position > packet_bytes_max:
+                    break
+            else:
+                try:
+                    body, stop = frame(data, position, end, packet_bytes_max)
+                except MqttProtocolError:
+                    break
+            # The upper byte of the topic's length is 0 in all topics that are known, and most blocks are short.
+            topic_stop = body + 2 + data[body + 1]
+            at = topic_stop + id_bytes
+            if stop > end or at >= stop:
+                break
+            size = data[at]
+            if size < 128:
+                block_stop = at + 1 + size
+            elif at + 1 < stop and data[at + 1] < 128:
+                block_stop = at + 2 + (size & 127 | data[at + 1] << 7)
+            else:
+                break
+            if block_stop > stop:
+                break
+            raw = data[body:topic_stop] + data[at:block_stop] if id_bytes else data[body:block_stop]
+            head = known(raw)
+            if head is None:
+                try:
+                    if raw[0]:
+                        break
+                    head = self._new_head(raw)
+                except MqttProtocolError:
+                    break
+            if head is previous:
+                equal += 1
+                if equal == STRETCH:
+                    break
+            else:
+                previous, equal = head, 0
+            topic, _, _, alias = head
+            if alias:
+                if topic:
+                    aliases[alias] = topic
+                elif alias in aliases:
+                    topic = aliases[alias]
+                else:
+                    break
+            add_topic(topic)
+            add_head(head)
+            if id_bytes:
+                packet_ids += data[topic_stop:at]
+            add_payload(data[block_stop:stop])
+            position = stop
+        return position
+
+    def _resolve(self, head: Head) -> str:
+        """The topic of a head. Raises MqttProtocolError for an alias that stands for none."""
+        topic, _, _, alias = head
+        if alias:
+            if topic:
+                self._aliases[alias] = topic
+            elif alias in self._aliases:
+                topic = self._aliases[alias]
+            else:
+                raise MqttProtocolError(f"topic alias {alias} stands for nothing", "", ReasonCode.PROTOCOL_ERROR)
+        return topic
+
+    def _new_head(self, raw: bytes) -> Head:
+        """Check topic and block, whose lengths were found to be right."""
+        topic_stop = 2 + (raw[0] << 8 | raw[1])
+        raw_topic, raw_block = raw[:topic_stop], raw[topic_stop:]
+        block = _blocks.get(raw_block)
+        comes_again = block is not None
+        if block is None:
+            block = _new_block(raw_block)
+        topic = ""
+        if topic_stop > 2:
+            topic = self._topics.get(raw_topic) or self._new_topic(raw_topic)
+        elif not block.alias:
+            raise MqttProtocolError("neither topic name nor topic alias", "", ReasonCode.PROTOCOL_ERROR)
+        most = self._config.topic_alias_max
+        if block.alias > most:
+            text = f"topic alias {block.alias}, at most {most} is allowed"
+            raise MqttProtocolError(text, "MQTT-3.3.2-9", ReasonCode.TOPIC_ALIAS_INVALID)
+        head = topic, block.raw, block.expiry_s, block.alias
+        if comes_again:
+            if len(self._heads) >= TOPICS_REMEMBERED_MAX:
+                self._heads.clear()
+            self._heads[raw] = head
+        return head
+
+    @staticmethod
+    def _packet_id_0() -> MqttProtocolError:
+        return MqttProtocolError("PUBLISH with packet identifier 0", "MQTT-2.2.1-3", ReasonCode.PROTOCOL_ERROR)
+
+
+def _new_block(raw: bytes) -> PublishBlock:
+    """Check a block with its length in front, and remember it."""
+    block = read_publish_block(raw[read_variable(raw, 0, "property length")[1] :])
+    if len(raw) <= _BLOCK_REMEMBERED_BYTES_MAX:
+        if len(_blocks) >= _BLOCKS_REMEMBERED_MAX:
+            _blocks.clear()
+        _blocks[raw] = block
+    return block
+
+
+def _event(
+    first: int, topic: str, topics: list[str] | None, heads: list[Head], found: Found, wire: bytes
+) -> PublishRun:
+    """The event for a run; `heads` are those of its messages, or one for all."""
+    qos, retain, count = first >> 1 & 3, bool(first & 1), len(found.payloads)
+    if topics is not None and topics.count(topic) == len(topics):
+        topics = None
+    _, raw, expiry_s, alias = heads[0]
+    raws: list[bytes] | None = None
+    expiries_s: list[int | None] | None = None if expiry_s is None else [expiry_s] * count
+    same = heads.count(heads[0]) == len(heads)
+    passes_on = not qos and not retain and not alias and expiries_s is None
+    if not same:
+        raws = [head[1] for head in heads]
+        if raws.count(raw) == count:
+            raws = None
+        expiries_s = [head[2] for head in heads]
+        if expiries_s.count(None) == count:
+            expiries_s = None
+        passes_on = passes_on and expiries_s is None and not any(head[3] for head in heads)
+    return PublishRun(
+        topic,
+        qos,
+        retain,
+        found.payloads,
+        bytes(found.packet_ids),
+        wire if passes_on else None,
+        topics,
+        raw,
+        raws,
+        expiries_s,
+    )
