@@ -1,4 +1,4 @@
-"""Drive a message broker to saturation over AMQP 0-9-1 or MQTT 3.1.1.
+"""Drive a message broker to saturation over AMQP 0-9-1 or MQTT 3.1.1 and 5.
 
     python -m benchmarks.wire_bench amqp --port 5672 --broker-pid 1234 --scenario durable --json out.jsonl
     python -m benchmarks.wire_bench mqtt --port 1883 --broker-pid 1234
@@ -12,12 +12,15 @@ AMQP scenarios                                   MQTT scenarios
   latency          as transient, at --rate         latency       as qos0, at --rate
   latency-durable  as durable, at --rate           latency-qos1  as qos1, at --rate
 
+MQTT also has `qos2`, `session` (QoS 1 to a session that lasts), and `v5-qos0` and `v5-qos1`: version 5 with a content
+type, a user property and a topic alias on every message. Each of these and of those in the table has a `-varied` one.
+
 `durable-rules` is `durable-ids` (bodies of one size, a message id that changes) with a random priority and expiration
 on every message and a queue with priorities, a time to live and a dead letter exchange.
 
-Uniform scenarios send one message again and again. `transient-varied`, `durable-varied`, `fanout-varied`, `qos0-varied`
-and `qos1-varied` send bodies of 50 to 500 bytes with message ids (AMQP) or topics (MQTT, fan-out) that change from
-message to message, so that nothing can profit from messages being equal.
+Uniform scenarios send one message again and again. `transient-varied`, `durable-varied`, `fanout-varied` and those of
+MQTT send bodies of 50 to 500 bytes with message ids (AMQP) or topics (MQTT, fan-out) that change from message to
+message, so that nothing can profit from messages being equal.
 
 A rate is deliveries per second from the first publish to the last delivery. Broker CPU is user+system time of the
 --broker-pid process tree, per million deliveries (per million publishes while a backlog is filled). Latencies run from
@@ -36,7 +39,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.process_usage import ProcessUsage
-from benchmarks.wire_proto import Amqp, BrokerError, Mqtt, Plan, serial
+from benchmarks.wire_mqtt import Mqtt
+from benchmarks.wire_proto import Amqp, BrokerError, Plan, serial
 from benchmarks.wire_roles import FORK, Child, Figures, Role, consume, publish
 
 now = time.monotonic
@@ -61,8 +65,18 @@ SCENARIOS: dict[str, dict[str, Plan | None]] = {
         "qos0-varied": Plan(varied=True),
         "qos1": Plan(reliable=True),
         "qos1-varied": Plan(reliable=True, varied=True),
+        "qos2": Plan(reliable=True, qos=2),
+        "qos2-varied": Plan(reliable=True, qos=2, varied=True),
+        "session": Plan(reliable=True, session=True),
+        "session-varied": Plan(reliable=True, session=True, varied=True),
         "fanout": Plan(subscribers=50),
+        "fanout-varied": Plan(subscribers=50, varied=True),
         "fanin": Plan(publishers=50),
+        "fanin-varied": Plan(publishers=50, varied=True),
+        "v5-qos0": Plan(version=5),
+        "v5-qos0-varied": Plan(version=5, varied=True),
+        "v5-qos1": Plan(version=5, reliable=True),
+        "v5-qos1-varied": Plan(version=5, reliable=True, varied=True),
         "conns": None,
         "latency": Plan(rate=1),
         "latency-qos1": Plan(rate=1, reliable=True),
@@ -163,6 +177,7 @@ def run_once(options: argparse.Namespace, scenario: str) -> Figures:
     if plan is None:
         return connections(options, broker)
     rate = options.rate if plan.rate else 0
+    options = argparse.Namespace(**vars(options) | {"version": plan.version})
     return flow(options, broker, replace(plan, body=options.body, window=options.window, rate=rate))
 
 

@@ -1,4 +1,4 @@
-"""The client side of AMQP 0-9-1 and MQTT 3.1.1 that the load generator needs, and no more.
+"""The client side of AMQP 0-9-1 that the load generator needs, and no more, and what `wire_mqtt` shares with it.
 
 Each protocol class opens connections, encodes a tape of messages to publish, counts what the broker acknowledges, finds
 the size of one delivery and encodes acknowledgements.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import random
 import socket
 import ssl
@@ -52,6 +51,9 @@ class Plan:
     varied: bool = False
     ids: bool = False  # AMQP: a message id that changes, bodies of one size
     rules: bool = False  # AMQP: `ids`, and a random priority and expiration on each message, on a queue that heeds them
+    qos: int = -1  # MQTT: 2, and `reliable`; -1 says 1 or 0, as `reliable` is
+    session: bool = False  # MQTT: the subscribers' sessions last
+    version: int = 4  # MQTT: 5 has a content type, a user property and a topic alias on every message
     window: int = 1000
     prefetch: int = 300
     ack_every: int = 100
@@ -63,15 +65,25 @@ class Plan:
         """After so many deliveries their sizes repeat."""
         return VARIETY if self.varied else 1
 
+    @property
+    def mixed(self) -> bool:
+        """Deliveries have no period: other packets are among them, or several publishers' are."""
+        return self.qos == 2 or (self.varied and self.publishers > 1)
+
     def body_of(self, index: int) -> bytes:
         """The body of message `index` of a tape: 50 to 500 bytes when varied."""
         return b"x" * (50 + index * 37 % VARIETY * 450 // (VARIETY - 1) if self.varied else self.body)
 
 
 class Tape:
-    """Whole messages ready to be sent; `starts[i]` is where message i begins, with the end as last entry."""
+    """Whole messages ready to be sent; `starts[i]` is where message i begins, with the end as last entry.
 
-    def __init__(self, messages: list[bytes]) -> None:
+    `prelude` are the first messages as they are sent the first time, where that differs.
+    """
+
+    def __init__(self, messages: list[bytes], prelude: Sequence[bytes] = ()) -> None:
+        self.prelude = b"".join(prelude)
+        self.prelude_count = len(prelude)
         self.data = b"".join(messages)
         self.starts = [0, *accumulate(map(len, messages))]
         self.count = len(messages)
@@ -323,112 +335,3 @@ class Amqp(Conn):
             conn.sock.close()
 
         return remove
-
-
-def packet(kind: int, payload: bytes) -> bytes:
-    """An MQTT control packet, with its variable-length size field."""
-    size, field = len(payload), b""
-    while size > 127:
-        field += bytes([size & 127 | 128])
-        size >>= 7
-    return bytes([kind]) + field + bytes([size]) + payload
-
-
-def utf8(text: str) -> bytes:
-    """MQTT string."""
-    return struct.pack(">H", len(text)) + text.encode()
-
-
-class Mqtt(Conn):
-    """MQTT 3.1.1."""
-
-    trailer = 0
-    head = 2
-
-    def handshake(self) -> Generator[Step, bytes, None]:
-        flags = 0 if self.options.persistent_session else 2
-        client_id = f"bench{os.getpid()}-{next(serial)}"
-        hello = utf8("MQTT") + bytes([4, flags]) + b"\0\0" + utf8(client_id)
-        reply = yield packet(0x10, hello), 0x20
-        if reply[1]:
-            raise BrokerError(f"CONNACK refused with code {reply[1]}")
-        yield None
-
-    def read_reply(self) -> tuple[int, bytes]:
-        kind, size, shift = self.read(1)[0], 0, 0
-        while True:
-            byte = self.read(1)[0]
-            size |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return kind, self.read(size)
-
-    def publisher(self, plan: Plan, name: str) -> Tape:
-        """What to publish; a tape with packet ids has all of them."""
-        self.confirmed, self.rest = 0, b""
-        if plan.reliable or plan.varied:
-            return Tape([self.message(plan, name, index) for index in range(VARIED_MESSAGES)])
-        one = self.message(plan, name, 0)
-        return Tape([one] * max(1, TAPE_SIZE // len(one)))
-
-    @staticmethod
-    def message(plan: Plan, name: str, index: int) -> bytes:
-        """One PUBLISH packet."""
-        topic = f"{name}/{index % VARIETY:03}" if plan.varied else name
-        if plan.reliable:
-            return packet(0x32, utf8(topic) + struct.pack(">H", index + 1) + plan.body_of(index))
-        return packet(0x30, utf8(topic) + plan.body_of(index))
-
-    def acknowledged(self, data: bytes) -> int:
-        """Feed bytes the broker sent to a publisher; how many messages it has acknowledged."""
-        data = self.rest + data
-        count = len(data) // 4
-        if data[: count * 4 : 4].count(0x40) != count:
-            raise BrokerError(f"publisher was sent {data[:200]!r}")
-        self.rest = data[count * 4 :]
-        self.confirmed += count
-        return self.confirmed
-
-    def subscriber(self, plan: Plan, name: str, index: int) -> None:
-        """Subscribe."""
-        qos = 1 if plan.reliable else 0
-        topic = name + "/#" if plan.varied else name
-        codes = self.call(packet(0x82, b"\0\1" + utf8(topic) + bytes([qos])), 0x90)
-        if codes[2:] != bytes([qos]):
-            raise BrokerError(f"SUBACK {codes!r}")
-        self.id_at = 2 + len(name) + (4 if plan.varied else 0)  # after the remaining length
-
-    @staticmethod
-    def measure(buf: bytearray, start: int, end: int) -> int | None:
-        """Wire size of the packet that starts at `start` of `buf`, None while it is incomplete."""
-        size = 0
-        for i in range(1, min(end - start, 5)):
-            size |= (buf[start + i] & 127) << 7 * (i - 1)
-            if buf[start + i] < 128:
-                if buf[start] & 0xF0 != 0x30:
-                    raise BrokerError(f"subscriber was sent {bytes(buf[start : min(end, start + 200)])!r}")
-                return size + i + 1 if start + size + i + 1 <= end else None
-        return None
-
-    def acks(
-        self, plan: Plan, buf: bytearray, starts: Sequence[int], size: int, total: int, last: bool = False
-    ) -> bytes | bytearray:
-        """PUBACKs for the deliveries that begin at `starts`; `size` is that of each, 0 when they differ."""
-        if not starts:
-            return b""
-        replies = bytearray(b"\x40\x02\0\0" * len(starts))
-        if size:
-            end = starts[-1] + size
-            id_at = starts[0] + size - plan.body - 2
-            replies[2::4] = buf[id_at:end:size]
-            replies[3::4] = buf[id_at + 1 : end : size]
-        else:
-            at = [start + self.id_at + (2 if buf[start + 1] < 128 else 3) for start in starts]
-            replies[2::4] = bytes([buf[i] for i in at])
-            replies[3::4] = bytes([buf[i + 1] for i in at])
-        return replies
-
-    @classmethod
-    def prepare(cls, options: argparse.Namespace, plan: Plan, name: str) -> Callable[[], None]:
-        """Nothing to declare, nothing to remove."""
-        return lambda: None

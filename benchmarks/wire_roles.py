@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.wire_proto import Amqp, BrokerError, Mqtt, Plan, Tape
+from benchmarks.wire_mqtt import Mqtt, qos_of
+from benchmarks.wire_proto import Amqp, BrokerError, Plan, Tape
 
 now = time.monotonic
 READ_SIZE = 1 << 20  # with the pause below, a smaller one would cap what a subscriber can take
@@ -127,13 +128,36 @@ class Stream:
             self.conn.sock.sendall(replies)
 
 
+class PacketStream(Stream):
+    """Deliveries that come in no period: each packet is looked at."""
+
+    conn: Mqtt
+
+    def pull(self) -> bool:
+        """Read once; count and answer what is complete."""
+        room = READ_SIZE - self.fill
+        got = self.conn.sock.recv_into(self.view[self.fill :])
+        if not got:
+            raise BrokerError(f"subscriber disconnected after {self.count} messages")
+        end = self.fill + got
+        whole, count, answers = self.conn.packets(self.buf, end, qos_of(self.plan))
+        if answers:
+            self.conn.sock.sendall(answers)
+        self.count += count
+        self.fill = end - whole
+        if self.fill:
+            self.buf[: self.fill] = self.buf[whole:end]
+        return got == room
+
+
 def consume(sync: Sync, options: argparse.Namespace, plan: Plan, name: str, total: Any) -> Figures:
     """Receive until every subscriber has `total` messages, or nothing comes any more."""
     streams: dict[int, Stream] = {}
+    options = argparse.Namespace(**vars(options) | {"persistent_session": options.persistent_session or plan.session})
     poll = select.epoll()
     for index, conn in enumerate(options.client.open_many(options, plan.subscribers)):
         conn.subscriber(plan, name, index)
-        streams[conn.sock.fileno()] = Stream(conn, plan)
+        streams[conn.sock.fileno()] = (PacketStream if plan.mixed else Stream)(conn, plan)
         poll.register(conn.sock.fileno(), select.EPOLLIN)
     sync(streams)
     began, cpu = now(), time.process_time()
@@ -153,7 +177,9 @@ def consume(sync: Sync, options: argparse.Namespace, plan: Plan, name: str, tota
                 break
     cpu = time.process_time() - cpu
     for stream in streams.values():
-        if plan.reliable:
+        if plan.session and isinstance(stream.conn, Mqtt):
+            stream.conn.forget()
+        elif plan.reliable and not plan.mixed:
             stream.conn.sock.sendall(stream.conn.acks(plan, stream.buf, (), 0, stream.count, last=True))
     return {
         "count": sum(stream.count + stream.learnt for stream in streams.values()),
@@ -174,6 +200,8 @@ def publish(sync: Sync, options: argparse.Namespace, plan: Plan, name: str, tota
     sync(conns)
     began, cpu = now(), time.process_time()
     until = began + (3600 if plan.backlog else options.duration)
+    for conn in conns:
+        conn.sock.sendall(tape.prelude)
     late = 0.0
     if plan.rate:
         count, late = pace(conns[0], plan, tape, options.duration)
@@ -192,7 +220,7 @@ def blast(conns: list[Amqp] | list[Mqtt], tape: Tape, until: float, limit: int) 
     quota = limit // len(conns) * size // tape.count
     poll = select.epoll()
     by_fd = {conn.sock.fileno(): conn.sock for conn in conns}
-    sent = dict.fromkeys(by_fd, 0)
+    sent = dict.fromkeys(by_fd, tape.starts[tape.prelude_count])
     for fd, sock in by_fd.items():
         sock.setblocking(False)
         poll.register(fd, select.EPOLLOUT)
@@ -215,7 +243,7 @@ def blast(conns: list[Amqp] | list[Mqtt], tape: Tape, until: float, limit: int) 
 def windowed(conn: Amqp | Mqtt, plan: Plan, tape: Tape, until: float, limit: int) -> int:
     """Publish with at most `plan.window` messages unconfirmed; wait for the last one."""
     view, sock, starts = memoryview(tape.data), conn.sock, tape.starts
-    sent = done = 0
+    sent, done = tape.prelude_count, 0
     while True:
         if sent < limit and now() < until:
             room = plan.window - sent + done

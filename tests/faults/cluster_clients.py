@@ -20,7 +20,8 @@ import pika
 import pika.exceptions
 from pika.adapters.blocking_connection import BlockingChannel
 
-from benchmarks.wire_proto import BrokerError, Mqtt, packet, utf8
+from benchmarks.wire_mqtt import Mqtt, packet, utf8
+from benchmarks.wire_proto import BrokerError
 from core_log.record_batch import BatchBuilder, decode_runs, validate
 from protocols.native.blocking import BlockingClient
 from protocols.native.errors import MillraceError, OffsetOutOfRange

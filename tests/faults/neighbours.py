@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from benchmarks.wire_proto import Mqtt, packet, utf8
+from benchmarks.wire_mqtt import Mqtt, packet, utf8
 from core_log.record_batch import BatchBuilder, decode_runs
 from protocols.native.blocking import BlockingClient
 from protocols.native.errors import PreconditionFailed

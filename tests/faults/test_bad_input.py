@@ -14,7 +14,8 @@ import msgpack
 import pytest
 
 from benchmarks.process_usage import ProcessUsage
-from benchmarks.wire_proto import CHANNEL_OPEN, CONFIRM_SELECT, Amqp, Mqtt, frame, method, packet, shortstr, utf8
+from benchmarks.wire_mqtt import Mqtt, packet, utf8
+from benchmarks.wire_proto import CHANNEL_OPEN, CONFIRM_SELECT, Amqp, frame, method, shortstr
 from protocols.native.errors import ErrorCode
 from tests.faults.neighbours import CLOSE, Neighbours, amqp_close_code, batch_of, hostile, until_closed
 from tests.faults.wire_clients import persistent_publish, wire_options

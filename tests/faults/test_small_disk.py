@@ -18,7 +18,7 @@ import pika
 import pika.exceptions
 import pytest
 
-from benchmarks.wire_proto import Mqtt, packet, utf8
+from benchmarks.wire_mqtt import Mqtt, packet, utf8
 from protocols.native.blocking import BlockingClient
 from protocols.native.errors import Blocked
 from tests.faults.neighbours import batch_of

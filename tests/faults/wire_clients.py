@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from benchmarks.wire_mqtt import Mqtt, packet, utf8
 from benchmarks.wire_proto import (
     ACK,
     ACK_FRAME,
@@ -25,12 +26,9 @@ from benchmarks.wire_proto import (
     REJECT,
     Amqp,
     BrokerError,
-    Mqtt,
     frame,
     method,
-    packet,
     shortstr,
-    utf8,
 )
 from tests.support import HOST, BrokerProcess
 
