@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from protocols.convert import topic_to_routing_key
+from protocols.mqtt.adapter_connack import connack_properties
 from protocols.mqtt.adapter_deliver import Delivering
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_login import Login
-from protocols.mqtt.adapter_publish import EXCHANGE, QOS_0, QOS_1, Publishing
+from protocols.mqtt.adapter_properties import QOS_0, QOS_1
+from protocols.mqtt.adapter_publish import EXCHANGE, Publishing
 from protocols.mqtt.adapter_subscribe import Subscribing
 from protocols.mqtt.adapter_subscriptions import Subscriptions
 from protocols.mqtt.config import MqttConfig
@@ -169,6 +171,7 @@ class MqttAdapter:
         code = await self._login.refusal(connect)
         if self.closed:
             return
+        assigned = not connect.client_id
         connect.client_id = connect.client_id or f"auto-{secrets.token_hex(12)}"
         excess = connect.will and self.config.over_limit(connect.will.topic)
         if code == ReasonCode.SUCCESS and not excess:
@@ -190,13 +193,15 @@ class MqttAdapter:
         self._keep_alive_s = connect.keep_alive_s * KEEP_ALIVE_FACTOR
         self._deadline_s = self._clock() + self._keep_alive_s if self._keep_alive_s else math.inf
         self.session = self.broker.session(self, protocol="mqtt", owner=self, vhost=self.config.virtual_host)
-        self.session.set_prefetch(self.config.inflight_messages_max, per_session=True)
+        window = min(self.config.inflight_messages_max, connect.receive_maximum)
+        self.session.set_prefetch(window, per_session=True)
         subscriptions = Subscriptions()
         self.publishing = Publishing(self, self.session)
         self.delivering = Delivering(self, self.session, subscriptions)
         self.subscribing = Subscribing(self, self.session, subscriptions, self.delivering)
         self.outbox.on_writable = self.session.resume
-        self.outbox.write(self.wire.connack(ReasonCode.SUCCESS))
+        told = connack_properties(self.config, connect, assigned)
+        self.outbox.write(self.wire.connack(ReasonCode.SUCCESS, properties=told))
         log.debug("MQTT %s: client %r connected", self.peer, connect.client_id)
 
     def _join(self, connect: Connect) -> ReasonCode:
