@@ -19,7 +19,7 @@ from typing import Any
 
 from core_log.errors import CorruptBatch
 from core_log.record_batch import encode_entries
-from routing.facts import DELAYED_FROM, TIMED_FROM, pack
+from routing.facts import DELAYED_FROM, TIMED_FROM, pack, ttl_ms_of
 
 RESERVED_HEADER_PREFIX = "millrace."
 
@@ -135,7 +135,9 @@ class Properties:
     def neutral(self) -> NeutralProperties:
         """The neutral form, decoded on first use."""
         if self._neutral is None:
-            self._neutral = _decoders[self.protocol](self.raw)
+            neutral = self._neutral = _decoders[self.protocol](self.raw)
+            if neutral.expiration_ms is None and self.facts >= TIMED_FROM:
+                neutral.expiration_ms = ttl_ms_of(self.facts)
         return self._neutral
 
     @property

@@ -7,13 +7,16 @@ messages at QoS 1, where only the packet ids differ between subscribers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import add
 from typing import Any
 
-from protocols.mqtt.wire import PublishHeads, encode_publishes, publish_heads, varied_heads
+from protocols.mqtt.adapter_properties import blocks_of
+from protocols.mqtt.wire import Blocks, PublishHeads, encode_publishes, publish_heads, varied_heads
 from routing.message import Slab
 
-WIRE_QOS_0 = "mqtt qos 0"
-_HEADS_QOS_1 = "mqtt qos 1 heads"
+WIRES_QOS_0 = ("mqtt qos 0", "mqtt 5 qos 0")
+"""Packets at QoS 0 of a whole slab, for versions before 5 and for version 5."""
+_HEADS_QOS_1 = ("mqtt qos 1 heads", "mqtt 5 qos 1 heads")
 
 
 def _memo(slab: Slab) -> dict[Any, Any]:
@@ -22,34 +25,57 @@ def _memo(slab: Slab) -> dict[Any, Any]:
     return slab.wire
 
 
-def qos_0_packets(slab: Slab, start: int, stop: int, topic: bytes) -> bytes:
+def at_qos_0(topic: bytes, bodies: Sequence[bytes], blocks: Blocks) -> bytes:
+    """Packets for messages of one topic."""
+    if isinstance(blocks, bytes):
+        return encode_publishes(publish_heads(topic + blocks, bodies, 0), bodies)
+    return encode_publishes(varied_heads([topic + block for block in blocks], bodies, 0), bodies)
+
+
+def varied_at_qos_0(topics: Sequence[bytes], bodies: Sequence[bytes], blocks: Blocks) -> bytes:
+    """Packets for messages with a topic each."""
+    if blocks:
+        if isinstance(blocks, bytes):
+            topics = [topic + blocks for topic in topics]
+        else:
+            topics = list(map(add, topics, blocks))
+    return encode_publishes(varied_heads(topics, bodies, 0), bodies)
+
+
+def qos_0_packets(slab: Slab, start: int, stop: int, topic: bytes, *, version_5: bool) -> bytes:
     """Packets at QoS 0 for messages of one topic; those of the whole slab are made once."""
-    bodies = slab.bodies
+    bodies, blocks = slab.bodies, blocks_of(slab, start, stop) if version_5 else b""
     if stop - start < len(bodies):
-        bodies = bodies[start:stop]
-        return encode_publishes(publish_heads(topic, bodies, 0), bodies)
-    memo = _memo(slab)
-    packets: bytes | None = memo.get(WIRE_QOS_0)
+        return at_qos_0(topic, bodies[start:stop], blocks)
+    memo, key = _memo(slab), WIRES_QOS_0[version_5]
+    packets: bytes | None = memo.get(key)
     if packets is None:
-        packets = memo[WIRE_QOS_0] = encode_publishes(publish_heads(topic, bodies, 0), bodies)
+        packets = memo[key] = at_qos_0(topic, bodies, blocks)
     return packets
 
 
-def heads_at_qos_1(slab: Slab, topic: bytes) -> PublishHeads:
+def heads_at_qos_1(slab: Slab, topic: bytes, *, version_5: bool) -> PublishHeads:
     """The heads of a whole slab of one topic."""
-    memo = _memo(slab)
-    heads: PublishHeads | None = memo.get(_HEADS_QOS_1)
+    memo, key = _memo(slab), _HEADS_QOS_1[version_5]
+    heads: PublishHeads | None = memo.get(key)
     if heads is None:
-        heads = memo[_HEADS_QOS_1] = publish_heads(topic, slab.bodies, 1)
+        bodies = slab.bodies
+        blocks = blocks_of(slab, 0, len(bodies)) if version_5 else b""
+        if isinstance(blocks, bytes):
+            heads = publish_heads(topic, bodies, 1, block=blocks)
+        else:
+            heads = varied_heads([topic] * len(bodies), bodies, 1, blocks=blocks)
+        memo[key] = heads
     return heads
 
 
-def whole_at_qos_0(slab: Slab, topics: Sequence[bytes]) -> bytes:
+def whole_at_qos_0(slab: Slab, topics: Sequence[bytes], *, version_5: bool) -> bytes:
     """Packets at QoS 0 for a whole slab of several topics, made once."""
-    memo = _memo(slab)
-    packets: bytes | None = memo.get(WIRE_QOS_0)
+    memo, key = _memo(slab), WIRES_QOS_0[version_5]
+    packets: bytes | None = memo.get(key)
     if packets is None:
-        packets = memo[WIRE_QOS_0] = encode_publishes(varied_heads(topics, slab.bodies, 0), slab.bodies)
+        blocks = blocks_of(slab, 0, len(slab.bodies)) if version_5 else b""
+        packets = memo[key] = varied_at_qos_0(topics, slab.bodies, blocks)
     return packets
 
 

@@ -29,9 +29,10 @@ class Login:
     async def refusal(self, connect: Connect) -> ReasonCode:
         """The reason code for a CONNECT (section 3.2.2.3)."""
         config = self._config
-        if connect.protocol_level == 5:
-            return ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-        if not connect.client_id and (not connect.clean_start or connect.protocol_level == 3):
+        if connect.authentication_method is not None:
+            return ReasonCode.BAD_AUTHENTICATION_METHOD
+        level = connect.protocol_level
+        if not connect.client_id and (level == 3 or (level == 4 and not connect.clean_start)):
             return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID  # MQTT-3.1.3-8
         if len(connect.client_id.encode()) > config.client_id_bytes_max:
             return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID

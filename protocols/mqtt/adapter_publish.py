@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
-from protocols.mqtt.adapter_deliveries import WIRE_QOS_0
+from protocols.mqtt.adapter_deliveries import WIRES_QOS_0
+from protocols.mqtt.adapter_properties import slab_of
 from protocols.mqtt.events import AcknowledgementKind, PublishRun
-from protocols.mqtt.raw import QOS_MASK
-from routing.message import NeutralProperties, Properties, Slab, register_decoder
 
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
 
 EXCHANGE = "amq.topic"
 KEYS_REMEMBERED_MAX = 4096
-
-# MQTT 3.1.1 has no properties; the one raw byte is there so that the neutral form knows QoS 1 from QoS 0.
-QOS_0 = Properties("mqtt", b"", persistent=False)
-QOS_1 = Properties("mqtt", b"\1", persistent=True)
-register_decoder("mqtt", lambda raw: NeutralProperties(persistent=bool(raw and raw[0] & QOS_MASK)))
 
 
 class Publishing:
@@ -45,18 +39,13 @@ class Publishing:
         first = self._key_of(run.topic)
         if EXCHANGE not in grants.publishable:
             grants.require_publish(EXCHANGE, keys or (first,))
-        if run.retain:
-            slab = Slab(EXCHANGE, first, QOS_1 if run.qos else QOS_0, run.payloads, keys=keys)
-            self._adapter.retaining.publish(slab, confirm=run.qos > 0)
-            self._unconfirmed += run.packet_ids
-            return
+        slab = slab_of(run, EXCHANGE, first, keys)
         if run.qos:
             self._unconfirmed += run.packet_ids
-            self._session.publish(Slab(EXCHANGE, first, QOS_1, run.payloads, keys=keys), confirm=True)
+            self._session.publish(slab, confirm=True)
             return
-        slab = Slab(EXCHANGE, first, QOS_0, run.payloads, keys=keys)
         if run.wire is not None:
-            slab.wire = {WIRE_QOS_0: run.wire}
+            slab.wire = {WIRES_QOS_0[self._adapter.wire.has_properties]: run.wire}
         self._session.publish(slab)
 
     def _key_of(self, topic: str) -> str:

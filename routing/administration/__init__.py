@@ -5,7 +5,6 @@ from routing.administration import (
     connections,
     policies,
     queues,
-    retained,
     rights,
     status,
     topics,
@@ -16,5 +15,5 @@ from routing.administration.operations import CHANGES, LOOKS, OPERATIONS, admini
 
 __all__ = [
     "CHANGES", "LOOKS", "OPERATIONS", "administer", "cluster", "connections", "policies", "queues", "require_tag",
-    "retained", "rights", "status", "topics", "topology", "transactions",
+    "rights", "status", "topics", "topology", "transactions",
 ]  # fmt: skip

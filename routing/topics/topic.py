@@ -25,11 +25,12 @@ from core_log.files import BytesLike
 from core_log.murmur2 import partition_of_key
 from core_log.partition_log import LogConfig, PartitionLog
 from core_log.producer_states import ProducerStates
-from core_log.record_batch import BatchBuilder, encode_headers
+from core_log.record_batch import BatchBuilder, encode_entries
 from core_log.varint import varint
 from routing.commits import storage_error
 from routing.errors import LimitExceeded, StorageUnavailable
-from routing.message import NAME_ENCODING_ERRORS, Properties, Slab, record_encoder
+from routing.facts import ttl_ms_of
+from routing.message import NAME_ENCODING_ERRORS, RESERVED_HEADER_PREFIX, Properties, Slab, record_encoder
 from routing.runs import BATCH_HEADER_BYTES, RECORD_BYTES, Run, in_batches, record_bytes
 from routing.topics.leadership import Forward, Leadership
 from routing.topics.producers import Producers
@@ -37,6 +38,7 @@ from routing.topics.stream_records import source_headers, source_lead
 
 logger = logging.getLogger(__name__)
 
+_EXPIRATION = RESERVED_HEADER_PREFIX + "expiration-ms"
 _HEADER_BLOCKS_MAX = 1024
 _KEYS_MAX = 65536
 _BATCH_BYTES = 900 << 10
@@ -423,20 +425,32 @@ class Topic:
         if block is None:
             if len(self._header_blocks) >= _HEADER_BLOCKS_MAX:
                 self._header_blocks.clear()
-            headers = properties.record_headers
-            block = encode_headers([*source_headers(exchange, properties), *headers] if self._says_source else headers)
+            count, entries = _timed(record_encoder(properties.protocol)(properties.raw), properties.facts)
+            source = source_headers(exchange, properties) if self._says_source else []
+            block = varint(count + len(source)) + encode_entries(source) + entries
             self._header_blocks[exchange, properties] = block
         return block
 
     def _varied_blocks(self, slab: Slab, raws: list[bytes]) -> list[bytes]:
-        encode = record_encoder(slab.properties.protocol)
+        encoded = map(record_encoder(slab.properties.protocol), raws)
+        if not slab.plain:
+            encoded = map(_timed, encoded, slab.facts or [slab.properties.facts] * len(raws))
         if not self._says_source:
-            return [b"%b%b" % (varint(count), entries) for count, entries in map(encode, raws)]
+            return [b"%b%b" % (varint(count), entries) for count, entries in encoded]
         more, lead = source_lead(slab.exchange, slab.properties.protocol)
         return [
             b"%b%b%b%b%b" % (varint(count + more), lead, varint(len(raw)), raw, entries)
-            for raw, (count, entries) in zip(raws, map(encode, raws))
+            for raw, (count, entries) in zip(raws, encoded)
         ]
+
+
+def _timed(encoded: tuple[int, bytes], facts: int) -> tuple[int, bytes]:
+    """Headers with the time to live, where a protocol keeps it apart from its property bytes."""
+    ttl_ms = ttl_ms_of(facts)
+    count, entries = encoded
+    if ttl_ms is None or _EXPIRATION.encode() in entries:
+        return encoded
+    return count + 1, entries + encode_entries([(_EXPIRATION, b"%d" % ttl_ms)])
 
 
 class _Column(NamedTuple):
