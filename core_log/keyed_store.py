@@ -4,9 +4,9 @@
    start, the last record of a key wins.
 2. `put` is in memory and in the log's next job at once, durable when `commit` returns.
 3. When more than half of the log is garbage, and more than `GARBAGE_BYTES_MIN`, `commit` rewrites it: the log is
-   rolled, all live records are appended again and made durable, and only then goes the prefix before them, oldest
-   segment first. A crash at any step leaves records that say the same as before: an old value is never without the
-   newer one or the tombstone that follows it.
+   rolled, all live records are appended again, some at a time, and made durable, and only then goes the prefix before
+   them, oldest segment first. A crash at any step leaves records that say the same as before: an old value is never
+   without the newer one or the tombstone that follows it.
 4. `change` is for whoever must not be told a half truth: it returns when all its puts are durable, and if the log
    refuses them they are taken back, in memory at once and in the log as soon as it takes writes again (what it refused
    it may have written all the same).
@@ -24,6 +24,7 @@ from core_log.record_batch import BatchBuilder, decode_runs
 GARBAGE_BYTES_MIN = 1 << 20
 _BATCH_BYTES = 256 << 10
 _READ_BYTES = 1 << 20
+_REWRITTEN_AT_ONCE_BYTES = 4 << 20
 
 
 class KeyedStore:
@@ -151,10 +152,19 @@ class KeyedStore:
         start = log.log_end_offset
         log.roll()
         builder = self._builder()
-        for key, value in self._values.items():
-            if builder.count and builder.size_estimate + len(key) + len(value) > _BATCH_BYTES:
+        appended_bytes = 0
+        for key in list(self._values):
+            size = len(key) + len(self._values.get(key, b""))
+            if builder.count and builder.size_estimate + size > _BATCH_BYTES:
+                appended_bytes += builder.size_estimate
                 log.append(builder.build())
+                if appended_bytes >= _REWRITTEN_AT_ONCE_BYTES:
+                    await log.wait_committed(log.log_end_offset)
+                    appended_bytes = 0
                 builder = self._builder()
+            value = self._values.get(key)
+            if value is None:
+                continue  # it went while an earlier part was written: the tombstone is behind that
             before = builder.size_estimate
             builder.add(log.log_end_offset + builder.count, key, value)
             size = builder.size_estimate - before

@@ -1,4 +1,6 @@
-"""`millrace vhosts`, `queues`, `exchanges`, `bindings`, `delayed`, `connections`, `consumers`: what is on a broker."""
+"""`millrace vhosts`, `queues`, `exchanges`, `bindings`, `delayed`, `retained`, `connections`, `consumers`: what is on a
+broker.
+"""
 
 from __future__ import annotations
 
@@ -265,6 +267,35 @@ def cancel_delayed(client: BlockingClient, **given: Any) -> None:
     client.administer("delayed.cancel", **given)
 
 
+# --- retained messages -------------------------------------------------------------------
+
+retained = click.Group("retained", help="Look after the last messages of routing keys that are kept for newcomers.")
+_pattern = click.argument("pattern", default="#")
+
+
+@retained.command("list")
+@_pattern
+@vhost_option
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@with_json
+@with_client
+def list_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
+    """Print the retained messages whose routing keys match PATTERN, with + and # as wildcards, in order."""
+    page = client.administer("retained.list", **given)
+    show(page["columns"], page["rows"], as_json)
+
+
+@retained.command("clear")
+@_pattern
+@vhost_option
+@with_json
+@with_client
+def clear_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
+    """Drop the retained messages whose routing keys match PATTERN."""
+    cleared = client.administer("retained.clear", **given)
+    click.echo(json.dumps({"cleared": cleared}) if as_json else f"{cleared:,} retained messages cleared")
+
+
 # --- connections -------------------------------------------------------------------------
 
 
@@ -280,4 +311,4 @@ def close_connections(client: BlockingClient, peer: str | None, name: str | None
     click.echo(f"{client.administer('connections.close', peer=peer, name=name, reason=reason):,} connections closed")
 
 
-GROUPS = (vhosts, queues, exchanges, bindings, delayed, connections, consumers)
+GROUPS = (vhosts, queues, exchanges, bindings, delayed, retained, connections, consumers)

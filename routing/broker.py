@@ -50,6 +50,7 @@ from routing.queues.home_status import HomeStatus, warn_of_pinned_bytes
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.reclaim import give_back
+from routing.retained import Retained
 from routing.rights import Rights
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, fitted, wall_clock_ms
@@ -61,6 +62,7 @@ from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_ids import Topics
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.tracing import Trace, flush
+from routing.wills import Wills
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +159,9 @@ class Broker:
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=cluster is None)
         if self.engine is not None:
             self.engine.keep_transactions(self)
+        kept = self.storage.open_retained()
+        self.retained = Retained(kept, config, self.clock.now_ms)
+        self.wills = Wills(self, kept, self.retained, config.will_grace_ms)
         self.groups = Coordinator(self, self._timer, wall_clock_ms)
         topics = TopicControl(self)
         self.coordinator = TransactionCoordinator(self)  # of transactional producers
@@ -190,6 +195,7 @@ class Broker:
 
     async def close(self) -> None:
         """Write down where everything stands. Sessions must be closed; a log that refuses writes is left as it is."""
+        await self.wills.finish()
         for session in list(self.sessions):
             session.close()
         if self.homes is not None:
@@ -400,15 +406,6 @@ class Broker:
         """All topics by name, and by id."""
         return self.topology.topics
 
-    def trace(self, vhost: str, on: bool) -> None:
-        """Begin or end to send copies of all messages of a virtual host to its firehose. Raises NotAllowed."""
-        found = self.topology.vhost(vhost)
-        if not on:
-            found.trace = None
-            self.traces.pop(vhost, None)
-        elif found.trace is None:
-            found.trace = self.traces[vhost] = Trace(found)
-
     # --- housekeeping ------------------------------------------------------------------
 
     async def housekeep(self) -> None:
@@ -417,6 +414,7 @@ class Broker:
         while True:
             await trio.sleep(self.config.housekeeping_interval_ms / 1000)
             await self._tend_disk()
+            self.retained.tidy(self.spawn)
             if self.storage.topic_logs is not None:
                 self.storage.topic_logs.retry()
             for partition in (*self.topology.led, self.topology.transient):

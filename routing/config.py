@@ -110,6 +110,12 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The positions of consumers that asked for it are written down so long after an acknowledgement."""
     stream_tracked_consumers_max: int = 10_000
     """Consumer tags of one stream whose positions are kept."""
+    retained_messages_max: Annotated[int, Meta(ge=0)] = 1_000_000
+    """Routing keys of which the last message is kept; what would be more is refused."""
+    retained_bytes_max: Annotated[int, Meta(ge=0)] = 256 << 20
+    """What these messages may take with their keys and properties. They are in memory."""
+    will_grace_ms: Annotated[int, Meta(ge=0)] = 30_000
+    """After a start wills of clients that were there before wait so long for these to come back."""
     retention_check_interval_ms: int = 300_000
     compaction_check_interval_ms: Annotated[int, Meta(ge=1)] = 15_000
     """How often it is looked which topics are to be compacted (`cleanup.policy`)."""

@@ -192,6 +192,10 @@ class Storage:
         transactions.recover()
         return transactions
 
+    def open_retained(self) -> KeyedStore:
+        """The store of retained messages and of wills. Raises LogDamaged, CorruptBatch, OSError."""
+        return self._open_store("retained/0", batch_bytes_max=self._config.message_bytes_max + _BATCH_ROOM_BYTES)
+
     def _open(self, directory: str, settings: LogConfig) -> PartitionLog:
         return PartitionLog.open(self._files, directory, settings, self._flusher, wall_clock_ms=wall_clock_ms)
 

@@ -18,6 +18,7 @@ from routing.message import NAME_ENCODING_ERRORS, NeutralProperties, Properties,
 from routing.property_editors import NEUTRAL, to_neutral_raw
 
 if TYPE_CHECKING:
+    from routing.broker import Broker
     from routing.session import Session
     from routing.topology.route import Route
     from routing.topology.virtual_host import VirtualHost
@@ -105,6 +106,16 @@ class Trace:
                 if route.error() is None:
                     route.deliver(part)
         return bool(noted)
+
+
+def trace(broker: Broker, vhost: str, on: bool) -> None:
+    """Begin or end to send copies of all messages of a virtual host to its firehose. Raises NotAllowed."""
+    found = broker.topology.vhost(vhost)
+    if not on:
+        found.trace = None
+        broker.traces.pop(vhost, None)
+    elif found.trace is None:
+        found.trace = broker.traces[vhost] = Trace(found)
 
 
 def flush(traces: Iterable[Trace]) -> bool:

@@ -17,15 +17,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_connack import connack_properties
 from protocols.mqtt.adapter_deliver import Delivering
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_login import Login
-from protocols.mqtt.adapter_properties import QOS_0, QOS_1
-from protocols.mqtt.adapter_publish import EXCHANGE, Publishing
+from protocols.mqtt.adapter_publish import Publishing
+from protocols.mqtt.adapter_retained import Retaining
 from protocols.mqtt.adapter_subscribe import Subscribing
 from protocols.mqtt.adapter_subscriptions import Subscriptions
+from protocols.mqtt.adapter_will import WillOfClient
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
 from protocols.mqtt.events import (
@@ -91,6 +91,8 @@ class MqttAdapter:
         self.publishing: Publishing
         self.delivering: Delivering
         self.subscribing: Subscribing
+        self.retaining: Retaining
+        self._will: WillOfClient
 
     @property
     def wire(self) -> Wire:
@@ -163,7 +165,8 @@ class MqttAdapter:
         elif isinstance(event, PingRequest):
             self.outbox.write(PINGRESP)
         elif isinstance(event, Disconnect):
-            self.connect.will = None  # MQTT-3.14.4-3
+            if event.reason != ReasonCode.DISCONNECT_WITH_WILL:
+                self.connect.will = None  # MQTT-3.14.4-3
             self.end("the client disconnected", logging.DEBUG)
 
     async def _open(self, connect: Connect) -> None:
@@ -199,6 +202,15 @@ class MqttAdapter:
         self.publishing = Publishing(self, self.session)
         self.delivering = Delivering(self, self.session, subscriptions)
         self.subscribing = Subscribing(self, self.session, subscriptions, self.delivering)
+        self.retaining = Retaining(self, self.session)
+        self._will = WillOfClient(self)
+        try:
+            await self._will.keep()
+        except BrokerError as error:
+            self.outbox.write(self.wire.connack(reason_of(error, CONNACK_REASONS)))
+            raise
+        if self.closed:
+            return
         self.outbox.on_writable = self.session.resume
         told = connack_properties(self.config, connect, assigned)
         self.outbox.write(self.wire.connack(ReasonCode.SUCCESS, properties=told))
@@ -258,15 +270,7 @@ class MqttAdapter:
         session, self.session = self.session, None
         if session is None:
             return
-        will = self.connect.will
-        if will is not None:
-            # A subscriber gets QoS 1 at most, so that a will of QoS 2 is the same as one of QoS 1.
-            slab = Slab(EXCHANGE, topic_to_routing_key(will.topic), QOS_1 if will.qos else QOS_0, [will.payload])
-            try:
-                self.grants.require_publish(EXCHANGE, (slab.routing_key,))
-                session.publish(slab)
-            except BrokerError as error:
-                log.warning("MQTT %s: the will was not published: %s", self.peer, error)
+        self._will.leave()
         session.close()
         self.broker.release(self)
         clients = _clients.get(self.broker, {})

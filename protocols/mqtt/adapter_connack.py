@@ -12,7 +12,6 @@ def connack_properties(config: MqttConfig, connect: Connect, assigned: bool) -> 
     return ConnackProperties(
         session_expiry_s=0 if connect.session_expiry_s else None,
         qos_max=1,
-        retain_available=False,
         packet_bytes_max=config.packet_bytes_max,
         assigned_client_id=connect.client_id if assigned else None,
         topic_alias_max=config.topic_alias_max,

@@ -18,10 +18,12 @@ from protocols.mqtt.adapter_deliveries import (
     whole_at_qos_0,
 )
 from protocols.mqtt.adapter_properties import blocks_of
+from protocols.mqtt.adapter_retained import given
 from protocols.mqtt.events import Acknowledgements
 from protocols.mqtt.inflight import PacketIds
 from protocols.mqtt.packets import check_topic_name
 from protocols.mqtt.properties import encode_text
+from protocols.mqtt.raw import QOS_MASK
 from protocols.mqtt.reasons import MqttProtocolError
 from protocols.mqtt.wire import encode_publishes_with_ids, remaining_length, varied_heads
 from routing.message import Slab
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from protocols.mqtt.adapter_subscriptions import Subscriptions
 
 ROUTES_REMEMBERED_MAX = 4096
+
+_RETAINED_SHIFT = 2
+"""RETAIN stands above the QoS in what tells stretches apart."""
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +101,9 @@ class Delivering:
         session = self._session
         if self._adapter.closed:
             return
-        if slab.keys is not None:
-            self._deliver_mixed(consumer, first_id, slab, slab.keys, start, stop)
+        retained = given(slab, start, stop)
+        if slab.keys is not None or retained is not None:
+            self._deliver_mixed(consumer, first_id, slab, start, stop, retained)
             return
         topic, granted = self._routes.get(slab.routing_key) or self._add_route(slab.routing_key)
         if topic is None:
@@ -118,27 +124,34 @@ class Delivering:
                 session.settle(first_id, first_id + stop - start - 1, Outcome.ACK)
 
     def _deliver_mixed(
-        self, consumer: Consumer, first_id: int, slab: Slab, keys: list[str], start: int, stop: int
+        self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, retained: list[int] | None
     ) -> None:
-        """Deliver messages of different topics: stretches of one QoS, leaving out what is no topic."""
+        """Deliver messages of different topics: stretches of one QoS and RETAIN flag, leaving out what is no topic."""
         session = self._session
-        routes = [self._routes.get(key) or self._add_route(key) for key in keys[start:stop]]
+        keys = [slab.routing_key] * (stop - start) if slab.keys is None else slab.keys[start:stop]
+        routes = [self._routes.get(key) or self._add_route(key) for key in keys]
         topics = [topic or b"" for topic, _ in routes]
         at_qos_1 = slab.properties.persistent and not consumer.no_ack
         kinds = [None if topic is None else granted if at_qos_1 else 0 for topic, granted in routes]
-        if start == 0 and stop == len(keys) and kinds.count(0) == stop:
+        if retained is not None:
+            kinds = [
+                None if kind is None else kind | flag << _RETAINED_SHIFT
+                for kind, flag in zip(kinds, retained, strict=True)
+            ]
+        elif start == 0 and stop == len(slab.bodies) and kinds.count(0) == stop:
             self._adapter.outbox.write(whole_at_qos_0(slab, topics, version_5=self._version_5))
             if not consumer.no_ack:
                 session.settle(first_id, first_id + stop - 1, Outcome.ACK)
             return
         for kind, first, last in stretches(kinds):
             bodies = slab.bodies[start + first : start + last]
+            flags, kind = (0, None) if kind is None else (kind >> _RETAINED_SHIFT, kind & QOS_MASK)
             if kind is not None:
                 blocks = blocks_of(slab, start + first, start + last) if self._version_5 else b""
                 if not kind:
-                    self._adapter.outbox.write(varied_at_qos_0(topics[first:last], bodies, blocks))
+                    self._adapter.outbox.write(varied_at_qos_0(topics[first:last], bodies, blocks, flags=flags))
                 else:
-                    heads = varied_heads(topics[first:last], bodies, kind, blocks=blocks)
+                    heads = varied_heads(topics[first:last], bodies, kind, flags=flags, blocks=blocks)
                     at = 0
                     for packet_id, count in self.packet_ids.take(first_id + first, last - first):
                         some, end = heads[at : at + count], at + count

@@ -32,14 +32,14 @@ def at_qos_0(topic: bytes, bodies: Sequence[bytes], blocks: Blocks) -> bytes:
     return encode_publishes(varied_heads([topic + block for block in blocks], bodies, 0), bodies)
 
 
-def varied_at_qos_0(topics: Sequence[bytes], bodies: Sequence[bytes], blocks: Blocks) -> bytes:
+def varied_at_qos_0(topics: Sequence[bytes], bodies: Sequence[bytes], blocks: Blocks, *, flags: int = 0) -> bytes:
     """Packets for messages with a topic each."""
     if blocks:
         if isinstance(blocks, bytes):
             topics = [topic + blocks for topic in topics]
         else:
             topics = list(map(add, topics, blocks))
-    return encode_publishes(varied_heads(topics, bodies, 0), bodies)
+    return encode_publishes(varied_heads(topics, bodies, 0, flags=flags), bodies)
 
 
 def qos_0_packets(slab: Slab, start: int, stop: int, topic: bytes, *, version_5: bool) -> bytes:

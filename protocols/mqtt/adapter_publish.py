@@ -40,6 +40,10 @@ class Publishing:
         if EXCHANGE not in grants.publishable:
             grants.require_publish(EXCHANGE, keys or (first,))
         slab = slab_of(run, EXCHANGE, first, keys)
+        if run.retain:
+            self._adapter.retaining.publish(slab, confirm=run.qos > 0)
+            self._unconfirmed += run.packet_ids
+            return
         if run.qos:
             self._unconfirmed += run.packet_ids
             self._session.publish(slab, confirm=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_publish import EXCHANGE
+from protocols.mqtt.adapter_retained import wanted
 from protocols.mqtt.adapter_subscriptions import Subscriptions
 from protocols.mqtt.events import Subscribe, Unsubscribe
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
@@ -37,12 +38,14 @@ class Subscribing:
     async def subscribe(self, event: Subscribe) -> None:
         """Bind a queue for each filter, consume, and say what was granted: at most QoS 1."""
         requests = event.requests[: self._adapter.config.subscriptions_max]
+        known = frozenset(self._subscriptions.granted)
         codes = [await self._bind(request.topic_filter, min(request.qos, 1)) for request in requests]
         codes += [ReasonCode.QUOTA_EXCEEDED] * (len(event.requests) - len(requests))
         if not self._adapter.closed:
             self._delivering.forget_routes()
             await self._consume()
             self._adapter.outbox.write(self._adapter.wire.suback(event.packet_id, codes))
+            await self._adapter.retaining.give_out(self._queue, wanted(requests, codes, known))
 
     async def _bind(self, topic_filter: str, qos: int) -> int:
         """Make one filter effective; returns its reason code in SUBACK."""

@@ -4,8 +4,9 @@
 
 The block is as a publish tells it (`events.py`): without topic alias, message expiry and subscription identifiers; none
 for 3.1.1. Flags: bits 0 and 1 are the QoS it was published with, MARKED says that the mark of its publisher follows,
-RETAIN that it was published to be retained. What nobody asks for costs nothing: publishes are marked only where a
-subscription looks at it (no-local, shares divided by publisher).
+RETAIN that it was published to be retained, GIVEN that it is given out because it is retained: whoever is sent it is
+sent it with RETAIN 1. What nobody asks for costs nothing: publishes are marked only where a subscription looks at it
+(no-local, shares divided by publisher).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 QOS_MASK = 0x03
+GIVEN = 0x20
 MARKED = 0x40
 RETAIN = 0x80
 MARK_BYTES = 8
@@ -28,6 +30,11 @@ def mark_of(client_id: str) -> bytes:
 def head_of(qos: int, *, retain: bool = False, mark: bytes = b"") -> bytes:
     """All of the raw bytes but the property block."""
     return bytes((qos | (RETAIN if retain else 0) | (MARKED if mark else 0),)) + mark
+
+
+def with_flags(raw: bytes, flags: int) -> bytes:
+    """The same with more flags."""
+    return bytes((raw[0] | flags,)) + raw[1:] if raw else bytes((flags,))
 
 
 def block_of(raw: bytes) -> bytes:

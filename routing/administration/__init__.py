@@ -5,6 +5,7 @@ from routing.administration import (
     connections,
     policies,
     queues,
+    retained,
     rights,
     status,
     topics,
@@ -15,5 +16,5 @@ from routing.administration.operations import CHANGES, LOOKS, OPERATIONS, admini
 
 __all__ = [
     "CHANGES", "LOOKS", "OPERATIONS", "administer", "cluster", "connections", "policies", "queues", "require_tag",
-    "rights", "status", "topics", "topology", "transactions",
+    "retained", "rights", "status", "topics", "topology", "transactions",
 ]  # fmt: skip

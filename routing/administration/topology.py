@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from routing.administration.operations import LOOKS, operation, table
 from routing.errors import NotFound
 from routing.grants import EVERYTHING
+from routing.tracing import trace
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -59,7 +60,7 @@ async def limit_vhost(broker: Broker, user: str, name: str, limits: dict[str, in
 @operation("vhosts.trace")
 async def trace_vhost(broker: Broker, user: str, name: str, on: bool) -> None:
     """Switch the firehose of a virtual host on or off; it is off after a start."""
-    broker.trace(name, on)
+    trace(broker, name, on)
 
 
 @operation("vhosts.delete")

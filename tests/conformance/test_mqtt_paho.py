@@ -118,14 +118,19 @@ def test_unsubscribe(shared_broker: BrokerProcess, topic: str) -> None:
         assert device.next() == (f"{topic}/b", b"2", 1)
 
 
-def test_retained_publishes_arrive_live_and_are_not_kept(shared_broker: BrokerProcess, topic: str) -> None:
-    with connected(shared_broker) as first, connected(shared_broker) as late:
+def test_retained_publishes_arrive_live_and_are_kept(shared_broker: BrokerProcess, topic: str) -> None:
+    with connected(shared_broker) as first, connected(shared_broker) as late, connected(shared_broker) as last:
         first.subscribe((topic, 1))
         first.publish(topic, b"now", retain=True)
         assert first.next() == (topic, b"now", 1)
         late.subscribe((topic, 1))
+        kept = late.messages.get(timeout=WAIT_S)
+        assert (kept.payload, kept.qos, kept.retain) == (b"now", 1, True)
+        first.publish(topic, b"", retain=True)
+        assert first.next() == late.next() == (topic, b"", 1)
+        last.subscribe((topic, 1))
         first.publish(topic, b"later")
-        assert late.next() == (topic, b"later", 1)
+        assert last.next() == (topic, b"later", 1)
 
 
 def test_the_will_of_a_client_that_vanishes(shared_broker: BrokerProcess, topic: str) -> None:

@@ -148,3 +148,26 @@ async def test_power_loss_at_any_step_of_a_rewrite(steps: int, flusher: LogFlush
     for found in [*frozen, disk.crash()]:
         again = KeyedStore(open_log(found, log.config))
         assert dict(again.items()) == {b"key": b"11" * 100_000}
+
+
+async def test_what_changes_while_the_log_is_rewritten_is_not_lost(
+    flusher: LogFlusher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("core_log.keyed_store._REWRITTEN_AT_ONCE_BYTES", 1000)
+    disk = MemoryFiles()
+    store = KeyedStore(open_log(disk, LogConfig(message_bytes_max=1 << 20), flusher=flusher))
+    for turn in range(4):
+        store.put_all([(b"%d" % i, b"%d" % turn * 200_000) for i in range(10)])
+    expected = {b"%d" % i: b"3" * 200_000 for i in range(10)}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.commit)
+        for i in range(0, 10, 2):
+            await trio.lowlevel.checkpoint()
+            store.put(b"%d" % i, None if i < 5 else b"new")
+            expected[b"%d" % i] = b"new"
+            if i < 5:
+                del expected[b"%d" % i]
+    await store.log.wait_committed(store.log.log_end_offset)
+    assert not store.has_garbage
+    for found in (store, KeyedStore(open_log(disk.crash(), flusher=flusher))):
+        assert dict(found.items()) == expected

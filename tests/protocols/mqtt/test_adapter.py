@@ -269,8 +269,7 @@ async def test_mqtt_3_1_2_8_the_will_is_published_at_any_other_end(
     assert mortal.closed
     if end is not end_by_reset:
         mortal.lose()
-    (delivery,) = watcher.take_deliveries()
-    assert delivery == ("will/of/mine", qos, 1 if qos else None, b"\0gone")
+    await watcher.expect(publish("will/of/mine", b"\0gone", qos=qos))
 
 
 async def test_mqtt_3_14_4_3_disconnect_discards_the_will(world: World) -> None:

@@ -1,0 +1,125 @@
+"""Retained messages: what clients publish to be retained is kept by the engine, and given to those who subscribe.
+
+1. A message is kept with the raw bytes that those who subscribe later are sent it by (`raw.GIVEN`), so that giving it
+   out changes nothing in it. It goes into the client's queue like any other message: the window, acknowledgements and
+   a session that lasts count for it. A piece at a time goes in, while the disk keeps up.
+2. A publish is acknowledged when the message is kept, too. What there is no room for is refused (MQTT 5, at QoS 1 and
+   2), else it is delivered and not retained: the broker counts it and logs it once a connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from protocols.convert import topic_to_routing_key
+from protocols.mqtt.events import SubscriptionRequest
+from protocols.mqtt.raw import GIVEN, RETAIN, with_flags
+from protocols.mqtt.reasons import ReasonCode
+from routing.commits import storage_errors
+from routing.errors import BrokerError, LimitExceeded
+from routing.message import Properties, Slab
+from routing.retained import give_out
+from routing.session import Session
+
+if TYPE_CHECKING:
+    from protocols.mqtt.adapter import MqttAdapter
+
+EXCHANGE = "amq.topic"
+SHARED = "$share/"
+NEVER = 2
+"""A retain handling: nothing is given out."""
+_GIVEN_FROM = bytes((GIVEN,))
+
+log = logging.getLogger(__name__)
+
+
+class Retaining:
+    """The retained messages that one connection publishes and gets, from CONNECT on; see the module."""
+
+    __slots__ = ("_adapter", "_refused", "_retained", "_session", "_vhost")
+
+    def __init__(self, adapter: MqttAdapter, session: Session) -> None:
+        self._adapter = adapter
+        self._session = session
+        self._retained = adapter.broker.retained
+        self._vhost = adapter.config.virtual_host
+        self._refused = False
+
+    def publish(self, slab: Slab, *, confirm: bool) -> None:
+        """Publish messages, and keep them. Raises as `Session.publish`; LimitExceeded, StorageUnavailable."""
+        retained, session = self._retained, self._session
+        retained.require_writable()
+        kept = flagged(slab, RETAIN | GIVEN)
+        puts: Mapping[bytes, bytes | None] | None = None
+        try:
+            puts = retained.plan(self._vhost, kept)
+        except LimitExceeded as error:
+            if confirm and self._adapter.wire.has_properties:
+                raise
+            if not self._refused:
+                self._refused = True
+                log.warning("MQTT %s: messages are not retained: %s", self._adapter.peer, error)
+        session.publish(flagged(slab, RETAIN), confirm=confirm)
+        with storage_errors():
+            if puts is not None:
+                retained.put(puts)
+            else:
+                self._keep_what_fits(kept)
+        if confirm:
+            session.confirms.require(slab, [(retained.log, retained.log.log_end_offset)])
+
+    def _keep_what_fits(self, slab: Slab) -> None:
+        for index in range(len(slab.bodies)):
+            with suppress(LimitExceeded):
+                self._retained.keep(self._vhost, slab.part(index, index + 1))
+
+    async def give_out(self, queue_name: str, filters: Iterable[str]) -> None:
+        """Put what is retained for new subscriptions into the client's queue (MQTT-3.3.1-6)."""
+        for topic_filter in filters:
+            if topic_filter.startswith(SHARED):
+                continue
+            names = self._retained.matching(self._vhost, topic_to_routing_key(topic_filter), "mqtt")
+            if names:
+                slabs = self._retained.slabs(self._vhost, names, EXCHANGE)
+                try:
+                    await give_out(self._session, queue_name, slabs)
+                except BrokerError as error:
+                    log.warning("MQTT %s: retained messages are lost on the way: %s", self._adapter.peer, error)
+
+
+def wanted(requests: Sequence[SubscriptionRequest], codes: Sequence[int], known: Collection[str]) -> Iterator[str]:
+    """The filters of a SUBSCRIBE for which retained messages are given out; `known` were there before it."""
+    for request, code in zip(requests, codes, strict=False):
+        again = request.retain_handling and request.topic_filter in known
+        if code <= ReasonCode.GRANTED_QOS_2 and request.retain_handling != NEVER and not again:
+            yield request.topic_filter
+
+
+def flagged(slab: Slab, flags: int) -> Slab:
+    """The same messages with more flags in their raw bytes."""
+    properties = slab.properties
+    found: Properties | None = properties.wire.get((flagged, flags))
+    if found is None:
+        raw = with_flags(properties.raw, flags)
+        found = Properties(properties.protocol, raw, persistent=properties.persistent, facts=properties.facts)
+        properties.wire[flagged, flags] = found
+    raws = None if slab.raws is None else [with_flags(raw, flags) for raw in slab.raws]
+    return Slab(
+        slab.exchange, slab.routing_key, found, slab.bodies, slab.size, keys=slab.keys, raws=raws, facts=slab.facts
+    )
+
+
+def given(slab: Slab, start: int, stop: int) -> list[int] | None:
+    """For each of these messages 1 if it is given out because it is retained; None: none is."""
+    if slab.raws is None:
+        raw = slab.properties.raw
+        if raw < _GIVEN_FROM or not raw[0] & GIVEN or slab.properties.protocol != "mqtt":
+            return None
+        return [1] * (stop - start)
+    if slab.properties.protocol != "mqtt":
+        return None
+    found = [1 if raw and raw[0] & GIVEN else 0 for raw in slab.raws[start:stop]]
+    return found if 1 in found else None

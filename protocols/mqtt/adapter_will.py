@@ -1,0 +1,80 @@
+"""The will of a client: kept by the engine (`routing/wills.py`) from before CONNACK until the client has gone.
+
+1. It is durable before the client is told that it is connected; connects that come together share the write.
+2. DISCONNECT with reason 0 erases it. Any other end sends it: after its delay, or with the end of the session if that
+   is sooner (MQTT 5, 3.1.3.2.2); a client that comes back to its session before is not gone. That includes takeover.
+3. A broker that stops sends those without a delay; the others wait on disk for the next start, as do all wills of
+   clients whose broker was killed: after `will_grace_ms`, or their delay, who has not come back is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from protocols.convert import topic_to_routing_key
+from protocols.mqtt import events
+from protocols.mqtt.raw import GIVEN, RETAIN, head_of, with_flags
+from routing.facts import TTL_MS_MAX
+from routing.message import Properties
+from routing.wills import Will
+
+if TYPE_CHECKING:
+    from protocols.mqtt.adapter import MqttAdapter
+
+EXCHANGE = "amq.topic"
+
+log = logging.getLogger(__name__)
+
+
+class WillOfClient:
+    """The will of one connection; see the module."""
+
+    __slots__ = ("_adapter", "_kept", "_name", "_safe", "_vhost", "_wills")
+
+    def __init__(self, adapter: MqttAdapter) -> None:
+        self._adapter = adapter
+        self._wills = adapter.broker.wills
+        self._vhost = adapter.config.virtual_host
+        self._name = adapter.connect.client_id
+        self._kept = self._safe = False
+
+    async def keep(self) -> None:
+        """The client connects: what waits of an earlier connection is void, or sent; its will is kept. Raises
+        StorageUnavailable.
+        """
+        connect = self._adapter.connect
+        self._wills.returned(self._vhost, self._name, afresh=connect.clean_start)
+        if connect.will is not None:
+            self._kept = True
+            await self._wills.keep(self._vhost, self._name, to_kept(connect.will, self._adapter.grants.user))
+            self._safe = not self._adapter.closed
+
+    def leave(self) -> None:
+        """The connection is over; `connect.will` is None if the client has taken leave."""
+        if not self._kept:
+            return
+        connect, self._kept = self._adapter.connect, False
+        if connect.will is None or not self._safe:
+            self._wills.erase(self._vhost, self._name)
+            return
+        self._wills.send(self._vhost, self._name, min(connect.will.delay_s, connect.session_expiry_s) * 1000)
+
+
+def to_kept(will: events.Will, user: str) -> Will:
+    """A will as the engine keeps it."""
+    raw = head_of(will.qos, retain=will.retain) + will.properties if will.qos or will.retain or will.properties else b""
+    return Will(
+        user=user,
+        exchange=EXCHANGE,
+        routing_key=topic_to_routing_key(will.topic),
+        tag=_tag(raw, will.qos),
+        retained_tag=_tag(with_flags(raw, RETAIN | GIVEN), will.qos) if will.retain else None,
+        body=will.payload,
+        ttl_ms=None if will.expiry_s is None else min(will.expiry_s * 1000, TTL_MS_MAX),
+        delay_ms=will.delay_s * 1000,
+    )
+
+
+def _tag(raw: bytes, qos: int) -> bytes:
+    return Properties("mqtt", raw, persistent=qos > 0).log_tag

@@ -1,0 +1,134 @@
+"""Retained messages on a real engine. The names cite the clauses of the standard."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from core_log.memory_files import MemoryFiles
+from protocols.mqtt.adapter_retained import wanted
+from protocols.mqtt.events import SubscriptionRequest
+from routing.broker import open_broker
+from routing.config import BrokerConfig
+from tests.protocols.mqtt.conftest import Client, World
+from tests.protocols.mqtt.wire import packets, puback, publish, subscribe
+
+
+async def retain(world: World, *messages: tuple[str, bytes, int]) -> None:
+    """Publish messages (topic, payload, QoS) to be retained, and wait for their PUBACKs."""
+    client = await world.client("publisher")
+    sent = [
+        publish(topic, body, qos=qos, packet_id=number, retain=True)
+        for number, (topic, body, qos) in enumerate(messages, 1)
+    ]
+    await client.send(*sent)
+    await client.expect(puback(*(number for number, (_, _, qos) in enumerate(messages, 1) if qos)))
+    client.lose()
+
+
+async def got(client: Client, *filters: tuple[str, int]) -> set[bytes]:
+    """What a client is given when it subscribes, behind SUBACK, as packets with packet id 0."""
+    await client.send(subscribe(1, *filters))
+    (first, _), *rest = packets(client.take())
+    assert first == 0x90
+    found = set()
+    for first, body in rest:
+        size = 2 + int.from_bytes(body[:2], "big")
+        topic, rest_of_it = body[2:size].decode(), body[size:]
+        qos = first >> 1 & 3
+        payload = rest_of_it[2:] if qos else rest_of_it
+        found.add(publish(topic, payload, qos=qos, packet_id=0, retain=bool(first & 1)))
+    return found
+
+
+def kept(topic: str, payload: bytes, qos: int = 0) -> bytes:
+    return publish(topic, payload, qos=qos, packet_id=0, retain=True)
+
+
+async def test_mqtt_3_3_1_6_newcomers_get_the_last_with_retain_1(world: World) -> None:
+    await retain(world, ("a/b", b"1", 1), ("a/b", b"2", 1), ("a", b"3", 0), ("z", b"4", 1), ("$own/a", b"5", 1))
+    subscriber = await world.client("s")
+    assert await got(subscriber, ("a/#", 1)) == {kept("a/b", b"2", 1), kept("a", b"3")}
+
+    assert await got(await world.client("all"), ("#", 0)) == {kept("a/b", b"2"), kept("a", b"3"), kept("z", b"4")}
+    assert await got(await world.client("own"), ("$own/#", 1)) == {kept("$own/a", b"5", 1)}
+    assert await got(await world.client("none"), ("b", 1)) == set()
+
+
+async def test_mqtt_3_3_1_10_an_empty_payload_clears_and_is_delivered_live(world: World) -> None:
+    await retain(world, ("t", b"x", 1), ("u", b"y", 0))
+    watcher = await world.client("w")
+    await watcher.send(subscribe(1, ("t", 0)))
+    watcher.take()
+    await retain(world, ("t", b"", 1), ("u", b"", 0))
+    assert watcher.take() == publish("t", b"")
+    assert await got(await world.client("late"), ("#", 1)) == set()
+
+
+async def test_mqtt_3_3_1_12_without_retain_nothing_is_kept_or_replaced(world: World) -> None:
+    await retain(world, ("t", b"kept", 0))
+    await (await world.client("p")).send(publish("t", b"live"), publish("u", b"live"))
+    assert await got(await world.client("s"), ("#", 0)) == {kept("t", b"kept")}
+
+
+async def test_mqtt_3_8_4_3_a_filter_again_gives_them_again(world: World) -> None:
+    await retain(world, ("t", b"x", 1))
+    subscriber = await world.client("s")
+    for _ in range(2):
+        assert await got(subscriber, ("t", 0)) == {kept("t", b"x")}
+
+
+def test_mqtt_3_8_3_1_retain_handling() -> None:
+    requests = [SubscriptionRequest(f"f{n}", 1, retain_handling=n) for n in (0, 1, 2)]
+    assert list(wanted(requests, [1, 1, 1], {})) == ["f0", "f1"]
+    assert list(wanted(requests, [1, 1, 1], {"f0", "f1", "f2"})) == ["f0"]
+    assert list(wanted(requests, [0x80, 0x80, 0x80], {})) == []
+
+
+async def test_retained_and_live_messages_mix_in_one_queue(world: World) -> None:
+    """A client that cannot be written to has both waiting; each keeps its flag."""
+    await retain(world, ("a", b"1", 1), ("b", b"2", 1))
+    subscriber = await world.client("s")
+    subscriber.outbox.writable = False
+    await subscriber.send(subscribe(1, ("#", 1)))
+    await (await world.client("p")).send(*(publish(topic, b"live", qos=1, packet_id=5) for topic in ("a", "b", "c")))
+    subscriber.outbox.writable = True
+    assert subscriber.outbox.on_writable is not None
+    subscriber.outbox.on_writable()
+    world.broker.end_turn()
+    flags = [first & 1 for first, _ in packets(subscriber.take()) if first & 0xF0 == 0x30]
+    assert flags == [1, 1, 0, 0, 0]
+
+
+async def test_they_count_for_the_window(world: World) -> None:
+    await retain(world, *((f"t/{n}", b"x", 1) for n in range(2000)))
+    subscriber = await world.client("s")
+    await subscriber.send(subscribe(1, ("#", 1)))
+    assert len([first for first, _ in packets(subscriber.take()) if first == 0x33]) == 1024
+    await subscriber.acknowledge(*range(1, 1025))
+    assert len([first for first, _ in packets(subscriber.take()) if first == 0x33]) == 976
+
+
+async def test_beyond_the_limit_messages_are_delivered_and_not_retained(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_broker(MemoryFiles(), BrokerConfig(retained_messages_max=2)) as broker:
+        world = World(broker)
+        watcher = await world.client("w")
+        await watcher.subscribe(("#", 0))
+        with caplog.at_level(logging.WARNING):
+            await retain(world, *((f"t{n}", b"x", 1) for n in range(5)))
+        assert len(watcher.take_deliveries()) == 5
+        assert await got(await world.client("s"), ("#", 0)) == {kept("t0", b"x"), kept("t1", b"x")}
+        assert len([one for one in caplog.records if "more than 2 retained messages" in one.message]) == 1
+        assert broker.retained.refused > 0
+
+
+async def test_amqp_sees_the_persistence_of_what_is_retained(world: World) -> None:
+    await world.broker.declare_queue("q", durable=True)
+    await world.broker.bind("queue", "q", "amq.topic", "#", {})
+    await retain(world, ("a", b"0", 0), ("a", b"1", 1))
+    session = world.broker.session(object(), protocol="test", owner=object())  # type: ignore[arg-type]
+    for persistent in (False, True):
+        message = await session.get("q", no_ack=True)
+        assert message is not None
+        assert message.slab.properties_of(message.index).neutral.persistent is persistent
