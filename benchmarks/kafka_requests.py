@@ -19,6 +19,7 @@ import trio
 
 from core_log.files import OsFiles
 from core_log.record_batch import BatchBuilder
+from protocols.buffers import Piece
 from protocols.kafka import codec
 from protocols.kafka.adapter import KafkaAdapter
 from protocols.kafka.codec import Entity
@@ -36,8 +37,9 @@ class Nowhere:
     pending_bytes = 0
     writable = True
     on_writable: Callable[[], None] | None = None
+    sends_files = False
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
+    def write(self, data: Piece) -> None:
         """Forget it."""
 
     async def drained(self) -> None:

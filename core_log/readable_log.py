@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from core_log import cold_reader
 from core_log.errors import OffsetOutOfRange
+from core_log.file_range import FileRange, find_range
 from core_log.files import BytesLike, Files
 from core_log.log_config import LogConfig
 from core_log.segment import Segment
@@ -65,6 +66,31 @@ class ReadableLog:
         return await cold_reader.in_thread(
             lambda: self.read_blocking(offset, max_bytes, before=before, unsynced=unsynced)
         )
+
+    def read_range(self, offset: int, max_bytes: int, *, before: int | None = None) -> FileRange | None:
+        """About what `read` gives, as a piece of a file that is in the page cache; None: `read` it, or
+        `read_range_cold`. For an offset that `read` has not found in memory.
+        """
+        limit = self.high_watermark if before is None else min(before, self.high_watermark)
+        try:
+            return find_range(self, offset, max_bytes, limit)
+        except OSError:
+            return None  # whoever reads it is told
+
+    async def read_range_cold(
+        self, offset: int, max_bytes: int, *, before: int | None = None
+    ) -> FileRange | list[BytesLike]:
+        """`read_cold`, or a piece of a file, worked out in a thread."""
+
+        def find() -> FileRange | list[BytesLike]:
+            limit = self.high_watermark if before is None else min(before, self.high_watermark)
+            try:
+                found = find_range(self, offset, max_bytes, limit, may_block=True)
+            except OSError:
+                found = None
+            return self.read_blocking(offset, max_bytes, before=before) if found is None else found
+
+        return await cold_reader.in_thread(find)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record at or after a time; None when there is none.

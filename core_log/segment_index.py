@@ -127,6 +127,14 @@ def find_position(files: Files, stem: str, relative_offset: int) -> int:
     return position
 
 
+def find_before_position(files: Files, stem: str, below: int) -> tuple[int, int]:
+    """Relative offset and position of the last indexed batch of a closed segment that begins below a position, (0, 0)
+    if none does. Raises OSError.
+    """
+    path = stem + ".index"
+    return _find(files, path, OFFSET_ENTRY, 1, 0, below), _find(files, path, OFFSET_ENTRY, 1, 1, below)
+
+
 def read_positions(files: Files, stem: str) -> tuple[array[int], array[int]]:
     """Relative offsets and positions of a closed segment, all of them. Raises OSError."""
     file = files.open(stem + ".index", create=False)

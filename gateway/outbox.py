@@ -9,22 +9,28 @@
    `outbox_stalled_ms`. A broken outbox swallows what is written.
 5. With TLS what is about to be sent is encrypted as a whole, and sent with one call all the same; in a WebSocket it is
    one frame.
+6. Without either a piece may be a range of a file (`sendfile`), which has calls of its own.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from itertools import takewhile
 from typing import Any, Protocol
 
 import trio
 
+from core_log.file_range import FileRange
 from gateway.config import Limits
 from gateway.tls import TlsLayer
 from gateway.websocket import ControlFrame, WebSocket
-from protocols.buffers import LARGE_BYTES, BytesLike, join_small
+from protocols.buffers import LARGE_BYTES, Piece, join_small
 
 _SEND_BYTES = 1 << 20
 _SEND_BUFFERS = 1024  # IOV_MAX of Linux
@@ -78,7 +84,7 @@ class SocketOutbox:
 
     __slots__ = (
         "_backlog", "_broken", "_dirty", "_drained", "_group", "_large", "_owner", "_pieces", "_socket", "_tls",
-        "_web", "on_writable", "pending_bytes", "writable",
+        "_web", "on_writable", "pending_bytes", "sends_files", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -95,10 +101,11 @@ class SocketOutbox:
         self._socket = sock
         self._tls = tls
         self._web = web
+        self.sends_files = tls is None and web is None and hasattr(os, "sendfile")
         self._group = group
         self._owner = owner
-        self._pieces: list[BytesLike] = []
-        self._backlog: deque[BytesLike] | None = None  # there while a task waits for the socket
+        self._pieces: list[Piece] = []
+        self._backlog: deque[Piece] | None = None  # there while a task waits for the socket
         self._large = False
         self._dirty = False
         self._broken = False
@@ -110,8 +117,10 @@ class SocketOutbox:
         host, port = self._socket.getsockname()[:2]
         return host, port
 
-    def write(self, data: BytesLike) -> None:
-        """Append `data`, which must not change afterwards. Nothing at all (b"") makes the shell look at the adapter."""
+    def write(self, data: Piece) -> None:
+        """Append `data`, which must not change afterwards. Nothing at all (b"") makes the shell look at the adapter.
+        Ranges of files only if it `sends_files`.
+        """
         if not self._dirty:
             self._dirty = True
             self._group.dirty.append(self)
@@ -119,7 +128,7 @@ class SocketOutbox:
         if size and not self._broken:
             self._pieces.append(data)
             self.pending_bytes += size
-            if size >= LARGE_BYTES:
+            if size >= LARGE_BYTES:  # as ranges of files are
                 self._large = True
             if self.pending_bytes > self._group.limits.outbox_bytes_high:
                 self.writable = False
@@ -179,13 +188,13 @@ class SocketOutbox:
     def _low_bytes(self) -> int:
         return self._group.limits.outbox_bytes_high // 2
 
-    def _take_pieces(self) -> list[BytesLike]:
+    def _take_pieces(self) -> list[Piece]:
         """The pieces as few buffers."""
         if self._web is not None:
             self._frame(self._web)
-        pieces = self._pieces
+        pieces: list[Any] = self._pieces
         if self._tls is not None:
-            buffers = self._encrypted(self._tls)
+            buffers: list[Piece] = self._encrypted(self._tls)
         elif self._large:
             buffers = join_small(pieces)
         else:
@@ -196,26 +205,31 @@ class SocketOutbox:
 
     def _frame(self, web: WebSocket) -> None:
         size = sum(map(len, self._pieces))
-        self._pieces = web.frame(self._pieces)
+        pieces: list[Any] = self._pieces
+        self._pieces = [*web.frame(pieces)]
         self.pending_bytes += sum(map(len, self._pieces)) - size
 
-    def _encrypted(self, tls: TlsLayer) -> list[BytesLike]:
+    def _encrypted(self, tls: TlsLayer) -> list[Piece]:
         """The pieces as one buffer of records; none when TLS has failed, and with it the outbox."""
+        pieces: list[Any] = self._pieces
         try:
-            records = tls.encrypt(self._pieces)
+            records = tls.encrypt(pieces)
         except ssl.SSLError:
             self.discard()
             return []
         self.pending_bytes += len(records) - sum(map(len, self._pieces))
         return [records]
 
-    def _send(self, buffers: list[BytesLike]) -> bool:
+    def _send(self, buffers: list[Piece]) -> bool:
         """Send as much as the kernel takes; what is left stays in `buffers`. True when nothing is left."""
+        some: list[Any] = buffers
         try:
-            if len(buffers) == 1:
-                sent = self._socket.send(buffers[0])
+            if len(some) == 1 and type(some[0]) is not FileRange:
+                sent = self._socket.send(some[0])
+            elif any(type(one) is FileRange for one in some):
+                sent = send_with_files(self._socket, some)
             else:
-                sent = self._socket.sendmsg(buffers[:_SEND_BUFFERS])
+                sent = self._socket.sendmsg(some[:_SEND_BUFFERS])
         except BlockingIOError:
             return False
         except OSError:
@@ -278,7 +292,41 @@ class SocketOutbox:
             self._group.want_turn()
 
 
-def next_buffers(backlog: deque[BytesLike]) -> list[BytesLike]:
+def _in_memory(piece: Piece) -> bool:
+    return type(piece) is not FileRange
+
+
+def send_with_files(sock: socket.socket, buffers: Sequence[Any]) -> int:
+    """Send buffers and ranges of files; how many bytes the kernel took. Raises BlockingIOError if none, OSError."""
+    total = at = 0
+    try:
+        while at < len(buffers):
+            first = buffers[at]
+            if type(first) is FileRange:
+                wanted = len(first)
+                sent = os.sendfile(sock.fileno(), first.descriptor, first.position, wanted)
+                if not sent:
+                    raise OSError(errno.EIO, "the file was cut")
+                at += 1
+            else:
+                run = list(takewhile(_in_memory, buffers[at : at + _SEND_BUFFERS]))
+                at += len(run)
+                wanted = sum(map(len, run))
+                sent = sock.sendmsg(run, (), socket.MSG_MORE if at < len(buffers) else 0)
+            total += sent
+            if sent < wanted:
+                break
+    except BlockingIOError:
+        if not total:
+            raise
+    except OSError:
+        with suppress(OSError):  # if it is the file's, the reader would not find out by itself
+            sock.shutdown(socket.SHUT_RDWR)
+        raise
+    return total
+
+
+def next_buffers(backlog: deque[Piece]) -> list[Piece]:
     """Take what one call may send off the front of `backlog`."""
     buffers = [backlog.popleft()]
     size = len(buffers[0])
@@ -288,7 +336,7 @@ def next_buffers(backlog: deque[BytesLike]) -> list[BytesLike]:
     return buffers
 
 
-def remove_sent(buffers: list[BytesLike], sent: int) -> None:
+def remove_sent(buffers: list[Piece], sent: int) -> None:
     """Drop the first `sent` bytes of `buffers`, in place; the rest of a buffer becomes a view."""
     done = 0
     while done < len(buffers) and sent >= len(buffers[done]):
@@ -296,4 +344,5 @@ def remove_sent(buffers: list[BytesLike], sent: int) -> None:
         done += 1
     del buffers[:done]
     if sent:
-        buffers[0] = memoryview(buffers[0])[sent:]
+        first = buffers[0]
+        buffers[0] = first.after(sent) if isinstance(first, FileRange) else memoryview(first)[sent:]

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from core_log.file_range import FileRange
 
 BytesLike = bytes | bytearray | memoryview
+Piece = BytesLike | FileRange
+"""What a socket is to send."""
+AnyPiece = TypeVar("AnyPiece", BytesLike, Piece)
 
 LARGE_BYTES = 16 << 10
 """From here on a buffer is not copied: a system call for it costs less."""
@@ -12,12 +18,12 @@ LENGTH_BYTES = 4
 """Of the big-endian length before each frame."""
 
 
-def join_small(pieces: Iterable[BytesLike], large_bytes: int = LARGE_BYTES) -> list[BytesLike]:
+def join_small(pieces: Iterable[AnyPiece], large_bytes: int = LARGE_BYTES) -> list[AnyPiece]:
     """The same bytes in fewer buffers: runs of small pieces joined, large ones as they are."""
-    buffers: list[BytesLike] = []
-    small: list[BytesLike] = []
+    buffers: list[AnyPiece] = []
+    small: list[Any] = []
     for piece in pieces:
-        if len(piece) < large_bytes:
+        if len(piece) < large_bytes and not isinstance(piece, FileRange):
             small.append(piece)
             continue
         if small:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from core_log.errors import LogError, OffsetOutOfRange
+from core_log.file_range import FileRange
 from core_log.partition_log import PartitionLog
 from delay.timer_service import Timer, TimerService
 from protocols.buffers import BytesLike
@@ -73,6 +74,8 @@ class Found(NamedTuple, Generic[Problem]):
     error: Problem | None
     log: PartitionLog | None
     batches: Sequence[BytesLike]
+    range: FileRange | None = None
+    """Instead of batches, where the outbox sends pieces of files."""
 
 
 class Runnable(Protocol):
@@ -134,15 +137,26 @@ class _Gathered(Generic[Problem]):
         self.final = False
         """Waiting makes it no better: there was an error, or a limit was reached."""
 
+    @property
+    def ends(self) -> list[int]:
+        """Up to where there was something, of each entry."""
+        return [-1 if found.log is None else found.log.high_watermark for found in self.entries]
+
     def take(self, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
         """`batches` if the limits allow, else none."""
-        size = sum(map(len, batches))
+        return batches if self._takes(sum(map(len, batches))) else ()
+
+    def take_range(self, found: FileRange) -> FileRange | None:
+        """The same, of a piece of a file."""
+        return found if self._takes(len(found)) else None
+
+    def _takes(self, size: int) -> bool:
         if self.size and size > self.bytes_left:
             self.final = True
-            return ()
+            return False
         self.size += size
         self.bytes_left -= size
-        return batches
+        return True
 
 
 class _Parked(Generic[Request, Problem]):
@@ -181,9 +195,15 @@ class Fetches(Generic[Request, Problem]):
         clock: Callable[[], float],
         limits: Limits,
         runnable: Callable[[Runnable], None],
+        *,
+        sends_files: bool = False,
     ) -> None:
+        """`sends_files`: what is not in memory may be answered as a piece of a file, which `Door.seen` is not asked
+        about.
+        """
         self.runnable = runnable
         """Has `pump` called when the turn ends."""
+        self._sends_files = sends_files
         self._door = door
         self._outbox = outbox
         self._timers = timers
@@ -199,14 +219,18 @@ class Fetches(Generic[Request, Problem]):
         """Answer `request`, now or later."""
         request.wait_ms_max = min(request.wait_ms_max, self._limits.fetch_wait_ms_max)
         if self._outbox.writable:
-            gathered = self._gather(request)
-            if gathered.cold:
-                await self._read_cold(request, gathered)
-            if self._satisfies(gathered, request) or not request.wait_ms_max:
-                if not gathered.size:
-                    self._request_sync(request)
-                self._door.answer(request, gathered.entries)
-                return
+            while True:
+                gathered = self._gather(request)
+                ends = gathered.ends
+                if gathered.cold:
+                    await self._read_cold(request, gathered)
+                if self._satisfies(gathered, request) or not request.wait_ms_max:
+                    if not gathered.size:
+                        self._request_sync(request)
+                    self._door.answer(request, gathered.entries)
+                    return
+                if not gathered.cold or self._gather(request).ends == ends:
+                    break  # else there was news while the disk was read, which nobody tells again
         self._park(request)
 
     def retry(self, parked: _Parked[Request, Problem]) -> None:
@@ -280,9 +304,16 @@ class Fetches(Generic[Request, Problem]):
                 except OffsetOutOfRange as problem:
                     gathered.final = True
                     error = self._door.out_of_range(problem)
+            found: FileRange | None = None
             if batches is None:
-                gathered.cold.append((index, log))
                 batches = ()
+                if self._sends_files:
+                    found = log.read_range(entry.offset, most, before=self._door.limit(request, log))
+                if found is None:
+                    gathered.cold.append((index, log))
+                else:
+                    gathered.entries.append(Found(entry, None, log, (), gathered.take_range(found)))
+                    continue
             if batches:
                 batches = self._door.seen(log, batches)
             gathered.entries.append(Found(entry, error, log, gathered.take(batches)))
@@ -296,10 +327,17 @@ class Fetches(Generic[Request, Problem]):
                 return
             error: Problem | None = None
             batches: Sequence[BytesLike] = ()
+            most = min(entry.bytes_max, max(gathered.bytes_left, 0))
+            limit = self._door.limit(request, log)
             try:
-                most = min(entry.bytes_max, max(gathered.bytes_left, 0))
-                limit = self._door.limit(request, log)
-                batches = self._door.seen(log, await log.read_cold(entry.offset, most, before=limit))
+                if self._sends_files:
+                    found = await log.read_range_cold(entry.offset, most, before=limit)
+                    if isinstance(found, FileRange):
+                        gathered.entries[index] = Found(entry, None, log, (), gathered.take_range(found))
+                        continue
+                else:
+                    found = await log.read_cold(entry.offset, most, before=limit)
+                batches = self._door.seen(log, found)
             except OffsetOutOfRange as problem:
                 error = self._door.out_of_range(problem)
             except (OSError, LogError) as problem:

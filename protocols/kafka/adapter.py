@@ -19,7 +19,7 @@ from typing import Protocol
 
 import structlog
 
-from protocols.buffers import BytesLike, FrameReader
+from protocols.buffers import BytesLike, FrameReader, Piece
 from protocols.fetching import Fetches
 from protocols.kafka import (  # noqa: F401  they register what they serve
     adapter_00_produce,
@@ -105,7 +105,13 @@ _PRODUCE, _API_VERSIONS = 0, 18
 
 
 class ReplyOutbox(Outbox, Protocol):
-    """One that can be waited for."""
+    """One that can be waited for, and that may send pieces of files."""
+
+    sends_files: bool
+    """Whether it does."""
+
+    def write(self, data: Piece) -> None:
+        """Append what is not changed afterwards."""
 
     async def drained(self) -> None:
         """Wait until the client has read most of what is there, or is gone."""
@@ -153,7 +159,10 @@ class KafkaAdapter:
             fetch_sessions=FetchSessions(config) if fetch_sessions is None else fetch_sessions,
         )
         self.door.login, self.door.end = self._login, self._end
-        self.door.fetches = Fetches(FetchDoor(self.door), outbox, broker.timers, clock, config, broker.host.runnable)
+        self.door.fetches = Fetches(
+            FetchDoor(self.door), outbox, broker.timers, clock, config, broker.host.runnable,
+            sends_files=outbox.sends_files,
+        )  # fmt: skip
         if authenticate is None or (config.anonymous_loopback and is_loopback(peer)):
             self._login_anonymous()
 
@@ -335,7 +344,7 @@ class Waiting:
         self._served = served
         self._version = version
         self.head = head
-        self.pieces: list[BytesLike] | None = None
+        self.pieces: list[Piece] | None = None
         self.size = 0
 
     def answer(self, reply: Entity | None) -> None:

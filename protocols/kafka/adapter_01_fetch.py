@@ -185,7 +185,7 @@ class FetchDoor:
 def _is_news(session: FetchSession, entry: FetchEntry | SessionEntry, found: Found[Problem]) -> bool:
     assert isinstance(entry, SessionEntry)
     if found.error is None and found.log is not None:
-        return session.told(entry, found.log, with_records=bool(found.batches))
+        return session.told(entry, found.log, with_records=bool(found.batches or found.range))
     session.told_error(entry)
     return True
 
@@ -205,20 +205,22 @@ def _partition(entry: FetchEntry | SessionEntry, found: Found[Problem], *, is_co
         high_watermark=-1 if log is None else log.high_watermark,
         last_stable_offset=-1 if log is None else log.stable_offset,
         log_start_offset=-1 if log is None else log.log_start_offset,
-        aborted_transactions=_aborted(entry.offset, log, found.batches) if is_committed else None,
-        records=found.batches,
+        aborted_transactions=_aborted(entry.offset, found) if is_committed else None,
+        records=found.batches if found.range is None else [found.range],
     )
     if diverging is not None:
         said.diverging_epoch = diverging
     return said
 
 
-def _aborted(offset: int, log: PartitionLog | None, batches: Sequence[BytesLike]) -> list[Entity]:
-    """The transactions that a reader of committed records has to pass over in these batches."""
-    if log is None or log.transactions is None or not batches:
+def _aborted(offset: int, found: Found[Problem]) -> list[Entity]:
+    """The transactions that a reader of committed records has to pass over in what was found."""
+    log = found.log
+    if log is None or log.transactions is None or not (found.batches or found.range):
         return []
-    found = log.transactions.aborted_between(offset, parse_header(batches[-1]).next_offset)
-    return [Entity(producer_id=one.producer_id, first_offset=one.first_offset) for one in found]
+    end = parse_header(found.batches[-1]).next_offset if found.range is None else found.range.next_offset
+    aborted = log.transactions.aborted_between(offset, end)
+    return [Entity(producer_id=one.producer_id, first_offset=one.first_offset) for one in aborted]
 
 
 def _refused(code: ErrorCode) -> Entity:

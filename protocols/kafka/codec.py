@@ -67,7 +67,7 @@ class Entity:
 
 
 Read = Callable[[BytesLike, int, int], tuple[Entity, int]]
-Write = Callable[[bytearray, list[BytesLike], Entity], None]
+Write = Callable[[bytearray, list[Any], Entity], None]
 
 
 def read_message(reader: Read, data: BytesLike, at: int, elements_max: int = ELEMENTS_MAX) -> Entity:
@@ -82,9 +82,9 @@ def read_message(reader: Read, data: BytesLike, at: int, elements_max: int = ELE
     return message
 
 
-def write_message(writer: Write, head: bytes, message: Entity) -> list[BytesLike]:
-    """`head` and the message, in pieces."""
-    out, pieces = bytearray(head), list[BytesLike]()
+def write_message(writer: Write, head: bytes, message: Entity) -> list[Any]:
+    """`head` and the message, as `Piece`s."""
+    out, pieces = bytearray(head), list[Any]()
     writer(out, pieces, message)
     pieces.append(out)
     return pieces

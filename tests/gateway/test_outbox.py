@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core_log.file_range import FileRange
+from core_log.files import OsFiles
 from gateway.config import Limits
 from gateway.outbox import Outboxes, SocketOutbox, next_buffers, remove_sent
 from protocols.buffers import LARGE_BYTES, join_small
@@ -259,3 +263,58 @@ def test_buffers_keep_every_byte_in_order_however_much_is_taken(sizes: list[int]
         remove_sent(buffers, len(part))
         backlog.extendleft(reversed(buffers))
     assert bytes(sent) + b"".join(backlog) == expected
+
+
+async def test_ranges_of_files_go_between_what_is_in_memory(
+    pair: tuple[socket.socket, socket.socket], nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    content = random.Random(5).randbytes(3 << 20)
+    (tmp_path / "file").write_bytes(content)
+    left, right = pair
+    group = Outboxes(LIMITS, nursery.start_soon)
+    outbox = SocketOutbox(left, group, Owner())
+    assert outbox.sends_files
+    expected = bytearray()
+
+    def write(data: bytes) -> None:
+        outbox.write(data)
+        expected.extend(data)
+
+    file = OsFiles(tmp_path).open("file")
+    for turn in range(6):
+        write(b"head %d" % turn)
+        for at, size in ((turn * 1000, 100_000), (5, LARGE_BYTES), (1 << 20, 2 << 20 if turn == 3 else 70_000)):
+            outbox.write(FileRange(file, at, size, 0))
+            expected += content[at : at + size]
+            write(b"x" * (turn * 9_000))
+        if turn % 2:
+            group.flush()
+    del file
+    received = bytearray()
+    with trio.fail_after(10):
+        while len(received) < len(expected):
+            await trio.lowlevel.wait_readable(right)
+            received += right.recv(50_000)
+    assert received == expected
+    assert outbox.pending_bytes == 0
+
+
+async def test_a_file_that_was_cut_ends_the_connection(
+    pair: tuple[socket.socket, socket.socket], nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(30_000))
+    left, right = pair
+    group = Outboxes(LIMITS, nursery.start_soon)
+    outbox = SocketOutbox(left, group, Owner())
+    outbox.write(b"head")
+    outbox.write(FileRange(OsFiles(tmp_path).open("file"), 0, 40_000, 0))
+    group.flush()
+    received = bytearray()
+    with trio.fail_after(10):
+        while True:
+            await trio.lowlevel.wait_readable(right)
+            if not (data := right.recv(50_000)):
+                break
+            received += data
+    assert received == b"head" + bytes(30_000)
+    assert outbox.pending_bytes == 0

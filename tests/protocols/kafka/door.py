@@ -10,8 +10,11 @@ from typing import Any
 import trio
 from crc32c import crc32c
 
+from core_log.file_range import FileRange
+from core_log.files import Files
 from core_log.memory_files import MemoryFiles
 from core_log.record_batch import BatchBuilder, Record, iterate_records
+from protocols.buffers import Piece
 from protocols.kafka import codec
 from protocols.kafka.adapter import KafkaAdapter
 from protocols.kafka.codec import Entity
@@ -28,10 +31,13 @@ ALL = -1
 class Pipe:
     """See `protocols.sansio.Outbox`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sends_files: bool = False) -> None:
         self.writable = True
+        self.sends_files = sends_files
         self.on_writable: Any = None
         self.data = bytearray()
+        self.ranges = 0
+        """Of files, that were written."""
         self._taken = trio.Event()
 
     @property
@@ -39,9 +45,10 @@ class Pipe:
         """What a test has not taken."""
         return len(self.data)
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
+    def write(self, data: Piece) -> None:
         """Keep it."""
-        self.data += data
+        self.ranges += isinstance(data, FileRange)
+        self.data += data.read() if isinstance(data, FileRange) else data
 
     async def drained(self) -> None:
         """Wait until a test has taken it."""
@@ -65,10 +72,11 @@ class Peer:
         *,
         address: str = "127.0.0.1:5000",
         authenticate: Authenticate | None = None,
+        sends_files: bool = False,
         **settings: Any,
     ) -> None:
         self.broker = broker
-        self.pipe = Pipe()
+        self.pipe = Pipe(sends_files=sends_files)
         self.adapter = KafkaAdapter(
             broker,
             self.pipe,
@@ -167,7 +175,7 @@ def records_of(partition: Any) -> list[Record]:
 
 
 @asynccontextmanager
-async def kafka_broker(files: MemoryFiles | None = None, **settings: Any) -> AsyncIterator[Broker]:
+async def kafka_broker(files: Files | None = None, **settings: Any) -> AsyncIterator[Broker]:
     """An engine."""
     config = BrokerConfig(stripes=1, **settings)
     async with open_broker(files or MemoryFiles(), config, {"guest": "guest", "u": "p"}) as broker:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from core_log.files import OsFiles
 from core_log.memory_files import MemoryFiles
 from protocols.kafka.codec import Entity
 from protocols.kafka.config import KafkaConfig
@@ -322,6 +324,57 @@ async def test_whoever_follows_a_session_misses_nothing() -> None:
             ends = {index: partition.log.high_watermark for index, partition in enumerate(topic.partitions)}
             assert positions == ends
             assert told == ends
+
+
+# Pieces of files
+
+
+@pytest.mark.parametrize("version", [11, 16])
+async def test_what_has_left_memory_goes_out_as_pieces_of_files(tmp_path: Path, version: int) -> None:
+    dice = random.Random(4)
+    values = [dice.randbytes(dice.randrange(1000, 30_000)) for _ in range(150)]
+    async with kafka_broker(OsFiles(tmp_path)) as broker:
+        topic = await broker.create_topic("t")
+        for value in values:
+            topic.partitions[0].append(batch_of([value]))
+        await append(broker, topic, 0)
+        topic.partitions[0].log._tail.drop_before(145)  # as when more has come
+        for sends_files in (True, False):
+            peer = Peer(broker, sends_files=sends_files)
+            consumer = Consumer(peer, version)
+            place = "t" if version < 13 else topic
+            found: list[bytes | None] = []
+            while len(found) <= len(values):
+                limits = {"max_bytes": dice.choice([1, 300_000, 10 << 20]), "isolation_level": dice.randrange(2)}
+                (one,) = (await consumer.fetch(asking(place, {0: len(found)}, max_bytes=1 << 20), **limits)).values()
+                records = records_of(one)
+                assert [record.offset for record in records] == [*range(len(found), len(found) + len(records))]
+                found += [record.value for record in records]
+            assert found == [*values, b"x"]
+            assert (peer.pipe.ranges > 0) == sends_files
+
+
+async def test_news_while_the_disk_is_read_is_not_missed(tmp_path: Path) -> None:
+    async with kafka_broker(OsFiles(tmp_path)) as broker:
+        topic = await broker.create_topic("t", partitions=2)
+        partition = topic.partitions[0]
+        for number in range(3):
+            partition.append(batch_of([b"%d" % number * 900]))
+        await append(broker, topic, 0)
+        partition.log._tail.drop_before(3)
+        consumer = Consumer(Peer(broker))
+        read_cold = partition.log.read_cold
+
+        async def meanwhile(*args: Any, **how: Any) -> Any:
+            found = await read_cold(*args, **how)
+            if topic.partitions[1].log.log_end_offset == 0:
+                topic.partitions[1].append(batch_of([b"y" * 5000]))
+                await append(broker, topic, 1)
+            return found
+
+        partition.log.read_cold = meanwhile  # type: ignore[method-assign]
+        found = await consumer.fetch(asking(topic, {0: 0, 1: 0}, max_bytes=10_000), min_bytes=5_000, wait_ms=60_000)
+        assert len(records_of(found[1])) == 2
 
 
 # How many there are

@@ -1,0 +1,130 @@
+"""A piece of a segment's file that goes from the page cache into a socket without being read (`sendfile`).
+
+1. It consists of whole batches that are written and below what a reader may see. Where it begins and ends is taken from
+   the sparse index, and looked up in the file: headers have to stand there that belong there. Nothing else is checked;
+   what a reader gets has the batches' own CRC.
+2. It has the file open, so a segment that is deleted or compacted meanwhile is still there for it.
+3. Only what is in the page cache now: whoever sends it does not wait for the disk. What is not is read in a thread, by
+   `cold_reader`, which is also for files that are none of the operating system's, and for less than `RANGE_BYTES_MIN`.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from core_log.batch_header import HEADER_BYTES, parse_header
+from core_log.errors import CorruptBatch
+from core_log.files import File
+from core_log.segment import Segment
+from core_log.segment_index import SegmentIndex, find_before_position, find_position
+
+if TYPE_CHECKING:
+    from core_log.readable_log import ReadableLog
+
+RANGE_BYTES_MIN = 64 << 10
+_PROBE_BYTES = 256 << 10
+"""Where it is looked whether pages are there: they come and go many at a time."""
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_Place = tuple[int, int]
+"""Relative offset and position of a batch."""
+
+
+class FileRange:
+    """See the module. As long as its bytes; `next_offset` is no less than that behind its last record."""
+
+    __slots__ = ("_file", "next_offset", "position", "size")
+
+    def __init__(self, file: File, position: int, size: int, next_offset: int) -> None:
+        self._file = file
+        self.position = position
+        self.size = size
+        self.next_offset = next_offset
+
+    def __len__(self) -> int:
+        return self.size
+
+    def after(self, size: int) -> FileRange:
+        """What is left behind the first `size` bytes."""
+        return FileRange(self._file, self.position + size, self.size - size, self.next_offset)
+
+    def read(self) -> bytes:
+        """Its bytes."""
+        return self._file.pread(self.size, self.position)
+
+    @property
+    def descriptor(self) -> int:
+        """Of the file, for the operating system, as long as this is there."""
+        return self._file.for_kernel()
+
+
+def find_range(
+    log: ReadableLog, offset: int, max_bytes: int, limit: int, *, may_block: bool = False
+) -> FileRange | None:
+    """About `max_bytes` from the batch that holds `offset` on, below `limit`; None: read it. Indexes of closed segments
+    are files: they are looked at if it `may_block`. Raises OSError.
+    """
+    segment = log.segments_from(offset)[0]
+    relative, limit = max(offset - segment.base_offset, 0), limit - segment.base_offset
+    index = segment.index
+    if index is not None:
+        places = _in_memory(index, relative, max_bytes, limit, segment.written_bytes)
+    else:
+        places = _in_file(log, segment, relative, max_bytes, limit) if may_block else None
+    if places is None or places[1][1] - places[0][1] < RANGE_BYTES_MIN or not _NOWAIT:
+        return None
+    file = log.files.open(segment.log_path, create=False)
+    if file.for_kernel() < 0 or not _is_in_memory(file.for_kernel(), places[0][1], places[1][1]):
+        file.close()
+        return None
+    return _checked(file, segment, max(offset, segment.base_offset), *places)
+
+
+def _in_memory(
+    index: SegmentIndex, relative: int, max_bytes: int, limit: int, written_bytes: int
+) -> tuple[_Place, _Place] | None:
+    offsets, positions = index.offsets, index.positions
+    count = len(offsets)
+    first = bisect_right(offsets, relative, 0, count)
+    start = (offsets[first - 1], positions[first - 1]) if first else (0, 0)
+    most = min(bisect_right(positions, written_bytes, first, count), bisect_right(offsets, limit, first, count))
+    last = max(bisect_right(positions, start[1] + max_bytes, first, most), first + 1)
+    return (start, (offsets[last - 1], positions[last - 1])) if last <= most else None
+
+
+def _in_file(
+    log: ReadableLog, segment: Segment, relative: int, max_bytes: int, limit: int
+) -> tuple[_Place, _Place] | None:
+    start = find_position(log.files, segment.stem, relative)
+    end = find_before_position(log.files, segment.stem, start + max_bytes + 1)
+    return ((-1, start), end) if end[0] <= limit else None
+
+
+def _is_in_memory(descriptor: int, start: int, end: int) -> bool:
+    byte = [bytearray(1)]
+    try:
+        for position in range(start, end, _PROBE_BYTES):
+            os.preadv(descriptor, byte, position, _NOWAIT)
+        os.preadv(descriptor, byte, end - 1, _NOWAIT)
+    except OSError:
+        return False  # a file system that cannot tell is read from
+    return True
+
+
+def _checked(file: File, segment: Segment, offset: int, start: _Place, end: _Place) -> FileRange | None:
+    """The range from the batch on that holds `offset`, if the file is what its index says."""
+    try:
+        end_offset = segment.base_offset + end[0]
+        if parse_header(file.pread(HEADER_BYTES, end[1])).base_offset != end_offset:
+            return None
+        position = start[1]
+        while (header := parse_header(file.pread(HEADER_BYTES, position))).next_offset <= offset:
+            position += header.size
+            if position >= end[1]:
+                return None
+    except CorruptBatch:
+        return None
+    if not segment.base_offset <= header.base_offset < end_offset:
+        return None
+    return FileRange(file, position, end[1] - position, end_offset)
