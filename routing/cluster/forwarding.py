@@ -119,7 +119,7 @@ class Forwarding:
         self.process = secrets.randbits(62)
         """Positions and numbers are this process's."""
         self._next_number = 1
-        self._questions = LeaderQuestions(self.leader_of, self.links, self.flush, now_s)
+        self._questions = LeaderQuestions(self.leader_of, self.links, self.flush, want_turn, now_s)
         self._logs = LogLeaders(cluster, self._questions, spawn=spawn, want_turn=want_turn, reads_max=READS_MAX)
         self._room = trio.Event()
         cluster.moved.append(self._moved)

@@ -57,18 +57,22 @@ Send = Callable[["EngineLink", int, int], Any]
 
 
 class LeaderQuestions:
-    """See the module. `leader_of` and `links` tell whom to ask, `flush` sends what was said before."""
+    """See the module. `leader_of` and `links` tell whom to ask, `flush` sends what was said before, `want_turn` has a
+    turn soon, which sends the question: whoever asks is in the middle of one, or in none.
+    """
 
     def __init__(
         self,
         leader_of: Callable[[str], tuple[int | None, int]],
         links: dict[int, EngineLink],
         flush: Callable[[EngineLink], None],
+        want_turn: Callable[[], None],
         now_s: Callable[[], float],
     ) -> None:
         self._leader_of = leader_of
         self._links = links
         self._flush = flush
+        self._want_turn = want_turn
         self._now_s = now_s
         self._next_request = 1
         self._asked: dict[int, tuple[EngineLink, list[Answer], trio.Event]] = {}
@@ -113,6 +117,7 @@ class LeaderQuestions:
             self._flush(link)
             if send(link, request, leader_epoch) is False:
                 return Answer()
+            self._want_turn()
             with trio.move_on_at(deadline_s):
                 await event.wait()
         finally:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pika
 import pytest
 import trio
@@ -15,6 +16,7 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, Nac
 
 from routing.errors import StorageUnavailable
 from tests.gateway.relay import Relay, relay
+from tests.support import engine_node
 from tests.support.engine_node import EngineNode, Town, town_of
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -101,6 +103,18 @@ async def test_get_nack_reject_and_purge() -> None:
             assert drain(channel) == ["e", "f"]
 
         await client(town.nodes[2], use)
+
+
+async def test_a_question_waits_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = msgspec.structs.replace(engine_node.QUICK, heartbeat_ms=60_000, silence_ms_max=120_000)
+    monkeypatch.setattr(engine_node, "QUICK", quiet)
+    async with town_of(1, 2) as town:
+        broker = town.nodes[2].broker
+        await broker.declare_queue("q", durable=True)
+        with trio.fail_after(5):
+            for _ in range(20):
+                assert (await broker.check_queue("q")).message_count == 0
+                assert await broker.purge_queue("q") == 0
 
 
 async def test_a_closed_channel_gives_back_what_it_had_and_only_that_is_redelivered() -> None:
