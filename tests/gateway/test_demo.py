@@ -171,6 +171,7 @@ def run_demo(tmp_path: Path) -> Iterator[type[Demo]]:
             one.process.wait()
 
 
+@pytest.mark.soak  # its other parts are below, and Spark's in tests/spark_bridge
 @pytest.mark.spark
 def test_the_whole_demo(run_demo: type[Demo]) -> None:
     run = run_demo("-m", "gateway", "demo", "--rows", "2000")
@@ -244,6 +245,7 @@ raise SystemExit(job.run(300))
 """
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 def test_an_interrupt_ends_spark_too(run_demo: type[Demo]) -> None:
     run = run_demo("-c", WITH_AN_INTERRUPT_WHEN_SPARK_RUNS)

@@ -131,7 +131,7 @@ def delayed(one: Running) -> int:
     return sum(queue.rules.delayed_count for home in led for queue in home.queues.values())
 
 
-@pytest.mark.parametrize("end", ["clean", "killed"])
+@pytest.mark.parametrize("end", [pytest.param("clean", marks=pytest.mark.soak), "killed"])
 async def test_a_filled_broker_becomes_the_first_of_three_and_is_then_killed(
     etcd: EtcdProcess, tmp_path: Path, end: str
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.simulation.brokers.mutations import CAUGHT_BY, Mutation
 from tests.simulation.seeds import BROKERS
 
-SCHEDULES = 20
+SCHEDULES = 8
 FIRST = 1_000_000
 
 

@@ -11,8 +11,8 @@ from tests.simulation.mutations import CAUGHT_BY, CAUGHT_WITH_MOVES_BY, Mutation
 from tests.simulation.seeds import LOGS
 from tests.simulation.world import run_seed
 
-SCHEDULES = 200
-WITH_MOVES = 40
+SCHEDULES = 100
+WITH_MOVES = 20
 FIRST = 1_000_000
 
 
