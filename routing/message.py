@@ -187,11 +187,13 @@ class Slab:
     and its own `raw` means nothing. Without `facts` those of all are `properties.facts`.
 
     `size` is the sum of the body lengths in bytes. `wire` is scratch space for adapters, as in `Properties`,
-    shared by all who deliver this slab: encode a fan-out once per wire form.
+    shared by all who deliver this slab: encode a fan-out once per wire form. `columns` is the same for home partitions:
+    the facts as they keep them.
     """
 
     __slots__ = (
-        "_highest_facts", "bodies", "exchange", "facts", "keys", "properties", "raws", "routing_key", "size", "wire",
+        "_highest_facts", "bodies", "columns", "exchange", "facts", "keys", "properties", "raws", "routing_key", "size",
+        "wire",
     )  # fmt: skip
 
     def __init__(
@@ -215,6 +217,7 @@ class Slab:
         self.facts = facts
         self.size = sum(map(len, bodies)) if size is None else size
         self.wire: dict[Any, Any] | None = None
+        self.columns: Any = None
         self._highest_facts = -1
 
     def __len__(self) -> int:

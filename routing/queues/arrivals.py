@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from routing.facts import delay_ms_of, ttl_ms_of
+from routing.facts import TTL_MASK, delay_ms_of, ttl_ms_of
 from routing.queues.offset_set import Range
 
 
 @dataclass(slots=True)
 class Arrival:
-    """Messages [first, first + count) came at `time_ms`; `facts` is that of all, or a list of those of each."""
+    """Messages [first, first + count) came at `time_ms`; `facts` is that of all, or a list of those of each.
+
+    `words` are the same where they fit into 64 bits, for who looks at many; without `delayed` none has a delay.
+    """
 
     first: int
     count: int
     time_ms: int
     facts: int | list[int]
+    words: array[int] | None = None
+    delayed: bool = True
 
     def at(self, offset: int) -> int:
         """The facts of one message."""
@@ -28,6 +34,23 @@ def is_mortal(arrival: Arrival) -> bool:
     """Whether any of them has a time to live of its own."""
     facts = arrival.facts
     return ttl_ms_of(facts) is not None if isinstance(facts, int) else max(facts) >= 1 << 9
+
+
+def shortest_life(arrival: Arrival, first: int, end: int) -> int:
+    """The least time to live of messages [first, end) as `facts.py` packs it: one more than the milliseconds; 0 if all
+    are for ever.
+    """
+    facts = arrival.facts
+    if isinstance(facts, int):
+        return facts >> 9 & TTL_MASK
+    if end - first != len(facts):
+        facts = facts[first - arrival.first : end - arrival.first]
+    if not arrival.delayed:
+        least = min(facts) >> 9  # nothing stands above it
+        if least:
+            return least
+    lives = [fact >> 9 & TTL_MASK for fact in facts]
+    return min(lives) or min(filter(None, lives), default=0)
 
 
 def deadline_ms_of(facts: int, came_ms: int, queue_ttl_ms: int | None) -> int | None:

@@ -64,7 +64,10 @@ class Directory(NamedTuple):
 def facts_of(slab: Slab) -> Columns | None:
     """What a slab's messages ask for as columns, one item if they agree; None if they ask for nothing."""
     if slab.facts is not None:
-        return to_columns(slab.facts)
+        if slab.columns is None:
+            slab.columns = to_columns(slab.facts)
+        columns: Columns = slab.columns
+        return columns
     facts = slab.properties.facts
     return None if facts <= PERSISTENT else to_columns((facts,))
 

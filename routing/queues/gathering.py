@@ -59,25 +59,27 @@ def gather(queue: Queue, limit: int) -> tuple[Slab, list[int], bool] | None:
     if found is None:
         return None
     run = Gathered(queue, found.slab)
-    goes_on = True
-    while goes_on and len(run.offsets) < limit:
+    left = limit
+    while left:
         line = queue.next_line()
-        if not line.count:
-            break
-        if redelivered or not line.simple or line.ready.head()[0] < queue.redelivered_before:
+        ready = line.ready
+        if redelivered or line.due or line.placed.count or ready.head()[0] < queue.redelivered_before:
             first, count, again = queue.head()
-            if again != redelivered:
+            if not count or again != redelivered:
                 break
-            count = min(count, limit - len(run.offsets))
+            count = min(count, left)
             queue.take(count)
             taken: Sequence[int] = range(first, first + count)
         else:
-            taken = line.ready.take(limit - len(run.offsets))
+            taken = ready.take(left)
+            if not taken:
+                break
             queue.taken(taken)
+        left -= len(taken)
         fitting = run.add(taken)
         if fitting < len(taken):
             queue.not_taken(taken[fitting:], redelivered)
-            goes_on = False
+            break
     if not run.offsets:
         return None
     return run.slab(), run.offsets, redelivered
@@ -91,7 +93,9 @@ class Gathered:
         self._queue = queue
         self._exchange = like.exchange
         self._common: Properties = like.properties
-        self._keys: list[str] = []
+        self._key = like.routing_key
+        self._keys: list[str] | None = None
+        """Of each, once they differ."""
         self._raws: list[bytes] = []
         self._bodies: list[bytes] = []
 
@@ -106,16 +110,20 @@ class Gathered:
             slab, start = entry.slab, entry.first
             stop = bisect_left(offsets, entry.end, at)
             bodies, keys, raws = slab.bodies, slab.keys, slab.raws
+            if self._keys is None and (keys is not None or slab.routing_key != self._key):
+                self._keys = [self._key] * len(self._bodies)
             if stop - at == 1:
                 place = offsets[at] - start
                 self._bodies.append(bodies[place])
-                self._keys.append(slab.routing_key if keys is None else keys[place])
                 self._raws.append(slab.properties.raw if raws is None else raws[place])
+                if self._keys is not None:
+                    self._keys.append(slab.routing_key if keys is None else keys[place])
             else:
                 pick = itemgetter(*[offset - start for offset in offsets[at:stop]])
                 self._bodies += pick(bodies)
-                self._keys += repeat(slab.routing_key, stop - at) if keys is None else pick(keys)
                 self._raws += repeat(slab.properties.raw, stop - at) if raws is None else pick(raws)
+                if self._keys is not None:
+                    self._keys += repeat(slab.routing_key, stop - at) if keys is None else pick(keys)
             at = stop
         self.offsets += offsets[:at]
         return at
@@ -130,13 +138,9 @@ class Gathered:
 
     def slab(self) -> Slab:
         """What was added."""
-        keys = self._keys
-        same_key = keys.count(keys[0]) == len(keys)
-        return Slab(
-            self._exchange,
-            keys[0],
-            self._common,
-            self._bodies,
-            keys=None if same_key else keys,
-            raws=self._raws,
-        )
+        key, keys = self._key, self._keys
+        if keys is not None:
+            key = keys[0]
+            if keys.count(key) == len(keys):
+                keys = None
+        return Slab(self._exchange, key, self._common, self._bodies, keys=keys, raws=self._raws)

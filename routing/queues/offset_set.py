@@ -16,12 +16,14 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
+from sys import byteorder
 
 from routing.queues.packed_ranges import pack
 
 _CHUNK_RANGES = 4096
 _RANGE_MESSAGES_MAX = 1 << 16
 _STRIDE = 8  # hits of a batch that lie so close are found without bisecting the whole chunk
+_MANY = 16
 _first_packed = itemgetter(0)
 
 Range = tuple[int, int]
@@ -59,28 +61,27 @@ class OffsetSet:
         self._tail_first = first
         self._tail_count = count
 
-    def extend(self, offsets: Sequence[int]) -> None:
-        """Add rising offsets that lie beyond all that are in the set, and mostly apart: each is a range of its own."""
-        if not offsets:
+    def extend(self, singles: array[int]) -> None:
+        """Add rising offsets that lie beyond all that are in the set, and mostly apart: each is packed as a range of
+        its own, `offset << 16`.
+        """
+        if not singles:
             return
-        self.count += len(offsets)
-        packed = [offset << 16 for offset in offsets]
-        del packed[-1]
-        if self._tail_count == 1:
-            packed.insert(0, self._tail_first << 16)
-        elif self._tail_count:
+        self.count += len(singles)
+        if self._tail_count:
             self._push(self._tail_first, self._tail_count)
-        self._tail_first, self._tail_count = offsets[-1], 1
-        chunks = self._chunks
-        if chunks and len(chunks[-1]) + len(packed) <= _CHUNK_RANGES:
-            chunks[-1].extend(packed)
+        self._tail_first, self._tail_count = singles[-1] >> 16, 1
+        chunks, count = self._chunks, len(singles) - 1
+        if chunks and len(chunks[-1]) + count <= _CHUNK_RANGES:
+            chunks[-1].extend(singles)
+            chunks[-1].pop()
             return
         at = 0
-        while at < len(packed):
+        while at < count:
             if not chunks or len(chunks[-1]) >= _CHUNK_RANGES:
                 chunks.append(array("Q"))
-            stop = at + _CHUNK_RANGES - len(chunks[-1])
-            chunks[-1].extend(packed[at:stop])
+            stop = min(count, at + _CHUNK_RANGES - len(chunks[-1]))
+            chunks[-1].extend(singles[at:stop])
             at = stop
 
     def _push(self, first: int, count: int) -> None:
@@ -165,8 +166,8 @@ class OffsetSet:
             return left
         chunk, position = self._chunks[0], self._position
         piece = chunk[position : position + left]
-        singles = [packed >> 16 for packed in piece if not packed & 0xFFFF]
-        if len(singles) == len(piece):
+        singles = _singles(piece)
+        if singles is not None:
             taken += singles
             left -= len(singles)
             position += len(singles)
@@ -308,6 +309,21 @@ class OffsetSet:
     def clear(self) -> None:
         """Forget everything."""
         self.__init__()  # type: ignore[misc]
+
+
+def _singles(piece: array[int]) -> list[int] | None:
+    """The offsets of packed ranges, if each is of one."""
+    count = len(piece)
+    if count < _MANY or byteorder == "big":
+        found = [packed >> 16 for packed in piece if not packed & 0xFFFF]
+        return found if len(found) == count else None
+    packed_bytes = piece.tobytes()
+    if packed_bytes[0::8].count(0) < count or packed_bytes[1::8].count(0) < count:
+        return None
+    # All at once: the lowest 16 bits of each are 0, so nothing is shifted from one into another.
+    offsets = array("Q")
+    offsets.frombytes((int.from_bytes(packed_bytes, "little") >> 16).to_bytes(8 * count, "little"))
+    return offsets.tolist()
 
 
 def _packed(first: int, count: int) -> list[int]:

@@ -197,7 +197,8 @@ class QueuePartition:
             if queue.rules.sizes is not None:
                 queue.rules.measure(first, slab)
         facts = slab.properties.facts if slab.facts is None else slab.facts
-        return Arrival(first, len(slab.bodies), now_ms, facts)
+        words = None if columns is None or columns[1] is not None or slab.facts is None else columns[0]
+        return Arrival(first, len(slab.bodies), now_ms, facts, words, slab.delayed)
 
     def held_for(self, queue: Queue) -> int:
         """Messages that were taken for a queue and are not in it yet."""

@@ -10,16 +10,15 @@
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from routing.facts import DELAYED_FROM, TTL_MASK, delay_ms_of, priority_of, ttl_ms_of
+from routing.facts import DELAYED_FROM, delay_ms_of, priority_of, ttl_ms_of
 from routing.message import Slab
-from routing.queues.arrivals import Arrival, deadline_ms_of, is_mortal, overlaps
+from routing.queues.arrivals import Arrival, deadline_ms_of, is_mortal, overlaps, shortest_life
 from routing.queues.message_sizes import MessageSizes
 from routing.queues.offset_set import Range
-from routing.queues.runs_of import runs_of
+from routing.queues.priority_sort import sort_in
 from routing.queues.timing import Timing
 
 if TYPE_CHECKING:
@@ -259,7 +258,7 @@ class QueueRules:
             parts = list(overlaps(fresh, list(levels.fresh.ready.ranges())))
             levels.fresh.ready.clear()
             for arrival, first, end in parts:
-                self._sort(arrival, first, end)
+                sort_in(levels, arrival, first, end)
         if self._timing is None:
             if queue.settings.message_ttl_ms is None and not any(map(is_mortal, fresh)):
                 return
@@ -268,33 +267,9 @@ class QueueRules:
             self._watch(arrival, first, end)
         self._arm()
 
-    def _sort(self, arrival: Arrival, first: int, end: int) -> None:
-        """Messages [first, end) of an arrival go to the lines of their priorities."""
-        levels = self._queue.levels
-        assert levels is not None
-        facts = arrival.facts
-        if isinstance(facts, int):
-            levels.at(priority_of(facts)).ready.append(first, end - first)
-            return
-        highest = levels.highest
-        column = [fact >> 1 & 255 for fact in facts[first - arrival.first : end - arrival.first]]
-        if max(column) > highest:
-            column = [min(level, highest) for level in column]
-        sorted_in: dict[int, list[int]] = defaultdict(list)
-        for offset, level in enumerate(column, first):
-            sorted_in[level].append(offset)
-        for level, offsets in sorted_in.items():
-            if len(offsets) == 1:
-                levels.at(level).ready.append(offsets[0], 1)
-            elif offsets[-1] - offsets[0] < 2 * len(offsets):
-                for start, count in runs_of(offsets):
-                    levels.at(level).ready.append(start, count)
-            else:
-                levels.at(level).ready.extend(offsets)
-
     def _watch(self, arrival: Arrival, first: int, end: int) -> None:
         """Messages [first, end) of an arrival may expire."""
-        facts, queue_ttl_ms = arrival.facts, self._queue.settings.message_ttl_ms
+        facts, queue_ttl_ms, count = arrival.facts, self._queue.settings.message_ttl_ms, end - first
         if isinstance(facts, int):
             if facts >= DELAYED_FROM:
                 return
@@ -305,14 +280,10 @@ class QueueRules:
                     deadline_ms = arrival.time_ms + queue_ttl_ms
                     self._need_timing().expire_in_order(deadline_ms, first, end, waiting_from=waiting_from)
                 return
-            lives = [facts >> 9 & TTL_MASK]
-        else:
-            lives = [fact >> 9 & TTL_MASK for fact in facts[first - arrival.first : end - arrival.first]]
-        # As `facts.py` packs it: one more than the milliseconds, 0 is for ever.
-        shortest = min(lives) or min(filter(None, lives), default=0)
+        shortest = shortest_life(arrival, first, end)
         if queue_ttl_ms is not None:
             shortest = min(shortest or queue_ttl_ms + 1, queue_ttl_ms + 1)
-        if shortest and end - first >= _SLAB_MIN:
+        if shortest and count >= _SLAB_MIN:
             self._need_timing().expire_slab(arrival.time_ms + shortest - 1, first, end)
         elif shortest:
             self._watch_each(range(first, end), arrival.at, arrival.time_ms)
@@ -386,7 +357,7 @@ class QueueRules:
         if self._queue.levels is None:
             self._queue.line.ready.append(arrival.first, arrival.count)
         else:
-            self._sort(arrival, arrival.first, arrival.first + arrival.count)
+            sort_in(self._queue.levels, arrival, arrival.first, arrival.first + arrival.count)
 
     def restore(self, ranges: Iterable[Range]) -> Iterator[Range]:
         """What a start found, cut into runs that agree in priority; delayed messages are held back again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -271,7 +273,7 @@ def test_extending_is_appending_one_by_one(counts: list[int], steps: list[int]) 
             at += steps[(at + step) % len(steps)] if steps else 1
             offsets.append(at)
             appended.append(at, 1)
-        extended.extend(offsets)
+        extended.extend(array("Q", [offset << 16 for offset in offsets]))
         assert list(extended.ranges()) == list(appended.ranges())
     assert extended.take(len(counts)) == appended.take(len(counts))
     assert list(extended.ranges()) == list(appended.ranges())
