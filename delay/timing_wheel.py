@@ -268,6 +268,27 @@ class TimingWheel:
                     if pair[1] not in self._cancelled:
                         yield pair
 
+    def between(self, after_ms: int, until_ms: int, limit: int) -> list[int]:
+        """Some keys that will be due after `after_ms` and until `until_ms`, the earliest first, at most `limit`; they
+        wait on. Not all: only the current turns of the two lowest levels are looked at.
+        """
+        tick_ms, current, mask, bits = self._tick_ms, self._tick, self._mask, self._bits
+        start, stop = max(after_ms // tick_ms, current) + 1, until_ms // tick_ms + 1
+        turn = (current | mask) + 1
+        found: list[int] = []
+        for tick in range(start, min(stop, turn)):
+            slot = self._slots[0].get(tick & mask)
+            if slot is not None:
+                found += slot[1::2]
+        if stop > turn and len(self._slots) > 1 and turn >> 2 * bits == current >> 2 * bits:
+            slot = self._slots[1].get(turn >> bits & mask, array("q"))
+            after, until = (start - 1) * tick_ms, (stop - 1) * tick_ms
+            later = [pair for pair in zip(slot[::2], slot[1::2]) if after < pair[0] <= until]
+            found += [key for _, key in sorted(later)]
+        if self._cancelled:
+            found = [key for key in found if key not in self._cancelled]
+        return found[:limit]
+
     def keep(self, survives: Callable[[list[int]], Iterable[int]]) -> None:
         """Drop all timers that `survives`, called with rising keys, some at a time, does not answer with.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import repeat, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,17 @@ def gather(queue: Queue, limit: int) -> tuple[Slab, list[int], bool] | None:
     while left:
         line = queue.next_line()
         ready = line.ready
+        if line.due and (due := line.next_due(left)):
+            due = list(takewhile(lambda offset: (offset < queue.redelivered_before) == redelivered, due))
+            if not due:
+                break
+            fitting = run.add_each(due)
+            line.take_due(fitting)
+            queue.taken(due[:fitting])
+            left -= fitting
+            if fitting < len(due):
+                break
+            continue
         if redelivered or line.due or line.placed.count or ready.head()[0] < queue.redelivered_before:
             first, count, again = queue.head()
             if not count or again != redelivered:
@@ -127,6 +138,13 @@ class Gathered:
             at = stop
         self.offsets += offsets[:at]
         return at
+
+    def add_each(self, offsets: Sequence[int]) -> int:
+        """As `add` for offsets in any order."""
+        for at, offset in enumerate(offsets):
+            if not self.add((offset,)):
+                return at
+        return len(offsets)
 
     def _fits(self, slab: Slab) -> bool:
         common, other = self._common, slab.properties

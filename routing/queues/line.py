@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, takewhile
 
 from routing.queues.offset_set import OffsetSet, Range
 from routing.queues.placed_offsets import Placed
@@ -69,6 +70,18 @@ class Line:
             self.due.popleft()
         else:
             self.ready.drop(count)
+
+    def next_due(self, count: int) -> list[int]:
+        """Messages that were delayed and come before all others that wait, at most `count`."""
+        placed_first, placed_count, _ = self.placed.head()
+        first, ready_count = self.ready.head()
+        before = min(placed_first if placed_count else _FAR, first + 1 if ready_count else _FAR)
+        return [offset for _, offset in takewhile(lambda entry: entry[0] < before, islice(self.due, count))]
+
+    def take_due(self, count: int) -> None:
+        """Remove the first `count` of `next_due()`."""
+        for _ in range(count):
+            self.due.popleft()
 
     def peek(self, count: int) -> list[int]:
         """Some `count` offsets that come next or soon, the first of them first."""

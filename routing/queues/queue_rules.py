@@ -134,6 +134,8 @@ class QueueRules:
         due = timing.due(now_ms)
         if due:
             self._become_due(timing, due)
+            if queue.turns.consumers:
+                self._read_ahead(timing, now_ms)
         for first, end in timing.opened(now_ms):
             self._open_slab(first, end)
         expired = timing.expired(now_ms)
@@ -200,6 +202,15 @@ class QueueRules:
             timing.expire_at(deadlines, mortal)
         self.came_back(offsets)
         queue.wake()
+
+    def _read_ahead(self, timing: Timing, now_ms: int) -> None:
+        """Have messages read before they are due: then it takes no time to give them out."""
+        store = self._queue.store
+        if store is not self._queue.partition or store.is_reading_for(self._queue):
+            return
+        soon = [offset for offset in timing.soon(now_ms) if store.find(offset) is None]
+        if soon:
+            store.load_scattered(soon, self._queue)
 
     def hold(self, due_ms: Sequence[int], offsets: Sequence[int]) -> None:
         """Messages that were given back and must not go out again before their time."""

@@ -20,6 +20,9 @@ from delay.timing_wheel import TimingWheel
 _JOINED_MS = 2
 """Neighbours whose deadlines are no further apart expire together, at the later."""
 _STALE_MIN = 4096
+_AHEAD_MS = 64
+"""What is due within so long is told beforehand, half of that at a time."""
+_AHEAD_MAX = 2048
 _BITE = 2048
 """Most timers that are looked at in one go."""
 
@@ -27,7 +30,7 @@ _BITE = 2048
 class Timing:
     """See the module."""
 
-    __slots__ = ("_expiry", "_in_order", "_now_ms", "_pending", "_slabs", "_sweep_at")
+    __slots__ = ("_expiry", "_in_order", "_now_ms", "_pending", "_slabs", "_sweep_at", "_told_ms")
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -38,6 +41,8 @@ class Timing:
         self._slabs: list[tuple[int, int, int]] = []
         """A heap of (first deadline, first, end)."""
         self._sweep_at = _STALE_MIN
+        self._told_ms = 0
+        """What is due until then was told of."""
 
     @property
     def pending(self) -> int:
@@ -105,6 +110,13 @@ class Timing:
     def due(self, now_ms: int) -> list[int]:
         """Delayed messages whose time has come, the earliest first; a bite of them."""
         return [] if self._pending is None else self._pending.advance(now_ms, _BITE)
+
+    def soon(self, now_ms: int) -> list[int]:
+        """Some delayed messages that will be due in a moment, each told once, if it is time to tell of more."""
+        if self._pending is None or now_ms + _AHEAD_MS // 2 < self._told_ms:
+            return []
+        after_ms, self._told_ms = max(now_ms, self._told_ms), now_ms + _AHEAD_MS
+        return self._pending.between(after_ms, self._told_ms, _AHEAD_MAX)
 
     def expired(self, now_ms: int) -> list[int]:
         """Messages whose time is over, if they still wait; a bite of them, rising."""

@@ -336,3 +336,42 @@ class WheelMachine(RuleBasedStateMachine):
 
 TestWheelMachine = WheelMachine.TestCase
 TestWheelMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    deadlines=st.lists(st.integers(0, 400), max_size=60, unique=True),
+    now_ms=st.integers(0, 300),
+    cancelled=st.sets(st.integers(0, 59), max_size=5),
+    after=st.integers(0, 20),
+    length=st.integers(0, 40),
+    tick_ms=st.sampled_from([1, 3]),
+)
+def test_what_is_due_soon_can_be_asked_for_and_waits_on(
+    deadlines: list[int], now_ms: int, cancelled: set[int], after: int, length: int, tick_ms: int
+) -> None:
+    wheel = TimingWheel(tick_ms=tick_ms, slots=64, levels=3)
+    wheel.add_many(deadlines, range(len(deadlines)))
+    gone = set(drain(wheel, now_ms))
+    for key in sorted(cancelled - gone):
+        if key < len(deadlines):
+            wheel.cancel(key)
+            gone.add(key)
+    after_ms, until_ms = now_ms + after, now_ms + after + length
+    count = len(wheel)
+    found = wheel.between(after_ms, until_ms, 1000)
+    ticks = [-(-deadlines[key] // tick_ms) for key in found]
+    assert ticks == sorted(ticks)
+    assert wheel.between(after_ms, until_ms, 2) == found[:2]
+    expected = {
+        key
+        for key, deadline_ms in enumerate(deadlines)
+        if key not in gone and after_ms // tick_ms < -(-deadline_ms // tick_ms) <= until_ms // tick_ms
+    }
+    assert set(found) <= expected
+    # A turn of the lowest level, and the one after it in the same turn of the next.
+    turn = now_ms // tick_ms | 63
+    if until_ms // tick_ms <= turn:
+        assert set(found) == expected
+    assert len(wheel) == count
+    assert set(drain(wheel, 1000)) == set(range(len(deadlines))) - gone

@@ -60,3 +60,32 @@ def test_levels_know_the_highest_and_the_lowest_that_is_occupied() -> None:
     assert levels.lowest() is levels.at(2)
     levels.at(5).take(1)
     assert levels.top_level() == 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(100, 140)), max_size=12, unique_by=lambda entry: entry[1]),
+    st.sets(st.integers(0, 40), max_size=6),
+    st.sets(st.integers(41, 60), max_size=6),
+    st.integers(1, 5),
+)
+def test_due_messages_are_told_as_far_as_nothing_else_comes_between(
+    due: list[tuple[int, int]], placed: set[int], ready: set[int], limit: int
+) -> None:
+    def filled() -> Line:
+        line = Line([(offset, 1) for offset in sorted(ready)])
+        line.due.extend(sorted(due, key=lambda entry: entry[0]))
+        for offset in placed:
+            line.placed.add(offset, 1)
+        return line
+
+    line, found = filled(), []
+    while line.count:
+        told = line.next_due(limit)
+        assert len(told) <= limit
+        line.take_due(len(told))
+        found += told
+        first, count, _ = line.head()
+        if count and not line.next_due(1):
+            line.take(1)
+            found.append(first)
+    assert found == drain(filled())
