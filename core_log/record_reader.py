@@ -134,32 +134,45 @@ def find_records(data: bytes, header: BatchHeader, offsets: Sequence[int]) -> li
     remaining = iter(offsets)
     wanted = next(remaining) - base
     try:
-        for index in range(count):
-            byte = data[at]
-            if byte < 128:
-                length = byte >> 1
-                at += 1
-            elif data[at + 1] < 128:
-                length = (byte & 127 | data[at + 1] << 7) >> 1
-                at += 2
-            else:
-                length, at = read_varint(data, at, end)
-            if index >= wanted or not is_dense:
-                position = at + 2  # attributes, and a first byte of the time
-                while data[position - 1] >= 128:
-                    position += 1
-                delta, position = read_varint(data, position, end)
-                while delta > wanted:
-                    wanted = next(remaining) - base
-                if delta == wanted:
-                    found.append(_take(data, position, at + length, base + delta))
-                    wanted = next(remaining) - base
+        index = 0
+        while index < count:
+            if is_dense and index < wanted:
+                at = _step_over(data, at, min(wanted, count) - index)
+                index = min(wanted, count)
+                continue
+            length, at = read_varint(data, at, end)
+            position = at + 2  # attributes, and a first byte of the time
+            while data[position - 1] >= 128:
+                position += 1
+            delta, position = read_varint(data, position, end)
+            while delta > wanted:
+                wanted = next(remaining) - base
+            if delta == wanted:
+                found.append(_take(data, position, at + length, base + delta))
+                wanted = next(remaining) - base
             at += length
+            index += 1
     except StopIteration:
         pass
     except IndexError:
         raise CorruptBatch("a record is cut short") from None
     return found
+
+
+def _step_over(data: bytes, at: int, count: int) -> int:
+    """Where the record after `count` from `at` on begins. Raises IndexError at the data's end."""
+    for _ in range(count):
+        byte = data[at]
+        if byte < 128:
+            at += 1 + (byte >> 1)
+            continue
+        second = data[at + 1]
+        if second < 128:
+            at += 2 + ((byte & 127 | second << 7) >> 1)
+        else:
+            length, at = read_varint(data, at, len(data))
+            at += length
+    return at
 
 
 def _take(data: bytes, position: int, end: int, offset: int) -> RecordRun:

@@ -141,9 +141,23 @@ class Gathered:
 
     def add_each(self, offsets: Sequence[int]) -> int:
         """As `add` for offsets in any order."""
+        find, last, key = self._queue.store.find, self._common, self._key
         for at, offset in enumerate(offsets):
-            if not self.add((offset,)):
+            entry = find(offset)
+            if entry is None:
                 return at
+            slab, place = entry.slab, offset - entry.first
+            if slab.properties is not last or slab.exchange != self._exchange:
+                if not self._fits(slab):
+                    return at
+                last = slab.properties
+            if self._keys is None and (slab.keys is not None or slab.routing_key != key):
+                self._keys = [key] * len(self._bodies)
+            if self._keys is not None:
+                self._keys.append(slab.key_of(place))
+            self._bodies.append(slab.bodies[place])
+            self._raws.append(slab.properties.raw if slab.raws is None else slab.raws[place])
+            self.offsets.append(offset)
         return len(offsets)
 
     def _fits(self, slab: Slab) -> bool:

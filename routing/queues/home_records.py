@@ -116,6 +116,7 @@ class SlabReader:
         self._common_tag = b"\0"
         self._common: dict[bytes, Properties] = {}
         self._parsed: dict[bytes, tuple[str, Properties]] = {}
+        self._last_key: tuple[bytes | None, str] = None, ""
 
     def read(self, batch: BytesLike) -> list[CachedSlab]:
         """The slabs of a data batch, without its directory. Raises CorruptBatch."""
@@ -176,13 +177,15 @@ class SlabReader:
         self._join(fields, stop - len(raws), raws, source, slabs)
 
     def one(self, run: RecordRun) -> CachedSlab:
-        """A slab of a single run whose like may never be seen again. Raises CorruptBatch."""
+        """A slab of a run of one whose like may never be seen again. Raises CorruptBatch."""
         raw = self._raw(run.header_block)
         common = self._common.get(self._common_tag) or Properties.from_log_tag(self._common_tag)
-        properties = Properties(common.protocol, raw, persistent=common.persistent)
-        key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)
-        bodies = [value or b"" for value in run.values]
-        return CachedSlab(run.first_offset, Slab(self._exchange, key, properties, bodies), 0)
+        name, key = self._last_key
+        if run.key != name:
+            key = (run.key or b"").decode("utf-8", NAME_ENCODING_ERRORS)
+            self._last_key = run.key, key
+        body = run.values[0] or b""
+        return CachedSlab(run.first_offset, Slab(self._exchange, key, common, [body], len(body), raws=[raw]), 0)
 
     def _uniform(self, run: RecordRun) -> CachedSlab:
         exchange, properties = self._parse(run.header_block)

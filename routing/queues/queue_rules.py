@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from routing.facts import DELAYED_FROM, delay_ms_of, priority_of, ttl_ms_of
+from routing.facts import DELAYED_FROM, TTL_MASK, delay_ms_of, priority_of, ttl_ms_of
 from routing.message import Slab
 from routing.queues.arrivals import Arrival, deadline_ms_of, is_mortal, overlaps, shortest_life
 from routing.queues.message_sizes import MessageSizes
@@ -190,11 +190,14 @@ class QueueRules:
             offsets = [offset for offset in offsets if offset not in queue.returns.tries]
             queue.outstanding += len(again)
             queue.stand_again(again)
+        facts_of, line = queue.store.facts.of, queue.line
         for offset in offsets:
-            facts, came_ms = queue.store.facts.of(offset) or (0, 0)
-            line = queue.line if queue.levels is None else queue.levels.at(priority_of(facts))
+            facts, came_ms = facts_of(offset) or (0, 0)
+            if queue.levels is not None:
+                line = queue.levels.at(priority_of(facts))
             line.due.append((position, offset))
-            deadline_ms = deadline_ms_of(facts, came_ms, ttl_ms) if came_ms else None
+            mortal_too = came_ms and (ttl_ms is not None or facts >> 9 & TTL_MASK)
+            deadline_ms = deadline_ms_of(facts, came_ms, ttl_ms) if mortal_too else None
             if deadline_ms is not None:
                 deadlines.append(deadline_ms)
                 mortal.append(offset)
