@@ -97,13 +97,19 @@ def packet(first: int, body: bytes) -> bytes:
     return bytes((first, size) if size < 128 else (first, size & 127 | 128, size >> 7)) + body
 
 
-def client(engine: Any, client_id: bytes, qos: int | None = None) -> tuple[MqttAdapter, Outbox]:
+PROPERTIES = b"\x26\0\6sensor\0\x08device-7" + b"\3\0\x10application/json"
+"""A user property and a content type."""
+
+
+def client(engine: Any, client_id: bytes, qos: int | None = None, level: int = 4) -> tuple[MqttAdapter, Outbox]:
     """A connected client, subscribed to the topic when there is a QoS."""
+    none = b"\0" if level == 5 else b""
     outbox = Outbox()
     adapter = MqttAdapter(engine, outbox, peer="127.0.0.1:1", clock=time.monotonic)
-    run(adapter.handle(packet(0x10, b"\0\4MQTT\4\2\0\0" + len(client_id).to_bytes(2, "big") + client_id)))
+    named = len(client_id).to_bytes(2, "big") + client_id
+    run(adapter.handle(packet(0x10, b"\0\4MQTT%c\2\0\0" % level + none + named)))
     if qos is not None:
-        run(adapter.handle(packet(0x82, b"\0\1" + len(TOPIC).to_bytes(2, "big") + TOPIC + bytes((qos,)))))
+        run(adapter.handle(packet(0x82, b"\0\1" + none + len(TOPIC).to_bytes(2, "big") + TOPIC + bytes((qos,)))))
     return adapter, outbox
 
 
@@ -117,17 +123,30 @@ def best_s(work: Callable[[], None]) -> float:
     return best
 
 
-def measure(name: str, qos: int, subscribers: int, bodies: list[bytes], topics: int = 1) -> None:
-    """One publisher's read of all `bodies`, delivered to each subscriber, and acknowledged."""
+def measure(
+    name: str, qos: int, subscribers: int, bodies: list[bytes], topics: int = 1, level: int = 4, own: bool = False
+) -> None:
+    """One publisher's read of all `bodies`, delivered to each subscriber, and acknowledged.
+
+    With level 5 each message has `PROPERTIES` and a topic alias; with `own`, properties that no other message has.
+    """
     Session.consuming = []
     engine = Engine()
-    publisher, _ = client(engine, b"publisher")
-    receivers = [client(engine, b"subscriber-%d" % i, qos) for i in range(subscribers)]
+    publisher, _ = client(engine, b"publisher", level=level)
+    receivers = [client(engine, b"subscriber-%d" % i, qos, level) for i in range(subscribers)]
     data = []
     for index, body in enumerate(bodies):
         topic = TOPIC if topics == 1 else b"bench/device-%d/temperature" % (index % topics)
         packet_id = (index % 65_535 + 1).to_bytes(2, "big") if qos else b""
-        data.append(packet(0x30 | qos << 1, len(topic).to_bytes(2, "big") + topic + packet_id + body))
+        block = b""
+        if level == 5:
+            block = PROPERTIES + b"\x23" + (index % topics % 256 + 1).to_bytes(2, "big")
+            if own:
+                block += b"\x09\0\x08%08d" % index
+            block = bytes((len(block),)) + block
+            if index >= topics and topics <= 256:
+                topic = b""
+        data.append(packet(0x30 | qos << 1, len(topic).to_bytes(2, "big") + topic + packet_id + block + body))
     read = b"".join(data)
 
     def work() -> None:
@@ -164,6 +183,18 @@ def main() -> None:
     measure("QoS 1, 1 to 1", 1, 1, equal)
     measure("QoS 1, 1 to 1, payloads of varying length", 1, 1, varying)
     measure("QoS 1, 1 to 50", 1, 50, equal)
+    for level in (4, 5):
+        name = "properties and alias" if level == 5 else "3.1.1"
+        measure(f"{name}, QoS 0, 1 to 1", 0, 1, equal, level=level)
+        measure(f"{name}, QoS 0, 1 to 1, varying length", 0, 1, varying, level=level)
+        measure(f"{name}, QoS 0, 1 to 1, 200 topics", 0, 1, varying, 200, level=level)
+        measure(f"{name}, QoS 0, 1 to 50", 0, 50, varying, level=level)
+        measure(f"{name}, QoS 1, 1 to 1", 1, 1, equal, level=level)
+        measure(f"{name}, QoS 1, 1 to 1, varying length", 1, 1, varying, level=level)
+        measure(f"{name}, QoS 1, 1 to 1, 200 topics", 1, 1, varying, 200, level=level)
+        measure(f"{name}, QoS 1, 1 to 50", 1, 50, varying, level=level)
+    measure("properties of its own each, QoS 0, 1 to 1", 0, 1, equal, level=5, own=True)
+    measure("properties of its own each, QoS 1, 1 to 1", 1, 1, equal, level=5, own=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from protocols.mqtt.adapter_authentication import Authentication
 from protocols.mqtt.adapter_connack import connack_properties
 from protocols.mqtt.adapter_deliver import Delivering
 from protocols.mqtt.adapter_errors import reason_of
@@ -30,6 +31,7 @@ from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
 from protocols.mqtt.events import (
     Acknowledgements,
+    Authenticate,
     Connect,
     Disconnect,
     Event,
@@ -40,7 +42,7 @@ from protocols.mqtt.events import (
 )
 from protocols.mqtt.reasons import CONNACK_REASONS, MqttProtocolError, ReasonCode
 from protocols.mqtt.wire import PINGRESP, Wire
-from protocols.peers import Authenticate
+from protocols.peers import Authenticate as Check
 from protocols.sansio import Outbox
 from routing.clients import Client
 from routing.errors import BrokerError, NoPermission, NotAllowed
@@ -70,7 +72,7 @@ class MqttAdapter:
         peer: str,
         clock: Callable[[], float],
         config: MqttConfig | None = None,
-        authenticate: Authenticate | None = None,
+        authenticate: Check | None = None,
         peer_certificate_name: str | None = None,
     ) -> None:
         """`peer` is the address for logs and for the loopback rule; for the rest see `Login`."""
@@ -81,6 +83,7 @@ class MqttAdapter:
         self._clock = clock
         self.config = config or MqttConfig()
         self._login = Login(self.config, authenticate, peer, peer_certificate_name)
+        self._authentication = Authentication(self, authenticate)
         self._connection = ServerConnection(self.config)
         self._deadline_s = clock() + self.config.connect_timeout_s
         self._keep_alive_s = 0.0
@@ -158,6 +161,8 @@ class MqttAdapter:
     async def _control(self, event: Event) -> None:
         if isinstance(event, Connect):
             await self._open(event)
+        elif isinstance(event, Authenticate):
+            await self._authenticate(event)
         elif isinstance(event, Subscribe):
             await self.subscribing.subscribe(event)
         elif isinstance(event, Unsubscribe):
@@ -171,6 +176,11 @@ class MqttAdapter:
 
     async def _open(self, connect: Connect) -> None:
         """Answer a CONNECT: refuse it, or make a session and take the client identifier over."""
+        if connect.authentication_method is not None and self._login.shown is None:
+            code = await self._authentication.begin(connect)
+            if code != ReasonCode.SUCCESS:
+                self._refuse(code)
+            return
         code = await self._login.refusal(connect)
         if self.closed:
             return
@@ -180,8 +190,7 @@ class MqttAdapter:
         if code == ReasonCode.SUCCESS and not excess:
             code = self._join(connect)
         if code != ReasonCode.SUCCESS:
-            self.outbox.write(self.wire.connack(code))
-            self.end(f"CONNECT refused: {code.name}")
+            self._refuse(code)
             return
         if excess:
             self.end(f"will {excess}")
@@ -215,6 +224,24 @@ class MqttAdapter:
         told = connack_properties(self.config, connect, assigned)
         self.outbox.write(self.wire.connack(ReasonCode.SUCCESS, properties=told))
         log.debug("MQTT %s: client %r connected", self.peer, connect.client_id)
+
+    def _refuse(self, code: ReasonCode) -> None:
+        self.outbox.write(self.wire.connack(code))
+        self.end(f"CONNECT refused: {code.name}")
+
+    async def _authenticate(self, event: Authenticate) -> None:
+        """AUTH: a step of a login that CONNECT began, or of a later one."""
+        code, connect = await self._authentication.go_on(event)
+        if code != ReasonCode.SUCCESS:
+            if self.session is None:
+                self._refuse(code)
+            else:
+                self.outbox.write(self.wire.disconnect(code))
+                self.end(f"not authenticated: {code.name}")
+        elif connect is not None and not self.closed:
+            self._login.shown = self._authentication.user
+            self._connection.authenticated()
+            await self._open(connect)
 
     def _join(self, connect: Connect) -> ReasonCode:
         """Become a client of the broker, with the rights of its user; the reason code."""

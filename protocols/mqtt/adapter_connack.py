@@ -17,4 +17,6 @@ def connack_properties(config: MqttConfig, connect: Connect, assigned: bool) -> 
         topic_alias_max=config.topic_alias_max,
         subscription_ids_available=False,
         shared_available=False,
+        authentication_method=connect.authentication_method,
+        authentication_data=connect.authentication_data or None,
     )

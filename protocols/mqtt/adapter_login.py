@@ -19,9 +19,13 @@ class Login:
         self._authenticate = authenticate
         self._peer = peer
         self._certificate_name = certificate_name if config.certificate_login else None
+        self.shown: str | None = None
+        """Who the client has shown to be by other means (`adapter_authentication`)."""
 
     def user_of(self, connect: Connect) -> str:
         """Who the client is, once it is welcome."""
+        if self.shown is not None:
+            return self.shown
         if connect.user_name is not None:
             return connect.user_name
         return self._config.anonymous_user if self._certificate_name is None else self._certificate_name
@@ -29,13 +33,13 @@ class Login:
     async def refusal(self, connect: Connect) -> ReasonCode:
         """The reason code for a CONNECT (section 3.2.2.3)."""
         config = self._config
-        if connect.authentication_method is not None:
-            return ReasonCode.BAD_AUTHENTICATION_METHOD
         level = connect.protocol_level
         if not connect.client_id and (level == 3 or (level == 4 and not connect.clean_start)):
             return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID  # MQTT-3.1.3-8
         if len(connect.client_id.encode()) > config.client_id_bytes_max:
             return ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+        if self.shown is not None:
+            return ReasonCode.SUCCESS
         if connect.user_name is not None:
             password = connect.password or b""
             welcome = await is_welcome(self._authenticate, connect.user_name, password, self._peer)

@@ -93,6 +93,11 @@ def _violation(first: int, *, version_5: bool) -> _Violation:
 
 _VIOLATIONS = [_violation(first, version_5=False) for first in range(256)]
 _VIOLATIONS_5 = [_violation(first, version_5=True) for first in range(256)]
+_TOO_SOON: _Violation = ("a packet other than AUTH before CONNACK", "MQTT-3.1.2-30", _PROTOCOL_ERROR)
+_VIOLATIONS_BEFORE_CONNACK: list[_Violation] = [
+    violation or (None if first in (AUTH, DISCONNECT) else _TOO_SOON) for first, violation in enumerate(_VIOLATIONS_5)
+]
+"""Of a client that authenticates by AUTH."""
 _VIOLATIONS_BEFORE_CONNECT: list[_Violation] = [
     None if first == CONNECT else ("the first packet is not CONNECT", "MQTT-3.1.0-1", _PROTOCOL_ERROR)
     for first in range(256)
@@ -143,7 +148,7 @@ class ServerConnection:
         if not self.wire.has_properties:
             return
         error.clause = clause_in_5(error.clause)
-        if self._connect is None:
+        if self._connect is None or self._violations is _VIOLATIONS_BEFORE_CONNACK:
             error.answer = error.answer or self.wire.connack(error.code)
         else:
             most = self._connect.packet_bytes_max
@@ -201,7 +206,13 @@ class ServerConnection:
         self._connect = connect
         self._publishes = PublishRuns5(self._config) if version_5 else PublishRuns(self._config)
         self._violations = _VIOLATIONS_5 if version_5 else _VIOLATIONS
+        if connect.authentication_method is not None:
+            self._violations = _VIOLATIONS_BEFORE_CONNACK
         return connect
+
+    def authenticated(self) -> None:
+        """A client whose CONNECT named an authentication method is accepted: it may send other packets than AUTH."""
+        self._violations = _VIOLATIONS_5
 
     def _check_5(self, event: Event) -> None:
         """What a packet may say depends on CONNECT."""

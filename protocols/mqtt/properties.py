@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
 
@@ -248,31 +248,6 @@ def read_properties(
     if stop > len(body):
         raise MqttProtocolError(f"truncated properties of {packet}", "MQTT-2.2.2-1")
     return read_block(body[position:stop], permitted, packet), stop
-
-
-class PublishBlock(NamedTuple):
-    """What the block of a PUBLISH from a client says."""
-
-    alias: int
-    """0 is none."""
-    expiry_s: int | None
-    raw: bytes
-    """The block without these two, as the client wrote it."""
-
-
-def read_publish_block(block: bytes) -> PublishBlock:
-    """Check the block of a PUBLISH from a client. Raises MqttProtocolError."""
-    found = read_block(block, IN_PUBLISH, "PUBLISH")
-    alias, expiry_s = found.get(Property.TOPIC_ALIAS), found.get(Property.MESSAGE_EXPIRY)
-    check_response_topic(found.get(Property.RESPONSE_TOPIC))
-    if alias == 0:
-        raise MqttProtocolError("topic alias is 0", "MQTT-3.3.2-8", ReasonCode.TOPIC_ALIAS_INVALID)
-    if alias is None and expiry_s is None:
-        return PublishBlock(0, None, block)
-    return PublishBlock(alias or 0, expiry_s, without(block, _KEPT_APART))
-
-
-_KEPT_APART = (Property.TOPIC_ALIAS, Property.MESSAGE_EXPIRY)
 
 
 def without(block: bytes, identifiers: Container[int]) -> bytes:
