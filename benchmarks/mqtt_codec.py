@@ -166,7 +166,7 @@ acks = b"".join(b"\x40\x02" + i.to_bytes(2, "big") for i in range(65_536))
 
 def _outstanding(adapter: MqttAdapter) -> list[tuple[int, int]]:
     """What a client that reads its packets would acknowledge."""
-    return [(first, last) for first, (last, _) in adapter.delivering.packet_ids._runs.items()]
+    return [(first, last) for first, (last, _) in adapter.inflight.packet_ids._runs.items()]
 
 
 def main() -> None:

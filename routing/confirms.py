@@ -7,16 +7,18 @@ for; when that is met, and everything before it, the sink gets one cumulative `c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from routing.cluster.streams import Stream, Watch
+from routing.commits import Done
 from routing.errors import BrokerError
 from routing.message import Slab
 from routing.queues.runs_of import runs_of
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
+    from routing.queues.queue_partition import QueuePartition
     from routing.session import Session
 
 _Requirements = dict["PartitionLog", int]
@@ -51,6 +53,7 @@ class Confirms:
         """The last sequence number."""
         self._session = session
         self._noted = 0
+        self._written: list[tuple[Collection[QueuePartition], Done]] = []
         self._pending: deque[_Pending] = deque()
         self._requirements: _Requirements = {}
         self._needs_sync = False
@@ -105,6 +108,13 @@ class Confirms:
         self._parts.append((last, self._requirements, self._needs_sync, None, watches))
         self._requirements, self._needs_sync = {}, False
 
+    def when_written(self, homes: Collection[QueuePartition], done: Done) -> None:
+        """Call `done` when what was settled or released in these homes so far is committed, see `CommitWaiter`."""
+        for home in homes:
+            home.settlements_due()
+        self._written.append((homes, done))
+        self._session.broker.confirming[self._session] = None
+
     def note(self) -> None:
         """The turn ends, everything is appended: wait for what it published."""
         self._end_part(self.published)
@@ -113,6 +123,11 @@ class Confirms:
             if last > self._noted:
                 self._wait(last, requirements, needs_sync, error, watches)
         self._advance()
+        if self._written:
+            written, self._written = self._written, []
+            for homes, done in written:
+                needed = [(home.log, home.log.log_end_offset) for home in homes]
+                self._session.broker.commits.when_committed(needed, done)
 
     def _wait(
         self,

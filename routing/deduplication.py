@@ -7,6 +7,8 @@
 3. A policy may ask it of an exchange: then every queue on the way from there remembers, whatever its own settings say.
    Topics and streams take everything.
 4. A duplicate is confirmed when the original is safe.
+
+Publishes whose publisher numbers them (`Slab.once`) are known for sure: see `queues/publish_numbers.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from core_log.errors import LogUnavailable
-from routing.message import NAME_ENCODING_ERRORS, Slab
+from routing.message import NAME_ENCODING_ERRORS, Numbered, Slab
 from routing.property_editors import PropertyEditor, editor_of
 from routing.queues.seen_ids import hashes_of
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
+    from routing.queues.home import Home
     from routing.topology.route import Route
 
 ID_HEADER = "x-deduplication-header"
@@ -29,7 +32,34 @@ ID_HEADER = "x-deduplication-header"
 
 def put(route: Route, slab: Slab, now_ms: Callable[[], int]) -> list[tuple[PartitionLog, int]]:
     """Put a slab where the route leads, once; the durable logs it went to, with the offsets it ends at."""
+    if slab.once is not None:
+        return _put_numbered(route, slab, slab.once, now_ms)
     return deliver_new(route, slab, now_ms()) if route.remembering else route.deliver(slab)
+
+
+def _put_numbered(
+    route: Route, slab: Slab, once: Numbered, now_ms: Callable[[], int]
+) -> list[tuple[PartitionLog, int]]:
+    """Put messages where they are missing: what a home has taken under the same number it does not get again."""
+    publisher, numbers = once
+    count = len(numbers)
+    missing: list[frozenset[Home]] = [frozenset()] * count
+    for home in route.durable_homes:
+        taken = home.numbers.known(publisher, numbers) if home.numbers else ()
+        if taken:
+            missing = [homes | {home} if n in taken else homes for homes, n in zip(missing, numbers, strict=True)]
+    targets: list[tuple[PartitionLog, int]] = []
+    start = 0
+    for at in range(1, count + 1):
+        if at == count or missing[at] != missing[start]:
+            part = slab.part(start, at)
+            there = frozenset(queue for queue in route.queues if queue.partition in missing[start])
+            way = route.avoiding(there) if there else route
+            targets += deliver_new(way, part, now_ms()) if way.remembering else way.deliver(part)
+            start = at
+    if any(missing):
+        targets += [(home.log, home.next_offset) for home in route.durable_homes]
+    return targets
 
 
 def deliver_new(route: Route, slab: Slab, now_ms: int) -> list[tuple[PartitionLog, int]]:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,6 +179,12 @@ def _header_value(value: Any) -> bytes | None:
     return json.dumps(value, default=str).encode()
 
 
+Numbered = tuple[int, "array[int]"]
+"""Who publishes (the id of a durable queue), and a number (uint16) for each message: under these a message is published
+once, however often it is said, until the number is released (`queues/publish_numbers.py`).
+"""
+
+
 class Slab:
     """A run of messages of one exchange; see the module's rule 3.
 
@@ -188,11 +195,12 @@ class Slab:
 
     `size` is the sum of the body lengths in bytes. `wire` is scratch space for adapters, as in `Properties`,
     shared by all who deliver this slab: encode a fan-out once per wire form. `columns` is the same for home partitions:
-    the facts as they keep them.
+    the facts as they keep them. `once` is for publishes that may be said again.
     """
 
     __slots__ = (
-        "_highest_facts", "bodies", "columns", "exchange", "facts", "keys", "properties", "raws", "routing_key", "size",
+        "_highest_facts", "bodies", "columns", "exchange", "facts", "keys", "once", "properties", "raws",
+        "routing_key", "size",
         "wire",
     )  # fmt: skip
 
@@ -218,6 +226,7 @@ class Slab:
         self.size = sum(map(len, bodies)) if size is None else size
         self.wire: dict[Any, Any] | None = None
         self.columns: Any = None
+        self.once: Numbered | None = None
         self._highest_facts = -1
 
     def __len__(self) -> int:
@@ -266,7 +275,10 @@ class Slab:
             key = keys[0]
             if keys.count(key) == len(keys):
                 keys = None
-        return Slab(self.exchange, key, self.properties, self.bodies[start:stop], keys=keys, raws=raws, facts=facts)
+        found = Slab(self.exchange, key, self.properties, self.bodies[start:stop], keys=keys, raws=raws, facts=facts)
+        if self.once is not None:
+            found.once = self.once[0], self.once[1][start:stop]
+        return found
 
 
 class StreamSlab(Slab):

@@ -24,6 +24,7 @@ from routing.elsewhere import get_elsewhere
 from routing.errors import BrokerError, PreconditionFailed
 from routing.message import Slab
 from routing.overflowing import publish_what_fits
+from routing.queues.receipts import receive
 from routing.queues.retries import Cause
 from routing.topics.stream import Stream
 from routing.unsettled import Outcome as Outcome
@@ -54,20 +55,17 @@ class Session:
         """Unsettled messages the session may have in all; 0 is no limit."""
         self.prefetch_default = 0
         """The limit that new consumers get; 0 is none."""
-        self.outstanding = 0
-        """Deliveries to consumers that are not settled; the answers to `get` do not count."""
+        self.outstanding = 0  # deliveries to consumers that are not settled; the answers to `get` do not count
         self.paused = False
         self.closed = False
-        self.number = 0
-        """What the protocol calls it: the number of a channel."""
+        self.number = 0  # what the protocol calls it: the number of a channel
         self.on_overdue: Callable[[BrokerError], None] | None = None
         """Ends the session when it holds a delivery for too long; without it, it may."""
         self.consumers: list[Consumer] = []
         self.unsettled: list[Unsettled] = []
         self.transaction: Transaction | None = None
         """What publishes and settlements go into instead of taking effect."""
-        self.next_id = 1
-        """The id of the next delivery."""
+        self.next_id = 1  # of the next delivery
         self.confirms = Confirms(self)
 
     # --- publishing --------------------------------------------------------------------
@@ -387,6 +385,8 @@ class Session:
             queue.give_back(offsets[0], count)
         elif outcome is Outcome.ACK:
             queue.settle_offsets(offsets)
+        elif outcome is Outcome.RECEIVED:
+            receive(queue, offsets)
         elif outcome is Outcome.REQUEUE:
             queue.give_back_offsets(offsets, Cause.REQUEUED)
         elif outcome is Outcome.RELEASE:

@@ -147,6 +147,8 @@ class Storage:
         topology.recover_queues()
         for partition in topology.led:
             catalog.ids.skip(restore(files, partition))
+        for partition in topology.led if homes is None else ():
+            partition.numbers.keep({queue.id for queue in topology.all_queues()})
         for (_, name), entry in catalog.entries("topic"):
             topology.add_topic(self.open_topic(name, entry), entry)
         tidy_topics(files, {p.log.directory for topic in topology.topics.values() for p in topic.partitions})

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 class Outcome(Enum):
     """What becomes of delivered messages; RELEASE puts them back without a verdict of who had them, UNSEEN those that
-    came to another broker and no further, UNSEEN_AGAIN such as had been delivered before.
+    came to another broker and no further, UNSEEN_AGAIN such as had been delivered before. RECEIVED is the first of two
+    steps to be done with them (`Queue.receive`).
     """
 
     ACK = "ack"
+    RECEIVED = "received"
     REQUEUE = "requeue"
     DISCARD = "discard"
     RELEASE = "release"
@@ -94,6 +96,11 @@ class Unsettled:
 def entry_first(entry: Unsettled) -> int:
     """What entries are ordered by."""
     return entry.first
+
+
+def entry_at(unsettled: list[Unsettled], delivery_id: int) -> Unsettled:
+    """The run that an outstanding delivery belongs to."""
+    return unsettled[bisect_right(unsettled, delivery_id, key=entry_first) - 1]
 
 
 def require_returnable(unsettled: list[Unsettled], first_id: int, last_id: int) -> None:

@@ -15,21 +15,23 @@ import math
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from protocols.mqtt.adapter_authentication import Authentication
 from protocols.mqtt.adapter_connack import connack_properties
 from protocols.mqtt.adapter_deliver import Delivering
 from protocols.mqtt.adapter_errors import reason_of
+from protocols.mqtt.adapter_inflight import Inflight
 from protocols.mqtt.adapter_login import Login
 from protocols.mqtt.adapter_publish import Publishing
 from protocols.mqtt.adapter_retained import Retaining
+from protocols.mqtt.adapter_sessions import LastingSession, open_session, sessions_of
 from protocols.mqtt.adapter_subscribe import Subscribing
 from protocols.mqtt.adapter_subscriptions import Subscriptions
 from protocols.mqtt.adapter_will import WillOfClient
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
 from protocols.mqtt.events import (
+    AcknowledgementKind,
     Acknowledgements,
     Authenticate,
     Connect,
@@ -40,7 +42,7 @@ from protocols.mqtt.events import (
     Subscribe,
     Unsubscribe,
 )
-from protocols.mqtt.reasons import CONNACK_REASONS, MqttProtocolError, ReasonCode
+from protocols.mqtt.reasons import CONNACK_REASONS, SERVER_DISCONNECT_REASONS, MqttProtocolError, ReasonCode
 from protocols.mqtt.wire import PINGRESP, Wire
 from protocols.peers import Authenticate as Check
 from protocols.sansio import Outbox
@@ -56,9 +58,6 @@ if TYPE_CHECKING:
 KEEP_ALIVE_FACTOR = 1.5
 
 log = logging.getLogger(__name__)
-
-_clients: WeakKeyDictionary[Broker, dict[str, MqttAdapter]] = WeakKeyDictionary()
-"""The connection of each client identifier (MQTT-3.1.4-2)."""
 
 
 class MqttAdapter:
@@ -91,6 +90,8 @@ class MqttAdapter:
         self.session: Session | None = None
         self.grants: Grants
         """What the user may do, from CONNECT on."""
+        self._lasting: LastingSession | None = None
+        self.inflight: Inflight
         self.publishing: Publishing
         self.delivering: Delivering
         self.subscribing: Subscribing
@@ -119,17 +120,17 @@ class MqttAdapter:
                 if self.closed:
                     return
                 if type(event) is PublishRun:
-                    if event.qos == 2:
-                        self.end("QoS 2 is not supported")
-                        return
                     self.published = True
                     self.publishing.publish(event)
                 elif type(event) is Acknowledgements:
-                    self.delivering.acknowledge(event)
+                    if event.kind is AcknowledgementKind.PUBREL:
+                        self.publishing.release(event)
+                    else:
+                        self.inflight.acknowledge(event)
                 else:
                     await self._control(event)
         except BrokerError as error:
-            self.end(str(error))
+            self.end(str(error), code=reason_of(error, SERVER_DISCONNECT_REASONS))
         if events and self._keep_alive_s and not self.closed:
             self._deadline_s = self._clock() + self._keep_alive_s
         if violation is not None and not self.closed:
@@ -145,7 +146,10 @@ class MqttAdapter:
         if self.held and self.session is not None:
             self._deadline_s = now + self._keep_alive_s if self._keep_alive_s else math.inf
         elif now >= self._deadline_s:
-            self.end("no CONNECT in time" if self.session is None else "keep-alive timeout")
+            if self.session is None:
+                self.end("no CONNECT in time")
+            else:
+                self.end("keep-alive timeout", code=ReasonCode.KEEP_ALIVE_TIMEOUT)
 
     def connection_lost(self) -> None:
         """The transport is gone."""
@@ -153,8 +157,11 @@ class MqttAdapter:
         self._leave()
 
     def shut_down(self, reason: str) -> None:
-        """MQTT 3.1.1 has no packet for it: the transport is closed."""
-        self.end(reason, logging.DEBUG)
+        """The broker stops. Before MQTT 5 there is no packet for it: the transport is closed."""
+        self.end(reason, logging.DEBUG, code=ReasonCode.SERVER_SHUTTING_DOWN)
+
+    def _ended_by_operator(self, reason: str) -> None:
+        self.end(reason, code=ReasonCode.ADMINISTRATIVE_ACTION)
 
     # Control packets.
 
@@ -170,9 +177,7 @@ class MqttAdapter:
         elif isinstance(event, PingRequest):
             self.outbox.write(PINGRESP)
         elif isinstance(event, Disconnect):
-            if event.reason != ReasonCode.DISCONNECT_WITH_WILL:
-                self.connect.will = None  # MQTT-3.14.4-3
-            self.end("the client disconnected", logging.DEBUG)
+            await self._disconnected(event)
 
     async def _open(self, connect: Connect) -> None:
         """Answer a CONNECT: refuse it, or make a session and take the client identifier over."""
@@ -195,23 +200,38 @@ class MqttAdapter:
         if excess:
             self.end(f"will {excess}")
             return
-        clients = _clients.setdefault(self.broker, {})
+        clients = sessions_of(self.broker).clients
         previous = clients.get(connect.client_id)
         if previous is not None:
-            previous.end("the client connected again", logging.DEBUG)
+            previous.end("the client connected again", logging.DEBUG, code=ReasonCode.SESSION_TAKEN_OVER)
             previous._leave()
         clients[connect.client_id] = self
         self.connect = connect
-        self._keep_alive_s = connect.keep_alive_s * KEEP_ALIVE_FACTOR
+        try:
+            lasting = await open_session(self, connect)
+        except BrokerError as error:
+            self.outbox.write(self.wire.connack(reason_of(error, CONNACK_REASONS)))
+            self.end(f"no session: {error}")
+        if self.closed:
+            self._forget()
+            return
+        await self._begin(connect, lasting, assigned)
+
+    async def _begin(self, connect: Connect, lasting: LastingSession | None, assigned: bool) -> None:
+        """Accept the client: there is a session from now on."""
+        config = self.config
+        told = connack_properties(config, connect, assigned)
+        self._lasting = lasting
+        self._keep_alive_s = (told.server_keep_alive_s or connect.keep_alive_s) * KEEP_ALIVE_FACTOR
         self._deadline_s = self._clock() + self._keep_alive_s if self._keep_alive_s else math.inf
-        self.session = self.broker.session(self, protocol="mqtt", owner=self, vhost=self.config.virtual_host)
-        window = min(self.config.inflight_messages_max, connect.receive_maximum)
-        self.session.set_prefetch(window, per_session=True)
+        session = self.session = self.broker.session(self, protocol="mqtt", owner=self, vhost=config.virtual_host)
         subscriptions = Subscriptions()
-        self.publishing = Publishing(self, self.session)
-        self.delivering = Delivering(self, self.session, subscriptions)
-        self.subscribing = Subscribing(self, self.session, subscriptions, self.delivering)
-        self.retaining = Retaining(self, self.session)
+        window = min(config.inflight_messages_max, connect.receive_maximum)
+        self.inflight = Inflight(self, session, lasting, window)
+        self.publishing = Publishing(self, session, lasting)
+        self.delivering = Delivering(self, session, subscriptions, self.inflight)
+        self.subscribing = Subscribing(self, session, subscriptions, self.delivering, lasting)
+        self.retaining = Retaining(self, session)
         self._will = WillOfClient(self)
         try:
             await self._will.keep()
@@ -220,10 +240,26 @@ class MqttAdapter:
             raise
         if self.closed:
             return
-        self.outbox.on_writable = self.session.resume
-        told = connack_properties(self.config, connect, assigned)
-        self.outbox.write(self.wire.connack(ReasonCode.SUCCESS, properties=told))
+        self.outbox.on_writable = session.resume
+        present = lasting is not None and lasting.present
+        self.outbox.write(self.wire.connack(ReasonCode.SUCCESS, session_present=present, properties=told))
         log.debug("MQTT %s: client %r connected", self.peer, connect.client_id)
+        self.inflight.resume()
+        await self.subscribing.resume()
+
+    async def _disconnected(self, event: Disconnect) -> None:
+        """The client leaves, and may say for how long its session is to be kept (MQTT 5, 3.14.2.2.2)."""
+        if event.reason != ReasonCode.DISCONNECT_WITH_WILL:
+            self.connect.will = None  # MQTT-3.14.4-3
+        expiry_s = event.session_expiry_s
+        if expiry_s is not None and expiry_s != self.connect.session_expiry_s:
+            if not self.connect.session_expiry_s:
+                self.end("a session expiry where there was none", code=ReasonCode.PROTOCOL_ERROR)
+                return
+            self.connect.session_expiry_s = expiry_s
+            if self._lasting is not None:
+                await self._lasting.expire_after(expiry_s)
+        self.end("the client disconnected", logging.DEBUG)
 
     def _refuse(self, code: ReasonCode) -> None:
         self.outbox.write(self.wire.connack(code))
@@ -246,7 +282,7 @@ class MqttAdapter:
     def _join(self, connect: Connect) -> ReasonCode:
         """Become a client of the broker, with the rights of its user; the reason code."""
         user = self._login.user_of(connect)
-        client = Client("mqtt", user, self.config.virtual_host, self.peer, self.end, connect.client_id)
+        client = Client("mqtt", user, self.config.virtual_host, self.peer, self._ended_by_operator, connect.client_id)
         try:
             self.grants = self.broker.connect(self, client, client_id=connect.client_id)
         except BrokerError as error:
@@ -271,7 +307,8 @@ class MqttAdapter:
         self.publishing.refuse(first, last)
 
     def returned(self, slab: Slab, reason: str) -> None:
-        """Never happens: nothing is published as mandatory."""
+        """Nobody is subscribed to a publish."""
+        self.publishing.returned(slab)
 
     def cancelled(self, consumer: Consumer) -> None:
         """Somebody deleted the queue: end the connection rather than go silent."""
@@ -283,10 +320,14 @@ class MqttAdapter:
 
     # Ending.
 
-    def end(self, reason: str, level: int = logging.WARNING) -> None:
-        """The connection is over; the shell closes the transport and calls `connection_lost`."""
+    def end(self, reason: str, level: int = logging.WARNING, *, code: ReasonCode | None = None) -> None:
+        """The connection is over; the shell closes the transport and calls `connection_lost`. The client is told the
+        `code`, if its version can be.
+        """
         if self.closed:
             return
+        if code is not None and self.session is not None:
+            self.outbox.write(self.wire.disconnect(code, reason, packet_bytes_max=self.connect.packet_bytes_max))
         self.closed = True
         self._deadline_s = math.inf
         log.log(level, "MQTT %s: closing the connection of client %r: %s", self.peer, self.connect.client_id, reason)
@@ -296,10 +337,17 @@ class MqttAdapter:
         """Publish the will (MQTT-3.1.2-8) and give everything back, once."""
         session, self.session = self.session, None
         if session is None:
+            self._forget()
             return
         self._will.leave()
         session.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """The connection is nobody's any more."""
         self.broker.release(self)
-        clients = _clients.get(self.broker, {})
-        if clients.get(self.connect.client_id) is self:
-            del clients[self.connect.client_id]
+        sessions = sessions_of(self.broker)
+        if sessions.clients.get(self.connect.client_id) is self:
+            del sessions.clients[self.connect.client_id]
+            if not sessions.taken.get(self.connect.client_id, True):
+                del sessions.taken[self.connect.client_id]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from protocols.mqtt.adapter_sessions import granted_expiry_s
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import Connect
-from protocols.mqtt.wire import ConnackProperties
+from protocols.mqtt.wire import NO_PROPERTIES, ConnackProperties
 
 
 def connack_properties(config: MqttConfig, connect: Connect, assigned: bool) -> ConnackProperties:
     """The properties of a CONNACK that accepts; `assigned`: the broker chose the client identifier."""
+    if connect.protocol_level < 5:
+        return NO_PROPERTIES
+    expiry_s, most_s = granted_expiry_s(connect.session_expiry_s), config.keep_alive_max_s
     return ConnackProperties(
-        session_expiry_s=0 if connect.session_expiry_s else None,
-        qos_max=1,
+        session_expiry_s=expiry_s if expiry_s != connect.session_expiry_s else None,
+        receive_maximum=config.receive_maximum if config.receive_maximum < 65_535 else None,
         packet_bytes_max=config.packet_bytes_max,
         assigned_client_id=connect.client_id if assigned else None,
         topic_alias_max=config.topic_alias_max,
@@ -19,4 +23,5 @@ def connack_properties(config: MqttConfig, connect: Connect, assigned: bool) -> 
         shared_available=False,
         authentication_method=connect.authentication_method,
         authentication_data=connect.authentication_data or None,
+        server_keep_alive_s=most_s if most_s and not 0 < connect.keep_alive_s <= most_s else None,
     )

@@ -1,17 +1,18 @@
-"""What an MQTT client is sent: slabs become packets under packet ids, acknowledgements settle what the ids stood for.
+"""What an MQTT client is sent: slabs become packets. For packet ids and acknowledgements see `adapter_inflight`.
 
-A fan-out is encoded once, see `adapter_deliveries`. At QoS 1 only the packet ids differ between subscribers.
+A fan-out is encoded once, see `adapter_deliveries`. At QoS 1 and 2 only the packet ids differ between subscribers.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from protocols.convert import routing_key_to_topic
 from protocols.mqtt.adapter_deliveries import (
     WIRES_QOS_0,
-    heads_at_qos_1,
+    heads_of,
     qos_0_packets,
     stretches,
     varied_at_qos_0,
@@ -19,18 +20,24 @@ from protocols.mqtt.adapter_deliveries import (
 )
 from protocols.mqtt.adapter_properties import blocks_of
 from protocols.mqtt.adapter_retained import given
-from protocols.mqtt.events import Acknowledgements
-from protocols.mqtt.inflight import PacketIds
 from protocols.mqtt.packets import check_topic_name
 from protocols.mqtt.properties import encode_text
 from protocols.mqtt.raw import QOS_MASK
 from protocols.mqtt.reasons import MqttProtocolError
-from protocols.mqtt.wire import encode_publishes_with_ids, remaining_length, varied_heads
-from routing.message import Slab
+from protocols.mqtt.wire import (
+    DUP,
+    Blocks,
+    PublishHeads,
+    encode_publishes_with_ids,
+    remaining_length,
+    varied_heads,
+)
+from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome, Session
 
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
+    from protocols.mqtt.adapter_inflight import Inflight
     from protocols.mqtt.adapter_subscriptions import Subscriptions
 
 ROUTES_REMEMBERED_MAX = 4096
@@ -41,14 +48,23 @@ _RETAINED_SHIFT = 2
 log = logging.getLogger(__name__)
 
 
+def qos_of(properties: Properties, raw: bytes) -> int:
+    """The QoS that a message was published with; of one that came by another protocol at most 1."""
+    if not properties.persistent:
+        return 0
+    return raw[0] & QOS_MASK if properties.protocol == "mqtt" and raw else 1
+
+
 class Delivering:
     """The outbound publishes of one connection, from CONNECT on; see the module."""
 
-    def __init__(self, adapter: MqttAdapter, session: Session, subscriptions: Subscriptions) -> None:
+    def __init__(
+        self, adapter: MqttAdapter, session: Session, subscriptions: Subscriptions, inflight: Inflight
+    ) -> None:
         self._adapter = adapter
         self._session = session
         self._subscriptions = subscriptions
-        self.packet_ids = PacketIds()
+        self.inflight = inflight
         self._routes: dict[str, tuple[bytes | None, int]] = {}
         self._drops = False
         self._version_5 = adapter.wire.has_properties
@@ -64,12 +80,16 @@ class Delivering:
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
         if self._packet_bytes_max is None:
-            self._deliver(consumer, first_id, slab, start, stop)
+            self._deliver(consumer, first_id, slab, start, stop, redelivered)
             return
         first = start
         for index in (*self._too_large(slab, start, stop, self._packet_bytes_max), stop):
             if index > first:
-                self._deliver(consumer, first_id + first - start, slab, first, index)
+                self._deliver(consumer, first_id + first - start, slab, first, index, redelivered)
+                if self.inflight.collided:
+                    if index < stop:
+                        self.inflight.give_back(first_id + index - start, first_id + stop - start - 1, redelivered)
+                    return
             if index < stop and not consumer.no_ack:
                 self._session.settle(first_id + index - start, first_id + index - start, Outcome.DISCARD)
             first = index + 1
@@ -92,7 +112,7 @@ class Delivering:
             self.too_large += len(found)
         return found
 
-    def _deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int) -> None:
+    def _deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         if consumer.no_ack and slab.wire is not None and stop - start == len(slab.bodies):
             packets = slab.wire.get(self._wire_key)
             if packets is not None:
@@ -102,37 +122,63 @@ class Delivering:
         if self._adapter.closed:
             return
         retained = given(slab, start, stop)
-        if slab.keys is not None or retained is not None:
-            self._deliver_mixed(consumer, first_id, slab, start, stop, retained)
+        differ = slab.raws is not None and self._subscriptions.qos_max > 1
+        if slab.keys is not None or retained is not None or differ:
+            self._deliver_mixed(consumer, first_id, slab, start, stop, retained, redelivered)
             return
         topic, granted = self._routes.get(slab.routing_key) or self._add_route(slab.routing_key)
         if topic is None:
             if not consumer.no_ack:
                 session.settle(first_id, first_id + stop - start - 1, Outcome.DISCARD)
-        elif granted and slab.properties.persistent and not consumer.no_ack:
-            heads = heads_at_qos_1(slab, topic, version_5=self._version_5)
+            return
+        raw = slab.properties.raw if slab.raws is None else slab.raws[start]
+        qos = 0 if consumer.no_ack else min(granted, qos_of(slab.properties, raw))
+        if qos:
+            heads = heads_of(slab, topic, qos, DUP if redelivered else 0, version_5=self._version_5)
             blocks = blocks_of(slab, 0, len(slab.bodies)) if self._version_5 else b""
-            for packet_id, count in self.packet_ids.take(first_id, stop - start):
-                end = start + count
-                some = heads if isinstance(heads, bytes) else heads[start:end]
-                props = blocks if isinstance(blocks, bytes) else blocks[start:end]
-                self._adapter.outbox.write(encode_publishes_with_ids(some, slab.bodies[start:end], packet_id, props))
-                start = end
+            self._send(consumer, first_id, qos, redelivered, heads, slab.bodies, blocks, start, stop)
         else:
             self._adapter.outbox.write(qos_0_packets(slab, start, stop, topic, version_5=self._version_5))
             if not consumer.no_ack:
                 session.settle(first_id, first_id + stop - start - 1, Outcome.ACK)
 
+    def _send(
+        self,
+        consumer: Consumer,
+        first_id: int,
+        qos: int,
+        redelivered: bool,
+        heads: PublishHeads,
+        bodies: Sequence[bytes],
+        blocks: Blocks,
+        start: int,
+        stop: int,
+    ) -> None:
+        """Publishes [start, stop) with packet ids, as many as there are ids for."""
+        for packet_id, count in self.inflight.take(consumer, first_id, stop - start, redelivered):
+            end = start + count
+            some = heads if isinstance(heads, bytes) else heads[start:end]
+            props = blocks if isinstance(blocks, bytes) else blocks[start:end]
+            packets = encode_publishes_with_ids(some, bodies[start:end], packet_id, props)
+            self.inflight.write(consumer, packets, qos, first_id + count - 1)
+            first_id, start = first_id + count, end
+
     def _deliver_mixed(
-        self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, retained: list[int] | None
+        self,
+        consumer: Consumer,
+        first_id: int,
+        slab: Slab,
+        start: int,
+        stop: int,
+        retained: list[int] | None,
+        redelivered: bool,
     ) -> None:
         """Deliver messages of different topics: stretches of one QoS and RETAIN flag, leaving out what is no topic."""
         session = self._session
         keys = [slab.routing_key] * (stop - start) if slab.keys is None else slab.keys[start:stop]
         routes = [self._routes.get(key) or self._add_route(key) for key in keys]
         topics = [topic or b"" for topic, _ in routes]
-        at_qos_1 = slab.properties.persistent and not consumer.no_ack
-        kinds = [None if topic is None else granted if at_qos_1 else 0 for topic, granted in routes]
+        kinds = self._kinds(consumer, slab, start, stop, routes)
         if retained is not None:
             kinds = [
                 None if kind is None else kind | flag << _RETAINED_SHIFT
@@ -151,16 +197,31 @@ class Delivering:
                 if not kind:
                     self._adapter.outbox.write(varied_at_qos_0(topics[first:last], bodies, blocks, flags=flags))
                 else:
+                    flags |= DUP if redelivered else 0
                     heads = varied_heads(topics[first:last], bodies, kind, flags=flags, blocks=blocks)
-                    at = 0
-                    for packet_id, count in self.packet_ids.take(first_id + first, last - first):
-                        some, end = heads[at : at + count], at + count
-                        props = blocks if isinstance(blocks, bytes) else blocks[at:end]
-                        self._adapter.outbox.write(encode_publishes_with_ids(some, bodies[at:end], packet_id, props))
-                        at = end
+                    self._send(consumer, first_id + first, kind, redelivered, heads, bodies, blocks, 0, len(bodies))
+                    if self.inflight.collided:
+                        if last < stop - start:
+                            self.inflight.give_back(first_id + last, first_id + stop - start - 1, redelivered)
+                        return
             if not kind and not consumer.no_ack:
                 outcome = Outcome.DISCARD if kind is None else Outcome.ACK
                 session.settle(first_id + first, first_id + last - 1, outcome)
+
+    @staticmethod
+    def _kinds(
+        consumer: Consumer, slab: Slab, start: int, stop: int, routes: list[tuple[bytes | None, int]]
+    ) -> list[int | None]:
+        """At which QoS each message is sent; None: it is not."""
+        if consumer.no_ack or not slab.properties.persistent:
+            return [None if topic is None else 0 for topic, _ in routes]
+        if slab.raws is None:
+            qos = qos_of(slab.properties, slab.properties.raw)
+            return [None if topic is None else min(granted, qos) for topic, granted in routes]
+        return [
+            None if topic is None else min(granted, qos_of(slab.properties, raw))
+            for (topic, granted), raw in zip(routes, slab.raws[start:stop], strict=True)
+        ]
 
     def _add_route(self, routing_key: str) -> tuple[bytes | None, int]:
         """The topic of a routing key and the QoS granted for it; no topic when MQTT cannot express the key."""
@@ -182,9 +243,3 @@ class Delivering:
             self._routes.clear()
         route = self._routes[routing_key] = (topic, self._subscriptions.qos_for(routing_key))
         return route
-
-    def acknowledge(self, event: Acknowledgements) -> None:
-        """Settle what was acknowledged."""
-        for first, last in event.ranges:
-            for first_delivery, last_delivery in self.packet_ids.release(first, last):
-                self._session.settle(first_delivery, last_delivery, Outcome.ACK)

@@ -1,7 +1,7 @@
 """Slabs as PUBLISH packets, encoded once for all who are sent the same bytes.
 
 What is made of a whole slab is kept in `Slab.wire`: the packets at QoS 0, and the heads (fixed header and topic) of its
-messages at QoS 1, where only the packet ids differ between subscribers.
+messages at QoS 1 and 2, where only the packet ids differ between subscribers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from routing.message import Slab
 
 WIRES_QOS_0 = ("mqtt qos 0", "mqtt 5 qos 0")
 """Packets at QoS 0 of a whole slab, for versions before 5 and for version 5."""
-_HEADS_QOS_1 = ("mqtt qos 1 heads", "mqtt 5 qos 1 heads")
+_HEADS = ("mqtt heads", "mqtt 5 heads")
 
 
 def _memo(slab: Slab) -> dict[Any, Any]:
@@ -54,17 +54,17 @@ def qos_0_packets(slab: Slab, start: int, stop: int, topic: bytes, *, version_5:
     return packets
 
 
-def heads_at_qos_1(slab: Slab, topic: bytes, *, version_5: bool) -> PublishHeads:
-    """The heads of a whole slab of one topic."""
-    memo, key = _memo(slab), _HEADS_QOS_1[version_5]
+def heads_of(slab: Slab, topic: bytes, qos: int, flags: int, *, version_5: bool) -> PublishHeads:
+    """The heads at QoS 1 or 2 of a whole slab of one topic."""
+    memo, key = _memo(slab), (_HEADS[version_5], qos, flags)
     heads: PublishHeads | None = memo.get(key)
     if heads is None:
         bodies = slab.bodies
         blocks = blocks_of(slab, 0, len(bodies)) if version_5 else b""
         if isinstance(blocks, bytes):
-            heads = publish_heads(topic, bodies, 1, block=blocks)
+            heads = publish_heads(topic, bodies, qos, flags=flags, block=blocks)
         else:
-            heads = varied_heads([topic] * len(bodies), bodies, 1, blocks=blocks)
+            heads = varied_heads([topic] * len(bodies), bodies, qos, flags=flags, blocks=blocks)
         memo[key] = heads
     return heads
 

@@ -1,56 +1,199 @@
 """What an MQTT client publishes: runs of publishes become slabs, and confirms become acknowledgements.
 
-A PUBACK is sent when the engine confirmed the message, never before. MQTT 3.1.1 has no way to refuse a publish, so a
-message that could not be stored ends the connection, and the client sends it again.
+1. PUBACK and PUBREC are sent when the engine confirmed the message, never before, and in the order of the publishes
+   (MQTT-4.6.0-2, MQTT-4.6.0-3). What is refused is said so in MQTT 5; before, a client is only told by the end of the
+   connection, and sends it again.
+2. A packet id at QoS 2 is *taken* from its publish until PUBREL; a publish that repeats one is answered, and goes
+   nowhere (MQTT-4.3.3-10). What a session that lasts publishes is numbered by these ids (`Slab.once`), so that homes
+   know them after a crash as well. PUBCOMP is sent when that they may be used again is as durable.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from sys import byteorder
 from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_deliveries import WIRES_QOS_0
+from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_properties import slab_of
-from protocols.mqtt.events import AcknowledgementKind, PublishRun
+from protocols.mqtt.events import AcknowledgementKind, Acknowledgements, PublishRun
+from protocols.mqtt.reasons import ACKNOWLEDGEMENT_REASONS, ReasonCode
+from protocols.mqtt.wire import PACKET_ID_BYTES
+from routing.errors import BrokerError
+from routing.message import Slab
+from routing.queues.receipts import release
 
 if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
     from protocols.mqtt.adapter import MqttAdapter
+    from protocols.mqtt.adapter_sessions import LastingSession
     from routing.session import Session
 
 EXCHANGE = "amq.topic"
 KEYS_REMEMBERED_MAX = 4096
 
+_ANSWERS = (None, AcknowledgementKind.PUBACK, AcknowledgementKind.PUBREC)
+_FAILURE = 0x80
+
+
+def ids_of(packet_ids: bytes) -> array[int]:
+    """Packet ids of two bytes each, as numbers."""
+    ids = array("H", packet_ids)
+    if byteorder == "little":
+        ids.byteswap()
+    return ids
+
+
+def _bytes_of(ids: Sequence[int]) -> bytes:
+    return b"".join([PACKET_ID_BYTES[2 * one : 2 * one + 2] for one in ids])
+
+
+class _Answer:
+    """Acknowledgements of one kind that are to be sent; `numbered` publishes wait for the engine's confirm."""
+
+    __slots__ = ("ids", "kind", "numbered", "reason", "waits")
+
+    def __init__(self, kind: AcknowledgementKind, ids: bytes, *, numbered: bool, reason: int = 0) -> None:
+        self.kind = kind
+        self.ids = bytearray(ids)
+        self.numbered = numbered
+        self.reason = reason
+        self.waits = False
+        """Without a number, for something else."""
+
 
 class Publishing:
     """The inbound publishes of one connection, from CONNECT on; see the module."""
 
-    def __init__(self, adapter: MqttAdapter, session: Session) -> None:
+    def __init__(self, adapter: MqttAdapter, session: Session, lasting: LastingSession | None) -> None:
         self._adapter = adapter
         self._session = session
+        self._lasting = lasting
+        self._taken: set[int] = set() if lasting is None else lasting.taken
+        self._inherited = set(self._taken)
+        """Of these, what an earlier connection has published."""
         self._keys: dict[str, str] = {}
         self._confirmed = 0
-        self._unconfirmed = bytearray()
-        """Packet ids (two bytes each) of the publishes after the first `_confirmed`."""
+        self._answers: deque[_Answer] = deque()
+        self._unrouted: list[tuple[int, int]] = []
+        """Sequence numbers of publishes that went nowhere, as inclusive ranges."""
+        self._completions: deque[list[bytes | None]] = deque()
 
     def publish(self, run: PublishRun) -> None:
-        """Hand a run to the engine. Raises BrokerError when the user may not, or a message at QoS 0 finds no room."""
+        """Hand a run to the engine. Raises BrokerError when the user may not, or a message at QoS 0 finds no room, if
+        the client cannot be told otherwise.
+        """
+        ids: array[int] | None = None
+        if run.qos:
+            if run.qos == 2:
+                ids = ids_of(run.packet_ids)
+                if not self._taken.isdisjoint(ids) or len(set(ids)) < len(ids):
+                    fresh = self._repeated(run, ids)
+                    if fresh is None:
+                        return
+                    run, ids = fresh
+            self._require_room(len(run.payloads))
+            if self._adapter.closed:
+                return
+        try:
+            self._publish(run, ids)
+        except BrokerError as error:
+            kind = _ANSWERS[run.qos]
+            if kind is None or not self._adapter.wire.has_properties:
+                raise
+            reason = reason_of(error, ACKNOWLEDGEMENT_REASONS[kind])
+            self._answers.append(_Answer(kind, run.packet_ids, numbered=False, reason=reason))
+            self._answer(0)
+
+    def _publish(self, run: PublishRun, ids: array[int] | None) -> None:
         grants = self._adapter.grants
         keys = None if run.topics is None else list(map(self._key_of, run.topics))
         first = self._key_of(run.topic)
         if EXCHANGE not in grants.publishable:
             grants.require_publish(EXCHANGE, keys or (first,))
         slab = slab_of(run, EXCHANGE, first, keys)
+        kind = _ANSWERS[run.qos]
+        if kind is None:
+            if run.wire is not None:
+                slab.wire = {WIRES_QOS_0[self._adapter.wire.has_properties]: run.wire}
+            if run.retain:
+                self._adapter.retaining.publish(slab, confirm=False)
+            else:
+                self._session.publish(slab)
+            return
+        if ids is not None and self._lasting is not None and self._lasting.queue is not None:
+            slab.once = self._lasting.queue.id, ids
         if run.retain:
-            self._adapter.retaining.publish(slab, confirm=run.qos > 0)
-            self._unconfirmed += run.packet_ids
-            return
-        if run.qos:
-            self._unconfirmed += run.packet_ids
-            self._session.publish(slab, confirm=True)
-            return
-        if run.wire is not None:
-            slab.wire = {WIRES_QOS_0[self._adapter.wire.has_properties]: run.wire}
-        self._session.publish(slab)
+            self._adapter.retaining.publish(slab, confirm=True)
+        else:
+            self._session.publish(slab, confirm=True, mandatory=self._adapter.wire.has_properties)
+        if ids is not None:
+            self._taken.update(ids)
+        last = self._answers[-1] if self._answers else None
+        if last is not None and last.numbered and last.kind is kind:
+            last.ids += run.packet_ids
+        else:
+            self._answers.append(_Answer(kind, run.packet_ids, numbered=True))
+
+    def _repeated(self, run: PublishRun, ids: array[int]) -> tuple[PublishRun, array[int]] | None:
+        """Answer what was published before; the others, if there are any."""
+        fresh: list[int] = []
+        again: list[int] = []
+        seen: set[int] = set()
+        for at, one in enumerate(ids):
+            (again if one in self._taken or one in seen else fresh).append(at)
+            seen.add(one)
+        repeated = [ids[at] for at in again]
+        answer = _Answer(AcknowledgementKind.PUBREC, _bytes_of(repeated), numbered=False)
+        if self._inherited and not self._inherited.isdisjoint(repeated):
+            self._wait_for_all(answer)
+        if not fresh:
+            self._answers.append(answer)
+            self._answer(0)
+            return None
+        left = array("H", [ids[at] for at in fresh])
+        found = PublishRun(
+            run.topic if run.topics is None else run.topics[fresh[0]],
+            2,
+            run.retain,
+            [run.payloads[at] for at in fresh],
+            _bytes_of(left),
+            None,
+            None if run.topics is None else [run.topics[at] for at in fresh],
+            run.raw,
+            None if run.raws is None else [run.raws[at] for at in fresh],
+            None if run.expiries_s is None else [run.expiries_s[at] for at in fresh],
+        )
+        self._answers.append(answer)
+        return found, left
+
+    def _wait_for_all(self, answer: _Answer) -> None:
+        """What an earlier connection published is safe when all is that had been published by now."""
+        topology = self._adapter.broker.topology
+        needed: list[tuple[PartitionLog, int]] = [(home.log, home.next_offset) for home in topology.led]
+        for topic in topology.topics.values():
+            needed += [(partition.log, partition.log.log_end_offset) for partition in topic.partitions]
+        answer.waits = True
+
+        def done(error: BrokerError | None) -> None:
+            answer.waits = False
+            if error is not None:
+                self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
+            else:
+                self._answer(0)
+
+        self._adapter.broker.commits.when_committed(needed, done)
+
+    def _require_room(self, count: int) -> None:
+        """Nobody may have more under way than was announced (MQTT-3.3.4-9)."""
+        if self._adapter.wire.has_properties:
+            waiting = sum(len(one.ids) // 2 for one in self._answers if one.kind is AcknowledgementKind.PUBACK)
+            if waiting + len(self._taken) + count > self._adapter.config.receive_maximum:
+                self._adapter.end("receive maximum exceeded", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
 
     def _key_of(self, topic: str) -> str:
         key = self._keys.get(topic)
@@ -60,16 +203,105 @@ class Publishing:
             key = self._keys[topic] = topic_to_routing_key(topic)
         return key
 
+    # --- answers -------------------------------------------------------------------------
+
     def confirm(self, up_to: int) -> None:
-        """Send the PUBACKs of all publishes up to this sequence number (MQTT-4.3.2-2)."""
-        size = 2 * (up_to - self._confirmed)
-        if size <= 0 or self._adapter.closed:
-            return
-        self._confirmed = up_to
-        packet_ids = bytes(self._unconfirmed[:size])
-        del self._unconfirmed[:size]
-        self._adapter.outbox.write(self._adapter.wire.acknowledgements(AcknowledgementKind.PUBACK, packet_ids))
+        """Answer all publishes up to this sequence number (MQTT-4.3.2-2, MQTT-4.3.3-8)."""
+        self._answer(up_to - self._confirmed)
 
     def refuse(self, first: int, last: int) -> None:
-        """Publishes could not be stored; see the module."""
-        self._adapter.end(f"{last - first + 1} messages could not be stored")
+        """Publishes could not be stored; those before them are answered."""
+        if not self._adapter.wire.has_properties:
+            self._adapter.end(f"{last - first + 1} messages could not be stored")
+            return
+        self._answer(last - first + 1, ReasonCode.QUOTA_EXCEEDED)
+
+    def returned(self, slab: Slab) -> None:
+        """The last publish, or this part of it, had nowhere to go."""
+        last = self._session.confirms.published
+        self._unrouted.append((last - len(slab.bodies) + 1, last))
+
+    def _answer(self, count: int, reason: int = 0) -> None:
+        """Send the acknowledgements of the next `count` numbered publishes, and of what needs none behind them."""
+        answers, adapter = self._answers, self._adapter
+        while answers and not adapter.closed:
+            answer = answers[0]
+            if not answer.numbered:
+                if answer.waits:
+                    break
+                answers.popleft()
+                self._send(answer.kind, bytes(answer.ids), answer.reason)
+                continue
+            here = min(count, len(answer.ids) // 2)
+            if not here:
+                break
+            ids = bytes(answer.ids[: 2 * here])
+            if 2 * here == len(answer.ids):
+                answers.popleft()
+            else:
+                del answer.ids[: 2 * here]
+            count -= here
+            first, self._confirmed = self._confirmed + 1, self._confirmed + here
+            if self._unrouted and not reason:
+                self._send_each(answer.kind, ids, first)
+            else:
+                self._send(answer.kind, ids, reason)
+
+    def _send(self, kind: AcknowledgementKind, ids: bytes, reason: int) -> None:
+        if reason >= _FAILURE and kind is AcknowledgementKind.PUBREC:
+            self._taken.difference_update(ids_of(ids))
+        reasons = bytes((reason,)) * (len(ids) // 2) if reason else None
+        self._adapter.outbox.write(self._adapter.wire.acknowledgements(kind, ids, reasons))
+
+    def _send_each(self, kind: AcknowledgementKind, ids: bytes, first: int) -> None:
+        """Those from a sequence number on, some of which may have gone nowhere."""
+        count = len(ids) // 2
+        reasons = bytearray(count)
+        left = []
+        for low, high in self._unrouted:
+            start, stop = max(low - first, 0), min(high - first + 1, count)
+            if start < stop:
+                reasons[start:stop] = bytes((ReasonCode.NO_MATCHING_SUBSCRIBERS,)) * (stop - start)
+            if high >= first + count:
+                left.append((low, high))
+        self._unrouted = left
+        self._adapter.outbox.write(self._adapter.wire.acknowledgements(kind, ids, bytes(reasons)))
+
+    # --- the end of the exactly-once exchange ----------------------------------------------
+
+    def release(self, event: Acknowledgements) -> None:
+        """PUBREL: packet ids may be used again; PUBCOMP says so (MQTT-4.3.3-11)."""
+        ids = array("H", [one for first, last in event.ranges for one in range(first, last + 1)])
+        known = self._taken.intersection(ids)
+        homes = []
+        queue = self._lasting.queue if self._lasting is not None else None
+        if queue is not None:
+            for home in self._adapter.broker.topology.led:
+                found = home.numbers.known(queue.id, ids)
+                if found:
+                    known |= found
+                    release(home, queue.id, found)
+                    homes.append(home)
+        self._taken.difference_update(ids)
+        self._inherited.difference_update(ids)
+        reasons = None
+        if len(known) < len(ids):
+            reasons = bytes(0 if one in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND for one in ids)
+        packets = self._adapter.wire.acknowledgements(AcknowledgementKind.PUBCOMP, _bytes_of(ids), reasons)
+        if not homes and not self._completions:
+            self._adapter.outbox.write(packets)
+            return
+        completion: list[bytes | None] = [packets, None if homes else b""]
+        self._completions.append(completion)
+        if not homes:
+            return
+
+        def done(error: BrokerError | None) -> None:
+            if error is not None:
+                self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
+                return
+            completion[1] = b""
+            while self._completions and self._completions[0][1] is not None and not self._adapter.closed:
+                self._adapter.outbox.write(self._completions.popleft()[0] or b"")
+
+        self._session.confirms.when_written(homes, done)

@@ -107,9 +107,11 @@ def flagged(slab: Slab, flags: int) -> Slab:
         found = Properties(properties.protocol, raw, persistent=properties.persistent, facts=properties.facts)
         properties.wire[flagged, flags] = found
     raws = None if slab.raws is None else [with_flags(raw, flags) for raw in slab.raws]
-    return Slab(
+    changed = Slab(
         slab.exchange, slab.routing_key, found, slab.bodies, slab.size, keys=slab.keys, raws=raws, facts=slab.facts
     )
+    changed.once = slab.once
+    return changed
 
 
 def given(slab: Slab, start: int, stop: int) -> list[int] | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_retained import wanted
-from protocols.mqtt.adapter_subscriptions import Subscriptions
+from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, Subscriptions, to_arguments
 from protocols.mqtt.events import Subscribe, Unsubscribe
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
 from routing.errors import BrokerError
@@ -18,6 +19,7 @@ from routing.session import Consumer, Session
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
     from protocols.mqtt.adapter_deliver import Delivering
+    from protocols.mqtt.adapter_sessions import LastingSession
 
 log = logging.getLogger(__name__)
 
@@ -26,20 +28,40 @@ class Subscribing:
     """The subscriptions of one connection, from CONNECT on; see the module."""
 
     def __init__(
-        self, adapter: MqttAdapter, session: Session, subscriptions: Subscriptions, delivering: Delivering
+        self,
+        adapter: MqttAdapter,
+        session: Session,
+        subscriptions: Subscriptions,
+        delivering: Delivering,
+        lasting: LastingSession | None,
     ) -> None:
         self._adapter = adapter
         self._session = session
         self._subscriptions = subscriptions
         self._delivering = delivering
         self._consumer: Consumer | None = None
+        self._lasting = lasting
         self._queue = ""
 
+    async def resume(self) -> None:
+        """Go on with what lasts of the session. Raises BrokerError."""
+        if self._lasting is not None:
+            self._queue = self._lasting.name
+            for topic_filter, options in self._lasting.subscriptions():
+                self._subscriptions.grant(topic_filter, options.qos)
+            self._consumer = await self._session.consume(self._queue, tag="", no_ack=False, exclusive=True)
+
     async def subscribe(self, event: Subscribe) -> None:
-        """Bind a queue for each filter, consume, and say what was granted: at most QoS 1."""
+        """Bind a queue for each filter, consume, and say what was granted."""
         requests = event.requests[: self._adapter.config.subscriptions_max]
         known = frozenset(self._subscriptions.granted)
-        codes = [await self._bind(request.topic_filter, min(request.qos, 1)) for request in requests]
+        codes = [
+            await self._bind(
+                request.topic_filter,
+                SubscriptionOptions(request.qos, request.no_local, request.retain_as_published, event.subscription_id),
+            )
+            for request in requests
+        ]
         codes += [ReasonCode.QUOTA_EXCEEDED] * (len(event.requests) - len(requests))
         if not self._adapter.closed:
             self._delivering.forget_routes()
@@ -47,35 +69,57 @@ class Subscribing:
             self._adapter.outbox.write(self._adapter.wire.suback(event.packet_id, codes))
             await self._adapter.retaining.give_out(self._queue, wanted(requests, codes, known))
 
-    async def _bind(self, topic_filter: str, qos: int) -> int:
+    async def _bind(self, topic_filter: str, options: SubscriptionOptions) -> int:
         """Make one filter effective; returns its reason code in SUBACK."""
         granted = self._subscriptions.granted
         if self._adapter.closed or self._adapter.config.over_limit(topic_filter):
             return ReasonCode.TOPIC_FILTER_INVALID
-        if topic_filter not in granted:
-            if len(granted) >= self._adapter.config.subscriptions_max:
-                return ReasonCode.QUOTA_EXCEEDED
+        there = topic_filter in granted
+        if not there and len(granted) >= self._adapter.config.subscriptions_max:
+            return ReasonCode.QUOTA_EXCEEDED
+        if not there or self._lasting is not None:
             try:
-                if not self._queue:
-                    self._queue = await self._declare_queue()
-                pattern = topic_to_routing_key(topic_filter)
-                self._adapter.grants.require("read", "exchange", EXCHANGE)
-                self._adapter.grants.require_keys("read", EXCHANGE, (pattern,))
-                await self._adapter.broker.bind(
-                    "queue",
-                    self._queue,
-                    EXCHANGE,
-                    pattern,
-                    {},
-                    syntax="mqtt",
-                    owner=self._adapter,
-                    vhost=self._adapter.config.virtual_host,
-                )
+                await self._make_binding(topic_filter, options)
             except BrokerError as error:
                 log.warning("MQTT %s: no subscription to %r: %s", self._adapter.peer, topic_filter, error)
                 return reason_of(error, SUBACK_REASONS)
-        self._subscriptions.grant(topic_filter, qos)
-        return qos
+        self._subscriptions.grant(topic_filter, options.qos)
+        return options.qos
+
+    async def _make_binding(self, topic_filter: str, options: SubscriptionOptions) -> None:
+        adapter, pattern = self._adapter, topic_to_routing_key(topic_filter)
+        if not self._queue:
+            self._queue = await self._declare_queue()
+        adapter.grants.require("read", "exchange", EXCHANGE)
+        adapter.grants.require_keys("read", EXCHANGE, (pattern,))
+        vhost = adapter.config.virtual_host
+        if self._lasting is None:
+            await adapter.broker.bind(
+                "queue", self._queue, EXCHANGE, pattern, {}, syntax="mqtt", owner=adapter, vhost=vhost
+            )
+            return
+        before = self._lasting.bindings(pattern)
+        arguments = to_arguments(options)
+        if not any(one.arguments == arguments for one in before):
+            await adapter.broker.bind(
+                "queue", self._queue, EXCHANGE, pattern, arguments, syntax="mqtt", owner=adapter, vhost=vhost
+            )
+        for one in before:
+            if one.arguments != arguments:
+                await self._unbind(pattern, one.arguments)
+
+    async def _unbind(self, pattern: str, arguments: Mapping[str, Any]) -> None:
+        adapter = self._adapter
+        await adapter.broker.unbind(
+            "queue",
+            self._queue,
+            EXCHANGE,
+            pattern,
+            arguments,
+            syntax="mqtt",
+            owner=adapter,
+            vhost=adapter.config.virtual_host,
+        )
 
     async def _declare_queue(self) -> str:
         info = await self._adapter.broker.declare_queue(
@@ -97,16 +141,11 @@ class Subscribing:
                 reasons[index] = ReasonCode.SUCCESS
                 self._subscriptions.remove(topic_filter)
                 pattern = topic_to_routing_key(topic_filter)
-                await self._adapter.broker.unbind(
-                    "queue",
-                    self._queue,
-                    EXCHANGE,
-                    pattern,
-                    {},
-                    syntax="mqtt",
-                    owner=self._adapter,
-                    vhost=self._adapter.config.virtual_host,
-                )
+                if self._lasting is None:
+                    await self._unbind(pattern, {})
+                else:
+                    for one in self._lasting.bindings(pattern):
+                        await self._unbind(pattern, one.arguments)
         if not self._adapter.closed:
             self._delivering.forget_routes()
             self._adapter.outbox.write(self._adapter.wire.unsuback(event.packet_id, reasons))

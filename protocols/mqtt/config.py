@@ -26,6 +26,15 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     inflight_messages_max: Annotated[int, Meta(ge=1, le=65_535)] = 1024
     """Most QoS 1 messages sent to a client and not yet acknowledged by it."""
 
+    receive_maximum: Annotated[int, Meta(ge=1, le=65_535)] = 65_535
+    """Most messages at QoS 1 and 2 that a client of MQTT 5 may have published and not yet seen the end of."""
+
+    keep_alive_max_s: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    """Longest keep-alive of a client of MQTT 5, which is told so; 0: as the client wishes."""
+
+    offline_qos_0: bool = False
+    """Whether sessions that last keep messages at QoS 0 for clients that are not connected."""
+
     client_id_bytes_max: Annotated[int, Meta(ge=23, le=200)] = 200
     """Longest client identifier; a longer one is refused with CONNACK 0x02. (It is part of a queue name.)"""
 

@@ -2,7 +2,10 @@
 
 1. Identifiers 1 to 65535 are given out in circles; one that is not yet acknowledged is stepped over, so none is ever
    used twice at a time (MQTT-2.3.1-4) whatever order the acknowledgements come in.
-2. The state is a list of runs, sorted by identifier, in each of which identifiers and delivery ids rise together:
+2. At QoS 2 an identifier is in use until PUBCOMP (MQTT-4.3.3-2): after PUBREC it is *held* and stands for no delivery.
+3. The messages of a session that lasts have identifiers of their own, `claim`ed: they are what the receiver knows them
+   by whenever they come again.
+4. The state is a list of runs, sorted by identifier, in each of which identifiers and delivery ids rise together:
    one run as long as a client acknowledges in order, and taking or releasing a thousand messages is one step.
 """
 
@@ -12,6 +15,9 @@ from bisect import bisect_right
 
 from protocols.mqtt.wire import PACKET_ID_MAX
 from protocols.sansio import LocalProtocolError
+
+_HELD = -(1 << 40)
+"""Held identifiers have deliveries from here on, so that neighbours join."""
 
 
 class PacketIds:
@@ -49,27 +55,73 @@ class PacketIds:
                 continue
             limit = self._firsts[at] - 1 if at < len(self._firsts) else PACKET_ID_MAX
             last = min(first + count - 1, limit)
-            if (
-                before
-                and self._runs[before][0] == first - 1
-                and self._runs[before][1] + first - before == first_delivery
-            ):
-                self._runs[before] = (last, self._runs[before][1])
-            else:
-                self._firsts.insert(at, first)
-                self._runs[first] = (last, first_delivery)
+            self._insert(at, first, last, first_delivery)
             taken.append((first, last - first + 1))
             first_delivery += last - first + 1
             count -= last - first + 1
             self._next = last % PACKET_ID_MAX + 1
         return taken
 
+    def claim(self, first: int, first_delivery: int, count: int) -> int:
+        """Take the identifiers from `first` on, which do not go round; how many there were before one in use."""
+        at = bisect_right(self._firsts, first)
+        if at and self._runs[self._firsts[at - 1]][0] >= first:
+            return 0
+        if at < len(self._firsts):
+            count = min(count, self._firsts[at] - first)
+        self._insert(at, first, first + count - 1, first_delivery)
+        self.outstanding += count
+        return count
+
+    def _insert(self, at: int, first: int, last: int, delivery: int) -> None:
+        """Put a run before the one at `at`, or prolong the one before that."""
+        if at:
+            before = self._firsts[at - 1]
+            last_before, delivery_before = self._runs[before]
+            if last_before == first - 1 and delivery_before + first - before == delivery:
+                self._runs[before] = (last, delivery_before)
+                return
+        self._firsts.insert(at, first)
+        self._runs[first] = (last, delivery)
+
     def release(self, first: int, last: int) -> list[tuple[int, int]]:
         """Free the identifiers `first..last`; returns the deliveries they stood for, as inclusive ranges.
 
         Identifiers that are not in use are passed over: the standard gives them no meaning.
         """
-        released = []
+        freed = self._cut(first, last)
+        for low, high, _ in freed:
+            self.outstanding -= high - low + 1
+        return [(delivery, delivery + high - low) for low, high, delivery in freed if delivery >= 0]
+
+    def hold(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Have the identifiers `first..last` stay in use until they are released. Returns, for each run of those in
+        use, its first and last and the delivery of the first: a negative one if they are held already.
+        """
+        found = self._cut(first, last)
+        for low, high, _ in found:
+            self._insert(bisect_right(self._firsts, low), low, high, _HELD + low)
+        return found
+
+    def hold_unsent(self, first: int, last: int) -> None:
+        """Identifiers that a receiver knows from before are in use."""
+        for low, high, _ in self._cut(first, last):
+            self.outstanding -= high - low + 1
+        self._insert(bisect_right(self._firsts, first), first, last, _HELD + first)
+        self.outstanding += last - first + 1
+
+    def held(self) -> list[tuple[int, int]]:
+        """The identifiers that are held, as inclusive ranges."""
+        return [(first, self._runs[first][0]) for first in self._firsts if self._runs[first][1] < 0]
+
+    def in_use(self, packet_id: int) -> bool:
+        """Whether an identifier is under way or held."""
+        at = bisect_right(self._firsts, packet_id)
+        return bool(at) and self._runs[self._firsts[at - 1]][0] >= packet_id
+
+    def _cut(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Take out what is in use of `first..last`: first and last of each run, and the delivery of the first."""
+        found = []
         at = max(bisect_right(self._firsts, first) - 1, 0)
         while at < len(self._firsts) and self._firsts[at] <= last:
             run_first = self._firsts[at]
@@ -78,8 +130,7 @@ class PacketIds:
             if low > high:
                 at += 1
                 continue
-            self.outstanding -= high - low + 1
-            released.append((delivery + low - run_first, delivery + high - run_first))
+            found.append((low, high, delivery + low - run_first))
             if low > run_first:
                 self._runs[run_first] = (low - 1, delivery)
                 at += 1
@@ -89,4 +140,4 @@ class PacketIds:
                 self._firsts.insert(at, high + 1)
                 self._runs[high + 1] = (run_last, delivery + high + 1 - run_first)
                 at += 1
-        return released
+        return found

@@ -118,6 +118,7 @@ class ForwardingAdapter(_EngineAdapter):
     def settle(self, number: int, outcome: Outcome, ranges: list[int]) -> None:
         """See `EngineLink`."""
         settled = self._settled
+        assert outcome is not Outcome.RECEIVED, "what others lead is settled in one step"
         if settled and settled[-1].number == number and settled[-1].outcome == outcome.value:
             before = settled[-1].ranges
             if before and before[-1] + 1 == ranges[0]:

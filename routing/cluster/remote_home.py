@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from routing.cluster.forwarding import Forwarding
     from routing.queues.home import Declared
     from routing.queues.host import QueueHost
+    from routing.queues.publish_numbers import PublishNumbers
     from routing.queues.queue_partition import QueuePartition
 
 _SLAB_MESSAGES_MAX = 1 << 16
@@ -35,6 +36,8 @@ class RemoteHome:
     suspended = False
     for_others = False
     instead = None
+    numbers: PublishNumbers | None = None
+    """What its leader knows of publishes that were numbered it does not tell: there they may come twice."""
 
     def __init__(self, index: int, forwarding: Forwarding) -> None:
         self.index = index

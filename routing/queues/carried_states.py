@@ -12,12 +12,16 @@ from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from routing.queues.publish_numbers import encode_numbers
 from routing.queues.settlement import (
+    NUMBERED_KEY,
+    RECEIVED_KEY,
     RETURNED_KEY,
     SEEN_KEY,
     SIZES_KEY,
     encode_returned,
     encode_seen,
+    encode_settled,
     encode_sizes,
 )
 
@@ -34,10 +38,14 @@ _SIZES = 1 << 16
 def carried_states(partition: QueuePartition) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of control records, for all queues of a home."""
     start = partition.log.log_start_offset
+    for publisher, taken in list(partition.numbers.by_publisher.items()):
+        yield NUMBERED_KEY, encode_numbers([(publisher, sorted(taken))])
     for queue in list(partition.queues.values()):
         yield from _ids(queue)
         yield from _sizes(queue, start)
         yield from _returns(queue, start)
+        if queue.held is not None and queue.held.count:
+            yield RECEIVED_KEY, encode_settled([(queue.id, *one) for one in queue.held.ranges()])
 
 
 def _ids(queue: Queue) -> Iterator[tuple[bytes, bytes]]:

@@ -81,6 +81,7 @@ def _encode(standby: Standby, queues: dict[int, tuple[bytes, bytes, int]], *, cl
         "sets": {set_id: queue_ids for set_id, (queue_ids, _) in standby.sets.items()},
         "queues": queues,
         "states": standby.states,
+        "numbers": standby.numbers.dump(),
         "facts": [[_optional(column) for column in block] for block in standby.facts.columns()],
         "moves": [[to_bytes(column) for column in block] for block in standby.moves.columns()],
     }
@@ -108,6 +109,7 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
             for queue_id, entry in queues.items()
         }
         standby.states = state.get("states", {})
+        standby.numbers.load(state.get("numbers", {}))
         for queue_id, known in standby.states.items():
             if VIEW in known:
                 standby.live.pop(queue_id, None)  # what it holds does not lie here
@@ -167,6 +169,7 @@ def _standby_of(partition: QueuePartition) -> Standby:
     standby.sets = {
         definition.id: (definition.queue_ids, definition.offset) for definition in sets.definitions.values()
     }
+    standby.numbers = partition.numbers.copy()
     states = {queue.id: state_of(queue) for queue in partition.queues.values()}
     standby.states = {queue_id: state for queue_id, state in states.items() if state is not None}
     return standby
@@ -243,7 +246,7 @@ class Checkpoints:
         standby.sets |= known.sets  # their definitions may have gone with the log's start
         standby.fold(queue_ids, log.log_start_offset)
         views = {queue_id: {VIEW: state[VIEW]} for queue_id, state in standby.states.items() if VIEW in state}
-        standby.sets, standby.states = known.sets, known.states
+        standby.sets, standby.states, standby.numbers = known.sets, known.states, known.numbers
         for queue_id, view in views.items():
             standby.states[queue_id] = known.states.get(queue_id, {}) | view
         standby.next_set_id = max(standby.next_set_id, known.next_set_id)

@@ -5,16 +5,17 @@ and `DIRECTORY_BIT` in the header's attributes says so. It speaks of all message
 offsets, up to the next batch that has a directory or is a control batch, or the log's end, whichever comes first: what
 a crash tore off is not there. A start reads 8 bytes a slab of it and looks at no message.
 
-    u8 version, u8 columns (`_FACTS`, `_MOVED`), u16 zero, u32 number of slabs
+    u8 version, u8 columns (`_FACTS`, `_MOVED`, `_NUMBERED`), u16 zero, u32 number of slabs
     (u32 set id, u32 count)                                     for each slab
     u8 form                                                     for each slab, if there are facts
     u64 low [, u64 high]                                        one or one a message, by form; slab after slab
     (u64 offset, u64 time of publishing in ms)                  for each slab, if they were moved
+    u32 publisher [, u16 number of each message]                for each slab, if any is numbered; 0: it is not
 
 All is little-endian. Columns are present only where used. The facts of a message (`routing/facts.py`) are opaque here;
 their high column is needed where they exceed 64 bits. Slabs without facts of their own have form 0.
 
-A slab that was moved is known by the `offset` it had first of all (`moves.py`).
+A slab that was moved is known by the `offset` it had first of all (`moves.py`). For numbers see `publish_numbers.py`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from core_log.errors import CorruptBatch
 from core_log.files import BytesLike
 from core_log.record_batch import BatchHeader, first_value
 from routing.facts import PERSISTENT
-from routing.message import Slab
+from routing.message import Numbered, Slab
 from routing.queues.fact_columns import Columns, to_columns
+from routing.queues.publish_numbers import pack_numbers, unpack_numbers
 
 DIRECTORY_BIT = 1 << 8
 """Of a batch's attributes; the record format does not use it."""
@@ -39,7 +41,7 @@ _HEAD = Struct("<BBHI")
 _SINGLE = Struct("<BBHIII")
 _MOVE = Struct("<QQ")
 _VERSION = 0
-_FACTS, _MOVED = 1, 2
+_FACTS, _MOVED, _NUMBERED = 1, 2, 4
 _ONE, _EACH, _WIDE = 1, 2, 4
 """Forms of a slab's facts: one for all, or one for each; in two columns."""
 
@@ -59,6 +61,7 @@ class Directory(NamedTuple):
     counts: Sequence[int]
     facts: list[Columns | None] | None
     moves: list[Move] | None
+    numbers: list[Numbered | None] | None = None
 
 
 def facts_of(slab: Slab) -> Columns | None:
@@ -83,17 +86,28 @@ def each_of(columns: Columns, count: int) -> Columns:
 
 
 def encode_directory(
-    entries: Sequence[tuple[int, int]], facts: Sequence[Columns | None] | None = None, moves: Sequence[Move] = ()
+    entries: Sequence[tuple[int, int]],
+    facts: Sequence[Columns | None] | None = None,
+    moves: Sequence[Move] = (),
+    numbers: Sequence[Numbered | None] = (),
 ) -> bytes:
-    """The record of (set id, count) slabs, with their facts if any has some, with their moves if they were moved."""
-    if len(entries) == 1 and not facts and not moves:
+    """The record of (set id, count) slabs, with their facts if any has some, with their moves if they were moved, with
+    the numbers of their messages if any has some.
+    """
+    if len(entries) == 1 and not facts and not moves and not numbers:
         ((set_id, count),) = entries
         return _SINGLE.pack(_VERSION, 0, 0, 1, set_id, count)
     moved = b"".join([_MOVE.pack(*move) for move in moves])
-    columns = (_FACTS if facts else 0) | (_MOVED if moved else 0)
-    numbers = list(chain.from_iterable(entries))
-    record = pack(f"<BBHI{len(numbers)}I", _VERSION, columns, 0, len(entries), *numbers)
-    return record + _encode_facts(facts) + moved if columns else record
+    columns = (_FACTS if facts else 0) | (_MOVED if moved else 0) | (_NUMBERED if numbers else 0)
+    pairs = list(chain.from_iterable(entries))
+    record = pack(f"<BBHI{len(pairs)}I", _VERSION, columns, 0, len(entries), *pairs)
+    return record + _encode_facts(facts) + moved + _encode_numbers(numbers) if columns else record
+
+
+def _encode_numbers(numbers: Sequence[Numbered | None]) -> bytes:
+    return b"".join([
+        pack("<I", 0) if one is None else pack("<I", one[0]) + pack_numbers(one[1]) for one in numbers
+    ])  # fmt: skip
 
 
 def _encode_facts(facts: Sequence[Columns | None] | None) -> bytes:
@@ -130,7 +144,7 @@ def decode_directory(record: bytes, first_offset: int) -> Directory:
     if len(record) < _HEAD.size:
         raise CorruptBatch(f"a directory of {len(record)} bytes")
     version, columns, _, count = _HEAD.unpack_from(record)
-    if version != _VERSION or columns & ~(_FACTS | _MOVED):
+    if version != _VERSION or columns & ~(_FACTS | _MOVED | _NUMBERED):
         raise CorruptBatch(f"a directory of version {version} with columns {columns}")
     at = _HEAD.size + 8 * count
     if at > len(record):
@@ -141,7 +155,7 @@ def decode_directory(record: bytes, first_offset: int) -> Directory:
         raise CorruptBatch("an empty slab in a directory")
     firsts = list(accumulate(counts, initial=first_offset))
     del firsts[-1]
-    facts, moves = None, None
+    facts, moves, numbered = None, None, None
     if columns & _FACTS:
         facts, at = _decode_facts(record, at, counts)
     if columns & _MOVED:
@@ -149,9 +163,23 @@ def decode_directory(record: bytes, first_offset: int) -> Directory:
             raise CorruptBatch("a directory is cut short")
         moves = [Move._make(_MOVE.unpack_from(record, at + _MOVE.size * index)) for index in range(count)]
         at += _MOVE.size * count
+    if columns & _NUMBERED:
+        numbered, at = _decode_numbers(record, at, counts)
     if at != len(record):
         raise CorruptBatch(f"{len(record) - at} bytes after a directory")
-    return Directory(numbers[0::2], firsts, counts, facts, moves)
+    return Directory(numbers[0::2], firsts, counts, facts, moves, numbered)
+
+
+def _decode_numbers(record: bytes, at: int, counts: Sequence[int]) -> tuple[list[Numbered | None], int]:
+    found: list[Numbered | None] = []
+    for count in counts:
+        start = at + 4
+        publisher = int.from_bytes(record[at:start], "little")
+        at = start + 2 * count if publisher else start
+        if at > len(record):
+            raise CorruptBatch("a directory is cut short")
+        found.append((publisher, unpack_numbers(record[start:at])) if publisher else None)
+    return found, at
 
 
 def _decode_facts(record: bytes, at: int, counts: Sequence[int]) -> tuple[list[Columns | None], int]:

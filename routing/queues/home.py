@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from routing.message import Slab
     from routing.queues.destination_sets import DestinationSet
     from routing.queues.host import QueueHost
+    from routing.queues.publish_numbers import PublishNumbers
     from routing.queues.queue import Queue
 
 
@@ -60,6 +61,10 @@ class Home(Protocol):
     @property
     def instead(self) -> Home | None:
         """What takes publishes while there is an `error` that may pass."""
+
+    @property
+    def numbers(self) -> PublishNumbers | None:
+        """Of publishes that may be said again, where they are known here."""
 
     def destination_set(self, queues: tuple[Queue, ...]) -> DestinationSet:
         """The set of exactly these of its queues."""

@@ -28,7 +28,7 @@ from routing.queues.gathering import SCATTERED_BELOW, gather, load
 from routing.queues.groups import Groups
 from routing.queues.history import follow
 from routing.queues.line import Levels, Line
-from routing.queues.offset_set import Range
+from routing.queues.offset_set import OffsetSet, Range
 from routing.queues.queue_rules import QueueRules
 from routing.queues.regrouping import tell_apart
 from routing.queues.retries import Cause, catches, counts
@@ -54,8 +54,9 @@ class Queue:
 
     __slots__ = (
         "__weakref__", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
-        "formerly", "fresh", "groups", "history", "host", "id", "levels", "line", "name", "outstanding", "owner",
-        "partition", "redelivered_before", "returns", "rules", "seen", "settings", "start", "store", "turns", "vhost",
+        "formerly", "fresh", "groups", "held", "history", "host", "id", "levels", "line", "name", "outstanding",
+        "owner", "partition", "redelivered_before", "returns", "rules", "seen", "settings", "start", "store", "turns",
+        "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -79,8 +80,7 @@ class Queue:
         self.partition = partition
         self.store: MessageStore = partition
         """What has its messages: its home, unless it is a view."""
-        self.start = start
-        """Of a view, where each partition of its topic began."""
+        self.start = start  # of a view, where each partition of its topic began
         self.durable = durable
         self.exclusive = exclusive
         self.auto_delete = auto_delete
@@ -104,6 +104,7 @@ class Queue:
         self.rules = QueueRules(self, host)
         self.returns: Returns | None = None
         self.seen: SeenIds | None = None
+        self.held: OffsetSet | None = None  # what was received and is not completed (`receipts.py`)
         self.groups: Groups | None = None
         self.history: Queue | None = None
         """What it has done with, if that is retained."""

@@ -40,6 +40,7 @@ from routing.queues.home_status import HomeStatus
 from routing.queues.journal import Journal
 from routing.queues.live_counts import LiveCounts
 from routing.queues.moves import Moves
+from routing.queues.publish_numbers import PublishNumbers
 from routing.queues.queue import Queue
 from routing.queues.runs_of import runs_of
 from routing.queues.settlement import DESTINATIONS_KEY, Taken, encode_destinations
@@ -107,6 +108,8 @@ class QueuePartition:
         self.replayed: bytes | None = None
         """The checkpoint that a start has worked out, to be saved when the log is durable."""
         self.moves = Moves()
+        self.numbers = PublishNumbers()
+        """Of publishes that may be said again."""
         self.moved_before = 0
         """What was written again lies below this offset."""
         self.searched_before = 0
@@ -117,14 +120,14 @@ class QueuePartition:
         self._now_ms = now_ms
         self._settlements_due = defer is None
         self._open: list[tuple[int, Slab, DestinationSet]] = []
-        self._unsealed = Unsealed()
+        self.unsealed = Unsealed()
         self._cache = SlabCache()
         self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
         self._deleted: list[Queue] = []
         self.facts = FactColumns()
         """Of messages that ask for something, and of all in queues that give them a time to live."""
         self.live = LiveCounts(self._cache, self.moves, self.facts, log.segments)
-        self._open_facts = False
+        self._open_facts = self._open_numbers = False
         self._open_bytes_max = _BATCH_BYTES
         stored = StoredMessages(log, config, self._cache, self.moves, spawn=spawn, loaded=loaded)
         self.find, self.load = stored.find, stored.load
@@ -169,6 +172,9 @@ class QueuePartition:
         if self.durable:
             definition.used_before = end
             self._open.append((first, slab, destinations))
+            if slab.once is not None:
+                self._open_numbers = True
+                self.numbers.note(*slab.once)
         self.live.add(first, count, len(queues))
         self._mark_dirty(self)
         if destinations.plain and slab.plain:
@@ -240,7 +246,7 @@ class QueuePartition:
         self.live.release(first, count)
         if not self.durable:
             return
-        settled = self._unsealed.settled
+        settled = self.unsealed.settled
         if settled:
             last_id, last_first, last_count = settled[-1]
             if last_id == queue_id and last_first + last_count == first:
@@ -253,35 +259,35 @@ class QueuePartition:
         """As `settle`, for rising offsets that do not lie together."""
         self.live.release_offsets(offsets)
         if self.durable:
-            self._unsealed.settled += [(queue_id, first, count) for first, count in runs_of(offsets)]
+            self.unsealed.settled += [(queue_id, first, count) for first, count in runs_of(offsets)]
             self._mark_dirty(self)
 
     def note_taken(self, taken: Taken) -> None:
         """A view has taken records in; the record of it is written with settlements."""
-        self._unsealed.take(taken)
+        self.unsealed.take(taken)
         self._mark_dirty(self)
 
     def note_settled(self, queue_id: int, first: int, count: int) -> None:
         """A view is done with messages, of which nothing lies here."""
-        self._unsealed.settled.append((queue_id, first, count))
+        self.unsealed.settled.append((queue_id, first, count))
         self._mark_dirty(self)
 
     def note_returns(self, queue_id: int, returns: Iterable[tuple[int, Tries]]) -> None:
         """Messages came back to one queue; the record of it is written with settlements."""
         if self.durable:
-            self._unsealed.returned += [(queue_id, offset, tries.packed, tries.due_ms) for offset, tries in returns]
+            self.unsealed.returned += [(queue_id, offset, tries.packed, tries.due_ms) for offset, tries in returns]
             self._mark_dirty(self)
 
     def note_seen(self, queue_id: int, now_ms: int, hashes: bytes) -> None:
         """Ids that are new to one queue; the record of it is written behind the messages of this turn."""
         if self.durable:
-            self._unsealed.seen.append((queue_id, now_ms, hashes))
+            self.unsealed.seen.append((queue_id, now_ms, hashes))
             self._mark_dirty(self)
 
     def note_sizes(self, queue_id: int, first: int, sizes: Sequence[int]) -> None:
         """Sizes of new messages of one queue; the record of them is written behind those."""
         if self.durable:
-            self._unsealed.sizes.append((queue_id, first, sizes))
+            self.unsealed.sizes.append((queue_id, first, sizes))
 
     def relocate(self, stragglers: Sequence[Straggler]) -> None:
         """Write messages again that lie far behind most others. To queues and sessions they stay what they are.
@@ -328,7 +334,7 @@ class QueuePartition:
         if self.durable:
             if self.log.error is None:
                 try:
-                    unsealed = self._unsealed
+                    unsealed = self.unsealed
                     due = self._settlements_due or bool(self._open) or len(unsealed.settled) >= _SETTLED_MAX
                     self._seal_data()
                     if unsealed.seen or unsealed.sizes:
@@ -351,6 +357,10 @@ class QueuePartition:
         for key, value in records:
             self._append_control(key, value)
 
+    def mark_dirty(self) -> None:
+        """There is something to be written when the turn ends, or soon."""
+        self._mark_dirty(self)
+
     def settlements_due(self) -> None:
         """They have waited long enough: write them when the turn ends."""
         self._settlements_due = True
@@ -361,9 +371,10 @@ class QueuePartition:
             opened = self._open
             entries = [(destinations.definition.id, len(slab.bodies)) for _, slab, destinations in opened]
             facts = [to.columns_of(slab) for _, slab, to in opened] if self._open_facts else None
-            self._append_data(opened, encode_directory(entries, facts))
+            numbers = [slab.once for _, slab, _ in opened] if self._open_numbers else ()
+            self._append_data(opened, encode_directory(entries, facts, numbers=numbers))
             opened.clear()
-            self._open_facts = False
+            self._open_facts = self._open_numbers = False
             self._open_bytes_max = _BATCH_BYTES
 
     def _append_data(self, slabs: list[tuple[int, Slab, DestinationSet]], directory: bytes = b"") -> None:
@@ -420,7 +431,7 @@ class QueuePartition:
         self.error = None if log.error is None else storage_error(log)
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
-        if log.error is None and (self._unsealed.waits or self._unsealed.seen or self._open):
+        if log.error is None and (self.unsealed.waits or self.unsealed.seen or self._open):
             self._mark_dirty(self)
 
     # --- housekeeping ------------------------------------------------------------------
@@ -428,7 +439,7 @@ class QueuePartition:
     @property
     def unsealed_settlements(self) -> Sequence[tuple[int, int, int]]:
         """(queue id, first offset, count) of what is settled and not yet in the log."""
-        return self._unsealed.settled
+        return self.unsealed.settled
 
     @property
     def holds_deleted(self) -> bool:

@@ -2,6 +2,7 @@
 
 A state is a mapping as MessagePack takes it, without what is empty:
 
+    "held"      packed ranges of messages that were received and are not completed (`Queue.held`)
     "returns"   offset -> (counts, due time in ms), of messages that came back (`returns.py`)
     "seen"      [(time in ms, whether it is a whole table, hashes)] of ids, in order (`seen_ids.py`)
     "sizes"     [(first offset, bytes of each message)], where their sum is limited (`message_sizes.py`)
@@ -15,15 +16,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from routing.queues.packed_ranges import COUNT_BITS, Range, holds
+from routing.queues.packed_ranges import COUNT_BITS, Range, from_bytes, holds, merged, pack, to_bytes, unpack, without
 from routing.queues.settlement import (
     CARRIED_KEY,
+    COMPLETED_KEY,
+    RECEIVED_KEY,
     RETURNED_KEY,
     SEEN_KEY,
     SIZES_KEY,
     TAKEN_KEY,
     decode_returned,
     decode_seen,
+    decode_settled,
     decode_sizes,
     decode_taken,
 )
@@ -38,6 +42,8 @@ class StateChanges:
 
     def __init__(self) -> None:
         self._returns: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
+        self._held: dict[int, list[tuple[bool, int, int]]] = defaultdict(list)
+        """(whether received or completed, first offset, count), in order."""
         self._seen: dict[int, list[tuple[int, bool, bytes]]] = defaultdict(list)
         self._sizes: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
         self.views = ViewChanges()
@@ -47,6 +53,9 @@ class StateChanges:
         if key == RETURNED_KEY:
             for queue_id, offset, counts, due_ms in decode_returned(value):
                 self._returns[queue_id][offset] = counts, due_ms
+        elif key in (RECEIVED_KEY, COMPLETED_KEY):
+            for queue_id, first, count in decode_settled(value):
+                self._held[queue_id].append((key == RECEIVED_KEY, first, count))
         elif key == SEEN_KEY:
             for queue_id, seen_ms, hashes in decode_seen(value):
                 self._seen[queue_id].append((seen_ms, False, hashes))
@@ -81,6 +90,10 @@ class StateChanges:
             if queue_id in self._returns:
                 returns = state.get("returns", {}) | self._returns[queue_id]
                 state["returns"] = {offset: known for offset, known in returns.items() if holds(packed, offset)}
+            if queue_id in self._held:
+                held = _held(state.pop("held", b""), self._held[queue_id])
+                if held:
+                    state["held"] = held
             if queue_id in self._seen:
                 seen = [*state.get("seen", ()), *self._seen[queue_id]]
                 state["seen"] = sorted((lot for lot in seen if lot[0] >= seen_since_ms), key=lambda lot: lot[0])
@@ -94,7 +107,21 @@ class StateChanges:
             if state:
                 folded[queue_id] = state
         self._returns.clear()
+        self._held.clear()
         self._seen.clear()
         self._sizes.clear()
         self.views.clear()
         return folded
+
+
+def _held(before: bytes, changes: Iterable[tuple[bool, int, int]]) -> bytes:
+    """What is received and not completed: these were before, and then came changes."""
+    packed = from_bytes(before)
+    added: list[Range] = []
+    for received, first, count in changes:
+        if received:
+            added.append((first, count))
+        else:
+            packed = without(pack(merged([*unpack(packed), *added])), [(first, count)])
+            added.clear()
+    return to_bytes(pack(merged([*unpack(packed), *added])))

@@ -80,6 +80,7 @@ def filling(
     partition.sets.next_id = standby.next_set_id
     partition.facts.take(standby.facts)
     partition.moves.take(standby.moves)
+    partition.numbers = standby.numbers
     for set_id, (queue_ids, offset) in standby.sets.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):
             partition.sets.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))

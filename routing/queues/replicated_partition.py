@@ -112,7 +112,7 @@ class ReplicatedPartition(QueuePartition):
         self.log.listeners.remove(self._log_advanced)
         self._held.clear()
         self._open.clear()
-        self._unsealed.clear()
+        self.unsealed.clear()
 
     def _require_led(self) -> None:
         if self.retired:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from routing.queues.offset_set import OffsetSet, Range
+from routing.queues.packed_ranges import from_bytes, pack, to_bytes, unpack
 from routing.queues.settings import EXPIRY_MS_MAX
 from routing.queues.view_queue import ViewQueue
 from routing.queues.view_state import VIEW
@@ -19,6 +20,8 @@ def state_of(queue: Queue) -> Any:
     state: dict[str, Any] = {}
     if queue.returns is not None and queue.returns.tries:
         state["returns"] = queue.returns.dump()
+    if queue.held is not None and queue.held.count:
+        state["held"] = to_bytes(pack(queue.held.ranges()))
     if queue.seen is not None:
         state["seen"] = list(queue.seen.dump(queue.host.now_ms()))
     if queue.rules.sizes is not None:
@@ -51,6 +54,8 @@ def restore(
     rules.restored(state.get("sizes", ()) if state else ())
     if state and queue.returns is not None and "returns" in state:
         rules.restore_returns(queue.returns, state["returns"])
+    if state and "held" in state:
+        queue.held = OffsetSet(unpack(from_bytes(state["held"])))
     if state and "seen" in state:
         if queue.seen is None:
             queue.remember(None, EXPIRY_MS_MAX)  # an exchange has asked, and will say again for how long

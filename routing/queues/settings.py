@@ -60,6 +60,8 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Messages can be had again for so long after they came, whatever became of them."""
     group_by: str | None = None
     """Messages that agree in this go to one consumer at a time: `routing-key`, or the name of a header."""
+    keep_transient: bool = True
+    """Takes messages that are not persistent also while nobody consumes."""
     delayed: bool = False
     """Honours the delay of messages that come by any exchange."""
     view_of: str | None = None
@@ -139,6 +141,7 @@ _ARGUMENT_FIRST = {
     "deduplication-window-ms": "deduplication_window_ms",
     "group-by": "group_by",
     "delayed": "delayed",
+    "keep-transient": "keep_transient",
 }
 
 Check = Callable[[Any], str | None]
@@ -251,6 +254,7 @@ CHECKS: dict[str, Check] = {
     "group-by": _group_by,
     "retain": _retain,
     "delayed": _boolean,
+    "keep-transient": _boolean,
     "queue-type": _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\""),
     "queue-mode": _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),
     "queue-version": _version,

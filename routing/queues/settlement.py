@@ -10,12 +10,18 @@ int16.
     SIZES          value: (queue id uint32, count uint32, first offset uint64, bytes uint32 each) repeated
     TAKEN          value: (queue id uint32, partition uint32, offset uint64, first id uint64, count uint32) repeated
     CARRIED        the same
+    RECEIVED       as SETTLED
+    COMPLETED      as SETTLED
+    RELEASED       value: (publisher uint32, count uint32, numbers uint16 each, little-endian) repeated
+    NUMBERED       the same
 
 A destination set is defined once per log before its first use and then named by id, so a body that goes to a thousand
 queues carries four bytes. Settlements follow their messages in the log: deleting a prefix never takes away the
 settlement of a message that stays. Of several RETURNED of a message the last counts (`retries.py`).
 TAKEN says which records of its topic a view has taken in, and as which messages (`view.py`); with a count of 0, that it
 goes on at this offset. CARRIED says it once more, for who has not been told.
+RECEIVED settles messages that their receiver still knows by what they are called, until COMPLETED (`receipts.py`).
+RELEASED says which numbers of a publisher may be used again (`publish_numbers.py`), NUMBERED that some still may not.
 """
 
 from __future__ import annotations
@@ -40,6 +46,10 @@ SEEN_KEY = _KEY.pack(0, 0x4D04)
 SIZES_KEY = _KEY.pack(0, 0x4D05)
 TAKEN_KEY = _KEY.pack(0, 0x4D06)
 CARRIED_KEY = _KEY.pack(0, 0x4D07)
+RECEIVED_KEY = _KEY.pack(0, 0x4D08)
+COMPLETED_KEY = _KEY.pack(0, 0x4D09)
+RELEASED_KEY = _KEY.pack(0, 0x4D0A)
+NUMBERED_KEY = _KEY.pack(0, 0x4D0B)
 
 
 def encode_destinations(set_id: int, queue_ids: Iterable[int]) -> bytes:

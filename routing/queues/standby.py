@@ -29,8 +29,17 @@ from routing.queues.home_records import set_id_of
 from routing.queues.journal import Journal
 from routing.queues.moves import MovedRun, Moves
 from routing.queues.packed_ranges import COUNT_BITS, COUNT_MASK, Range, merged, pack, unpack, without
+from routing.queues.publish_numbers import PublishNumbers, decode_numbers
 from routing.queues.queue_state import StateChanges
-from routing.queues.settlement import DESTINATIONS_KEY, SETTLED_KEY, decode_destinations, decode_settled
+from routing.queues.settlement import (
+    DESTINATIONS_KEY,
+    NUMBERED_KEY,
+    RECEIVED_KEY,
+    RELEASED_KEY,
+    SETTLED_KEY,
+    decode_destinations,
+    decode_settled,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +58,7 @@ class Standby:
         """Packed ranges, by queue id."""
         self.states: dict[int, Any] = {}
         """What queues want to remember besides, by queue id."""
+        self.numbers = PublishNumbers()
         self._changes = StateChanges()
         self.facts = FactColumns()
         self.moves = Moves()
@@ -135,10 +145,18 @@ class Standby:
             if known is not None and known[0] != queue_ids:
                 self._rename(set_id)
             self.sets[set_id] = (queue_ids, offset)
-        elif key == SETTLED_KEY:
+        elif key in (SETTLED_KEY, RECEIVED_KEY):
             for queue_id, first, count in decode_settled(value):
                 self._settled[queue_id].append((first, count))
                 self._settled_count += 1
+            if key == RECEIVED_KEY:
+                self._changes.control(key, value)
+        elif key == RELEASED_KEY:
+            for publisher, numbers in decode_numbers(value):
+                self.numbers.release(publisher, numbers)
+        elif key == NUMBERED_KEY:
+            for publisher, numbers in decode_numbers(value):
+                self.numbers.note(publisher, numbers)
         else:
             self._changes.control(key, value)
 
@@ -169,6 +187,10 @@ class Standby:
             self._counts[-1] = min(self._counts[-1], end - self._firsts[-1])
         if directory.facts is not None or directory.moves is not None:
             self._close_columns(directory, slabs)
+        if directory.numbers is not None:
+            for one, count in zip(directory.numbers[:slabs], self._counts[-slabs:]):
+                if one is not None:
+                    self.numbers.note(one[0], one[1][:count])
 
     def _close_columns(self, directory: Directory, slabs: int) -> None:
         """Facts and moves of the slabs that were just noted."""

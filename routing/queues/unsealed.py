@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from routing.queues.publish_numbers import encode_numbers
 from routing.queues.settlement import (
+    COMPLETED_KEY,
+    RECEIVED_KEY,
+    RELEASED_KEY,
     RETURNED_KEY,
     SEEN_KEY,
     SETTLED_KEY,
@@ -25,10 +29,13 @@ Record = tuple[bytes, bytes]
 class Unsealed:
     """See the module; each list is what its record is made of."""
 
-    __slots__ = ("returned", "seen", "settled", "sizes", "taken")
+    __slots__ = ("completed", "received", "released", "returned", "seen", "settled", "sizes", "taken")
 
     def __init__(self) -> None:
         self.settled: list[tuple[int, int, int]] = []
+        self.received: list[tuple[int, int, int]] = []
+        self.completed: list[tuple[int, int, int]] = []
+        self.released: list[tuple[int, Sequence[int]]] = []
         self.returned: list[tuple[int, int, int, int]] = []
         self.taken: list[Taken] = []
         self.seen: list[tuple[int, int, bytes]] = []
@@ -37,7 +44,7 @@ class Unsealed:
     @property
     def waits(self) -> bool:
         """There is something that may wait a moment for more."""
-        return bool(self.settled or self.returned or self.taken)
+        return bool(self.settled or self.returned or self.taken or self.received or self.completed or self.released)
 
     def take(self, taken: Taken) -> None:
         """A view has taken records of its topic in, or passed them."""
@@ -56,6 +63,15 @@ class Unsealed:
         if self.settled:
             yield SETTLED_KEY, encode_settled(self.settled)
             self.settled.clear()
+        if self.received:
+            yield RECEIVED_KEY, encode_settled(self.received)
+            self.received.clear()
+        if self.completed:
+            yield COMPLETED_KEY, encode_settled(self.completed)
+            self.completed.clear()
+        if self.released:
+            yield RELEASED_KEY, encode_numbers(self.released)
+            self.released.clear()
         if self.returned:
             yield RETURNED_KEY, encode_returned(self.returned)
             self.returned.clear()
@@ -71,5 +87,6 @@ class Unsealed:
 
     def clear(self) -> None:
         """Nothing of it will be written."""
-        for unsealed in (self.settled, self.returned, self.taken, self.seen, self.sizes):
+        settled = (self.settled, self.received, self.completed, self.released)
+        for unsealed in (*settled, self.returned, self.taken, self.seen, self.sizes):
             unsealed.clear()

@@ -36,8 +36,8 @@ class Route:
     """See the module."""
 
     __slots__ = (
-        "_avoiding", "_divided", "_heeding", "_here", "_once_in_ms", "_open", "_passing", "asks", "delayed",
-        "durable_homes", "guarded", "histories", "homes", "queues", "remembering", "sole", "topics",
+        "_avoiding", "_divided", "_fleeting", "_heeding", "_here", "_once_in_ms", "_open", "_passing", "asks",
+        "delayed", "durable_homes", "guarded", "histories", "homes", "queues", "remembering", "sole", "topics",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,8 @@ class Route:
         """Queues that have messages wait, while the others get them at once."""
         self.guarded = [queue for queue in queues if queue.settings.guards_publishing]
         """Queues that publishers have to ask."""
+        self._fleeting = [queue for queue in queues if not (queue.settings.keep_transient or queue.elsewhere)]
+        """Queues that take what is not persistent only while they are consumed."""
         self.asks = any(queue.elsewhere for queue in self.guarded)
         """Some of them are led elsewhere: what they refuse is known later."""
         self._once_in_ms = once_in_ms
@@ -199,6 +201,10 @@ class Route:
 
     def deliver(self, slab: Slab) -> list[tuple[PartitionLog, int]]:
         """Put the slab into everything the route leads to; the durable logs it went to, with the offsets it ends at."""
+        if self._fleeting and not slab.properties.persistent:
+            unused = frozenset(queue for queue in self._fleeting if not queue.consumers)
+            if unused:
+                return self.avoiding(unused).deliver(slab)
         held = slab.highest_facts >= DELAYED_FROM
         if held and not self.delayed:
             if self._heeding:

@@ -27,6 +27,7 @@ from routing.queues.home import Home
 from routing.queues.host import QueueHost
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
+from routing.queues.receipts import release
 from routing.topics.stream import Stream, StreamHost
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import log_config
@@ -337,6 +338,9 @@ class Topology:
             if not owned:
                 del self.owned[queue.owner]
         queue.partition.remove(queue)
+        if queue.partition.durable:
+            for home in self.led:
+                release(home, queue.id)
         queue.clear()
         for consumer in queue.turns.drain():
             consumer.session.queue_gone(consumer)

@@ -1,0 +1,252 @@
+"""What is under way to a client: packet ids of deliveries, and what acknowledgements mean for them.
+
+1. In a session that lasts a packet id is the message's own: it follows from its offset, so that a message has the same
+   whenever it is sent (MQTT-4.4.0-1), whatever becomes of the connection or the broker. If another message that has the
+   same is still under way (65,535 offsets apart), deliveries wait for that. All others, also those of queues that a
+   session shares, get the ids that are free.
+2. At QoS 2 such a message is sent when it is committed: its offset is nobody else's then. PUBREC settles it and has the
+   queue hold its offset in the same record (`routing/queues/receipts.py`); PUBREL is sent when that is committed, and
+   again to whoever comes back. PUBCOMP ends it. So the receiver has each message once, whoever is killed.
+3. The window counts what is not completed (MQTT-3.3.4-9): what the engine counts as settled after PUBREC is taken off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from protocols.mqtt.events import AcknowledgementKind, Acknowledgements
+from protocols.mqtt.inflight import PacketIds
+from protocols.mqtt.reasons import ReasonCode
+from protocols.mqtt.wire import PACKET_ID_BYTES, PACKET_ID_MAX
+from routing.queues.queue import Queue
+from routing.queues.receipts import complete
+from routing.queues.runs_of import runs_of
+from routing.session import Consumer, Outcome, Session
+from routing.unsettled import entry_at
+
+if TYPE_CHECKING:
+    from protocols.mqtt.adapter import MqttAdapter
+    from protocols.mqtt.adapter_sessions import LastingSession
+    from routing.errors import BrokerError
+    from routing.queues.queue_partition import QueuePartition
+
+
+def own_id(offset: int) -> int:
+    """The packet id of the message at an offset of a session's queue."""
+    return offset % PACKET_ID_MAX + 1
+
+
+class Inflight:
+    """Of one connection, from CONNECT on; see the module."""
+
+    def __init__(self, adapter: MqttAdapter, session: Session, lasting: LastingSession | None, window: int) -> None:
+        self._adapter = adapter
+        self._session = session
+        self._lasting = lasting
+        self._window = window
+        self.packet_ids = PacketIds()
+        self._held: dict[int, int] = {}
+        """Packet ids after PUBREC, with offsets; -1: it is not the message's own."""
+        self._collided = False
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        """Packets at QoS 2 that are sent when the log has committed so far."""
+        self._asked = False
+        session.set_prefetch(window, per_session=True)
+
+    # --- sending -------------------------------------------------------------------------
+
+    def _own(self, consumer: Consumer) -> Queue | None:
+        """The session's queue, if that is what is consumed, and it is led here."""
+        queue = consumer.queue
+        if self._lasting is None or not isinstance(queue, Queue) or queue.elsewhere:
+            return None
+        return queue if queue.name == self._lasting.name else None
+
+    def take(self, consumer: Consumer, first_id: int, count: int, redelivered: bool) -> list[tuple[int, int]]:
+        """Packet ids for deliveries, as (first, count). Where they do not suffice for all, `collided` is true, and the
+        others were given back.
+        """
+        if self._own(consumer) is None:
+            return self.packet_ids.take(first_id, count)
+        taken: list[tuple[int, int]] = []
+        done = 0
+        entry = entry_at(self._session.unsettled, first_id)
+        for offset, length in runs_of(entry.offsets_of(first_id, first_id + count)):
+            while length:
+                packet_id = own_id(offset)
+                some = min(length, PACKET_ID_MAX - packet_id + 1)
+                claimed = self.packet_ids.claim(packet_id, first_id + done, some)
+                if claimed:
+                    taken.append((packet_id, claimed))
+                    done += claimed
+                if claimed < some:
+                    self.give_back(first_id + done, first_id + count - 1, redelivered)
+                    return taken
+                offset, length = offset + some, length - some
+        return taken
+
+    @property
+    def collided(self) -> bool:
+        """A packet id that was needed is in use: nothing is sent until it is not."""
+        return self._collided
+
+    def give_back(self, first_id: int, last_id: int, redelivered: bool) -> None:
+        """These come again when ids are free."""
+        self._collided = True
+        self._session.pause(True)
+        self._session.settle(first_id, last_id, Outcome.UNSEEN_AGAIN if redelivered else Outcome.UNSEEN)
+
+    def write(self, consumer: Consumer, packets: bytes, qos: int, last_id: int) -> None:
+        """Send publishes, the last of which is this delivery: at QoS 2 when it is committed."""
+        own = self._own(consumer) if qos == 2 else None
+        if own is not None:
+            end = entry_at(self._session.unsettled, last_id).offsets_of(last_id, last_id + 1)[0] + 1
+            if self._waiting or own.partition.log.committed_offset < end:
+                self._waiting.append((end, packets))
+                self._ask(own)
+                return
+        self._adapter.outbox.write(packets)
+
+    def _ask(self, queue: Queue) -> None:
+        if not self._asked:
+            self._asked = True
+            self._session.confirms.when_written([queue.partition], lambda error: self._committed(queue, error))
+
+    def _committed(self, queue: Queue, error: BrokerError | None) -> None:
+        self._asked = False
+        if error is not None:
+            self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
+        if self._adapter.closed:
+            return
+        committed = queue.partition.log.committed_offset
+        while self._waiting and self._waiting[0][0] <= committed:
+            self._adapter.outbox.write(self._waiting.popleft()[1])
+        if self._waiting:
+            self._ask(queue)
+
+    def resume(self) -> None:
+        """Send PUBREL for what the client had received before (MQTT-4.4.0-1)."""
+        queue = self._lasting.queue if self._lasting is not None else None
+        if queue is None or queue.held is None or not queue.held.count:
+            return
+        for first, count in queue.held.ranges():
+            for offset in range(first, first + count):
+                self._held[own_id(offset)] = offset
+                self.packet_ids.hold_unsent(own_id(offset), own_id(offset))
+        self._release(list(self._held))
+        self._limit()
+
+    # --- acknowledgements ------------------------------------------------------------------
+
+    def acknowledge(self, event: Acknowledgements) -> None:
+        """Settle what was acknowledged."""
+        if event.kind is AcknowledgementKind.PUBREC:
+            self._received(event)
+        elif event.kind is AcknowledgementKind.PUBCOMP:
+            self._completed(event)
+        else:
+            for packet_id, _ in event.failed:
+                for first_delivery, last_delivery in self.packet_ids.release(packet_id, packet_id):
+                    self._session.settle(first_delivery, last_delivery, Outcome.DISCARD)
+            for first, last in event.ranges:
+                for first_delivery, last_delivery in self.packet_ids.release(first, last):
+                    self._session.settle(first_delivery, last_delivery, Outcome.ACK)
+            if self._collided:
+                self._free()
+
+    def _received(self, event: Acknowledgements) -> None:
+        failed = {packet_id for packet_id, _ in event.failed}
+        for packet_id in failed:  # that is the end of it (MQTT 5, 4.3.3)
+            for first_delivery, last_delivery in self.packet_ids.release(packet_id, packet_id):
+                self._session.settle(first_delivery, last_delivery, Outcome.DISCARD)
+        told: list[int] = []
+        unknown: list[int] = []
+        homes: dict[QueuePartition, None] = {}
+        for first, last in event.ranges:
+            for low, high, delivery in self.packet_ids.hold(first, last):
+                if delivery >= 0:
+                    queue = self._receive(low, high, delivery)
+                    if queue is not None:
+                        homes[queue.partition] = None
+            for packet_id in range(first, last + 1):
+                if packet_id in self._held:
+                    told.append(packet_id)
+                elif packet_id not in failed:
+                    unknown.append(packet_id)
+        self._limit()
+        if unknown:
+            reasons = bytes((ReasonCode.PACKET_IDENTIFIER_NOT_FOUND,)) * len(unknown)
+            self._release(unknown, reasons)
+        if told and homes:
+            self._session.confirms.when_written(list(homes), lambda error: self._safe(told, error))
+        elif told:
+            self._release(told)
+        if failed and self._collided:
+            self._free()
+
+    def _receive(self, low: int, high: int, delivery: int) -> Queue | None:
+        """The publishes with these ids have arrived; the queue, if that has to be written first."""
+        session = self._session
+        entry = entry_at(session.unsettled, delivery)
+        queue, count = entry.queue, high - low + 1
+        own = self._lasting is not None and queue.name == self._lasting.name and isinstance(queue, Queue)
+        if not own or not isinstance(queue, Queue) or queue.elsewhere:
+            self._held.update(dict.fromkeys(range(low, high + 1), -1))
+            session.settle(delivery, delivery + count - 1, Outcome.ACK)
+            return None
+        done = 0
+        while done < count:
+            entry = entry_at(session.unsettled, delivery + done)
+            some = min(count - done, entry.end - delivery - done)
+            offsets = entry.offsets_of(delivery + done, delivery + done + some)
+            self._held.update(zip(range(low + done, low + done + some), offsets))
+            done += some
+        session.settle(delivery, delivery + count - 1, Outcome.RECEIVED)
+        return queue
+
+    def _safe(self, packet_ids: list[int], error: BrokerError | None) -> None:
+        if error is not None:
+            self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
+        elif not self._adapter.closed:
+            self._release(packet_ids)
+
+    def _release(self, packet_ids: list[int], reasons: bytes | None = None) -> None:
+        ids = b"".join([PACKET_ID_BYTES[2 * one : 2 * one + 2] for one in packet_ids])
+        self._adapter.outbox.write(self._adapter.wire.acknowledgements(AcknowledgementKind.PUBREL, ids, reasons))
+
+    def _completed(self, event: Acknowledgements) -> None:
+        held = self._held
+        offsets = []
+        for first, last in event.ranges:
+            for packet_id in range(first, last + 1):
+                offset = held.pop(packet_id, None)
+                if offset is None:
+                    continue
+                self.packet_ids.release(packet_id, packet_id)
+                if offset >= 0:
+                    offsets.append(offset)
+        queue = self._lasting.queue if self._lasting is not None else None
+        if offsets and queue is not None:
+            offsets.sort()
+            complete(queue, offsets)
+        if self._collided and queue is not None and not queue.elsewhere:
+            # An id is another message's when nobody can bring back that it was this one's.
+            self._session.confirms.when_written([queue.partition], lambda _error: self._free())
+        self._limit()
+
+    def _free(self) -> None:
+        self._collided = False
+        self._limit()
+
+    def _limit(self) -> None:
+        """Let the engine give out what the window has room for."""
+        session = self._session
+        if session.closed:
+            return
+        room = self._window - len(self._held)
+        if room > 0 and not self._collided:
+            session.paused = False
+            session.set_prefetch(room, per_session=True)
+        else:
+            session.pause(True)

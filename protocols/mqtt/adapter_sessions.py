@@ -1,0 +1,126 @@
+"""Sessions of MQTT clients: who is connected under which identifier, and sessions that outlive their connections.
+
+1. A session that lasts is a durable queue `mqtt.<client id>`: it is there from CONNECT on, is consumed while the client
+   is connected, and goes when it has not been for the session's expiry (the queue's `x-expires`). So a session is
+   present when its queue is, also after a restart.
+2. Its subscriptions are the bindings of that queue, with their options as arguments.
+3. What is neither queue nor binding: which publishes at QoS 2 were taken and not released. Home partitions know that
+   (`routing/queues/publish_numbers.py`); as long as the broker lives it is remembered here as well, for what goes to
+   queues and topics without such a memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from protocols.convert import routing_key_to_topic
+from protocols.mqtt.adapter_publish import EXCHANGE
+from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, from_arguments
+from protocols.mqtt.events import NEVER_S, Connect
+from routing.queues.queue import Queue
+from routing.queues.settings import EXPIRY_MS_MAX
+
+if TYPE_CHECKING:
+    from protocols.mqtt.adapter import MqttAdapter
+    from routing.broker import Broker
+    from routing.topology.binding import Binding
+
+EXPIRY_S_MAX = EXPIRY_MS_MAX // 1000
+"""The longest expiry but for "never", some 49 days; who asks for more is told so."""
+_AT_ONCE_MS = 1
+
+
+class Sessions:
+    """The clients of one broker; see the module."""
+
+    def __init__(self) -> None:
+        self.clients: dict[str, MqttAdapter] = {}
+        """The connection of each client identifier (MQTT-3.1.4-2)."""
+        self.taken: dict[str, set[int]] = {}
+        """Packet ids of publishes at QoS 2 that were taken, of sessions that last."""
+
+
+_sessions: WeakKeyDictionary[Broker, Sessions] = WeakKeyDictionary()
+
+
+def sessions_of(broker: Broker) -> Sessions:
+    """Those of a broker."""
+    return _sessions.setdefault(broker, Sessions())
+
+
+def queue_name(client_id: str) -> str:
+    """The queue of a client."""
+    return f"mqtt.{client_id}"
+
+
+def granted_expiry_s(expiry_s: int) -> int:
+    """For how long a session is kept whose client asks for `expiry_s`."""
+    return expiry_s if expiry_s == NEVER_S else min(expiry_s, EXPIRY_S_MAX)
+
+
+def _expires_ms(expiry_s: int) -> int | None:
+    """The argument `x-expires` for a session's expiry; a queue that is there and is to go with its connection expires
+    as soon as nobody consumes it."""
+    return None if expiry_s == NEVER_S else max(granted_expiry_s(expiry_s) * 1000, _AT_ONCE_MS)
+
+
+class LastingSession:
+    """The session of one client as the engine keeps it; see the module. Made by `open_session`."""
+
+    def __init__(self, adapter: MqttAdapter, client_id: str, present: bool) -> None:
+        self._adapter = adapter
+        self.name = queue_name(client_id)
+        self.present = present
+        """It was there before."""
+        self.taken = sessions_of(adapter.broker).taken.setdefault(client_id, set())
+
+    @property
+    def queue(self) -> Queue | None:
+        """The queue, while it is there."""
+        return self._adapter.broker.topology.vhost(self._adapter.config.virtual_host).queues.get(self.name)
+
+    def bindings(self, pattern: str | None = None) -> list[Binding]:
+        """Those of the session's queue that are subscriptions, all or those with a pattern."""
+        vhost = self._adapter.broker.topology.vhost(self._adapter.config.virtual_host)
+        return [
+            binding
+            for binding in vhost.bindings_to.get(("queue", self.name), ())
+            if binding.exchange == EXCHANGE and binding.syntax == "mqtt" and pattern in (None, binding.pattern)
+        ]
+
+    def subscriptions(self) -> list[tuple[str, SubscriptionOptions]]:
+        """The topic filters that the session has, with their options."""
+        return [(routing_key_to_topic(one.pattern), from_arguments(one.arguments)) for one in self.bindings()]
+
+    async def expire_after(self, expiry_s: int) -> None:
+        """Have the session last for another time. Raises BrokerError."""
+        adapter = self._adapter
+        changes = {"x-expires": _expires_ms(expiry_s)}
+        await adapter.broker.alter_queue(self.name, changes, owner=adapter, vhost=adapter.config.virtual_host)
+
+
+async def open_session(adapter: MqttAdapter, connect: Connect) -> LastingSession | None:
+    """What of a client's session lasts, from CONNECT on; None if nothing does. A clean start ends the one there is
+    (MQTT-3.1.2-4). Raises BrokerError.
+    """
+    broker, vhost = adapter.broker, adapter.config.virtual_host
+    name, client_id = queue_name(connect.client_id), connect.client_id
+    there = broker.topology.vhost(vhost).queues.get(name)
+    present = there is not None and there.partition.durable and not there.exclusive
+    if present and connect.clean_start:
+        await broker.delete_queue(name, owner=adapter, vhost=vhost)
+        present = False
+    if not present:
+        sessions_of(broker).taken.pop(client_id, None)
+        if not connect.session_expiry_s:
+            return None
+        expires_ms = _expires_ms(connect.session_expiry_s)
+        arguments: dict[str, Any] = {"x-keep-transient": adapter.config.offline_qos_0}
+        if expires_ms is not None:
+            arguments["x-expires"] = expires_ms
+        await broker.declare_queue(name, durable=True, arguments=arguments, owner=adapter, vhost=vhost)
+    session = LastingSession(adapter, client_id, present)
+    if present and there is not None and there.arguments.get("x-expires") != _expires_ms(connect.session_expiry_s):
+        await session.expire_after(connect.session_expiry_s)
+    return session

@@ -1,0 +1,57 @@
+"""Being done with messages in two steps, and publishing them in two: both ends of a hand-over that happens once.
+
+1. *Received* messages are settled, but who got them still knows them by what they are called, so that nothing else may
+   be called that: the queue holds their offsets (`Queue.held`) until they are *completed*. One record does both, and
+   survives as settlements do.
+2. A publisher's numbers are in use until they are *released* (`publish_numbers.py`).
+3. What the other end is told of either has to be committed first: see `Confirms.when_written`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from routing.queues.offset_set import OffsetSet
+from routing.queues.runs_of import runs_of
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
+    from routing.queues.queue_partition import QueuePartition
+
+
+def receive(queue: Queue, offsets: Sequence[int]) -> None:
+    """Delivered messages are received. Where nothing outlives the process, or another broker leads the queue, they are
+    completed with it.
+    """
+    partition = queue.partition
+    if queue.deleted or queue.elsewhere or not partition.durable:
+        queue.settle_offsets(offsets)
+        return
+    queue.outstanding -= len(offsets)
+    if queue.held is None:
+        queue.held = OffsetSet()
+    for first, count in runs_of(offsets):
+        if queue.returns is not None and queue.returns.tries:
+            queue.returns.forget(first, count)
+        queue.held.add(first, count)
+        partition.live.release(first, count)
+        partition.unsealed.received.append((queue.id, first, count))
+    partition.mark_dirty()
+
+
+def complete(queue: Queue, offsets: Sequence[int]) -> None:
+    """Received messages are completed; those that are not held are passed over."""
+    found = queue.held.discard(offsets) if queue.held is not None and not queue.deleted else []
+    if found:
+        queue.partition.unsealed.completed += [(queue.id, first, count) for first, count in runs_of(found)]
+        queue.partition.mark_dirty()
+
+
+def release(partition: QueuePartition, publisher: int, numbers: Collection[int] = ()) -> bool:
+    """Numbers of a publisher, or all, may be used again; whether any was used here, which has to be written."""
+    found = partition.numbers.release(publisher, numbers)
+    if found:
+        partition.unsealed.released.append((publisher, found))
+        partition.mark_dirty()
+    return bool(found)

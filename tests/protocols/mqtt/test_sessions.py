@@ -1,0 +1,186 @@
+"""Sessions that outlive their connections, and the exactly-once exchange, also over the death of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from core_log.memory_files import MemoryFiles
+from protocols.mqtt.config import MqttConfig
+from routing.broker import open_broker
+from routing.config import BrokerConfig
+from tests.protocols.mqtt.conftest import Client, World
+from tests.protocols.mqtt.wire import connect, packet, packets, publish, subscribe
+from tests.routing.harness import killed
+
+PUBREC, PUBREL, PUBCOMP = 0x50, 0x62, 0x70
+
+
+@asynccontextmanager
+async def broker(files: MemoryFiles) -> AsyncIterator[World]:
+    config = BrokerConfig(stripes=2, settle_delay_ms=0, housekeeping_interval_ms=3_600_000)
+    async with open_broker(files, config, users={"guest": "guest"}) as running:
+        yield World(running)
+
+
+async def join(world: World, client_id: str, *, clean: bool = False, config: MqttConfig | None = None) -> Client:
+    client = world.open(config=config)
+    await client.send(connect(client_id, clean=clean))
+    return client
+
+
+async def told(client: Client, count: int) -> list[tuple[int, bytes]]:
+    """The next packets, once there are so many."""
+    got: list[tuple[int, bytes]] = []
+    with trio.fail_after(5):
+        while True:
+            got += packets(client.take())
+            if len(got) >= count:
+                return got
+            await client.world.next_turn()
+
+
+async def present(client: Client) -> bool:
+    found, *rest = await told(client, 1)
+    client.outbox.pieces = [packet(*one) for one in rest]
+    assert found[0] == 0x20
+    assert found[1][1] == 0
+    return bool(found[1][0])
+
+
+def answer(kind: int, *packet_ids: int) -> bytes:
+    return b"".join(bytes((kind, 2)) + packet_id.to_bytes(2, "big") for packet_id in packet_ids)
+
+
+def publishes(found: list[tuple[int, bytes]]) -> list[tuple[bool, int, int, bytes]]:
+    """DUP, QoS, packet id and payload."""
+    out = []
+    for first, body in found:
+        assert first & 0xF0 == 0x30
+        stop = 2 + int.from_bytes(body[:2], "big")
+        out.append((bool(first & 8), first >> 1 & 3, int.from_bytes(body[stop : stop + 2], "big"), body[stop + 2 :]))
+    return out
+
+
+@pytest.mark.parametrize("how", ["connected", "stop", "kill"])
+async def test_mqtt_3_1_2_4_a_session_goes_on_until_a_clean_start(how: str) -> None:
+    files = MemoryFiles()
+    async with broker(files) as world:
+        client = await join(world, "c")
+        assert not await present(client)
+        await client.send(subscribe(1, ("a/+", 1), ("b", 2)))
+        await told(client, 1)
+        client.lose()
+        if how == "kill":
+            files = killed(files)
+        if how == "connected":
+            await goes_on(world)
+            return
+    async with broker(files) as world:
+        await goes_on(world)
+
+
+async def goes_on(world: World) -> None:
+    sender = await world.client("sender")
+    await sender.send(publish("a/1", b"1", qos=1, packet_id=1), publish("b", b"2", qos=2, packet_id=2))
+    await sender.send(publish("a/1", b"gone"))
+    await told(sender, 2)
+    client = await join(world, "c")
+    assert await present(client)
+    world.broker.end_turn()
+    got = publishes(await told(client, 2))
+    assert [(qos, payload) for _, qos, _, payload in got] == [(1, b"1"), (2, b"2")]
+    clean = await join(world, "c", clean=True)
+    assert client.closed
+    assert not await present(clean)
+    again = await join(world, "c")
+    assert not await present(again)
+
+
+async def test_mqtt_4_4_0_1_what_was_not_acknowledged_comes_again_with_the_same_ids() -> None:
+    files = MemoryFiles()
+    async with broker(files) as world:
+        client = await join(world, "c")
+        await client.send(subscribe(1, ("t", 2)))
+        await told(client, 2)
+        sender = await world.client("sender")
+        await sender.send(*(publish("t", bytes((n,)), qos=1 + n % 2, packet_id=n + 1) for n in range(6)))
+        first = publishes(await told(client, 6))
+        by_payload = {payload: packet_id for _, _, packet_id, payload in first}
+        await client.send(answer(0x40, by_payload[b"\0"]), answer(PUBREC, by_payload[b"\1"]))
+        ((kind, body),) = await told(client, 1)
+        assert (kind, body) == (PUBREL, by_payload[b"\1"].to_bytes(2, "big"))
+        await trio.testing.wait_all_tasks_blocked()
+        files = killed(files)
+    async with broker(files) as world:
+        client = await join(world, "c")
+        world.broker.end_turn()
+        _, release, *found = await told(client, 6)
+        assert release == (PUBREL, by_payload[b"\1"].to_bytes(2, "big"))
+        assert publishes(found) == [(True, *one[1:]) for one in sorted(first, key=lambda one: one[3])[2:]]
+        await client.send(answer(PUBCOMP, by_payload[b"\1"]))
+        client.lose()
+        client = await join(world, "c")
+        world.broker.end_turn()
+        assert len(await told(client, 5)) == 5
+
+
+async def test_mqtt_4_3_3_10_a_repeated_publish_is_answered_and_goes_nowhere() -> None:
+    files = MemoryFiles()
+    async with broker(files) as world:
+        reader = await join(world, "reader")
+        await reader.send(subscribe(1, ("t", 1)))
+        live = await world.client("live")
+        await live.subscribe(("t", 0))
+        sender = await join(world, "sender")
+        await sender.send(publish("t", b"a", qos=2, packet_id=7), publish("t", b"b", qos=2, packet_id=8))
+        _, *answers = await told(sender, 3)
+        assert answers == [(PUBREC, b"\0\7"), (PUBREC, b"\0\x08")]
+        sender.lose()
+        sender = await join(world, "sender")
+        await sender.send(publish("t", b"a", qos=2, packet_id=7, dup=True), publish("t", b"c", qos=2, packet_id=9))
+        _, *answers = await told(sender, 3)
+        assert answers == [(PUBREC, b"\0\7"), (PUBREC, b"\0\x09")]
+        await sender.send(answer(PUBREL, 8))
+        assert await told(sender, 1) == [(PUBCOMP, b"\0\x08")]
+        assert [payload for *_, payload in live.take_deliveries()] == [b"a", b"b", b"c"]
+        files = killed(files)
+    async with broker(files) as world:
+        sender = await join(world, "sender")
+        assert await present(sender)
+        await sender.send(
+            publish("t", b"a", qos=2, packet_id=7, dup=True),
+            publish("t", b"c", qos=2, packet_id=9, dup=True),
+            publish("t", b"d", qos=2, packet_id=8),
+        )
+        assert sorted(await told(sender, 3)) == [(PUBREC, b"\0\7"), (PUBREC, b"\0\x08"), (PUBREC, b"\0\x09")]
+        await sender.send(answer(PUBREL, 7, 8, 9))
+        assert len(await told(sender, 3)) == 3
+        reader = await join(world, "reader")
+        world.broker.end_turn()
+        _, *found = await told(reader, 5)
+        assert [payload for *_, payload in publishes(found)] == [b"a", b"b", b"c", b"d"]
+
+
+async def test_mqtt_3_3_4_9_the_window_counts_what_is_not_completed() -> None:
+    async with broker(MemoryFiles()) as world:
+        config = MqttConfig(inflight_messages_max=2)
+        for client_id, clean in (("lasting", False), ("clean", True)):
+            client = await join(world, client_id, clean=clean, config=config)
+            await client.send(subscribe(1, (client_id, 2)))
+            await told(client, 2)
+            sender = await world.client("sender")
+            await sender.send(*(publish(client_id, bytes((n,)), qos=2, packet_id=n + 1) for n in range(4)))
+            await told(sender, 4)
+            found = publishes(await told(client, 2))
+            assert [payload for *_, payload in found] == [b"\0", b"\1"]
+            await client.send(*(answer(PUBREC, packet_id) for _, _, packet_id, _ in found))
+            assert [kind for kind, _ in await told(client, 2)] == [PUBREL, PUBREL]
+            await client.send(answer(PUBCOMP, found[0][2]))
+            assert [payload for *_, payload in publishes(await told(client, 1))] == [b"\2"]
+            await client.send(answer(PUBCOMP, found[1][2]))
+            assert [payload for *_, payload in publishes(await told(client, 1))] == [b"\3"]
