@@ -65,7 +65,8 @@ class Outboxes:
         while self.dirty:
             dirty, self.dirty = self.dirty, []
             for outbox in dirty:
-                outbox.flush()
+                if outbox.dirty:  # it may have been flushed out of turn
+                    outbox.flush()
 
     def want_turn(self) -> None:
         """Have a turn soon, after the tasks that are ready have run."""
@@ -83,8 +84,8 @@ class SocketOutbox:
     """Implements `protocols.sansio.Outbox` on a non-blocking socket; see the module's rules."""
 
     __slots__ = (
-        "_backlog", "_broken", "_dirty", "_drained", "_group", "_large", "_owner", "_pieces", "_socket", "_tls",
-        "_web", "on_writable", "pending_bytes", "sends_files", "writable",
+        "_backlog", "_broken", "_drained", "_group", "_large", "_owner", "_pieces", "_socket", "_tls",
+        "_web", "dirty", "on_writable", "pending_bytes", "sends_files", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -107,7 +108,7 @@ class SocketOutbox:
         self._pieces: list[Piece] = []
         self._backlog: deque[Piece] | None = None  # there while a task waits for the socket
         self._large = False
-        self._dirty = False
+        self.dirty = False
         self._broken = False
         self._drained: trio.Event | None = None
 
@@ -121,8 +122,8 @@ class SocketOutbox:
         """Append `data`, which must not change afterwards. Nothing at all (b"") makes the shell look at the adapter.
         Ranges of files only if it `sends_files`.
         """
-        if not self._dirty:
-            self._dirty = True
+        if not self.dirty:
+            self.dirty = True
             self._group.dirty.append(self)
         size = len(data)
         if size and not self._broken:
@@ -141,7 +142,7 @@ class SocketOutbox:
 
     def flush(self) -> None:
         """End of the turn: one send, unless a task is waiting for the socket already."""
-        self._dirty = False
+        self.dirty = False
         if self._pieces and self._backlog is None:
             buffers = self._take_pieces()
             if self._broken:
