@@ -73,7 +73,7 @@ async def test_mqtt_4_12_0_a_right_password(world: World, method: str) -> None:
     assert await log_in(client, "me", "right", method) == 0
     assert [one.user for one in world.broker.clients] == ["me"]
     await client.send(publish_5("t", b"x", qos=1), PINGREQ)
-    assert sorted(client.take()) == sorted(b"\xd0\0\x40\2\0\1")
+    assert sorted(client.take()) == sorted(b"\xd0\0\x40\3\0\1\x10")
     assert not client.closed
 
 
