@@ -24,7 +24,7 @@ from protocols.mqtt.packets import check_topic_name
 from protocols.mqtt.properties import IN_PUBLISH, Property, encode_property, read_block, with_length
 from protocols.mqtt.raw import block_of, head_of
 from protocols.mqtt.reasons import MqttProtocolError
-from protocols.mqtt.wire import Blocks
+from protocols.mqtt.wire import Blocks, remaining_length
 from routing.facts import TTL_MS_MAX, pack
 from routing.message import (
     NAME_ENCODING_ERRORS,
@@ -240,7 +240,8 @@ class _Blocks(dict[bytes, bytes]):
     """Blocks as they stand in a packet, by raw bytes of MQTT; those that come again are made once."""
 
     def __missing__(self, raw: bytes) -> bytes:
-        block = with_length(block_of(raw))
+        block = block_of(raw)
+        block = remaining_length(len(block)) + block
         if len(raw) <= _REMEMBERED_BYTES_MAX:
             if len(self) >= _REMEMBERED_MAX:
                 self.clear()

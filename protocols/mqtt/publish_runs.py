@@ -1,9 +1,9 @@
 """Runs of publishes in a piece of input, for 3.1 and 3.1.1; `publish_runs_5` is the same for MQTT 5.
 
 1. A run of equally long packets is found in C: the bytes up to the topic's end (the *prefix*) repeat at a fixed
-   stride, so splitting on the prefix yields the payloads, and all pieces having the payload's length proves it. Packet
-   ids stand between prefix and payload; they are taken out as two columns, and a copy in which all ids are that of the
-   first packet is split instead. Windows grow by four, so that a run that ends early wastes little.
+   stride. So payloads are cut out at that stride, and the packets that they would make under this prefix are compared
+   with what came. Packet ids stand between prefix and payload; they are taken out as two columns, and count as zero in
+   what is compared. The first window is small, so that a run that ends early wastes little.
 2. Where the topic changes soon, packets are read one by one and topics found by their raw bytes; such a run ends where
    a stretch of one topic begins.
 3. Packets that differ in DUP alone belong to one run: nobody after us sees that flag (MQTT-3.3.1-3). Whatever is not in
@@ -11,6 +11,10 @@
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
 
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import PublishRun
@@ -25,8 +29,8 @@ STRETCH = 16
 """Messages of one topic in a row that are worth a run of their own."""
 
 DUP = 0x08
-_RUN_WINDOW = 16
-"""Packets looked at first when two equal heads were seen; see rule 1."""
+_FIRST_WINDOW, _WINDOW = 8, 128
+"""Packets looked at first when two equal heads were seen, and then; see rule 1."""
 
 
 class PublishRuns:
@@ -53,14 +57,12 @@ class PublishRuns:
         start, position = position, self.take_same(data, position, stop, topic_stop, b"", found)
         topics = None
         if position + 4 < end and len(found.payloads) < STRETCH and not (data[position] ^ first) & ~DUP:
-            topics = [topic] * len(found.payloads)
+            topics = found.topics = [topic] * len(found.payloads)
             position = self._take_varied(data, position, first, topics, found)
-            if topics.count(topic) == len(topics):
-                topics = None
         if qos:
             position = self.cut_at_id_0(data, start, position, found)
-            if topics is not None:
-                del topics[len(found.payloads) :]
+        if topics is not None and topics.count(topic) == len(topics):
+            topics = None
         retain = bool(first & 1)
         wire = None if retain or qos else data[start:position]
         return PublishRun(topic, qos, retain, found.payloads, bytes(found.packet_ids), wire, topics), position
@@ -178,7 +180,10 @@ class PublishRuns:
         stop = start
         for _ in range(at // 2):
             stop = frame(data, stop, len(data), len(data))[1]
-        del packet_ids[at:], found.payloads[at // 2 :]
+        del packet_ids[at:]
+        for column in (found.payloads, found.topics, found.raws, found.expiries_s):
+            if column is not None:
+                del column[at // 2 :]
         return stop
 
     @staticmethod
@@ -206,54 +211,53 @@ class PublishRuns:
 class Found:
     """What a run has so far: payloads, and packet ids of two bytes each."""
 
-    __slots__ = ("packet_ids", "payloads")
+    __slots__ = ("aliased", "expiries_s", "packet_ids", "payloads", "raws", "topics")
 
     def __init__(self, payload: bytes, packet_id: bytes) -> None:
         self.payloads = [payload]
         self.packet_ids = bytearray(packet_id)
+        self.topics: list[str] | None = None
+        """Of each message, where they may differ; the rest is for MQTT 5."""
+        self.raws: list[bytes] | None = None
+        self.expiries_s: list[int | None] | None = None
+        self.aliased = False
 
 
 def _take_equal(data: bytes, position: int, size: int, prefix: bytes, id_bytes: int, block: bytes, found: Found) -> int:
     """Add the packets of `size` bytes from `position` on, which begin with `prefix`; returns where they end."""
-    available, window = (len(data) - position) // size, _RUN_WINDOW
     at = len(prefix)
-    if id_bytes:
-        # All ids count as that of the first packet, see the module's rule 1.
-        first_id = data[position + at : position + at + 2]
-        if data[position + at + 2 : position + at + 2 + len(block)] != block:
-            return position
-        prefix += first_id + block
-    payload_size = size - len(prefix)
+    head = prefix + bytes(id_bytes) + block
+    skipped, available, window = len(head), (len(data) - position) // size, _FIRST_WINDOW
     while available:
         count = min(window, available)
         stop = position + count * size
-        some = data[position:stop]
-        if id_bytes:
-            high, low = some[at::size], some[at + 1 :: size]
-            same = bytearray(some)
-            same[at::size], same[at + 1 :: size] = prefix[at : at + 1] * count, prefix[at + 1 : at + 2] * count
-            pieces = bytes(same).split(prefix)
+        payloads: Sequence[bytes]
+        if count == _WINDOW:
+            payloads = _columns(skipped, size - skipped).unpack_from(data, position)
         else:
-            pieces = some.split(prefix)
-        # The pieces and the prefixes between them add up to the window, so none longer than expected means all equal.
-        if pieces[0] or len(pieces) != count + 1 or max(map(len, pieces)) != payload_size:
-            equal = 0
-            if not pieces[0]:
-                lengths = enumerate(map(len, pieces[1:]))
-                equal = next((i for i, length in lengths if length != payload_size), len(pieces) - 1)
-            found.payloads += pieces[1 : equal + 1]
-            if id_bytes:
-                found.packet_ids += _interleave(high[:equal], low[:equal])
-            return position + equal * size
-        found.payloads += pieces[1:]
+            payloads = [data[end - size + skipped : end] for end in range(position + size, stop + 1, size)]
+        expected: bytes | bytearray = data[position:stop]
         if id_bytes:
-            found.packet_ids += _interleave(high, low)
-        position, available, window = stop, available - count, window * 4
+            packet_ids = bytearray(2 * count)
+            packet_ids[::2], packet_ids[1::2] = expected[at::size], expected[at + 1 :: size]
+            expected = bytearray(expected)
+            expected[at::size] = expected[at + 1 :: size] = bytes(count)
+        if head.join([b"", *payloads]) != expected:
+            equal = 0
+            while expected.startswith(head, equal * size):
+                equal += 1
+            found.payloads += payloads[:equal]
+            if id_bytes:
+                found.packet_ids += packet_ids[: 2 * equal]
+            return position + equal * size
+        found.payloads += payloads
+        if id_bytes:
+            found.packet_ids += packet_ids
+        position, available, window = stop, available - count, _WINDOW
     return position
 
 
-def _interleave(high: bytes, low: bytes) -> bytearray:
-    packet_ids = bytearray(2 * len(high))
-    packet_ids[::2] = high
-    packet_ids[1::2] = low
-    return packet_ids
+@lru_cache(maxsize=256)
+def _columns(skipped: int, size: int) -> Struct:
+    """Takes the payloads out of a window of equally long packets."""
+    return Struct(f"{skipped}x{size}s" * _WINDOW)

@@ -22,6 +22,7 @@ from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
 _BLOCKS_REMEMBERED_MAX = 4096
 _BLOCK_REMEMBERED_BYTES_MAX = 512
 _blocks: dict[bytes, PublishBlock] = {}
+_raws: dict[bytes, bytes] = {}
 
 Head = tuple[str, bytes, int | None, int]
 """Topic, "" if it is the alias's; properties; expiry in seconds; alias, 0 if there is none."""
@@ -59,26 +60,27 @@ class PublishRuns5(PublishRuns):
         else:
             position = self.take_same(data, start, stop, block_stop, b"", found)
         count = len(found.payloads)
-        topics, heads = None, [head]
+        _, raw, expiry_s, alias = head
+        found.aliased = alias > 0
+        if expiry_s is not None:
+            found.expiries_s = [expiry_s] * count
         if position + 5 < end and count < STRETCH and not (data[position] ^ first) & ~DUP:
-            topics, heads = [topic] * count, [head] * count
-            position = self._take_varied_5(data, position, first, topics, heads, found)
+            found.topics, found.raws = [topic] * count, [raw] * count
+            position = self._take_varied_5(data, position, first, head, found)
         if qos:
             position = self.cut_at_id_0(data, start, position, found)
-            count = len(found.payloads)
-            if topics is not None:
-                del topics[count:], heads[count:]
-        return _event(first, topic, topics, heads, found, data[start:position]), position
+        return _event(first, topic, raw, found, data[start:position]), position
 
-    def _take_varied_5(
-        self, data: bytes, position: int, first: int, topics: list[str], heads: list[Head], found: Found
-    ) -> int:
-        """As `_take_varied`, for packets with blocks."""
+    def _take_varied_5(self, data: bytes, position: int, first: int, previous: Head, found: Found) -> int:
+        """As `_take_varied`, for packets with blocks; `previous` is the last head."""
         id_bytes, again = (2, first ^ DUP) if first & 6 else (0, first)
         end, packet_bytes_max, known = len(data), self._config.packet_bytes_max, self._heads.get
-        add_topic, add_head, add_payload = topics.append, heads.append, found.payloads.append
+        topics, raws, expiries_s, payloads = found.topics, found.raws, found.expiries_s, found.payloads
+        assert topics is not None
+        assert raws is not None
+        add_topic, add_raw, add_payload = topics.append, raws.append, payloads.append
         packet_ids, aliases = found.packet_ids, self._aliases
-        previous, equal = heads[-1], 0
+        equal = 0
         while position + 5 < end:
             kind = data[position]
             if kind != first and kind != again:
@@ -112,13 +114,13 @@ class PublishRuns5(PublishRuns):
                 break
             if block_stop > stop:
                 break
-            raw = data[body:topic_stop] + data[at:block_stop] if id_bytes else data[body:block_stop]
-            head = known(raw)
+            raw_head = data[body:topic_stop] + data[at:block_stop] if id_bytes else data[body:block_stop]
+            head = known(raw_head)
             if head is None:
                 try:
-                    if raw[0]:
+                    if raw_head[0]:
                         break
-                    head = self._new_head(raw)
+                    head = self._new_head(raw_head)
                 except MqttProtocolError:
                     break
             if head is previous:
@@ -127,16 +129,21 @@ class PublishRuns5(PublishRuns):
                     break
             else:
                 previous, equal = head, 0
-            topic, _, _, alias = head
+            topic, raw, expiry_s, alias = head
             if alias:
+                found.aliased = True
                 if topic:
                     aliases[alias] = topic
                 elif alias in aliases:
                     topic = aliases[alias]
                 else:
                     break
+            if expiry_s is not None and expiries_s is None:
+                expiries_s = found.expiries_s = [None] * len(payloads)
+            if expiries_s is not None:
+                expiries_s.append(expiry_s)
             add_topic(topic)
-            add_head(head)
+            add_raw(raw)
             if id_bytes:
                 packet_ids += data[topic_stop:at]
             add_payload(data[block_stop:stop])
@@ -172,11 +179,15 @@ class PublishRuns5(PublishRuns):
         if block.alias > most:
             text = f"topic alias {block.alias}, at most {most} is allowed"
             raise MqttProtocolError(text, "MQTT-3.3.2-9", ReasonCode.TOPIC_ALIAS_INVALID)
-        head = topic, block.raw, block.expiry_s, block.alias
-        if comes_again:
-            if len(self._heads) >= TOPICS_REMEMBERED_MAX:
-                self._heads.clear()
-            self._heads[raw] = head
+        if not comes_again:
+            return topic, block.raw, block.expiry_s, block.alias
+        # Properties that are the same are one object, whatever alias stood beside them: comparing those is quick.
+        if len(_raws) >= _BLOCKS_REMEMBERED_MAX:
+            _raws.clear()
+        head = topic, _raws.setdefault(block.raw, block.raw), block.expiry_s, block.alias
+        if len(self._heads) >= TOPICS_REMEMBERED_MAX:
+            self._heads.clear()
+        self._heads[raw] = head
         return head
 
     @staticmethod
@@ -186,7 +197,10 @@ class PublishRuns5(PublishRuns):
 
 def _new_block(raw: bytes) -> PublishBlock:
     """Check a block with its length in front, and remember it."""
-    block = read_publish_block(raw[read_variable(raw, 0, "property length")[1] :])
+    start = 1
+    while raw[start - 1] > 127:
+        start += 1
+    block = read_publish_block(raw[start:])
     if len(raw) <= _BLOCK_REMEMBERED_BYTES_MAX:
         if len(_blocks) >= _BLOCKS_REMEMBERED_MAX:
             _blocks.clear()
@@ -194,26 +208,15 @@ def _new_block(raw: bytes) -> PublishBlock:
     return block
 
 
-def _event(
-    first: int, topic: str, topics: list[str] | None, heads: list[Head], found: Found, wire: bytes
-) -> PublishRun:
-    """The event for a run; `heads` are those of its messages, or one for all."""
+def _event(first: int, topic: str, raw: bytes, found: Found, wire: bytes) -> PublishRun:
+    """The event for a run that begins with this topic and these properties."""
     qos, retain, count = first >> 1 & 3, bool(first & 1), len(found.payloads)
-    if topics is not None and topics.count(topic) == len(topics):
+    topics, raws, expiries_s = found.topics, found.raws, found.expiries_s
+    if topics is not None and topics.count(topic) == count:
         topics = None
-    _, raw, expiry_s, alias = heads[0]
-    raws: list[bytes] | None = None
-    expiries_s: list[int | None] | None = None if expiry_s is None else [expiry_s] * count
-    same = heads.count(heads[0]) == len(heads)
-    passes_on = not qos and not retain and not alias and expiries_s is None
-    if not same:
-        raws = [head[1] for head in heads]
-        if raws.count(raw) == count:
-            raws = None
-        expiries_s = [head[2] for head in heads]
-        if expiries_s.count(None) == count:
-            expiries_s = None
-        passes_on = passes_on and expiries_s is None and not any(head[3] for head in heads)
+    if raws is not None and raws.count(raw) == count:
+        raws = None
+    passes_on = not (qos or retain or found.aliased or expiries_s)
     return PublishRun(
         topic,
         qos,
