@@ -10,6 +10,7 @@
 4. `change` is for whoever must not be told a half truth: it returns when all its puts are durable, and if the log
    refuses them they are taken back, in memory at once and in the log as soon as it takes writes again (what it refused
    it may have written all the same).
+5. There may be millions of keys: nothing is kept of one but key and value, and of short values that many have, one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ GARBAGE_BYTES_MIN = 1 << 20
 _BATCH_BYTES = 256 << 10
 _READ_BYTES = 1 << 20
 _REWRITTEN_AT_ONCE_BYTES = 4 << 20
+_RECORD_BYTES = 10
+"""Of a record in a large batch, besides key and value."""
+_SHARED_BYTES_MAX = 64
+_SHARED_MAX = 4096
 
 
 class KeyedStore:
@@ -34,7 +39,7 @@ class KeyedStore:
         """Reads the whole log; blocks. Raises CorruptBatch, OSError."""
         self.log = log
         self._values: dict[bytes, bytes] = {}
-        self._sizes: dict[bytes, int] = {}
+        self._shared: dict[bytes, bytes] = {}
         self._live_bytes = 0
         self._rewriting = False
         self._taken_back: dict[bytes, bytes | None] = {}
@@ -44,20 +49,24 @@ class KeyedStore:
         while batches := log.read_blocking(offset, _READ_BYTES):
             for batch in batches:
                 runs = decode_runs(batch)
-                share = len(batch) // sum(run[1] for run in runs)
                 for first_offset, count, key, _, values in runs:
                     offset = first_offset + count
                     if key is not None:
-                        self._remember(key, values[-1], share)
+                        self._remember(key, values[-1])
 
-    def _remember(self, key: bytes, value: bytes | None, size: int) -> None:
-        self._live_bytes -= self._sizes.pop(key, 0)
+    def _remember(self, key: bytes, value: bytes | None) -> None:
+        before = self._values.get(key)
+        if before is not None:
+            self._live_bytes -= len(key) + len(before) + _RECORD_BYTES
         if value is None:
             self._values.pop(key, None)
             return
+        if len(value) <= _SHARED_BYTES_MAX:
+            if len(self._shared) >= _SHARED_MAX:
+                self._shared.clear()
+            value = self._shared.setdefault(value, value)
         self._values[key] = value
-        self._sizes[key] = size
-        self._live_bytes += size
+        self._live_bytes += len(key) + len(value) + _RECORD_BYTES
 
     def put(self, key: bytes, value: bytes | None) -> int:
         """Set the value of a key, or remove the key with None. Returns the log end offset to wait for.
@@ -92,7 +101,7 @@ class KeyedStore:
         for batch, count in batches:
             log.append(batch)
             for key, value in puts[at : at + count]:
-                self._remember(key, value, len(batch) // count)
+                self._remember(key, value)
             at += count
         self._taken_back.clear()
         return log.log_end_offset
@@ -108,7 +117,7 @@ class KeyedStore:
             await self.log.wait_committed(end)
         except LogUnavailable:
             for key, value in before.items():
-                self._remember(key, value, self._sizes.get(key, 0))
+                self._remember(key, value)
             self._taken_back |= before
             raise
         with suppress(LogUnavailable):
@@ -165,11 +174,7 @@ class KeyedStore:
             value = self._values.get(key)
             if value is None:
                 continue  # it went while an earlier part was written: the tombstone is behind that
-            before = builder.size_estimate
             builder.add(log.log_end_offset + builder.count, key, value)
-            size = builder.size_estimate - before
-            self._live_bytes += size - self._sizes[key]
-            self._sizes[key] = size
         if builder.count:
             log.append(builder.build())
         await log.wait_committed(log.log_end_offset)

@@ -7,9 +7,10 @@ entry in a dict, and a look-up costs what it finds and the branches on the way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from routing.topology.topic_trie import Token, Wildcard
+from routing.topology.topic_trie import ANY, ANY_PLAIN, ONE, ONE_PLAIN
 
 _Branch = dict[str | None, Any]
 
@@ -62,7 +63,7 @@ class NameTrie:
         _collect(self._root, found)
         return found
 
-    def matching(self, tokens: tuple[Token, ...]) -> list[str]:
+    def matching(self, tokens: Sequence[str]) -> list[str]:
         """The names that match a pattern of `parse_pattern`, in no order."""
         found: list[str] = []
         stack: list[tuple[Any, int]] = [(self._root, 0)]
@@ -74,17 +75,17 @@ class NameTrie:
                     found.append(name)
                 continue
             token = tokens[at]
-            if token is Wildcard.ANY:
+            if token == ANY:
                 _collect(below, found)
             elif type(below) is str:
                 continue
-            elif token is Wildcard.ONE:
+            elif token == ONE:
                 stack.extend((child, at + 1) for word, child in below.items() if word is not None)
-            elif token is Wildcard.ONE_PLAIN or token is Wildcard.ANY_PLAIN:
+            elif token in (ONE_PLAIN, ANY_PLAIN):
                 for word, child in below.items():
                     if word.startswith("$"):
                         continue
-                    if token is Wildcard.ONE_PLAIN:
+                    if token == ONE_PLAIN:
                         stack.append((child, at + 1))
                     else:
                         _collect(child, found)

@@ -3,7 +3,8 @@
 1. A change is put, made durable in one flush with all others that are under way, and then applied. What the log refuses
    is taken back, there too.
 2. Changes that have a key in common wait for each other; so `Conflict` is for guards only.
-3. Revisions count from 1 at each start, which is all that anybody compares within one process.
+3. Revisions count from 1 at each start, which is all that anybody compares within one process. Those of single keys are
+   forgotten when there are many: then all count as changed just now, and what relies on one is told of a conflict.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from core_log.errors import Conflict, LogUnavailable, MetadataUnavailable
 from core_log.keyed_store import KeyedStore
 from core_log.metadata.store import Guard, Listener, MetadataEntry, Put
 
-_AT_OPENING = (1, 1)
-"""The revisions (last change, made anew) of what was there when the store was opened."""
+_REVISIONS_MAX = 1 << 16
 
 
 class EmbeddedStore:
@@ -30,7 +30,9 @@ class EmbeddedStore:
         self.revision = 1
         self._store = store
         self._revisions: dict[bytes, tuple[int, int]] = {}
-        """Of what was changed since; what it does not name is as it was at opening."""
+        """Last change, and when it was made anew, of what was changed since `_before_that`."""
+        self._before_that = (1, 1)
+        """The same of all others."""
         self._writing: dict[bytes, bytes | None] = {}
         """The keys that are being written, and what they are until that is applied."""
         self._settled: trio.Event | None = None
@@ -42,7 +44,7 @@ class EmbeddedStore:
         return self._entry(key, value) if value is not None else None
 
     def _entry(self, key: bytes, value: bytes) -> MetadataEntry:
-        return MetadataEntry(key, value, *self._revisions.get(key, _AT_OPENING))
+        return MetadataEntry(key, value, *self._revisions.get(key, self._before_that))
 
     def items(self, prefix: bytes = b"") -> Iterable[tuple[bytes, MetadataEntry]]:
         """All keys that begin with `prefix`, in the order in which they were first put."""
@@ -121,10 +123,13 @@ class EmbeddedStore:
         for key, value in puts:
             created = revision
             if before[key] is not None:
-                created = self._revisions.pop(key, _AT_OPENING)[1]
+                created = self._revisions.pop(key, self._before_that)[1]
             if value is not None:
                 self._revisions[key] = (revision, created)
             entries.append(MetadataEntry(key, value, revision, created if value is not None else 0))
+        if len(self._revisions) > _REVISIONS_MAX:
+            self._revisions.clear()
+            self._before_that = (revision, revision)
         for listener in self.listeners:
             listener(revision, entries)
         return revision

@@ -241,5 +241,5 @@ class Delivering:
                 )
         if len(self._routes) >= ROUTES_REMEMBERED_MAX:
             self._routes.clear()
-        route = self._routes[routing_key] = (topic, self._subscriptions.qos_for(routing_key))
+        route = self._routes[routing_key] = (topic, self._subscriptions.terms_for(routing_key).qos)
         return route

@@ -48,7 +48,7 @@ class Subscribing:
         if self._lasting is not None:
             self._queue = self._lasting.name
             for topic_filter, options in self._lasting.subscriptions():
-                self._subscriptions.grant(topic_filter, options.qos)
+                self._subscriptions.grant(topic_filter, options)
             self._consumer = await self._session.consume(self._queue, tag="", no_ack=False, exclusive=True)
 
     async def subscribe(self, event: Subscribe) -> None:
@@ -83,7 +83,7 @@ class Subscribing:
             except BrokerError as error:
                 log.warning("MQTT %s: no subscription to %r: %s", self._adapter.peer, topic_filter, error)
                 return reason_of(error, SUBACK_REASONS)
-        self._subscriptions.grant(topic_filter, options.qos)
+        self._subscriptions.grant(topic_filter, options)
         return options.qos
 
     async def _make_binding(self, topic_filter: str, options: SubscriptionOptions) -> None:

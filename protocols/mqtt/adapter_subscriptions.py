@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from protocols.convert import topic_to_routing_key
-from routing.topology.topic_trie import TopicTrie, parse_pattern
+from protocols.mqtt.properties import Property, encode_properties
+from routing.topology.topic_trie import TopicTrie
 
 _QOS = "mqtt-qos"
 _NO_LOCAL = "mqtt-no-local"
@@ -50,35 +51,102 @@ def from_arguments(arguments: Mapping[str, Any]) -> SubscriptionOptions:
     )
 
 
+class Terms(NamedTuple):
+    """On which terms a client gets the messages of a topic, by all of its subscriptions that match."""
+
+    qos: int
+    """The highest granted (MQTT-3.3.5-1, MQTT-3.3.4-2)."""
+    retain_as_published: bool = False
+    """Whether any of them asks for it."""
+    subscription_ids: bytes = b""
+    """Of all that have one (MQTT-3.3.4-4), as they stand in a property block."""
+
+
+class _Held:
+    """A filter in the trie."""
+
+    __slots__ = ("options", "pattern")
+    syntax = "mqtt"
+
+    def __init__(self, pattern: str, options: SubscriptionOptions) -> None:
+        self.pattern = pattern
+        self.options = options
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self.pattern == other.pattern
+
+    def __hash__(self) -> int:
+        return hash(self.pattern)
+
+
 class Subscriptions:
-    """The topic filters of a client with the QoS granted to each."""
+    """The topic filters of a client with the options of each. Filters are only looked for in a trie where the options
+    are not all the same.
+    """
 
     def __init__(self) -> None:
-        self.granted: dict[str, int] = {}
-        self._at_qos_1 = 0
-        self._trie = TopicTrie()
+        self.granted: dict[str, SubscriptionOptions] = {}
+        """By topic filter."""
+        self._kinds: dict[SubscriptionOptions, tuple[SubscriptionOptions, int]] = {}
+        """Each options that occur, and how often."""
+        self._trie: TopicTrie[_Held] | None = None
 
-    def grant(self, topic_filter: str, qos: int) -> None:
+    def grant(self, topic_filter: str, options: SubscriptionOptions) -> None:
         """Add a filter, or replace the one there is (MQTT-3.8.4-3)."""
         self.remove(topic_filter)
-        self.granted[topic_filter] = qos
-        self._at_qos_1 += bool(qos)
-        self._trie.add(parse_pattern(topic_to_routing_key(topic_filter), "mqtt"), qos)
+        options, count = self._kinds.get(options, (options, 0))
+        self._kinds[options] = (options, count + 1)
+        self.granted[topic_filter] = options
+        if self._trie is not None:
+            self._trie.add(_Held(topic_to_routing_key(topic_filter), options))
 
     def remove(self, topic_filter: str) -> None:
         """Take a filter away if it is there."""
-        qos = self.granted.pop(topic_filter, None)
-        if qos is not None:
-            self._at_qos_1 -= bool(qos)
-            self._trie.remove(parse_pattern(topic_to_routing_key(topic_filter), "mqtt"), qos)
+        options = self.granted.pop(topic_filter, None)
+        if options is None:
+            return
+        _, count = self._kinds.pop(options)
+        if count > 1:
+            self._kinds[options] = (options, count - 1)
+        if self._trie is not None:
+            self._trie.remove(_Held(topic_to_routing_key(topic_filter), options))
 
     @property
     def qos_max(self) -> int:
         """The highest QoS granted to any filter."""
-        return max(self.granted.values(), default=0)
+        return max((options.qos for options in self._kinds), default=0)
 
-    def qos_for(self, routing_key: str) -> int:
-        """The highest QoS of the filters that match (MQTT-3.3.5-1); 0 if the last of them was just removed."""
-        if len(set(self.granted.values())) == 1:
-            return self.qos_max
-        return max(self._trie.match(routing_key), default=0)
+    @property
+    def is_local(self) -> bool:
+        """Whether any filter is for messages of others only."""
+        return any(options.no_local for options in self._kinds)
+
+    def terms_for(self, routing_key: str) -> Terms:
+        """The terms for messages of a topic; the least if the last filter that matched was just removed."""
+        if len(self._kinds) == 1:
+            (options,) = self._kinds
+            if not options.subscription_id:
+                return Terms(options.qos, options.retain_as_published)
+        return _terms(self._matching(routing_key))
+
+    def terms_for_own(self, routing_key: str) -> Terms | None:
+        """The terms for what the client publishes itself; None: it gets none of it (MQTT-3.8.3-3)."""
+        found = self._matching(routing_key)
+        others = [options for options in found if not options.no_local]
+        return _terms(others) if others or not found else None
+
+    def _matching(self, routing_key: str) -> list[SubscriptionOptions]:
+        if self._trie is None:
+            self._trie = TopicTrie()
+            for topic_filter, options in self.granted.items():
+                self._trie.add(_Held(topic_to_routing_key(topic_filter), options))
+        return [held.options for held in self._trie.match(routing_key)]
+
+
+def _terms(found: list[SubscriptionOptions]) -> Terms:
+    identifiers = [(Property.SUBSCRIPTION_ID, one.subscription_id) for one in found if one.subscription_id]
+    return Terms(
+        max((options.qos for options in found), default=0),
+        any(options.retain_as_published for options in found),
+        encode_properties(identifiers) if identifiers else b"",
+    )

@@ -204,7 +204,7 @@ class Others:
         exchange = self._vhost.exchanges.get(interest.exchange)
         if binding not in wanted and exchange is not None:
             exchange.matcher.add(binding)
-            self._vhost.router.forget(interest.exchange)
+            self._vhost.router.forget(interest.exchange, binding)
         wanted[binding] = None
 
     def remove(self, broker: int, interest: Interest) -> None:
@@ -224,7 +224,7 @@ class Others:
             del wanted[binding]
             if exchange is not None:
                 exchange.matcher.remove(binding)
-                self._vhost.router.forget(interest.exchange)
+                self._vhost.router.forget(interest.exchange, binding)
         if not wanted:
             self._by_exchange.pop(interest.exchange, None)
 

@@ -49,6 +49,10 @@ class Matcher:
     def remove(self, binding: Binding) -> None:
         """A binding that was added is gone."""
 
+    def tokens(self, binding: Binding) -> list[str] | None:
+        """The pattern, parsed, of the only routing keys in which a binding has a say; None: it may be any."""
+        return None
+
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
         """Destinations, each at least once."""
         return ()
@@ -70,6 +74,9 @@ class DirectMatcher(Matcher):
         found.pop(binding, None)
         if not found:
             self._by_key.pop(binding.pattern, None)
+
+    def tokens(self, binding: Binding) -> list[str] | None:
+        return binding.pattern.split(".") if binding.pattern else []
 
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
         return [binding.destination for binding in self._by_key.get(key, ())]
@@ -101,13 +108,16 @@ class TopicMatcher(Matcher):
     by_first_key = False
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._trie = TopicTrie()
+        self._trie: TopicTrie[Binding] = TopicTrie()
 
     def add(self, binding: Binding) -> None:
-        self._trie.add(parse_pattern(binding.pattern, binding.syntax), binding)
+        self._trie.add(binding)
 
     def remove(self, binding: Binding) -> None:
-        self._trie.remove(parse_pattern(binding.pattern, binding.syntax), binding)
+        self._trie.remove(binding)
+
+    def tokens(self, binding: Binding) -> list[str] | None:
+        return parse_pattern(binding.pattern, binding.syntax)
 
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
         return [binding.destination for binding in self._trie.match(key)]

@@ -36,8 +36,8 @@ class Route:
     """See the module."""
 
     __slots__ = (
-        "_avoiding", "_divided", "_fleeting", "_heeding", "_here", "_once_in_ms", "_open", "_passing", "asks",
-        "delayed", "durable_homes", "guarded", "histories", "homes", "queues", "remembering", "sole", "topics",
+        "__weakref__", "_avoiding", "_divided", "_fleeting", "_heeding", "_here", "_once_in_ms", "_open", "_passing",
+        "asks", "delayed", "durable_homes", "guarded", "histories", "homes", "queues", "remembering", "sole", "topics",
     )  # fmt: skip
 
     def __init__(

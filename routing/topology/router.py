@@ -2,13 +2,15 @@
 
 A lookup is one for each routing key, and messages whose routes are the same object travel on together; keys that lead
 to the same queues and topics share their route for that reason. A change makes those exchanges forget their routes
-that it can be reached from; all others keep theirs.
+that it can be reached from, and of these those alone whose keys a binding that comes or goes matches; all others keep
+theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
+from weakref import WeakValueDictionary
 
 from routing.errors import AccessRefused
 from routing.message import Properties, Slab
@@ -17,9 +19,10 @@ from routing.topics.topic import Topic
 from routing.topology.history import RecentHistoryMatcher
 from routing.topology.interest import BROKER, Elsewhere
 from routing.topology.route import Route, SoleRoutes, in_parts
+from routing.topology.route_cache import RouteCache
 
 if TYPE_CHECKING:
-    from routing.topology.binding import Destination
+    from routing.topology.binding import Binding, Destination
     from routing.topology.exchange import Exchange
     from routing.topology.matchers import Neutral
     from routing.topology.virtual_host import VirtualHost
@@ -49,47 +52,52 @@ class Router:
     def __init__(self, vhost: VirtualHost, routes_cached_max: int) -> None:
         self._vhost = vhost
         self._routes_cached_max = routes_cached_max
-        self._by_exchange: dict[str, dict[str, Route]] = {}
-        self._equal: dict[tuple[Any, ...], Route] = {}
+        self._by_exchange: dict[str, RouteCache] = {}
+        self._equal: WeakValueDictionary[Reached, Route] = WeakValueDictionary()
+        """Routes that somebody still goes by."""
+        self._kept: dict[Reached, Route] = {}
+        """Those that no key leads to."""
         self._cached = 0
 
     # --- forgetting --------------------------------------------------------------------
 
-    def forget(self, exchange: str) -> None:
-        """Something about an exchange has changed: work out anew what passes it."""
+    def forget(self, exchange: str, binding: Binding | None = None) -> None:
+        """Something about an exchange has changed, or a binding of it comes or goes: work out anew what that concerns.
+        Keys stay what they are on their way from exchange to exchange.
+        """
         if not self._by_exchange:
             return
+        found = self._vhost.exchanges.get(exchange) if binding is not None else None
+        tokens = found.matcher.tokens(binding) if found is not None and binding is not None else None
         bindings_to, alternate_of = self._vhost.bindings_to, self._vhost.alternate_of
         seen = {exchange}
         pending = [exchange]
         while pending:
             name = pending.pop()
-            self._drop(name)
+            cache = self._by_exchange.get(name)
+            if cache is not None and tokens is not None:
+                self._cached -= cache.drop_matching(tokens)
+            elif cache is not None:
+                self._cached -= len(self._by_exchange.pop(name).routes)
             sources = {binding.exchange for binding in bindings_to.get(("exchange", name), ())}
             sources = (sources | alternate_of.get(name, set())) - seen
             seen |= sources
             pending += sources
 
-    def _drop(self, exchange: str) -> None:
-        gone = self._by_exchange.pop(exchange, None)
-        if gone is not None:
-            self._cached -= len(gone)
-            if not self._by_exchange:
-                self._equal.clear()
-
     def forget_queue(self, name: str) -> None:
         """A queue was made or is gone: the default exchange leads there. Its bindings are a matter of their own."""
-        by_key = self._by_exchange.get("")
-        if by_key is not None and by_key.pop(name, None) is not None:
-            self._cached -= 1
+        cache = self._by_exchange.get("")
+        if cache is not None:
+            self._cached -= cache.drop(name)
         if "" in self._vhost.alternate_of:
             self.forget("")
-        self._equal.clear()
+        self._kept.clear()
 
     def forget_all(self) -> None:
         """Work out everything anew."""
         self._by_exchange.clear()
         self._equal.clear()
+        self._kept.clear()
         self._cached = 0
 
     # --- finding -----------------------------------------------------------------------
@@ -99,10 +107,11 @@ class Router:
 
         With `together` one route may stand for those of many messages (`SoleRoutes`): it can only be delivered to.
         """
-        by_key = self._by_exchange.get(slab.exchange)
-        if by_key is None:
+        cache = self._by_exchange.get(slab.exchange)
+        if cache is None:
             self._entrance(slab.exchange)
-            by_key = self._by_exchange[slab.exchange] = {}
+            cache = self._by_exchange[slab.exchange] = RouteCache()
+        by_key = cache.routes
         if slab.keys is None:
             route = by_key.get(slab.routing_key)
             if route is not None:
@@ -156,14 +165,13 @@ class Router:
     def to_queues(self, queues: tuple[Queue, ...], exchange: str, once_in_ms: int) -> Route:
         """The route to queues that another broker has worked out. Delays count: it has seen to what may wait."""
         key = Reached(queues, (), False, True, (), once_in_ms)
-        route = self._equal.get(key)
+        route = self._kept.get(key)
         if route is None:
-            if len(self._equal) >= self._routes_cached_max:
-                self.forget_all()
             for queue in queues if exchange else ():
                 if once_in_ms or queue.seen is not None:
                     queue.remember(exchange, once_in_ms)
-            route = self._equal[key] = Route(list(queues), [], delayed=True, once_in_ms=once_in_ms)
+            route = Route(list(queues), [], delayed=True, once_in_ms=once_in_ms)
+            self._keep(key, route)
         return route
 
     def _entrance(self, name: str) -> Exchange:
@@ -176,16 +184,19 @@ class Router:
         route, varies = self._route(self._vhost.exchange(exchange), (key,), properties)
         if not varies:
             self._cached += 1
-            self._by_exchange.setdefault(exchange, {})[key] = route
+            cache = self._by_exchange.get(exchange)
+            if cache is None:  # all was forgotten meanwhile
+                cache = self._by_exchange[exchange] = RouteCache()
+            cache.put(key, route)
         return route
 
     def _route(self, exchange: Exchange, keys: Sequence[str], properties: Properties) -> tuple[Route, bool]:
         """The route of a message with these keys, and whether more than they had a say."""
         reached = self.resolve(exchange, keys, lambda: properties.neutral)
-        if max(self._cached, len(self._equal)) >= self._routes_cached_max:
+        if self._cached >= self._routes_cached_max:
             self.forget_all()
-        key = reached._replace(varies=False)
-        route = self._equal.get(key)
+        key = reached._replace(varies=False) if reached.varies else reached
+        route = self._kept.get(key) or self._equal.get(key)
         if route is None:
             for queue in reached.queues if exchange.name else ():
                 if reached.once_in_ms or queue.seen is not None:
@@ -196,7 +207,14 @@ class Router:
                 divided=reached.divided,
             )  # fmt: skip
             self._equal[key] = route
+            if reached.varies:
+                self._keep(key, route)
         return route, reached.varies
+
+    def _keep(self, key: Reached, route: Route) -> None:
+        if len(self._kept) >= self._routes_cached_max:
+            self._kept.clear()
+        self._kept[key] = route
 
     def resolve(self, exchange: Exchange, keys: Sequence[str], neutral: Neutral) -> Reached:
         """What a message with these routing keys reaches, each once. An exchange that is reached twice is passed once,

@@ -3,106 +3,232 @@
 A pattern is words separated by dots; the empty key has no words. In AMQP syntax `*` stands for exactly one word and `#`
 for any number of words, anywhere. In MQTT syntax (`/` in a filter already swapped for `.`) the wildcards are `+` and
 a final `#`, `*` is a literal, and a wildcard in the first place does not match a first word that begins with `$`
-[MQTT-4.7.2-1]. Patterns of both kinds live in one trie: wildcards are tokens of their own, never strings.
+[MQTT-4.7.2-1]. Patterns of both kinds live in one trie: wildcards are tokens of their own, which no word can be.
+
+A million patterns are held, nearly all of them long and alike at their beginnings only. So a node is a bare dict from
+tokens to what is below, and where there is but one pattern below, that stands there itself and not as a branch of nodes
+(a *leaf*): what is left of it to compare is read from the pattern.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from enum import Enum
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+# Words contain no dots.
+ONE, ONE_PLAIN = ".+", ".+$"
+"""Tokens for one word; the second does not match a word that begins with $."""
+ANY, ANY_PLAIN = ".#", ".#$"
+"""Tokens for any number of words; for the second there has to be one, which does not begin with $."""
+_ANY_OF = frozenset((ANY, ANY_PLAIN))
+_END = "."
+"""Below it is what ends at a node."""
 
 
-class Wildcard(Enum):
-    """Tokens that are not words."""
-
-    ONE = "one word"
-    ANY = "any number of words"
-    ONE_PLAIN = "one word that does not begin with $"
-    ANY_PLAIN = "any number of words, the first not beginning with $"
-
-
-Token = str | Wildcard
-
-
-def parse_pattern(pattern: str, syntax: str) -> tuple[Token, ...]:
+def parse_pattern(pattern: str, syntax: str) -> list[str]:
     """The tokens of `pattern`; `syntax` is "amqp" or "mqtt"."""
     words = pattern.split(".") if pattern else []
-    if syntax == "amqp":
-        return tuple(Wildcard.ONE if word == "*" else Wildcard.ANY if word == "#" else word for word in words)
-    tokens: list[Token] = [Wildcard.ONE if word == "+" else Wildcard.ANY if word == "#" else word for word in words]
-    if tokens and tokens[0] is Wildcard.ONE:
-        tokens[0] = Wildcard.ONE_PLAIN
-    elif tokens and tokens[0] is Wildcard.ANY:
-        tokens[0] = Wildcard.ANY_PLAIN
-    return tuple(tokens)
+    one = "*" if syntax == "amqp" else "+"
+    if one in words:
+        words = [ONE if word == one else word for word in words]
+    if "#" in words:
+        words = [ANY if word == "#" else word for word in words]
+    if syntax != "amqp" and words and words[0] in (ONE, ANY):
+        words[0] += "$"
+    return words
 
 
-class _Node:
-    __slots__ = ("children", "values")
+class Patterned(Protocol):
+    """What can be put into a trie: hashable, and it knows its pattern."""
 
-    def __init__(self) -> None:
-        self.children: dict[Token, _Node] = {}
-        self.values: dict[Hashable, None] = {}
+    @property
+    def pattern(self) -> str:
+        """As it is written."""
+
+    @property
+    def syntax(self) -> str:
+        """What wildcards mean in it."""
 
 
-class TopicTrie:
-    """Values by pattern; a value may stand under many patterns."""
+Value = TypeVar("Value", bound=Patterned)
+
+
+class _Several(dict[Any, None]):
+    """Values of one pattern."""
+
+
+def _first(leaf: Any) -> Any:
+    return next(iter(leaf)) if type(leaf) is _Several else leaf
+
+
+def _tokens_of(leaf: Any) -> list[str]:
+    one = _first(leaf)
+    return parse_pattern(one.pattern, one.syntax)
+
+
+def _with(leaf: Any, value: Any) -> Any:
+    """A leaf with one value more."""
+    if leaf is None:
+        return value
+    if type(leaf) is _Several:
+        leaf[value] = None
+        return leaf
+    return leaf if leaf == value else _Several({leaf: None, value: None})
+
+
+class TopicTrie(Generic[Value]):
+    """Values by their patterns."""
 
     __slots__ = ("_root",)
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root: dict[str, Any] = {}
 
-    def add(self, tokens: tuple[Token, ...], value: Hashable) -> None:
-        """Put `value` under the pattern; twice is once."""
+    def add(self, value: Value) -> None:
+        """Put a value under its pattern; twice is once."""
+        tokens = parse_pattern(value.pattern, value.syntax)
         node = self._root
-        for token in tokens:
-            child = node.children.get(token)
+        theirs: list[str] = []
+        for depth, token in enumerate(tokens, 1):
+            child = node.get(token)
             if child is None:
-                child = node.children[token] = _Node()
+                node[token] = value
+                return
+            if type(child) is not dict:
+                # A leaf is passed on downwards until the two part.
+                theirs = theirs or _tokens_of(child)
+                if theirs == tokens:
+                    node[token] = _with(child, value)
+                    return
+                child = node[token] = {theirs[depth] if depth < len(theirs) else _END: child}
             node = child
-        node.values[value] = None
+        node[_END] = _with(node.get(_END), value)
 
-    def remove(self, tokens: tuple[Token, ...], value: Hashable) -> None:
-        """Take `value` from under the pattern; empty branches go."""
-        path = [self._root]
-        for token in tokens:
-            child = path[-1].children.get(token)
-            if child is None:
+    def remove(self, value: Value) -> None:
+        """Take a value away if it is there; empty branches go."""
+        path = []
+        node = self._root
+        tokens = parse_pattern(value.pattern, value.syntax)
+        for token in (*tokens, _END):
+            child = node.get(token)
+            path.append((node, token))
+            if type(child) is not dict:
+                break
+            node = child
+        if type(child) is _Several:
+            child.pop(value, None)
+            if len(child) == 1:
+                node[token] = _first(child)
+            return
+        if child is None or child != value:
+            return
+        del node[token]
+        path.pop()
+        while path:
+            above, token = path.pop()
+            if len(node) > 1:
                 return
-            path.append(child)
-        path[-1].values.pop(value, None)
-        for depth in range(len(tokens), 0, -1):
-            if path[depth].values or path[depth].children:
+            left = next(iter(node.values()), None)
+            if type(left) is dict:
                 return
-            del path[depth - 1].children[tokens[depth - 1]]
+            if left is None:
+                del above[token]
+            else:
+                above[token] = left
+            node = above
 
-    def match(self, key: str) -> dict[Any, None]:
+    def match(self, key: str) -> list[Value]:
         """The values whose patterns match `key`, each once, in a stable order."""
         words = key.split(".") if key else []
-        found: dict[Any, None] = {}
+        end = len(words)
+        found: list[Any] = []
         seen: set[tuple[int, int]] = set()
-        stack: list[tuple[_Node, int]] = [(self._root, 0)]
+        stack: list[tuple[Any, int, int]] = [(self._root, 0, 0)]
+        plain = end > 0 and not words[0].startswith("$")
         while stack:
-            node, at = stack.pop()
-            if (id(node), at) in seen:
+            node, at, depth = stack.pop()
+            if type(node) is not dict:
+                one = node if type(node) is not _Several else _first(node)
+                if one.pattern == key or _matches(parse_pattern(one.pattern, one.syntax), depth, words, at):
+                    _take(node, found)
                 continue
-            seen.add((id(node), at))
-            children = node.children
-            plain = at < len(words) and not (at == 0 and words[0].startswith("$"))
-            for wildcard in (Wildcard.ANY, Wildcard.ANY_PLAIN):
-                if wildcard in children and (wildcard is Wildcard.ANY or plain):
-                    child = children[wildcard]
-                    stack.extend((child, rest) for rest in range(at, len(words) + 1))
-            if at == len(words):
-                found.update(node.values)
+            for wildcard in (ANY, ANY_PLAIN) if plain and not depth else (ANY,):
+                child = node.get(wildcard)
+                if child is None:
+                    continue
+                if type(child) is not dict:
+                    stack.append((child, at, depth))
+                    continue
+                for rest in range(at, end + 1):
+                    if (id(child), rest) not in seen:
+                        seen.add((id(child), rest))
+                        stack.append((child, rest, depth + 1))
+            if at == end:
+                if _END in node:
+                    _take(node[_END], found)
                 continue
-            word = words[at]
-            if word in children:
-                stack.append((children[word], at + 1))
-            if Wildcard.ONE in children:
-                stack.append((children[Wildcard.ONE], at + 1))
-            if Wildcard.ONE_PLAIN in children and plain:
-                stack.append((children[Wildcard.ONE_PLAIN], at + 1))
-        return found
+            child = node.get(words[at])
+            if child is not None:
+                stack.append((child, at + 1, depth + 1))
+            child = node.get(ONE)
+            if child is not None:
+                stack.append((child, at + 1, depth + 1))
+            if plain and not depth and ONE_PLAIN in node:
+                stack.append((node[ONE_PLAIN], at + 1, depth + 1))
+        # Only below a `#` in the midst of patterns can one place be come to on several ways.
+        return list(dict.fromkeys(found)) if seen else found
+
+    def __iter__(self) -> Iterator[Value]:
+        stack: list[Any] = [self._root]
+        while stack:
+            node = stack.pop()
+            if type(node) is dict:
+                stack += node.values()
+            elif type(node) is _Several:
+                yield from node
+            else:
+                yield node
+
+    def __bool__(self) -> bool:
+        return bool(self._root)
+
+
+def _take(leaf: Any, found: list[Any]) -> None:
+    if type(leaf) is _Several:
+        found += leaf
+    else:
+        found.append(leaf)
+
+
+def matches(tokens: Sequence[str], key: str) -> bool:
+    """Whether a pattern, by its tokens, matches a key."""
+    return _matches(tokens, 0, key.split(".") if key else [], 0)
+
+
+def _matches(tokens: Sequence[str], depth: int, words: list[str], at: int) -> bool:
+    """Whether the tokens from `depth` on match the words from `at` on."""
+    end = len(words)
+    for place in range(depth, len(tokens)):
+        token = tokens[place]
+        if token in _ANY_OF:
+            if token == ANY_PLAIN and (not words or words[0].startswith("$")):
+                return False
+            return place == len(tokens) - 1 or _matches_anywhere(tokens, place, words, at)
+        if at == end or not (token == words[at] or token == ONE or (token == ONE_PLAIN and words[0][:1] != "$")):
+            return False
+        at += 1
+    return at == end
+
+
+def _matches_anywhere(tokens: Sequence[str], place: int, words: list[str], at: int) -> bool:
+    """The same from a `#` on, which may stand for as many words as it takes; all ways at once."""
+    end = len(words)
+    here = {at}
+    for token in tokens[place:]:
+        if token in _ANY_OF:
+            here = set(range(min(here), end + 1))
+        else:
+            here = {at + 1 for at in here if at < end and (token == ONE or token == words[at])}
+        if not here:
+            return False
+    return end in here

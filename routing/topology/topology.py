@@ -346,15 +346,12 @@ class Topology:
             consumer.session.queue_gone(consumer)
 
     def _apply_binding(self, entry: Entry) -> None:
-        _, vhost, exchange, kind, name, pattern, syntax, key = entry.key
-        binding = entry.live
-        if binding is None:
-            arguments = entry.value["arguments"] if entry.value is not None else {}
-            binding = Binding(exchange, (kind, name), pattern, arguments, syntax, key)
+        vhost = self.vhosts[entry.key[1]]
+        binding = entry.live or vhost.binding_of(entry.key, entry.value)
         if entry.value is None:
-            self.vhosts[vhost].remove_binding(binding)
+            vhost.remove_binding(binding)
         else:
-            self.vhosts[vhost].add_binding(binding)
+            vhost.add_binding(binding)
 
     def _apply_topic(self, entry: Entry) -> None:
         name, value = entry.key[1], entry.value

@@ -6,6 +6,7 @@ sees to it that a change is written first. Changes of what is not there any more
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ from routing.queues.settings import VIEW, VIEW_TOPIC, QueueSettings
 from routing.topics.stream import Stream
 from routing.topics.stream_settings import topic_name
 from routing.topics.topic import Topic
-from routing.topology.binding import Binding, Destination
+from routing.topology.binding import Binding, Destination, shared_arguments
+from routing.topology.entries import Key
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
 from routing.topology.history import RecentHistoryMatcher
 from routing.topology.policies import KINDS_OF_EXCHANGE, Policies, kinds_of_queue
@@ -103,6 +105,20 @@ class VirtualHost:
         if kind == "queue":
             return name in self.queues or name in self.streams
         return name in (self.exchanges if kind == "exchange" else self.topics)
+
+    def destination(self, kind: str, name: str) -> Destination:
+        """What the bindings that lead there already have, if any do, so that it is there once."""
+        there = self.bindings_to.get((kind, name))
+        return next(iter(there)).destination if there else (kind, name)
+
+    def binding_of(self, key: Key, value: Mapping[str, Any] | None) -> Binding:
+        """The binding of an entry."""
+        _, _, exchange, kind, name, pattern, syntax, arguments_key = key
+        arguments = shared_arguments(value["arguments"] if value is not None else {}, arguments_key)
+        found = self.exchanges.get(exchange)
+        source = exchange if found is None else found.name
+        destination = self.destination(kind, name)
+        return Binding(source, destination, pattern, arguments, sys.intern(syntax), sys.intern(arguments_key))
 
     def is_durable(self, binding: Binding) -> bool:
         """Whether both ends of a binding outlive a restart."""
@@ -230,7 +246,7 @@ class VirtualHost:
         self.binding_count += 1
         if self.wanted is not None:
             self.wanted.bound(self, binding)
-        self.router.forget(binding.exchange)
+        self.router.forget(binding.exchange, binding)
         if isinstance(exchange.matcher, RecentHistoryMatcher):
             self.router.send_recent(exchange.matcher.recent(), binding.destination)
 
@@ -246,7 +262,7 @@ class VirtualHost:
         del there[binding]
         if not there:
             del self.bindings_to[binding.destination]
-        self.router.forget(binding.exchange)
+        self.router.forget(binding.exchange, binding)
 
     def unbind_away(self, name: str) -> None:
         """A queue that ended with another broker is gone: so is what was bound to it here."""

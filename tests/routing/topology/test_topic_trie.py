@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.topology.topic_trie import TopicTrie, parse_pattern
+from routing.topology.topic_trie import matches as tokens_match
 
 _WORDS = st.sampled_from(["a", "b", "", "$sys", "*", "+", "#", "é"])
 _KEYS = st.lists(_WORDS, max_size=5).map(".".join)
@@ -15,6 +18,14 @@ _MQTT_WORDS = st.lists(st.sampled_from(["a", "b", "", "$sys", "*", "+", "+"]), m
 _MQTT = st.tuples(_MQTT_WORDS, st.booleans()).map(lambda drawn: ".".join(drawn[0] + ["#"] * drawn[1])).filter(
     bool
 ) | st.just("#")
+
+
+class Held(NamedTuple):
+    """A value; several may stand under one pattern."""
+
+    pattern: str
+    syntax: str = "amqp"
+    number: int = 0
 
 
 def words_of(text: str) -> list[str]:
@@ -75,61 +86,81 @@ def matches(pattern: str, syntax: str, key: str) -> bool:
     ],
 )
 def test_patterns(pattern: str, syntax: str, hits: list[str], misses: list[str]) -> None:
-    trie = TopicTrie()
-    trie.add(parse_pattern(pattern, syntax), pattern)
+    trie, held, tokens = TopicTrie[Held](), Held(pattern, syntax), parse_pattern(pattern, syntax)
+    trie.add(held)
     for key in hits:
         assert matches(pattern, syntax, key), f"the model says {pattern} does not match {key}"
-        assert list(trie.match(key)) == [pattern], key
+        assert trie.match(key) == [held], key
+        assert tokens_match(tokens, key)
     for key in misses:
         assert not matches(pattern, syntax, key), f"the model says {pattern} matches {key}"
         assert not trie.match(key), key
+        assert not tokens_match(tokens, key)
 
 
 _PATTERNS = st.lists(
-    st.tuples(_AMQP, st.just("amqp")) | st.tuples(_MQTT, st.just("mqtt")), min_size=1, max_size=12, unique=True
-)
+    st.builds(Held, _AMQP, st.just("amqp"), st.integers(0, 2)) | st.builds(Held, _MQTT, st.just("mqtt")),
+    min_size=1, max_size=12, unique=True,
+)  # fmt: skip
 
 
 @settings(max_examples=300, deadline=None)
 @given(_PATTERNS, st.lists(_KEYS, min_size=1, max_size=8), st.data())
-def test_against_all_possibilities(patterns: list[tuple[str, str]], keys: list[str], data: st.DataObject) -> None:
-    trie = TopicTrie()
+def test_against_all_possibilities(patterns: list[Held], keys: list[str], data: st.DataObject) -> None:
+    trie = TopicTrie[Held]()
     for pattern in patterns:
-        trie.add(parse_pattern(*pattern), pattern)
-        trie.add(parse_pattern(*pattern), pattern)
+        trie.add(pattern)
+        trie.add(Held(*pattern))
     removed = data.draw(st.sets(st.sampled_from(patterns)))
     for pattern in removed:
-        trie.remove(parse_pattern(*pattern), pattern)
+        trie.remove(pattern)
+    assert set(trie) == set(patterns) - removed
+    assert len(list(trie)) == len(set(trie))
     for key in keys:
-        found = list(trie.match(key))
+        found = trie.match(key)
         assert len(found) == len(set(found))
-        assert set(found) == {p for p in patterns if p not in removed and matches(*p, key)}
+        assert set(found) == {p for p in patterns if p not in removed and matches(p.pattern, p.syntax, key)}
+        for pattern in patterns:
+            tokens = parse_pattern(pattern.pattern, pattern.syntax)
+            assert tokens_match(tokens, key) == matches(pattern.pattern, pattern.syntax, key)
 
 
-@given(_PATTERNS)
-def test_nothing_is_left_of_removed_patterns(patterns: list[tuple[str, str]]) -> None:
-    trie = TopicTrie()
+@given(_PATTERNS, st.data())
+def test_what_is_left_is_as_if_the_rest_had_never_been(patterns: list[Held], data: st.DataObject) -> None:
+    kept = data.draw(st.lists(st.sampled_from(patterns), unique=True))
+    trie, other = TopicTrie[Held](), TopicTrie[Held]()
     for pattern in patterns:
-        trie.add(parse_pattern(*pattern), pattern)
-    trie.remove(parse_pattern("no.such.pattern", "amqp"), 1)
+        trie.add(pattern)
+    trie.remove(Held("no.such.pattern"))
     for pattern in patterns:
-        trie.remove(parse_pattern(*pattern), "no such value")
-        trie.remove(parse_pattern(*pattern), pattern)
-    assert not trie._root.children
-    assert not trie._root.values
+        trie.remove(Held(pattern.pattern, pattern.syntax, 3))
+        if pattern not in kept:
+            trie.remove(pattern)
+    for pattern in kept:
+        other.add(pattern)
+    assert bool(trie) == bool(kept)
+    assert set(trie) == set(other)
+    if not kept:
+        assert trie._root == {}
 
 
 def test_many_wildcards_do_not_explode() -> None:
-    trie = TopicTrie()
-    trie.add(parse_pattern("#.a." * 20 + "#", "amqp"), 1)
-    assert not trie.match(".".join(["a"] * 19))
-    assert list(trie.match(".".join(["a"] * 60))) == [1]
+    for others in ([], [Held("#.a." * 20 + "b"), Held("#.a." * 10 + "#.b")]):
+        trie, held = TopicTrie[Held](), Held("#.a." * 20 + "#")
+        for one in (held, *others):
+            trie.add(one)
+        assert not trie.match(".".join(["a"] * 19))
+        assert trie.match(".".join(["a"] * 60)) == [held]
 
 
 def test_a_pattern_of_many_words_needs_no_recursion() -> None:
-    trie = TopicTrie()
+    trie = TopicTrie[Held]()
     key = ".".join(["a"] * 100_000)
-    trie.add(parse_pattern(key, "amqp"), 1)
-    assert list(trie.match(key)) == [1]
-    trie.remove(parse_pattern(key, "amqp"), 1)
-    assert not trie._root.children
+    both = [Held(key), Held(key + ".b")]
+    for held in both:
+        trie.add(held)
+    assert trie.match(key) == both[:1]
+    assert trie.match(key + ".b") == both[1:]
+    for held in both:
+        trie.remove(held)
+    assert not trie
