@@ -72,6 +72,11 @@ class KernelSync:
         orders = (ctypes.c_void_p * 1)(ctypes.addressof(self._order))
         self._submit = (ctypes.c_long(numbers["submit"]), context, ctypes.c_long(1), orders)
         self._events = (_Event * under_way_max)()
+        most, nothing = ctypes.c_long(under_way_max), ctypes.c_void_p(None)
+        self._look, self._wait = (
+            (ctypes.c_long(numbers["getevents"]), context, ctypes.c_long(least), most, self._events, nothing)
+            for least in (0, 1)
+        )
         self._under_way_max = under_way_max
         self._last = 0
         self._under_way: dict[int, tuple[Any, float]] = {}
@@ -115,14 +120,12 @@ class KernelSync:
             os.read(self.eventfd, 8)
         except BlockingIOError:
             pass
-        least = ctypes.c_long(1 if wait and self._under_way else 0)
-        most = ctypes.c_long(self._under_way_max)
-        count = self._call(
-            ctypes.c_long(self._numbers["getevents"]), self._context, least, most, self._events, ctypes.c_void_p(None)
-        )
+        count = self._call(*(self._wait if wait and self._under_way else self._look))
         found: list[tuple[Any, OSError | None]] = []
-        for event in self._events[: max(count, 0)]:
-            error = None if event.result >= 0 else OSError(-event.result, os.strerror(-event.result))
+        for at in range(count):
+            event = self._events[at]
+            result = event.result
+            error = None if result >= 0 else OSError(-result, os.strerror(-result))
             found.append((self._under_way.pop(event.data)[0], error))
         return found
 

@@ -83,7 +83,10 @@ class ReplicaLog(PartitionLog):
         end = self.log_end_offset
         if self.log_start_offset == end:
             return -1
-        return next((epoch for epoch, first in reversed(self.epochs.entries) if first < end), -1)
+        for epoch, first in reversed(self.epochs.entries):
+            if first < end:
+                return epoch
+        return -1
 
     def append_replica(self, batch: BytesLike) -> int:
         """Append a leader's whole batch as it is, at its own offset; returns the log end offset.

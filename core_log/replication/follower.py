@@ -41,7 +41,7 @@ class Follower:
         self._leader_watermark = 0
         self._tag = 0
         self._missed = False
-        self._told: Position | None = None
+        self._told: tuple[tuple[int, int, int, int, bool], bool] | None = None
 
     @property
     def needs_repair(self) -> bool:
@@ -59,22 +59,17 @@ class Follower:
         log = self.log
         if self.needs_repair or log.truncating or log.closed or (self.refused is not None and not again):
             return None
-        position = Position(
-            self.name,
-            self.epoch,
+        news = (
             log.log_end_offset,
             log.last_epoch,
             log.local_committed,
             log.log_start_offset,
             log.error is not None,
-            self._tag,
-            self._missed,
         )
-        news = position._replace(tag=0)
-        if news == self._told and not again:
+        if (news, self._missed) == self._told and not again:
             return None
-        self._told = news
-        return position
+        self._told = news, self._missed
+        return Position(self.name, self.epoch, *news, self._tag, self._missed)
 
     def on_batches(self, message: Batches) -> None:
         """Append what came. What cannot be taken is asked for again."""

@@ -31,10 +31,10 @@ class ReplicationConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def high_watermark(
-    reported: Mapping[int, int], isr: Iterable[int], maximal: Iterable[int], min_insync: int, current: int
+    reported: Mapping[int, int], isr_size: int, maximal: Iterable[int], min_insync: int, current: int
 ) -> int:
     """What is committed, given what each broker reported; never less than `current`."""
-    if len(list(isr)) < min_insync:
+    if isr_size < min_insync:
         return current
     return max(current, min((reported.get(broker, -1) for broker in maximal), default=-1))
 

@@ -276,6 +276,11 @@ class Leader:
             return None
         return self.sending(broker, batches, now_s)
 
+    def owes(self, broker: int) -> bool:
+        """Whether a follower has not been sent all that there is."""
+        progress = self.followers.get(broker)
+        return progress is not None and progress.accepted and progress.next_offset < self.log.log_end_offset
+
     def cold(self, broker: int) -> tuple[int, int] | None:
         """From where to where a follower needs what only the disk has: `read_replica_cold`, then `sending`."""
         progress = self.followers.get(broker)
@@ -313,10 +318,10 @@ class Leader:
             return  # as a rule: most of what is heard comes before the last disk has it
         reported = {broker: progress.reported for broker, progress in self.followers.items()}
         reported[self.me] = self.log.local_committed
-        state = self.state
-        self.log.advance_high_watermark(
-            high_watermark(reported, state.isr_brokers, self.maximal(), state.min_insync, self.log.high_watermark)
-        )
+        state, before = self.state, self.log.high_watermark
+        offset = high_watermark(reported, len(state.isr), self.maximal(), state.min_insync, before)
+        if offset > before:
+            self.log.advance_high_watermark(offset)
 
     # ---- changes
 

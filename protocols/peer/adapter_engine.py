@@ -87,6 +87,7 @@ class ForwardingAdapter(_EngineAdapter):
     ) -> None:
         super().__init__(link, outbox, clock=clock, config=config)
         self._forwarding = engine.forwarding
+        self._unsent = engine.unsent
         self._feed = FeedOut(link.to, outbox, engine.interests, feeds)
         self._transactions = TransactionsOut(link.to, outbox, engine)
         self._slabs = SlabReader()
@@ -99,6 +100,7 @@ class ForwardingAdapter(_EngineAdapter):
 
     def publish(self, log: str, leader_epoch: int, kept: Kept, *, begins: bool, again: bool) -> None:
         """See `EngineLink`."""
+        self._unsent[self] = None
         what = kept.what
         if isinstance(what, Slabs):
             slab = to_entry(what.slab)
@@ -113,10 +115,12 @@ class ForwardingAdapter(_EngineAdapter):
 
     def wait(self, log: str, leader_epoch: int, sync_before: int, heard_before: int) -> None:
         """See `EngineLink`."""
+        self._unsent[self] = None
         self._publish.waiting.append(wire.WaitingEntry(log, leader_epoch, sync_before, heard_before))
 
     def settle(self, number: int, outcome: Outcome, ranges: list[int]) -> None:
         """See `EngineLink`."""
+        self._unsent[self] = None
         settled = self._settled
         assert outcome is not Outcome.RECEIVED, "what others lead is settled in one step"
         if settled and settled[-1].number == number and settled[-1].outcome == outcome.value:
@@ -130,6 +134,7 @@ class ForwardingAdapter(_EngineAdapter):
 
     def credit(self, number: int, messages: int, size_bytes: int) -> None:
         """See `EngineLink`."""
+        self._unsent[self] = None
         self._credit[number] = wire.CreditEntry(number, messages, size_bytes)
 
     def flush(self) -> None:
@@ -211,6 +216,7 @@ class ForwardingAdapter(_EngineAdapter):
         self._forwarding.lost(self)
         self._feed.lose()
         self._transactions.lose()
+        self._unsent.pop(self, None)
 
     def _take(self, frame: Any) -> None:
         forwarding = self._forwarding
@@ -279,6 +285,7 @@ class ServedAdapter(_EngineAdapter):
         super().__init__(link, outbox, clock=clock, config=config)
         self._engine = engine
         self._serving = engine.serving
+        self._unsent = engine.unsent
         self._feed: FeedIn | None = None
         self._transactions: TransactionsIn | None = None
         self._served: ServedBroker | None = None
@@ -296,6 +303,7 @@ class ServedAdapter(_EngineAdapter):
 
     def deliver(self, number: int, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """See `ServedLink`."""
+        self._unsent[self] = None
         for at in range(start, stop, _DELIVERED_MAX):
             end = min(at + _DELIVERED_MAX, stop)
             entry = wire.DeliverEntry(number, first_id + at - start, redelivered, to_entry(slab, at, end))
@@ -312,6 +320,7 @@ class ServedAdapter(_EngineAdapter):
 
     def done(self, log: str, leader_epoch: int, written: int, committed: int, refused: Sequence[int]) -> None:
         """See `ServedLink`."""
+        self._unsent[self] = None
         self._done.append(wire.DoneEntry(log, leader_epoch, written, committed, list(refused)))
 
     def not_led(self, log: str, leader_epoch: int) -> None:
@@ -365,6 +374,7 @@ class ServedAdapter(_EngineAdapter):
     def _link_lost(self) -> None:
         if self._served is not None:
             self._serving.lost(self._served)
+        self._unsent.pop(self, None)
 
     def _writable(self) -> None:
         if self._served is not None:

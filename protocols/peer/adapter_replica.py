@@ -135,5 +135,15 @@ class LeaderAdapter(PeerAdapter):
         if entry.batches and self._received_bytes >= self._credit_bytes:
             raise PeerError(ErrorCode.CREDIT_EXCEEDED, f"batches without credit, beyond {self._credit_bytes} bytes")
         self._received_bytes += sum(map(len, entry.batches))
-        batches = messages.Batches(*msgspec.structs.astuple(entry))
-        self._replicas.on_reply(self, batches._replace(batches=tuple(entry.batches)))
+        batches = messages.Batches(
+            entry.log,
+            entry.leader_epoch,
+            entry.tag,
+            entry.high_watermark,
+            entry.log_start,
+            entry.sync_before,
+            entry.after,
+            entry.end,
+            tuple(entry.batches),
+        )
+        self._replicas.on_reply(self, batches)

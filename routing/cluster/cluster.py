@@ -232,7 +232,11 @@ class Cluster:
 
     def may_serve(self, role: Leader) -> bool:
         """Whether it may act as the leader that it is, now."""
-        return role.may_serve(self._clock(), self.store.lease_deadline)
+        return role.may_serve(*self.lease())
+
+    def lease(self) -> tuple[float, float]:
+        """Now, and until when this broker has its lease: for `Leader.may_serve`, where it is asked of several."""
+        return self._clock(), self.store.lease_deadline
 
     def may_append(self, name: str) -> bool:
         """Whether this broker leads a log and may serve now. Whether what is appended can be committed, too, is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from routing.cluster.away_queues import AwayQueues
 from routing.cluster.forwarding import Forwarding
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.cluster.cluster import Cluster
     from routing.storage import Storage
+
+
+class Collecting(Protocol):
+    """What collects until a turn ends."""
+
+    def flush(self) -> None:
+        """Send it."""
 
 
 class Engine:
@@ -39,6 +46,8 @@ class Engine:
         """By broker."""
         self.coordinator_links: dict[int, CoordinatorLink] = {}
         """The same, of those that look after transactional producers."""
+        self.unsent: dict[Collecting, None] = {}
+        """Ends of links that have collected something in this turn."""
 
     def keep_offsets(self, storage: Storage, topic_exists: Callable[[str], bool]) -> ReplicatedOffsets:
         """Group offsets are shared. Raises OSError."""
@@ -79,9 +88,12 @@ class Engine:
         await self.interests.wait_for_room()
 
     def end_turn(self) -> None:
-        """Send what the turn has brought."""
+        """Send what the turn has brought. Most turns bring nothing."""
         self.serving.end_turn()
         self.forwarding.end_turn()
+        unsent = self.unsent
+        while unsent:
+            unsent.popitem()[0].flush()
         self.interests.end_turn()
 
     def tick(self) -> None:

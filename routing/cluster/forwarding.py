@@ -178,11 +178,9 @@ class Forwarding:
     # ---- turns and time
 
     def end_turn(self) -> None:
-        """Send what the turn has brought; see rule 2."""
+        """Give the links what the turn has brought; see rule 2."""
         if self.dirty:
             self._send()
-        for link in tuple(self.links.values()):
-            link.flush()
 
     def _send(self) -> None:
         dirty, self.dirty = self.dirty, {}

@@ -271,12 +271,14 @@ class Homes:
 
     def begin_turn(self) -> None:
         """Look whether this broker may serve what it leads."""
-        now_s = trio.current_time()
+        if not self._led:
+            return
+        now_s, lease_until_s = self._cluster.lease()
         for here in self._led:
             role, partition = here.role, here.partition
             if role is None or partition is None:
                 continue
-            serves = self._cluster.may_serve(role)
+            serves = role.may_serve(now_s, lease_until_s)
             said = (serves, role.may_append(), serves and role.watermark_is_known, here.log.error is None)
             if said != here.said:
                 here.said = said

@@ -124,7 +124,8 @@ class Interests:
 
     def end_turn(self) -> None:
         """Tell what is news."""
-        self._tell_news()
+        if self._wanted.has_news:
+            self._tell_news()
 
     async def wait_for_room(self) -> None:
         """Wait while a broker takes messages more slowly than they come."""

@@ -246,7 +246,8 @@ class Replicas:
                 position.refusing or role.state.transfer is not None or link.broker not in role.state.isr_brokers
             ):
                 self.decide(role)  # others leave by the clock, which `tick` looks at
-            self._news[replica.log] = None
+            if role.owes(link.broker):
+                self._news[replica.log] = None  # what a report has made committed is news already
         self.has_room(link)
 
     def has_room(self, link: FollowerLink) -> None:
@@ -324,7 +325,7 @@ class Replicas:
     def _pass(self, logs: list[ReplicaLog], now_s: float, tick: bool) -> None:
         positions: dict[LeaderLink, list[Position]] = {}
         batches: dict[FollowerLink, list[Batches]] = {}
-        room = {link: link.room_bytes for link in self.followers.values()}
+        room: dict[FollowerLink, int] = {}
         late: list[tuple[Replica, Leader, FollowerLink]] = []
         for log in logs:
             replica = self._by_log.get(log)
@@ -343,6 +344,8 @@ class Replicas:
                     continue
                 if progress.next_offset >= log.log_end_offset and progress.told[1:] == news and not tick:
                     continue
+                if link not in room:
+                    room[link] = link.room_bytes
                 if broker in insync:
                     self._lead(replica, role, link, room, batches, now_s)
                 else:

@@ -303,14 +303,11 @@ class ServedBroker:
 
     # ---- turns and the end
 
-    def end_turn(self) -> None:
-        """Send what the turn has brought."""
-        publisher = self.publisher
-        if publisher is not None and publisher.news:
-            news, publisher.news = publisher.news, {}
-            for taken in news:
-                taken.tell(self.link)
-        self.link.flush()
+    def tell(self, publisher: Publisher) -> None:
+        """Say what is new of what it has published."""
+        news, publisher.news = publisher.news, {}
+        for taken in news:
+            taken.tell(self.link)
 
     def lost(self) -> None:
         """The link is over: all that was given out is back."""
@@ -406,6 +403,8 @@ class Serving:
         served.lost()
 
     def end_turn(self) -> None:
-        """Send what the turn has brought."""
+        """Tell what the turn has brought."""
         for served in tuple(self.links.values()):
-            served.end_turn()
+            publisher = served.publisher
+            if publisher is not None and publisher.news:
+                served.tell(publisher)

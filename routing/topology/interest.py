@@ -105,6 +105,11 @@ class Wanted:
             if self.changed is not None:
                 self.changed()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is any."""
+        return bool(self._news)
+
     def news(self) -> tuple[list[Interest], list[Interest]]:
         """What is wanted and was not, and what is not any more, since this was last asked."""
         news, self._news = self._news, {}

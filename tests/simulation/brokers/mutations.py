@@ -14,7 +14,6 @@ from unittest import mock
 from core_log.replica_log import ReplicaLog
 from core_log.replication.leader import Leader
 from routing.cluster import homes
-from routing.cluster.cluster import Cluster
 from routing.cluster.published import Taken
 from routing.commits import CommitWaiter, storage_errors
 from routing.queues import replay
@@ -53,10 +52,10 @@ def forgets_settlements() -> Iterator[None]:
 def serves_after_its_lease() -> Iterator[None]:
     """A leader that was cut off gives out and takes as long as nobody told it that it is none."""
 
-    def wrong(self: Cluster, role: Leader) -> bool:
-        return not role.fenced
+    def wrong(self: Leader, now_s: float, lease_until_s: float) -> bool:
+        return not self.fenced
 
-    with mock.patch.object(Cluster, "may_serve", wrong):
+    with mock.patch.object(Leader, "may_serve", wrong):
         yield
 
 
