@@ -19,9 +19,7 @@ def connack_properties(config: MqttConfig, connect: Connect, assigned: bool) -> 
         packet_bytes_max=config.packet_bytes_max,
         assigned_client_id=connect.client_id if assigned else None,
         topic_alias_max=config.topic_alias_max,
-        subscription_ids_available=False,
-        shared_available=False,
+        server_keep_alive_s=most_s if most_s and not 0 < connect.keep_alive_s <= most_s else None,
         authentication_method=connect.authentication_method,
         authentication_data=connect.authentication_data or None,
-        server_keep_alive_s=most_s if most_s and not 0 < connect.keep_alive_s <= most_s else None,
     )

@@ -20,14 +20,16 @@ from protocols.mqtt.adapter_deliveries import (
 )
 from protocols.mqtt.adapter_properties import blocks_of
 from protocols.mqtt.adapter_retained import given
+from protocols.mqtt.adapter_terms import NO_TOPIC, Route, expiries_left, packets_in, ways_of
 from protocols.mqtt.packets import check_topic_name
 from protocols.mqtt.properties import encode_text
-from protocols.mqtt.raw import QOS_MASK
+from protocols.mqtt.raw import QOS_MASK, mark_of
 from protocols.mqtt.reasons import MqttProtocolError
 from protocols.mqtt.wire import (
     DUP,
     Blocks,
     PublishHeads,
+    encode_publishes,
     encode_publishes_with_ids,
     remaining_length,
     varied_heads,
@@ -70,12 +72,21 @@ class Delivering:
         self._version_5 = adapter.wire.has_properties
         self._wire_key = WIRES_QOS_0[self._version_5]
         self._packet_bytes_max = adapter.connect.packet_bytes_max
+        self._plain = True
+        """There is nothing to a subscription but its QoS."""
+        self._own_mark = b""
+        """That of the client, where it does not want all that it publishes."""
+        self._routes_on_terms: dict[str, Route] = {}
         self.too_large = 0
         """Messages that were not sent because the client takes no packets as large (MQTT-3.1.2-25)."""
 
     def forget_routes(self) -> None:
         """Subscriptions have changed."""
         self._routes.clear()
+        self._routes_on_terms.clear()
+        subscriptions = self._subscriptions
+        self._plain = subscriptions.are_plain
+        self._own_mark = mark_of(self._adapter.connect.client_id) if subscriptions.are_for_others else b""
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
@@ -113,6 +124,14 @@ class Delivering:
         return found
 
     def _deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        left = None
+        if self._version_5:
+            now_ms = self._adapter.broker.clock.now_ms()
+            left = expiries_left(self._session, consumer, first_id, slab, start, stop, now_ms)
+        if not self._plain or consumer.context is not None or left is not None:
+            if not self._adapter.closed:
+                self._deliver_on_terms(consumer, first_id, slab, start, stop, left, redelivered)
+            return
         if consumer.no_ack and slab.wire is not None and stop - start == len(slab.bodies):
             packets = slab.wire.get(self._wire_key)
             if packets is not None:
@@ -223,8 +242,60 @@ class Delivering:
             for (topic, granted), raw in zip(routes, slab.raws[start:stop], strict=True)
         ]
 
+    def _deliver_on_terms(
+        self,
+        consumer: Consumer,
+        first_id: int,
+        slab: Slab,
+        start: int,
+        stop: int,
+        left: list[int | None] | None,
+        redelivered: bool,
+    ) -> None:
+        """Deliver messages to which there is more than topic and QoS; see `adapter_terms`."""
+        session, share = self._session, consumer.context
+        mark, route_of = (b"", share.route_of) if share is not None else (self._own_mark, self._route_on_terms)
+        # What another member of a group had before is new to this one (MQTT-3.3.1-1).
+        flags = DUP if redelivered and share is None else 0
+        for first, last, way in ways_of(slab, start, stop, route_of, mark, no_ack=consumer.no_ack):
+            first_of_them, last_of_all = first_id + first - start, first_id + stop - start - 1
+            if way.qos >= 0:
+                some = None if left is None else left[first - start : last - start]
+                heads, blocks = packets_in(slab, first, last, way, route_of, some, flags, version_5=self._version_5)
+                bodies = slab.bodies[first:last]
+                if way.qos:
+                    self._send(consumer, first_of_them, way.qos, redelivered, heads, bodies, blocks, 0, len(bodies))
+                    if self.inflight.collided:
+                        if last < stop:
+                            self.inflight.give_back(first_id + last - start, last_of_all, redelivered)
+                        return
+                    continue
+                self._adapter.outbox.write(encode_publishes(heads, bodies))
+            if not consumer.no_ack:
+                outcome = Outcome.DISCARD if way is NO_TOPIC else Outcome.ACK
+                session.settle(first_of_them, first_of_them + last - first - 1, outcome)
+
+    def _route_on_terms(self, routing_key: str) -> Route:
+        route = self._routes_on_terms.get(routing_key)
+        if route is None:
+            if len(self._routes_on_terms) >= ROUTES_REMEMBERED_MAX:
+                self._routes_on_terms.clear()
+            terms, own = self._subscriptions.terms_for(routing_key), None
+            if self._own_mark:
+                own = self._subscriptions.terms_for_own(routing_key)
+            route = self._routes_on_terms[routing_key] = (self.topic_of(routing_key), terms, own)
+        return route
+
     def _add_route(self, routing_key: str) -> tuple[bytes | None, int]:
         """The topic of a routing key and the QoS granted for it; no topic when MQTT cannot express the key."""
+        if len(self._routes) >= ROUTES_REMEMBERED_MAX:
+            self._routes.clear()
+        terms = self._subscriptions.terms_for(routing_key)
+        route = self._routes[routing_key] = (self.topic_of(routing_key), terms.qos)
+        return route
+
+    def topic_of(self, routing_key: str) -> bytes | None:
+        """The topic of a routing key, as it is written; None when MQTT cannot express the key."""
         topic: bytes | None = None
         try:
             name = routing_key_to_topic(routing_key)
@@ -239,7 +310,4 @@ class Delivering:
                     routing_key,
                     error,
                 )
-        if len(self._routes) >= ROUTES_REMEMBERED_MAX:
-            self._routes.clear()
-        route = self._routes[routing_key] = (topic, self._subscriptions.terms_for(routing_key).qos)
-        return route
+        return topic

@@ -5,6 +5,7 @@
     correlation data        correlation id
     response topic          reply-to, as the routing key that the topic stands for (`protocols/convert.py`)
     payload format 1        the header `x-mqtt-payload-format`
+    the publisher's mark    the header `x-mqtt-publisher`, one way
     QoS 1 and 2             persistent
     message expiry          expiration; the engine counts it (`routing.facts`), raw bytes do not have it
 
@@ -22,7 +23,7 @@ from protocols.convert import routing_key_to_topic, topic_to_routing_key
 from protocols.mqtt.events import PublishRun
 from protocols.mqtt.packets import check_topic_name
 from protocols.mqtt.properties import IN_PUBLISH, Property, encode_property, read_block, with_length
-from protocols.mqtt.raw import block_of, head_of
+from protocols.mqtt.raw import block_of, head_of, mark_in
 from protocols.mqtt.reasons import MqttProtocolError
 from protocols.mqtt.wire import Blocks, remaining_length
 from routing.facts import TTL_MS_MAX, pack
@@ -40,6 +41,8 @@ from routing.message import (
 
 PROTOCOL = "mqtt"
 PAYLOAD_FORMAT_HEADER = "x-mqtt-payload-format"
+PUBLISHER_HEADER = "x-mqtt-publisher"
+"""The mark of the publisher, of messages that have one (`raw.py`), in hexadecimal digits."""
 
 QOS_0 = Properties(PROTOCOL, b"", persistent=False)
 QOS_1 = Properties(PROTOCOL, b"\1", persistent=True)
@@ -65,7 +68,9 @@ _WITH_PROPERTY = {"content_type", "correlation_id", "reply_to", "expiration_ms"}
 def to_neutral(raw: bytes) -> NeutralProperties:
     """The neutral form of raw bytes that were checked when they were published."""
     neutral = NeutralProperties(persistent=bool(raw) and raw[0] & 3 > 0)
-    block = block_of(raw)
+    block, mark = block_of(raw), mark_in(raw)
+    if mark:
+        neutral.headers[PUBLISHER_HEADER] = mark.hex()
     if not block:
         return neutral
     found = read_block(block, IN_PUBLISH, "PUBLISH")

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_deliveries import WIRES_QOS_0
 from protocols.mqtt.adapter_errors import reason_of
+from protocols.mqtt.adapter_marking import marking_of
 from protocols.mqtt.adapter_properties import slab_of
 from protocols.mqtt.events import AcknowledgementKind, Acknowledgements, PublishRun
+from protocols.mqtt.raw import mark_of
 from protocols.mqtt.reasons import ACKNOWLEDGEMENT_REASONS, ReasonCode
 from protocols.mqtt.wire import PACKET_ID_BYTES
 from routing.errors import BrokerError
@@ -77,11 +79,18 @@ class Publishing:
         self._inherited = set(self._taken)
         """Of these, what an earlier connection has published."""
         self._keys: dict[str, str] = {}
+        self._mark = b""
+        """That of the client, where each of its publishes is to have it."""
+        self._marking = marking_of(adapter.broker, adapter.config.virtual_host)
         self._confirmed = 0
         self._answers: deque[_Answer] = deque()
         self._unrouted: list[tuple[int, int]] = []
         """Sequence numbers of publishes that went nowhere, as inclusive ranges."""
         self._completions: deque[list[bytes | None]] = deque()
+
+    def name_publisher(self, *, always: bool) -> None:
+        """Have all publishes say whose they are, or only while others ask for it."""
+        self._mark = mark_of(self._adapter.connect.client_id) if always else b""
 
     def publish(self, run: PublishRun) -> None:
         """Hand a run to the engine. Raises BrokerError when the user may not, or a message at QoS 0 finds no room, if
@@ -115,7 +124,10 @@ class Publishing:
         first = self._key_of(run.topic)
         if EXCHANGE not in grants.publishable:
             grants.require_publish(EXCHANGE, keys or (first,))
-        slab = slab_of(run, EXCHANGE, first, keys)
+        mark = self._mark
+        if self._marking.by_publisher and not mark:
+            mark = mark_of(self._adapter.connect.client_id)
+        slab = slab_of(run, EXCHANGE, first, keys, mark)
         kind = _ANSWERS[run.qos]
         if kind is None:
             if run.wire is not None:

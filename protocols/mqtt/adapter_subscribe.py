@@ -10,8 +10,9 @@ from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_retained import wanted
+from protocols.mqtt.adapter_shares import PREFIX, Shares
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, Subscriptions, to_arguments
-from protocols.mqtt.events import Subscribe, Unsubscribe
+from protocols.mqtt.events import Subscribe, SubscriptionRequest, Unsubscribe
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
 from routing.errors import BrokerError
 from routing.session import Consumer, Session
@@ -42,6 +43,7 @@ class Subscribing:
         self._consumer: Consumer | None = None
         self._lasting = lasting
         self._queue = ""
+        self.shares = Shares(adapter, session)
 
     async def resume(self) -> None:
         """Go on with what lasts of the session. Raises BrokerError."""
@@ -49,35 +51,41 @@ class Subscribing:
             self._queue = self._lasting.name
             for topic_filter, options in self._lasting.subscriptions():
                 self._subscriptions.grant(topic_filter, options)
+            self._changed()
             self._consumer = await self._session.consume(self._queue, tag="", no_ack=False, exclusive=True)
+            await self.shares.resume(self._queue, self._adapter.connect.session_expiry_s)
 
     async def subscribe(self, event: Subscribe) -> None:
         """Bind a queue for each filter, consume, and say what was granted."""
         requests = event.requests[: self._adapter.config.subscriptions_max]
         known = frozenset(self._subscriptions.granted)
-        codes = [
-            await self._bind(
-                request.topic_filter,
-                SubscriptionOptions(request.qos, request.no_local, request.retain_as_published, event.subscription_id),
-            )
-            for request in requests
-        ]
+        codes = [await self._grant(request, event.subscription_id) for request in requests]
         codes += [ReasonCode.QUOTA_EXCEEDED] * (len(event.requests) - len(requests))
         if not self._adapter.closed:
-            self._delivering.forget_routes()
+            self._changed()
             await self._consume()
             self._adapter.outbox.write(self._adapter.wire.suback(event.packet_id, codes))
             await self._adapter.retaining.give_out(self._queue, wanted(requests, codes, known))
 
-    async def _bind(self, topic_filter: str, options: SubscriptionOptions) -> int:
+    def _changed(self) -> None:
+        self._delivering.forget_routes()
+        self._adapter.publishing.name_publisher(always=self._subscriptions.are_for_others)
+
+    async def _grant(self, request: SubscriptionRequest, subscription_id: int) -> int:
         """Make one filter effective; returns its reason code in SUBACK."""
-        granted = self._subscriptions.granted
+        topic_filter, granted, shared = request.topic_filter, self._subscriptions.granted, self.shares.granted
         if self._adapter.closed or self._adapter.config.over_limit(topic_filter):
             return ReasonCode.TOPIC_FILTER_INVALID
-        there = topic_filter in granted
-        if not there and len(granted) >= self._adapter.config.subscriptions_max:
+        there = topic_filter in granted or topic_filter in shared
+        if not there and len(granted) + len(shared) >= self._adapter.config.subscriptions_max:
             return ReasonCode.QUOTA_EXCEEDED
-        if not there or self._lasting is not None:
+        options = SubscriptionOptions(request.qos, request.no_local, request.retain_as_published, subscription_id)
+        if topic_filter.startswith(PREFIX):
+            return await self.shares.join(topic_filter, options)
+        return await self._bind(topic_filter, options)
+
+    async def _bind(self, topic_filter: str, options: SubscriptionOptions) -> int:
+        if topic_filter not in self._subscriptions.granted or self._lasting is not None:
             try:
                 await self._make_binding(topic_filter, options)
             except BrokerError as error:
@@ -137,7 +145,9 @@ class Subscribing:
         """Unbind; filters that are not there are answered all the same (MQTT-3.10.4-5)."""
         reasons = [ReasonCode.NO_SUBSCRIPTION_EXISTED] * len(event.filters)
         for index, topic_filter in enumerate(event.filters):
-            if topic_filter in self._subscriptions.granted:
+            if topic_filter.startswith(PREFIX):
+                reasons[index] = await self.shares.leave(topic_filter)
+            elif topic_filter in self._subscriptions.granted:
                 reasons[index] = ReasonCode.SUCCESS
                 self._subscriptions.remove(topic_filter)
                 pattern = topic_to_routing_key(topic_filter)
@@ -147,7 +157,7 @@ class Subscribing:
                     for one in self._lasting.bindings(pattern):
                         await self._unbind(pattern, one.arguments)
         if not self._adapter.closed:
-            self._delivering.forget_routes()
+            self._changed()
             self._adapter.outbox.write(self._adapter.wire.unsuback(event.packet_id, reasons))
 
     async def _consume(self) -> None:

@@ -51,6 +51,9 @@ def from_arguments(arguments: Mapping[str, Any]) -> SubscriptionOptions:
     )
 
 
+_PLAIN = SubscriptionOptions()[1:]
+
+
 class Terms(NamedTuple):
     """On which terms a client gets the messages of a topic, by all of its subscriptions that match."""
 
@@ -117,7 +120,12 @@ class Subscriptions:
         return max((options.qos for options in self._kinds), default=0)
 
     @property
-    def is_local(self) -> bool:
+    def are_plain(self) -> bool:
+        """Whether there is nothing to a filter but its QoS."""
+        return all(options[1:] == _PLAIN for options in self._kinds)
+
+    @property
+    def are_for_others(self) -> bool:
         """Whether any filter is for messages of others only."""
         return any(options.no_local for options in self._kinds)
 
@@ -127,13 +135,13 @@ class Subscriptions:
             (options,) = self._kinds
             if not options.subscription_id:
                 return Terms(options.qos, options.retain_as_published)
-        return _terms(self._matching(routing_key))
+        return terms_of(self._matching(routing_key))
 
     def terms_for_own(self, routing_key: str) -> Terms | None:
         """The terms for what the client publishes itself; None: it gets none of it (MQTT-3.8.3-3)."""
         found = self._matching(routing_key)
         others = [options for options in found if not options.no_local]
-        return _terms(others) if others or not found else None
+        return terms_of(others) if others or not found else None
 
     def _matching(self, routing_key: str) -> list[SubscriptionOptions]:
         if self._trie is None:
@@ -143,7 +151,8 @@ class Subscriptions:
         return [held.options for held in self._trie.match(routing_key)]
 
 
-def _terms(found: list[SubscriptionOptions]) -> Terms:
+def terms_of(found: list[SubscriptionOptions]) -> Terms:
+    """The terms that subscriptions make together."""
     identifiers = [(Property.SUBSCRIPTION_ID, one.subscription_id) for one in found if one.subscription_id]
     return Terms(
         max((options.qos for options in found), default=0),

@@ -35,6 +35,18 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     offline_qos_0: bool = False
     """Whether sessions that last keep messages at QoS 0 for clients that are not connected."""
 
+    share_strategy: Literal["round-robin", "least-inflight", "sticky", "hash-topic", "hash-client"] = "round-robin"
+    """Which member of a group of shared subscriptions gets a message; policies may say otherwise for single groups."""
+
+    share_expiry_s: Annotated[int, Meta(ge=0, le=4_294_967)] = 86_400
+    """A group is kept for so long after its last member has gone; 0: for ever. Longer for sessions that last longer."""
+
+    share_messages_max: Annotated[int, Meta(ge=0)] = 0
+    """Most messages a group keeps; the oldest give way. 0: as many as the disk takes."""
+
+    share_remove_unsubscribed: bool = False
+    """A group goes at once, with its messages, when its last member unsubscribes."""
+
     client_id_bytes_max: Annotated[int, Meta(ge=23, le=200)] = 200
     """Longest client identifier; a longer one is refused with CONNACK 0x02. (It is part of a queue name.)"""
 

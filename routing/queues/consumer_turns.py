@@ -5,6 +5,8 @@
 2. Consumers of a higher priority go first; others get something only while those have no credit.
 3. With `single_active` one consumer gets everything: the first of the highest priority. When a better one comes it
    takes over once the one before has settled what it holds, so that order is kept.
+4. With `least_first` not whoever waits longest gets something, but who has the fewest unsettled messages, as many as
+   make it equal to the next.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ _SHARE_MAX = 64
 class ConsumerTurns:
     """See the module."""
 
-    __slots__ = ("_active", "_next", "_ranked", "consumers", "single_active")
+    __slots__ = ("_active", "_next", "_ranked", "consumers", "least_first", "single_active")
 
     def __init__(self) -> None:
         self.consumers: list[Consumer] = []
         """Those of a higher priority first, otherwise as they came."""
         self.single_active = False
+        self.least_first = False
         self._active: Consumer | None = None
         self._ranked = False
         self._next = 0
@@ -71,6 +74,8 @@ class ConsumerTurns:
                     return None, 0
             credit = consumer.credit()
             return (consumer, credit) if credit > 0 else (None, 0)
+        if self.least_first:
+            return self._least(waiting)
         best: int | None = None
         for _ in range(len(consumers)):
             index = self._next % len(consumers)
@@ -86,3 +91,25 @@ class ConsumerTurns:
                 share = -(-waiting // len(consumers))
                 return consumer, min(credit, max(1, min(share, _SHARE_MAX)))
         return None, 0
+
+    def _least(self, waiting: int) -> tuple[Consumer | None, int]:
+        """See rule 4; of equals, in turn."""
+        consumers, count = self.consumers, len(self.consumers)
+        able = [
+            consumer
+            for consumer in (*consumers[self._next % count :], *consumers[: self._next % count])
+            if consumer.credit() > 0
+        ]
+        if not able:
+            return None, 0
+        best = max(consumer.priority for consumer in able)
+        able = [consumer for consumer in able if consumer.priority == best]
+        chosen = min(able, key=_outstanding)
+        self._next = consumers.index(chosen) + 1
+        above = min((one.outstanding for one in able if one.outstanding > chosen.outstanding), default=None)
+        share = -(-waiting // len(able)) if above is None else above - chosen.outstanding
+        return chosen, min(chosen.credit(), max(1, min(share, _SHARE_MAX)))
+
+
+def _outstanding(consumer: Consumer) -> int:
+    return consumer.outstanding

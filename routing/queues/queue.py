@@ -145,6 +145,7 @@ class Queue:
         """Live by other rules from now on."""
         self.settings = settings
         self.turns.single_active = settings.single_active_consumer
+        self.turns.least_first = settings.consumer_turns == "least-unsettled"
         if settings.group_by != (None if self.groups is None else self.groups.by):
             if self.groups is not None:
                 self.groups.disband()

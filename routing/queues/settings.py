@@ -27,6 +27,7 @@ VIEW_TOPIC, VIEW_START = "x-view-topic", "x-stream-offset"
 QUEUE_TYPES = ("classic", "quorum", "stream", VIEW)
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 DELAYED_RETRY_TYPES = ("disabled", "all", "failed", "returned")
+CONSUMER_TURNS = ("round-robin", "least-unsettled")
 QUORUM_DELIVERY_LIMIT = 20
 """RabbitMQ's since 4.0."""
 
@@ -46,6 +47,8 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
     priority_window: int = 0
     """So many unsettled messages a consumer may hold before it only gets ones of a higher priority than all of them."""
     single_active_consumer: bool = False
+    consumer_turns: str = "round-robin"
+    """Who is next of several consumers: each in turn, or whoever has the fewest unsettled messages."""
     delivery_limit: int | None = None
     consumer_timeout_ms: int = 0
     retry_ms: tuple[int, ...] = ()
@@ -134,6 +137,7 @@ _ARGUMENT_FIRST = {
     "max-priority": "priority_max",
     "priority-window": "priority_window",
     "single-active-consumer": "single_active_consumer",
+    "consumer-turns": "consumer_turns",
     "retry-then": "retry_then",
     "delayed-retry-type": "delayed_retry_type",
     "delayed-retry-min": "delayed_retry_min_ms",
@@ -243,6 +247,7 @@ CHECKS: dict[str, Check] = {
     "max-priority": _priority,
     "priority-window": _not_negative,
     "single-active-consumer": _boolean,
+    "consumer-turns": _one_of(*CONSUMER_TURNS),
     "delivery-limit": _integer,
     "consumer-timeout": _milliseconds,
     "retry": _gaps,
