@@ -6,7 +6,7 @@ A fan-out is encoded once, see `adapter_deliveries`. At QoS 1 and 2 only the pac
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from protocols.convert import routing_key_to_topic
@@ -57,6 +57,17 @@ def qos_of(properties: Properties, raw: bytes) -> int:
     return raw[0] & QOS_MASK if properties.protocol == "mqtt" and raw else 1
 
 
+class _Routes(dict[str, tuple[bytes | None, int]]):
+    """What `_add_route` says, by routing key."""
+
+    def __init__(self, add: Callable[[str], tuple[bytes | None, int]]) -> None:
+        super().__init__()
+        self._add = add
+
+    def __missing__(self, routing_key: str) -> tuple[bytes | None, int]:
+        return self._add(routing_key)
+
+
 class Delivering:
     """The outbound publishes of one connection, from CONNECT on; see the module."""
 
@@ -67,7 +78,7 @@ class Delivering:
         self._session = session
         self._subscriptions = subscriptions
         self.inflight = inflight
-        self._routes: dict[str, tuple[bytes | None, int]] = {}
+        self._routes = _Routes(self._add_route)
         self._drops = False
         self._version_5 = adapter.wire.has_properties
         self._wire_key = WIRES_QOS_0[self._version_5]
@@ -145,7 +156,7 @@ class Delivering:
         if slab.keys is not None or retained is not None or differ:
             self._deliver_mixed(consumer, first_id, slab, start, stop, retained, redelivered)
             return
-        topic, granted = self._routes.get(slab.routing_key) or self._add_route(slab.routing_key)
+        topic, granted = self._routes[slab.routing_key]
         if topic is None:
             if not consumer.no_ack:
                 session.settle(first_id, first_id + stop - start - 1, Outcome.DISCARD)
@@ -195,7 +206,7 @@ class Delivering:
         """Deliver messages of different topics: stretches of one QoS and RETAIN flag, leaving out what is no topic."""
         session = self._session
         keys = [slab.routing_key] * (stop - start) if slab.keys is None else slab.keys[start:stop]
-        routes = [self._routes.get(key) or self._add_route(key) for key in keys]
+        routes = list(map(self._routes.__getitem__, keys))
         topics = [topic or b"" for topic, _ in routes]
         kinds = self._kinds(consumer, slab, start, stop, routes)
         if retained is not None:

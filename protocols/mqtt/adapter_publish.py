@@ -54,6 +54,16 @@ def _bytes_of(ids: Sequence[int]) -> bytes:
     return b"".join([PACKET_ID_BYTES[2 * one : 2 * one + 2] for one in ids])
 
 
+class _Keys(dict[str, str]):
+    """Routing keys of topics."""
+
+    def __missing__(self, topic: str) -> str:
+        if len(self) >= KEYS_REMEMBERED_MAX:
+            self.clear()
+        key = self[topic] = topic_to_routing_key(topic)
+        return key
+
+
 class _Answer:
     """Acknowledgements of one kind that are to be sent; `numbered` publishes wait for the engine's confirm."""
 
@@ -78,7 +88,7 @@ class Publishing:
         self._taken: set[int] = set() if lasting is None else lasting.taken
         self._inherited = set(self._taken)
         """Of these, what an earlier connection has published."""
-        self._keys: dict[str, str] = {}
+        self._keys = _Keys()
         self._mark = b""
         """That of the client, where each of its publishes is to have it."""
         self._marking = marking_of(adapter.broker, adapter.config.virtual_host)
@@ -120,8 +130,8 @@ class Publishing:
 
     def _publish(self, run: PublishRun, ids: array[int] | None) -> None:
         grants = self._adapter.grants
-        keys = None if run.topics is None else list(map(self._key_of, run.topics))
-        first = self._key_of(run.topic)
+        keys = None if run.topics is None else list(map(self._keys.__getitem__, run.topics))
+        first = self._keys[run.topic]
         if EXCHANGE not in grants.publishable:
             grants.require_publish(EXCHANGE, keys or (first,))
         mark = self._mark
@@ -206,16 +216,6 @@ class Publishing:
             waiting = sum(len(one.ids) // 2 for one in self._answers if one.kind is AcknowledgementKind.PUBACK)
             if waiting + len(self._taken) + count > self._adapter.config.receive_maximum:
                 self._adapter.end("receive maximum exceeded", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
-
-    def _key_of(self, topic: str) -> str:
-        key = self._keys.get(topic)
-        if key is None:
-            if len(self._keys) >= KEYS_REMEMBERED_MAX:
-                self._keys.clear()
-            key = self._keys[topic] = topic_to_routing_key(topic)
-        return key
-
-    # --- answers -------------------------------------------------------------------------
 
     def confirm(self, up_to: int) -> None:
         """Answer all publishes up to this sequence number (MQTT-4.3.2-2, MQTT-4.3.3-8)."""

@@ -24,8 +24,13 @@ _BLOCK_REMEMBERED_BYTES_MAX = 512
 _blocks: dict[bytes, PublishBlock] = {}
 _raws: dict[bytes, bytes] = {}
 
-Head = tuple[str, bytes, int | None, int]
-"""Topic, "" if it is the alias's; properties; expiry in seconds; alias, 0 if there is none."""
+Head = tuple[str, bytes, int, int, int | None]
+"""Topic, properties, what is special about it, alias (0 if there is none), expiry in seconds."""
+
+_ALIASED, _RESOLVE, _TIMED = 1, 2, 4
+"""It has an alias; the alias is still to be given a topic, or to be asked for it; there is an expiry."""
+_CHANGES_MAX = 64
+"""An alias that gets another topic makes what is known of heads void; who does that so often does it all the time."""
 
 
 class PublishRuns5(PublishRuns):
@@ -35,6 +40,7 @@ class PublishRuns5(PublishRuns):
         super().__init__(config)
         self._heads: dict[bytes, Head] = {}
         self._aliases: dict[int, str] = {}
+        self._changes = 0
 
     def take(self, data: bytes, position: int, body: int, stop: int) -> tuple[PublishRun, int]:
         """See `PublishRuns`."""
@@ -52,7 +58,9 @@ class PublishRuns5(PublishRuns):
         raw_block = data[block:block_stop]
         raw_head = data[body:topic_stop] + raw_block
         head = self._heads.get(raw_head) or self._new_head(raw_head)
-        topic = self._resolve(head)
+        topic, raw, special, _, expiry_s = head
+        if special & _RESOLVE:
+            topic = self._resolve(raw_head, head)
         found = Found(data[block_stop:stop], data[topic_stop:block])
         start = position
         if qos:
@@ -60,8 +68,7 @@ class PublishRuns5(PublishRuns):
         else:
             position = self.take_same(data, start, stop, block_stop, b"", found)
         count = len(found.payloads)
-        _, raw, expiry_s, alias = head
-        found.aliased = alias > 0
+        found.aliased = special & _ALIASED > 0
         if expiry_s is not None:
             found.expiries_s = [expiry_s] * count
         if position + 5 < end and count < STRETCH and not (data[position] ^ first) & ~DUP:
@@ -79,8 +86,8 @@ class PublishRuns5(PublishRuns):
         assert topics is not None
         assert raws is not None
         add_topic, add_raw, add_payload = topics.append, raws.append, payloads.append
-        packet_ids, aliases = found.packet_ids, self._aliases
-        equal = 0
+        packet_ids = found.packet_ids
+        equal = all_special = 0
         while position + 5 < end:
             kind = data[position]
             if kind != first and kind != again:
@@ -129,17 +136,16 @@ class PublishRuns5(PublishRuns):
                     break
             else:
                 previous, equal = head, 0
-            topic, raw, expiry_s, alias = head
-            if alias:
-                found.aliased = True
-                if topic:
-                    aliases[alias] = topic
-                elif alias in aliases:
-                    topic = aliases[alias]
-                else:
-                    break
-            if expiry_s is not None and expiries_s is None:
-                expiries_s = found.expiries_s = [None] * len(payloads)
+            topic, raw, special, _, expiry_s = head
+            if special:
+                all_special |= special
+                if special & _RESOLVE:
+                    try:
+                        topic = self._resolve(raw_head, head)
+                    except MqttProtocolError:
+                        break
+                if special & _TIMED and expiries_s is None:
+                    expiries_s = found.expiries_s = [None] * len(payloads)
             if expiries_s is not None:
                 expiries_s.append(expiry_s)
             add_topic(topic)
@@ -148,18 +154,30 @@ class PublishRuns5(PublishRuns):
                 packet_ids += data[topic_stop:at]
             add_payload(data[block_stop:stop])
             position = stop
+        found.aliased |= all_special & _ALIASED > 0
         return position
 
-    def _resolve(self, head: Head) -> str:
-        """The topic of a head. Raises MqttProtocolError for an alias that stands for none."""
-        topic, _, _, alias = head
-        if alias:
-            if topic:
-                self._aliases[alias] = topic
-            elif alias in self._aliases:
-                topic = self._aliases[alias]
-            else:
-                raise MqttProtocolError(f"topic alias {alias} stands for nothing", "", ReasonCode.PROTOCOL_ERROR)
+    def _resolve(self, raw: bytes, head: Head) -> str:
+        """The topic of a head with an alias. Raises MqttProtocolError for an alias that stands for none.
+
+        What an alias stands for seldom changes: then the head is as good as one with that topic.
+        """
+        topic, properties, special, alias, expiry_s = head
+        if topic:
+            before = self._aliases.get(alias)
+            if before == topic:
+                return topic
+            self._aliases[alias] = topic
+            if before is not None:
+                self._changes += 1
+                if self._changes <= _CHANGES_MAX:
+                    self._heads.clear()
+            return topic
+        if alias not in self._aliases:
+            raise MqttProtocolError(f"topic alias {alias} stands for nothing", "", ReasonCode.PROTOCOL_ERROR)
+        topic = self._aliases[alias]
+        if raw in self._heads and self._changes < _CHANGES_MAX:
+            self._heads[raw] = topic, properties, special & ~_RESOLVE, alias, expiry_s
         return topic
 
     def _new_head(self, raw: bytes) -> Head:
@@ -179,12 +197,13 @@ class PublishRuns5(PublishRuns):
         if block.alias > most:
             text = f"topic alias {block.alias}, at most {most} is allowed"
             raise MqttProtocolError(text, "MQTT-3.3.2-9", ReasonCode.TOPIC_ALIAS_INVALID)
+        special = (_ALIASED | _RESOLVE if block.alias else 0) | (0 if block.expiry_s is None else _TIMED)
         if not comes_again:
-            return topic, block.raw, block.expiry_s, block.alias
+            return topic, block.raw, special, block.alias, block.expiry_s
         # Properties that are the same are one object, whatever alias stood beside them: comparing those is quick.
         if len(_raws) >= _BLOCKS_REMEMBERED_MAX:
             _raws.clear()
-        head = topic, _raws.setdefault(block.raw, block.raw), block.expiry_s, block.alias
+        head = topic, _raws.setdefault(block.raw, block.raw), special, block.alias, block.expiry_s
         if len(self._heads) >= TOPICS_REMEMBERED_MAX:
             self._heads.clear()
         self._heads[raw] = head

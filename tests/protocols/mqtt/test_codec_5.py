@@ -339,6 +339,25 @@ def test_mqtt_3_3_2_an_alias_can_be_given_another_topic() -> None:
         assert run.topic == expected
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+def test_aliases_may_get_other_topics_all_the_time(qos: int) -> None:
+    sent = []
+    for i in range(300):
+        sent += [(f"t/{i}", i % 3 + 1), ("", i % 3 + 1), ("", (i + 1) % 3 + 1 if i > 2 else i % 3 + 1), ("", i % 3 + 1)]
+    topics, aliases = [], {}
+    for topic, alias in sent:
+        aliases[alias] = topic or aliases[alias]
+        topics.append(aliases[alias])
+    packets = [publish_5(topic, b"", RICH + block(topic_alias=alias), qos=qos) for topic, alias in sent]
+    for size in (1, 7, len(packets)):
+        machine, found = connected(), []
+        for start in range(0, len(packets), size):
+            for run in machine.receive_data(b"".join(packets[start : start + size])):
+                assert isinstance(run, PublishRun)
+                found += run.topics or [run.topic] * len(run.payloads)
+        assert found == topics
+
+
 def test_no_alias_is_allowed_where_the_limit_is_0() -> None:
     _, error = feed(connected(MqttConfig(topic_alias_max=0)), [publish_5("t", b"", block(topic_alias=1))])
     assert error is not None
