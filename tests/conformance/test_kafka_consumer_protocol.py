@@ -157,7 +157,8 @@ def test_cooperative_members_of_a_classic_group_keep_what_does_not_move(broker: 
     server = server_of(broker)
     make_topic(server, "cooperative")
     sent = produce(server, "cooperative", 300)
-    ways = {"group.protocol": "classic", "partition.assignment.strategy": "cooperative-sticky"}
+    quick = {"group.protocol": "classic", "heartbeat.interval.ms": 200}
+    ways = {**quick, "partition.assignment.strategy": "cooperative-sticky"}
     members = [Member(server, "cooperative", ["cooperative"], **ways) for _ in range(2)]
     try:
         until(lambda: shared(members), lambda: [member.has for member in members])
@@ -165,7 +166,7 @@ def test_cooperative_members_of_a_classic_group_keep_what_does_not_move(broker: 
         before = [set(member.has) for member in members]
         until(lambda: shared(members), lambda: [member.has for member in members])
         assert all(before[index] > set(members[index].has) for index in range(2)), "some of it stayed, nothing came"
-        eager = {"group.protocol": "classic", "partition.assignment.strategy": "range"}
+        eager = {**quick, "partition.assignment.strategy": "range"}
         members.append(Member(server, "cooperative", ["cooperative"], **eager))
         until(lambda: bool(members[3].errors), lambda: members[3].has)
         assert "inconsistent" in members[3].errors[0].lower(), "nobody divides for both"
@@ -203,7 +204,10 @@ def test_members_of_both_kinds_read_on_after_the_death_of_their_coordinator(tmp_
         servers = ",".join(f"{broker.host}:{broker.ports['kafka']}" for broker in brokers.brokers.values())
         admin = kafka_admin.AdminClient({"bootstrap.servers": servers})
         admin.create_topics([kafka_admin.NewTopic("moved", PARTITIONS)])["moved"].result(20)
-        static = {"group.protocol": "classic", "partition.assignment.strategy": "range", "session.timeout.ms": 20_000}
+        static = {
+            "group.protocol": "classic", "partition.assignment.strategy": "range", "session.timeout.ms": 20_000,
+            "heartbeat.interval.ms": 200,
+        }  # fmt: skip
         kinds: dict[str, list[Member]] = {"served": [], "classic": []}
         try:
             for number in range(2):
