@@ -7,13 +7,14 @@ import time
 import trio
 
 from core_log.memory_files import MemoryFiles
+from protocols.log_waits import LogWaits
 from protocols.native import wire
 from protocols.native.config import NativeConfig
 from protocols.native.errors import ErrorCode
 from tests.protocols.native.asking import fetch, fetched, parked, produce, produced, refused, until_parked
 from tests.protocols.native.broker import batch_of, connected, native_broker, values_of
 
-TIMEOUT_S = 10
+TIMEOUT_S = 30
 
 
 async def test_a_long_poll_ends_with_the_first_record_and_holds_up_nobody() -> None:
@@ -102,9 +103,12 @@ async def test_parked_fetches_go_with_their_connection() -> None:
 async def test_a_parked_fetch_survives_the_deletion_of_its_topic() -> None:
     async with native_broker() as running, connected(running) as peer, connected(running) as other:
         await peer.ask(wire.CreateTopic(0, "t", 1, {}))
-        await peer.say(fetch(("t", 0, 0), wait_ms=50))
+        await peer.say(fetch(("t", 0, 0), wait_ms=60_000))
         await until_parked(running, "t")
+        (waiting,) = LogWaits.of(running.broker.topics["t"].partitions[0].log)._waiters
         await other.ask(wire.DeleteTopic(0, "t"))
+        waiting.timed_out()  # type: ignore[attr-defined]
+        running.broker.end_turn()
         with trio.fail_after(TIMEOUT_S):
             reply = await peer.hear()
         assert isinstance(reply, wire.FetchReply)
