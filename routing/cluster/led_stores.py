@@ -3,6 +3,8 @@
 1. Who begins to lead waits until all that is in the log is committed, and reads it then: nothing is told that could be
    taken back.
 2. What is asked while nobody leads waits for `patience_s`.
+3. Who leads by the metadata may not serve while its lease is late, and nobody tells when it is renewed: whoever asks
+   has it looked at again.
 """
 
 from __future__ import annotations
@@ -132,11 +134,24 @@ class LedStores(Generic[Store]):
                 logger.warning("%s cannot be served now: %s", log.directory, error)
                 await trio.sleep(_RETRY_S)
 
+    def part(self, number: int) -> LedStore[Store] | None:
+        """One of the logs, if this broker has a replica of it."""
+        part = self.parts.get(number)
+        if part is not None and part.role is None:
+            self._look(number, log_of_kind(self._kind, number))  # rule 3
+            part = self.parts.get(number)
+        return part
+
     def led(self) -> Iterator[tuple[LedStore[Store], Store]]:
         """Those that can be asked here now."""
-        for part in tuple(self.parts.values()):
-            store = part.store
-            if store is not None and self._cluster.may_append(log_of_kind(self._kind, part.number)):
+        for number in tuple(self.parts):
+            part = self.part(number)
+            store = part.store if part is not None else None
+            if (
+                part is not None
+                and store is not None
+                and self._cluster.may_append(log_of_kind(self._kind, part.number))
+            ):
                 yield part, store
 
     async def at(
@@ -150,9 +165,7 @@ class LedStores(Generic[Store]):
         until = trio.current_time() + self._patience_s
         while True:
             changed = self._changed
-            part = self.parts.get(number)
-            if part is not None and part.role is None:
-                self._look(number, name)  # a lease may have been renewed: nobody tells that
+            part = self.part(number)
             if part is not None and part.store is not None and cluster.may_append(name):
                 return part, part.store
             leader = cluster.leader_of(name)[0]

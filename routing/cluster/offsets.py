@@ -195,7 +195,7 @@ class ReplicatedOffsets:
 
     def store_of(self, group: str) -> OffsetStore | None:
         """What a group's log says, if this broker leads that now and has read it."""
-        part = self._stores.parts.get(self.log_of(group))
+        part = self._stores.part(self.log_of(group))
         return part.store if part is not None else None
 
     async def forget(self, group: str, partitions: Iterable[Partition], states: Puts = ()) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import trio
 import trio.testing
 
+from core_log.replication.leader import Leader
+from routing.cluster.log_names import offsets_log
+from routing.cluster.offsets import ReplicatedOffsets
 from routing.errors import StorageUnavailable
+from routing.groups.errors import CoordinatorUnavailable, GroupError, UnknownGroup
 from tests.routing.cluster.test_homes import home_of
 from tests.support.home_cluster import Member, Mesh, mesh, until
 
@@ -77,3 +83,40 @@ async def test_who_asks_about_a_queue_is_answered_when_it_is_led_here() -> None:
         await until(lambda: leader.me in counts, 3)
         assert counts[leader.me] == 3
         nursery.cancel_scope.cancel()
+
+
+async def test_groups_are_looked_after_once_a_lease_that_was_late_is_renewed() -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        assert isinstance(one.broker.offsets, ReplicatedOffsets)
+        log = offsets_log(one.broker.offsets.log_of("g"))
+        await until(lambda: all(len(m.part.state_of(log).isr) == 3 for m in brokers.members.values()))
+        is_late = True
+
+        def serves(real: Callable[[Leader], bool], role: Leader) -> bool:
+            return not is_late and real(role)
+
+        dying = one.part.leader_of(log)[0]
+        for me, member in brokers.members.items():
+            if me != dying:
+                member.part.may_serve = partial(serves, member.part.may_serve)  # type: ignore[method-assign]
+        await brokers.kill(dying)
+        found: list[Member] = []
+        await until(lambda: found.extend(m for m in brokers.members.values() if m.part.role_of(log)) or found)
+        (leader,) = found
+        role = leader.part.role_of(log)
+        assert role is not None
+        await until(lambda: trio.current_time() > role.serve_from_s + 0.1)  # by then all who are told were told
+        assert isinstance(refusal(leader), CoordinatorUnavailable)
+
+        is_late = False
+        await until(lambda: isinstance(refusal(leader), UnknownGroup), 5)
+
+
+def refusal(member: Member) -> GroupError | None:
+    """Why nothing is told of a group."""
+    try:
+        member.broker.groups.describe("g")
+    except GroupError as error:
+        return error
+    return None
