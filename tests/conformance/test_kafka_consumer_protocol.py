@@ -100,7 +100,7 @@ def test_members_come_and_go_while_the_others_read_on(broker: BrokerProcess) -> 
         until(lambda: shared(members), lambda: [member.has for member in members])
         members.append(Member(server, "served", ["served"]))
         until(lambda: shared(members), lambda: [member.has for member in members])
-        assert [len(member.has) for member in members] == [2, 2, 2]
+        until(lambda: [len(member.has) for member in members] == [2, 2, 2], lambda: [member.has for member in members])
         sent += produce(server, "served", 300, first=300)
         until(lambda: {value for member in members for value in member.seen} == set(sent))
         members[0].stop()
