@@ -141,7 +141,10 @@ class Copies:
         self._offsets = dict.fromkeys(range(PARTITIONS), 0)
 
     def read(self) -> None:
-        """Up to the end, whatever that is now. Raises AssertionError if something is there twice."""
+        """Up to the end, whatever that is now. Raises AssertionError if something is there twice.
+
+        A partition to which somebody writes all the time has no end that a reader would be told of.
+        """
         consumer = confluent_kafka.Consumer(
             {
                 "bootstrap.servers": self._servers,
@@ -154,6 +157,7 @@ class Copies:
         )
         try:
             places = [confluent_kafka.TopicPartition(COPIES, *one) for one in self._offsets.items()]
+            now = {one.partition: consumer.get_watermark_offsets(one, PATIENCE_S)[1] for one in places}
             consumer.assign(places)
             ended: set[int] = set()
             deadline = time.monotonic() + PATIENCE_S
@@ -164,6 +168,8 @@ class Copies:
                     if error is None:
                         self.found[int(one.value())] += 1
                         self._offsets[one.partition()] = one.offset() + 1
+                        if one.offset() + 1 >= now[one.partition()]:
+                            ended.add(one.partition())
                     elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
                         ended.add(one.partition())
             endless = {
