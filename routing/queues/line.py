@@ -117,6 +117,15 @@ class Line:
             found += [offset for offset in offsets if offset in waiting]
         return found
 
+    def between(self, first: int, end: int) -> list[int]:
+        """Those of [first, end) that wait here, in no particular order."""
+        found = self.ready.between(first, end)
+        if self.placed.count:
+            found += self.placed.present(range(first, end))
+        if self.due:
+            found += [offset for _, offset in self.due if first <= offset < end]
+        return found
+
     def fresh_ranges(self) -> Iterator[Range]:
         """What was never given out, in no particular order."""
         yield from self.ready.ranges()

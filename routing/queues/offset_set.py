@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from operator import itemgetter
 from sys import byteorder
 
@@ -207,6 +208,23 @@ class OffsetSet:
         if self._tail_count:
             start = bisect_left(offsets, self._tail_first)
             found += offsets[start : bisect_left(offsets, self._tail_first + self._tail_count, start)]
+        return found
+
+    def between(self, first: int, end: int) -> list[int]:
+        """Those of [first, end) that are in the set, rising."""
+        low, high = first << 16, end << 16
+        ranges: list[Range] = [(self._head_first, self._head_count)]
+        at = max(bisect_right(self._chunks, low | 0xFFFF, key=_first_packed) - 1, 0)
+        for chunk in islice(self._chunks, at, None):
+            if chunk[0] >= high:
+                break
+            start = max(bisect_right(chunk, low | 0xFFFF) - 1, 0 if at else self._position)
+            ranges += [(packed >> 16, (packed & 0xFFFF) + 1) for packed in chunk[start : bisect_left(chunk, high)]]
+            at += 1
+        ranges.append((self._tail_first, self._tail_count))
+        found: list[int] = []
+        for start, count in ranges:
+            found += range(max(start, first), min(start + count, end))
         return found
 
     def discard(self, offsets: Sequence[int]) -> list[int]:

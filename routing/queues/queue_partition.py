@@ -133,6 +133,7 @@ class QueuePartition:
         self.find, self.load = stored.find, stored.load
         self.load_now, self.load_scattered = stored.load_now, stored.load_scattered
         self.read_scattered, self.is_reading_for = stored.read_scattered, stored.is_reading_for
+        self._keep_waiting = stored.keep_waiting
         self.pinned_warning_bytes = config.pinned_warning_bytes
         log.listeners.append(self._log_advanced)
 
@@ -168,7 +169,7 @@ class QueuePartition:
         count = len(slab.bodies)
         self.next_offset = end = first + count
         queues = destinations.queues
-        self._cache.add(first, slab, len(queues))
+        self._cache.add(first, slab, len(queues), queues)
         if self.durable:
             definition.used_before = end
             self._open.append((first, slab, destinations))
@@ -425,6 +426,7 @@ class QueuePartition:
             entry = cache.oldest()
             if entry is None or entry.end > written or not (self.durable or entry.spilled):
                 return
+            self._keep_waiting(entry)
             cache.drop_oldest()
 
     def _log_advanced(self, log: PartitionLog) -> None:

@@ -1,7 +1,9 @@
 """Messages that follow each other in line but lie far apart in the log: read one by one, many at a time, off the loop.
 
-What was read is kept until newer ones need the room; a queue has one read under way. Offsets that the log does not
-hold are remembered, so that nobody asks for ever: `ColdChunks` says what is to become of them.
+What was read is kept until newer ones need the room; so are the few messages that are left of a slab that leaves memory
+before they were given out: with priorities the lowest wait long, one here and one there. A queue has one read under
+way. Offsets that the log does not hold are remembered, so that nobody asks for ever: `ColdChunks` says what is to
+become of them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.partition_log import PartitionLog
 from core_log.record_decoder import RecordRun
 from core_log.record_reader import Positions, read_records
+from routing.message import Slab
 from routing.queues.cold_chunks import Spawn
 from routing.queues.home_records import SlabReader
 from routing.queues.slab_cache import CachedSlab
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _READ_BYTES_MAX = 1 << 20
-_KEPT_BYTES_MAX = 4 << 20
+_KEPT_BYTES_MAX = 8 << 20
+_ONE_BYTES = 300
+"""What a message that is kept by itself costs in memory beyond its body."""
 _NOT_THERE_MAX = 1024
 
 
@@ -87,13 +92,24 @@ class Scattered:
             logger.warning("cannot read single messages of %s: %s", self._log.directory, error)
             runs = []
         for run in runs:
-            self._keep(run)
+            self._hold(self._reader.one(run))
         return runs
 
-    def _keep(self, run: RecordRun) -> None:
+    def keep(self, entry: CachedSlab, offsets: Sequence[int]) -> None:
+        """Keep these messages, in rising order, of a slab that leaves memory."""
+        slab, first = entry.slab, entry.first
+        for offset in offsets:
+            place = offset - first
+            body, raws = slab.bodies[place], slab.raws
+            raw = None if raws is None else [raws[place]]
+            one = Slab(slab.exchange, slab.key_of(place), slab.properties, [body], len(body), raws=raw)
+            self._hold(CachedSlab(offset, one, 0))
+
+    def _hold(self, entry: CachedSlab) -> None:
         kept = self._kept
         while self._kept_bytes > _KEPT_BYTES_MAX and kept:
             self._kept_bytes -= kept.popitem(last=False)[1].bytes
-        if run.first_offset not in kept:
-            entry = kept[run.first_offset] = self._reader.one(run)
+        if entry.first not in kept:
+            entry.bytes = entry.slab.size + _ONE_BYTES
+            kept[entry.first] = entry
             self._kept_bytes += entry.bytes

@@ -8,8 +8,13 @@ whatever the slab's length.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from routing.message import Slab
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
 
 _MESSAGE_OVERHEAD_BYTES = 64
 """What a small body costs in memory beyond its length: the bytes object's header and its place in a list."""
@@ -21,15 +26,17 @@ _PLACES_SPARE = 512
 class CachedSlab:
     """A slab with its place in the log; `live` counts messages not yet settled, once for every queue that has them."""
 
-    __slots__ = ("bytes", "end", "first", "live", "slab", "spilled")
+    __slots__ = ("bytes", "end", "first", "live", "queues", "slab", "spilled")
 
-    def __init__(self, first: int, slab: Slab, live: int) -> None:
+    def __init__(self, first: int, slab: Slab, live: int, queues: Sequence[Queue] = ()) -> None:
         self.first = first
         self.end = first + len(slab.bodies)
         self.slab = slab
         self.live = live
         self.bytes = slab.size + _MESSAGE_OVERHEAD_BYTES * len(slab.bodies)
         self.spilled = False
+        self.queues = queues
+        """Those that got it, where that is known."""
 
 
 class SlabCache:
@@ -45,9 +52,9 @@ class SlabCache:
         self.bytes = 0
         self.unspilled_bytes = 0
 
-    def add(self, first: int, slab: Slab, copies: int) -> CachedSlab:
+    def add(self, first: int, slab: Slab, copies: int, queues: Sequence[Queue] = ()) -> CachedSlab:
         """Enter a slab at its first offset, beyond all others; `copies` queues will settle each message once."""
-        entry = CachedSlab(first, slab, len(slab.bodies) * copies)
+        entry = CachedSlab(first, slab, len(slab.bodies) * copies, queues)
         self._entries.append(entry)
         self._firsts.append(first)
         self._held += 1

@@ -15,9 +15,13 @@ from routing.queues.cold_chunks import ColdChunks, Spawn
 from routing.queues.moves import Moves
 from routing.queues.scattered import Scattered
 from routing.queues.slab_cache import CachedSlab, SlabCache
+from routing.queues.waiting import waiting_between
 
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
+
+_FEW = 4
+"""Of a slab few messages are left when it once had at least so many times more."""
 
 
 class StoredMessages:
@@ -73,6 +77,13 @@ class StoredMessages:
         if self._moves:
             offsets = [self._moves.location(offset) for offset in offsets]
         return self._scattered.load(offsets, queue)
+
+    def keep_waiting(self, entry: CachedSlab) -> None:
+        """A slab leaves memory: of one in which only few messages are left these stay, one by one."""
+        if entry.queues and entry.live * _FEW <= entry.end - entry.first and entry.first >= self._moves.before:
+            offsets = waiting_between(entry.queues, entry.first, entry.end)
+            if offsets:
+                self._scattered.keep(entry, offsets)
 
     async def read_scattered(self, offsets: Sequence[int]) -> None:
         """As `load_scattered`, for one who can wait; `find` knows them then, but for what the log refuses to give or

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from routing.queues.offset_set import Range
@@ -17,6 +18,16 @@ def waiting_ranges(queue: Queue) -> tuple[list[Range], list[Range]]:
     ready += [(offset, 1) for _, offset in queue.rules.delayed()]
     returned = [part for line in lines for part in line.placed.ranges_of(redelivered=True)]
     return sorted(ready), sorted(returned)
+
+
+def waiting_between(queues: Iterable[Queue], first: int, end: int) -> list[int]:
+    """The offsets of [first, end) that stand in a line of any of the queues; rising."""
+    found: set[int] = set()
+    for queue in queues:
+        for line in queue.lines():
+            if line.count:
+                found.update(line.between(first, end))
+    return sorted(found)
 
 
 def live_ranges(queue: Queue) -> list[Range]:

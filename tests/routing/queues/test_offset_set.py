@@ -193,6 +193,9 @@ class SparseMachine(RuleBasedStateMachine):
         chosen = self._some(data)
         there = sorted(set(self.model).intersection(chosen))
         assert self.real.present(chosen) == there
+        if chosen:
+            first, end = chosen[0], chosen[-1]
+            assert self.real.between(first, end) == [one for one in sorted(self.model) if first <= one < end]
         assert self.real.discard(chosen) == there
         gone = set(there)
         self.model = [offset for offset in self.model if offset not in gone]

@@ -556,6 +556,35 @@ async def test_consumers_of_a_lower_priority_get_what_others_cannot_take() -> No
 # --- messages that are not in memory any more --------------------------------------------
 
 
+async def test_the_few_messages_left_of_a_slab_stay_in_memory_when_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    read = Scattered.read
+    monkeypatch.setattr(Scattered, "read", lambda all, offsets: reads.append(1) or read(all, offsets))
+    async with engine(MemoryFiles(), stripes=1, stripe_cache_bytes=20_000) as running:
+        await running.queue("q", arguments={"x-max-priority": 10})
+        client = running.client()
+        low: list[str] = []
+        for start in range(0, 3000, 100):
+            names = [str(number) for number in range(start, start + 100)]
+            facts = [pack(True, 0 if number % 10 == 3 else 1 + number % 9) for number in range(start, start + 100)]
+            low += names[3::10]
+            client.session.publish(slab("q", names, facts))
+            await running.synced()
+            client.session.set_prefetch(90, per_session=False)
+            consumer = await client.consume("q")
+            running.turn()
+            client.session.cancel(consumer)
+            assert set(client.take_bodies()) == set(names) - set(low)
+            client.session.settle_up_to(0, Outcome.ACK)
+            running.turn()
+        client.session.set_prefetch(0, per_session=False)
+        await client.consume("q")
+        running.turn()
+        got = client.take_bodies()
+        assert not reads
+        assert got == low
+
+
 async def test_scattered_messages_are_read_back_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     peek, read = Line.peek, Scattered.read
