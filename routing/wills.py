@@ -266,6 +266,8 @@ class Wills:
 
     async def finish(self) -> None:
         """Wait for what is under way, for a little while."""
+        if not self._open:
+            return  # a turn more would deliver to sessions that are about to be closed
         self._broker.end_turn()
         with trio.move_on_after(_FINISH_S):
             while self._open:
