@@ -108,7 +108,9 @@ async def open_session(adapter: MqttAdapter, connect: Connect) -> LastingSession
     name, client_id = queue_name(connect.client_id), connect.client_id
     there = broker.topology.vhost(vhost).queues.get(name)
     present = there is not None and there.partition.durable and not there.exclusive
-    if present and connect.clean_start:
+    # One that was to end with its connection has ended (MQTT-4.1.0-2), though its queue may be about to go only.
+    ended = there is not None and there.arguments.get("x-expires") == _AT_ONCE_MS
+    if present and (connect.clean_start or ended):
         await broker.delete_queue(name, owner=adapter, vhost=vhost)
         present = False
     if not present:

@@ -26,6 +26,8 @@ from tests.support import BrokerProcess, broker_process
 
 NODE_PACKAGES = ("mqtt@5",)
 VERSIONS = (4, 5)
+CONFIG = "[mqtt]\nreceive_maximum = 100\nkeep_alive_max_s = 60\n"
+"""Limits that the Paho suites want to be told of."""
 DOORS = ("mqtt", "mqtts", "native", "websocket", "websockets")
 
 
@@ -105,9 +107,12 @@ PARTS: dict[str, Callable[[BrokerProcess], str]] = {
 @contextmanager
 def own_broker(directory: Path) -> Iterator[BrokerProcess]:
     """A broker with all doors that these clients use."""
-    cert = str(directory / "cert.pem")
+    cert, config = str(directory / "cert.pem"), directory / "config.toml"
+    config.write_text(CONFIG)
     trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(cert)
-    with broker_process(directory / "data", doors=DOORS, arguments=("--amqp", "off", "--tls-cert", cert)) as broker:
+    with broker_process(
+        directory / "data", doors=DOORS, arguments=("--amqp", "off", "--tls-cert", cert, "--config", str(config))
+    ) as broker:
         yield broker
 
 
