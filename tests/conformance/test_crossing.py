@@ -170,6 +170,7 @@ def test_mqtt_to_mqtt(broker: BrokerProcess, name: str) -> None:
         "answers/7",
     )
     assert seen.PayloadFormatIndicator == 1
+    assert 3590 <= seen.MessageExpiryInterval <= 3600
 
 
 def test_mqtt_to_amqp(broker: BrokerProcess, name: str) -> None:
@@ -204,6 +205,7 @@ def test_amqp_to_mqtt(broker: BrokerProcess, name: str) -> None:
     assert (message.topic, message.payload, message.qos) == (f"{name}/x", b"body", 1)
     seen = message.properties
     assert (seen.ContentType, seen.CorrelationData, seen.ResponseTopic) == ("text/plain", b"id", "answers/7")
+    assert 50 <= seen.MessageExpiryInterval <= 60
     pairs = dict(seen.UserProperty)
     assert (pairs["site"], pairs["count"]) == ("plant 7", "3")
     assert {"millrace.message-id", "millrace.type", "millrace.app-id", "millrace.timestamp-s"} <= set(pairs)
