@@ -1,12 +1,9 @@
-"""`format("millrace")` for PySpark: topics as tables, read in batch.
+"""`format("millrace")` for PySpark: topics as tables and as streams.
 
-Schema and options are those of Spark's Kafka source (docs/spark.md lists them). Reading a topic as a stream is not part
-of this version: `readStream` says so.
+Schema and options are those of Spark's Kafka source (docs/spark.md lists them).
 """
 
 from __future__ import annotations
-
-from typing import NoReturn
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import (
@@ -20,8 +17,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_bridge.offsets import OptionError, parse_options
+from spark_bridge.offsets import OptionError, includes_headers, parse_options
 from spark_bridge.reader import MillraceReader
+from spark_bridge.stream import MillraceStreamReader
 
 FORMAT_NAME = "millrace"
 
@@ -39,10 +37,6 @@ _HEADERS = StructField(
 )
 
 
-class StreamingNotSupported(NotImplementedError):
-    """`readStream` was used; this version reads in batch."""
-
-
 class MillraceDataSource(DataSource):  # type: ignore[misc]
     """What Spark builds from `format` and `option`; it travels between processes, so it holds the options alone."""
 
@@ -53,18 +47,18 @@ class MillraceDataSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         """The columns; `headers` only when `includeHeaders` is true. Raises `OptionError` for wrong options."""
-        include_headers = parse_options(self.options).include_headers
-        return StructType([*_COLUMNS, _HEADERS] if include_headers else _COLUMNS)
+        return StructType([*_COLUMNS, _HEADERS] if includes_headers(self.options) else _COLUMNS)
 
     def reader(self, schema: StructType) -> MillraceReader:
         """The batch reader. Raises `OptionError` for wrong options or a schema that is not ours."""
-        if schema != self.schema():
-            raise OptionError(f"the schema is fixed: leave out schema(...), or give {self.schema().simpleString()}")
+        self._require(schema)
         return MillraceReader(parse_options(self.options))
 
-    def streamReader(self, schema: StructType) -> NoReturn:
-        """Refused with `StreamingNotSupported`."""
-        raise StreamingNotSupported(
-            f'readStream.format("{FORMAT_NAME}") is not supported in this version: '
-            f'read.format("{FORMAT_NAME}") reads a topic in batch'
-        )
+    def streamReader(self, schema: StructType) -> MillraceStreamReader:
+        """The reader of a stream. Raises `OptionError` as `reader` does."""
+        self._require(schema)
+        return MillraceStreamReader(parse_options(self.options, streaming=True))
+
+    def _require(self, schema: StructType) -> None:
+        if schema != self.schema():
+            raise OptionError(f"the schema is fixed: leave out schema(...), or give {self.schema().simpleString()}")

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
@@ -33,8 +34,20 @@ _ACCESS = (
     "millrace.tls.cert",
     "millrace.tls.key",
 )
-_OTHERS = ("startingOffsetsByTimestampStrategy", "failOnDataLoss", "includeHeaders", "minPartitions")
-KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, *_OTHERS, *_ACCESS)
+_ISOLATION = ("isolation.level", "kafka.isolation.level")
+_OTHERS = (
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "includeHeaders",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    *_ISOLATION,
+)
+_STREAM = ("maxOffsetsPerTrigger", "groupIdPrefix", "kafka.group.id")
+_BATCH_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, *_OTHERS, *_ACCESS)
+_STREAM_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_STREAM, *_OTHERS, *_ACCESS)
+KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, *_STREAM, *_OTHERS, *_ACCESS)
+GROUP_PREFIX = "spark-millrace-source"
 
 ByPartition = dict[str, dict[int, int]]
 
@@ -86,6 +99,12 @@ class ReadOptions:
     start_time_missing: Literal["error", "latest"]
     input_partitions_min: int
     access: Access = Access()
+    records_per_partition_max: int = 0
+    """Ranges of more records than that are cut; 0 is no limit."""
+    offsets_per_trigger_max: int = 0
+    """How much a micro-batch takes at most, 0 is all there is."""
+    group: str = ""
+    """The group by whose offsets the broker shows how far a stream has come."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +127,21 @@ class OffsetSource(Protocol):
         """The offset at "earliest", "latest" or a timestamp in ms; None when no record is that late."""
 
 
-def parse_options(options: Mapping[str, str]) -> ReadOptions:
+def includes_headers(options: Mapping[str, str]) -> bool:
+    """Whether the column `headers` was asked for, by a read of either kind. Raises `OptionError`."""
+    given = _known(options, KNOWN_OPTIONS, "of a read")
+    return _flag(given, "includeHeaders", default=False)
+
+
+def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
     """Check the options of a read (names in any case). Raises `OptionError`."""
-    by_lower_name = {name.lower(): name for name in KNOWN_OPTIONS}
-    given: dict[str, str] = {}
-    for name, value in options.items():
-        known = by_lower_name.get(name.lower())
-        if known is None:
-            raise OptionError(f"unknown option {name!r}; the options are {', '.join(KNOWN_OPTIONS)}")
-        given[known] = value
+    known = _STREAM_OPTIONS if streaming else _BATCH_OPTIONS
+    given = _known(options, known, "of readStream" if streaming else "of read")
     servers = _one_of(given, _SERVERS, required=True)
     chosen = _one_of(given, _TOPICS, required=True)
-    start = _boundary(given, _STARTS, default=EARLIEST, refused=LATEST)
+    start = _boundary(given, _STARTS, default=LATEST if streaming else EARLIEST, refused=None if streaming else LATEST)
     end = _boundary(given, _ENDS, default=LATEST, refused=EARLIEST)
+    _check_isolation(given)
     return ReadOptions(
         servers=_names("the list of servers", given[str(servers)]),
         topics=_names("subscribe", given["subscribe"]) if chosen == "subscribe" else None,
@@ -132,8 +153,38 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         include_headers=_flag(given, "includeHeaders", default=False),
         start_time_missing=_strategy(given, start),
         input_partitions_min=_count(given, "minPartitions"),
-        access=_access(given),
+        access=access_of(given),
+        records_per_partition_max=_count(given, "maxRecordsPerPartition", default=0),
+        offsets_per_trigger_max=_count(given, "maxOffsetsPerTrigger", default=0),
+        group=_group(given) if streaming else "",
     )
+
+
+def _known(options: Mapping[str, str], known: tuple[str, ...], what: str) -> dict[str, str]:
+    """Options by the names as they are written here. Raises `OptionError` for one that is not among them."""
+    by_lower_name = {name.lower(): name for name in known}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        found = by_lower_name.get(name.lower())
+        if found is None:
+            raise OptionError(f"unknown option {name!r}; the options {what} are {', '.join(known)}")
+        given[found] = value
+    return given
+
+
+def _check_isolation(given: Mapping[str, str]) -> None:
+    chosen = _one_of(given, _ISOLATION)
+    if chosen is not None and given[chosen] != "read_committed":
+        raise OptionError(f"{chosen}: only read_committed is there, not {given[chosen]!r}")
+
+
+def _group(given: Mapping[str, str]) -> str:
+    """The same for the same read, so that a query has one name over its restarts."""
+    if "kafka.group.id" in given:
+        return given["kafka.group.id"]
+    named = {name: value for name, value in given.items() if name not in _ACCESS}
+    digest = sha256(json.dumps(sorted(named.items())).encode()).hexdigest()
+    return f"{given.get('groupIdPrefix', GROUP_PREFIX)}-{digest[:12]}"
 
 
 def resolve(client: OffsetSource, options: ReadOptions) -> list[OffsetRange]:
@@ -141,11 +192,11 @@ def resolve(client: OffsetSource, options: ReadOptions) -> list[OffsetRange]:
 
     Raises `OptionError` for partitions that do not exist or are not named, `DataLoss` for offsets out of the log.
     """
-    partitions = _partitions(client, options)
+    partitions = partitions_of(client, options)
     for boundary in (options.start, options.end):
-        _check_named(boundary, partitions)
+        check_named(boundary, partitions)
     ranges = [_resolve_range(client, options, topic, partition) for topic, partition in partitions]
-    return _split([one for one in ranges if one.start_offset < one.end_offset], options.input_partitions_min)
+    return divide([one for one in ranges if one.start_offset < one.end_offset], options)
 
 
 def _resolve_range(client: OffsetSource, options: ReadOptions, topic: str, partition: int) -> OffsetRange:
@@ -177,21 +228,25 @@ def _resolve_range(client: OffsetSource, options: ReadOptions, topic: str, parti
     return OffsetRange(topic, partition, max(start, earliest), min(end, latest))
 
 
-def _split(ranges: list[OffsetRange], count_min: int) -> list[OffsetRange]:
-    """Cut ranges so that there are about `count_min`, in proportion to their sizes."""
-    if len(ranges) >= count_min:
-        return ranges
+def divide(ranges: list[OffsetRange], options: ReadOptions) -> list[OffsetRange]:
+    """Cut ranges so that there are about `minPartitions`, in proportion to their sizes, and none is above
+    `maxRecordsPerPartition`.
+    """
+    count_min, size_max = options.input_partitions_min, options.records_per_partition_max
     total = sum(one.end_offset - one.start_offset for one in ranges)
     parts: list[OffsetRange] = []
     for one in ranges:
         size = one.end_offset - one.start_offset
-        pieces = max(1, min(size, round(size / total * count_min)))
+        pieces = 1 if len(ranges) >= count_min else max(1, min(size, round(size / total * count_min)))
+        if size_max:
+            pieces = max(pieces, -(-size // size_max))
         cuts = [one.start_offset + size * piece // pieces for piece in range(pieces + 1)]
         parts += [OffsetRange(one.topic, one.partition, low, high) for low, high in pairwise(cuts)]
     return parts
 
 
-def _partitions(client: OffsetSource, options: ReadOptions) -> list[tuple[str, int]]:
+def partitions_of(client: OffsetSource, options: ReadOptions) -> list[tuple[str, int]]:
+    """What is to be read, in order. Raises `OptionError` for topics and partitions that are not there."""
     if options.pattern is not None:
         existing = client.metadata(None)
         wanted = {name: existing[name] for name in existing if re.fullmatch(options.pattern, name)}
@@ -210,7 +265,7 @@ def _partitions(client: OffsetSource, options: ReadOptions) -> list[tuple[str, i
     return pairs
 
 
-def _check_named(boundary: Boundary, partitions: list[tuple[str, int]]) -> None:
+def check_named(boundary: Boundary, partitions: list[tuple[str, int]]) -> None:
     """Offsets given one by one must name each partition that is read, and no other."""
     if isinstance(boundary.value, int):
         return
@@ -230,7 +285,7 @@ def _one_of(given: Mapping[str, str], names: tuple[str, ...], *, required: bool 
     return chosen[0] if chosen else None
 
 
-def _boundary(given: Mapping[str, str], names: tuple[str, ...], *, default: int, refused: int) -> Boundary:
+def _boundary(given: Mapping[str, str], names: tuple[str, ...], *, default: int, refused: int | None) -> Boundary:
     chosen = _one_of(given, names)
     if chosen is None:
         return Boundary(default, False, names[0])
@@ -306,7 +361,8 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _access(given: Mapping[str, str]) -> Access:
+def access_of(given: Mapping[str, str]) -> Access:
+    """How to connect. Raises `OptionError`."""
     user = given.get("millrace.user")
     if user is None and "millrace.password" in given:
         raise OptionError("millrace.password needs millrace.user")
@@ -326,8 +382,10 @@ def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text == "true"
 
 
-def _count(given: Mapping[str, str], name: str) -> int:
-    text = given.get(name, "1")
+def _count(given: Mapping[str, str], name: str, *, default: int = 1) -> int:
+    text = given.get(name)
+    if text is None:
+        return default
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise OptionError(f"{name} must be a number from 1, not {text!r}")
     return int(text)

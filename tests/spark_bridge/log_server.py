@@ -35,6 +35,8 @@ class LogServer:
         self.topics = topics
         self.fetches = 0
         """Fetch requests answered."""
+        self.offsets: dict[str, dict[tuple[str, int], int]] = {}
+        """What was committed, by group."""
         self.broken_fetches: set[int] = set()
         """Numbers, from 1, of the fetches whose connection is closed instead of answering."""
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -81,6 +83,9 @@ class LogServer:
                 return wire.MetadataReply(number, [], entries)
             case wire.ListOffsets(entries=[wire.ListOffsetsEntry(topic, partition, which)]):
                 return wire.ListOffsetsReply(number, [self._list_offset(self.topics[topic][partition], which)])
+            case wire.CommitOffsets(group=group, entries=entries):
+                self.offsets[group] = {(topic, partition): offset for topic, partition, offset, _ in entries}
+                return wire.CommitOffsetsReply(number)
             case wire.Fetch(entries=[entry]):
                 partition_log = self.topics[entry.topic][entry.partition]
                 return wire.FetchReply(number, [self._fetch(partition_log, entry)])

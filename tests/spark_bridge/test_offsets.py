@@ -118,7 +118,10 @@ def test_ranges(given: dict[str, str], expected: list[tuple[str, int, int, int]]
         ({"subscribe": "a", "startingTimestamp": "1", "startingOffsets": "earliest"}, "contradict"),
         ({"subscribe": "a", "endingTimestamp": "1", "endingOffsetsByTimestamp": "{}"}, "contradict"),
         ({"subscribe": "a", "millrace.servers": "h:2"}, "millrace.servers and bootstrap.servers contradict"),
-        ({"subscribe": "a", "maxOffsetsPerTrigger": "5"}, "unknown option 'maxOffsetsPerTrigger'; the options are"),
+        (
+            {"subscribe": "a", "maxOffsetsPerTrigger": "5"},
+            "unknown option 'maxOffsetsPerTrigger'; the options of read are",
+        ),
         ({"subscribe": "a", "path": "x"}, "unknown option 'path'"),
         ({"subscribe": " , "}, "subscribe is empty"),
         ({"subscribe": "nowhere"}, "there is no topic 'nowhere'"),

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from core_log.record_batch import BatchBuilder, Compression, CorruptBatch, encode_headers
 from protocols.native.errors import ConnectionLost
 from spark_bridge import reader as reader_module
-from spark_bridge.data_source import MillraceDataSource, StreamingNotSupported
+from spark_bridge.data_source import MillraceDataSource
 from spark_bridge.offsets import DataLoss, OptionError
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
 
@@ -243,11 +243,6 @@ def test_another_schema_is_refused(three: LogServer) -> None:
         OptionError, match=r"the schema is fixed: leave out schema\(\.\.\.\), or give struct<key:binary"
     ):
         source(three).reader(schema=StructType())
-
-
-def test_streaming_is_refused(three: LogServer) -> None:
-    with pytest.raises(StreamingNotSupported, match="not supported in this version"):
-        source(three).streamReader(schema=StructType())
 
 
 def test_wrong_options_are_told_before_anything_is_asked(three: LogServer) -> None:

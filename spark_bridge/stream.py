@@ -1,0 +1,201 @@
+"""Topics as a stream: which offsets a micro-batch reads, and how far the query has come.
+
+1. A stream's offset is `{"topic": {"0": n}}`, in the order of topic and partition: all before `n` is read. Spark's
+   checkpoint keeps it and is the only truth about the query; what is between two offsets is read as a batch is, so a
+   micro-batch that runs again reads the same records.
+2. `latestOffset` obeys the limit it is given: what there is to read is shared out in proportion to what waits in each
+   partition. With `availableNow` nothing is read that came later than the query's start.
+3. Partitions that are new, or whose topics are, are read from their beginning. Those that are gone are lost data, and
+   so is the end of a log that is shorter than it was: with `failOnDataLoss=false` it is read from where it ends now.
+4. The broker is told how far the query has come as offsets of a group, for `millrace groups` and everything else that
+   shows lag. Nothing is ever read from there; a failure to tell is logged, no more.
+
+The reader lives in one process of the driver for as long as the query runs, and keeps its connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from protocols.native.blocking import BlockingClient
+from protocols.native.errors import MillraceError
+from spark_bridge.offsets import (
+    EARLIEST,
+    LATEST,
+    DataLoss,
+    OffsetRange,
+    OptionError,
+    ReadOptions,
+    check_named,
+    divide,
+    partitions_of,
+)
+from spark_bridge.reader import connect, read_range
+
+Offsets = dict[str, dict[str, int]]
+"""A stream's offset; see the module's rule 1."""
+
+Places = dict[tuple[str, int], int]
+"""The same by partition."""
+
+logger = logging.getLogger(__name__)
+
+
+class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """See the module. Spark calls all but `read` in one process, one after the other."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self._client: BlockingClient | None = None
+        self._target: Places | None = None
+        """Where to stop, with `availableNow`."""
+        self._told: Places = {}
+        """What the broker knows of how far the query has come."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_client": None}
+
+    def initialOffset(self) -> Offsets:
+        """Where a query without a checkpoint begins. Raises `OptionError`, `MillraceError`."""
+        client = self._connected()
+        partitions = partitions_of(client, self.options)
+        check_named(self.options.start, partitions)
+        return _offset({one: self._start(client, *one) for one in partitions})
+
+    def latestOffset(self, start: Offsets | None = None, limit: ReadLimit | None = None) -> Offsets:
+        """Up to where the next micro-batch reads. Raises `DataLoss`, `OptionError`, `MillraceError`."""
+        begin = _places(start or {})
+        self._tell(begin)
+        ends = self._ends() if self._target is None else self._target
+        self._check_kept(begin, ends)
+        if isinstance(limit, ReadMaxRows):
+            client = self._connected()
+            known = {one: begin[one] if one in begin else client.list_offsets(*one, "earliest") or 0 for one in ends}
+            ends = shared_out(known, ends, limit.max_rows)
+        return _offset(ends)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What `maxOffsetsPerTrigger` says."""
+        most = self.options.offsets_per_trigger_max
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def reportLatestOffset(self) -> Offsets:
+        """Where the topics end now; Spark shows it as the query's progress."""
+        return _offset(self._ends())
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What comes from now on is not for this run of the query."""
+        self._target = self._ends()
+
+    def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        """An input partition for each range. Raises `DataLoss`, `MillraceError`."""
+        begin, stop = _places(start), _places(end)
+        ranges = []
+        for (topic, partition), last in sorted(stop.items()):
+            first = begin.get((topic, partition))
+            if first is None:
+                first = self._connected().list_offsets(topic, partition, "earliest") or 0
+            if first < last:
+                ranges.append(OffsetRange(topic, partition, first, last))
+        return [InputPartition(one) for one in divide(ranges, self.options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one range. Raises `DataLoss`, `MillraceError`."""
+        if partition.value is not None:
+            yield from read_range(self.options, partition.value)
+
+    def commit(self, end: Offsets) -> None:
+        """A micro-batch is done; this is said late, and never of the last one (so `latestOffset` tells, too)."""
+        self._tell(_places(end))
+
+    def stop(self) -> None:
+        """The query is over."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _connected(self) -> BlockingClient:
+        if self._client is None:
+            self._client = connect(self.options)
+        return self._client
+
+    def _start(self, client: BlockingClient, topic: str, partition: int) -> int:
+        boundary = self.options.start
+        number = boundary.of(topic, partition)
+        if boundary.is_time:
+            found = client.list_offsets(topic, partition, number)
+            if found is None and self.options.start_time_missing == "error":
+                raise OptionError(
+                    f"{boundary.option}: no record of {topic}-{partition} is that late; "
+                    "startingOffsetsByTimestampStrategy=latest begins with what comes next instead"
+                )
+            number = LATEST if found is None else found
+        if number == EARLIEST:
+            return client.list_offsets(topic, partition, "earliest") or 0
+        latest = client.list_offsets(topic, partition, "latest") or 0
+        if number > latest:
+            raise OptionError(f"{boundary.option}: {topic}-{partition} ends at {latest}, before {number}")
+        return latest if number == LATEST else number
+
+    def _ends(self) -> Places:
+        client = self._connected()
+        return {one: client.list_offsets(*one, "latest") or 0 for one in partitions_of(client, self.options)}
+
+    def _check_kept(self, begin: Places, ends: Places) -> None:
+        """Raises `DataLoss` when what was read so far says that the topic is another one, or a partition is gone."""
+        if not self.options.fail_on_data_loss:
+            return
+        for (topic, partition), place in begin.items():
+            end = ends.get((topic, partition))
+            if end is None or end < place:
+                gone = "is gone" if end is None else f"ends at {end} now"
+                raise DataLoss(
+                    f"{topic}-{partition} was read up to {place} and {gone}; failOnDataLoss=false reads what there is"
+                )
+
+    def _tell(self, places: Places) -> None:
+        """Say how far the query has come; see the module's rule 4."""
+        if not places or places == self._told or not self.options.group:
+            return
+        try:
+            self._connected().commit_offsets(self.options.group, places, metadata="spark")
+            self._told = places
+        except MillraceError as error:
+            logger.warning("the broker was not told how far the query has come: %s", error)
+
+
+def shared_out(begin: Mapping[tuple[str, int], int], end: Places, most: int) -> Places:
+    """How far to read when only `most` offsets may be: each partition's share of them is its share of what waits."""
+    waiting = {one: max(end[one] - begin[one], 0) for one in end}
+    total = sum(waiting.values())
+    if total <= most:
+        return end
+    shares = {one: most * count // total for one, count in waiting.items()}
+    # What the rounding left goes to who has more waiting, so that a limit below the number of partitions moves, too.
+    left = most - sum(shares.values())
+    for one in sorted(waiting, key=lambda one: (shares[one] - most * waiting[one] / total, one)):
+        if left and shares[one] < waiting[one]:
+            shares[one] += 1
+            left -= 1
+    return {one: begin[one] + shares[one] if waiting[one] else end[one] for one in end}
+
+
+def _offset(places: Places) -> Offsets:
+    found: Offsets = {}
+    for topic, partition in sorted(places):
+        found.setdefault(topic, {})[str(partition)] = places[topic, partition]
+    return found
+
+
+def _places(offset: Offsets) -> Places:
+    return {(topic, int(partition)): number for topic, each in offset.items() for partition, number in each.items()}
