@@ -17,8 +17,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_bridge.offsets import OptionError, includes_headers, parse_options
+from spark_bridge.offsets import OptionError, includes_headers, parse_options, parse_sink_options
 from spark_bridge.reader import MillraceReader
+from spark_bridge.sink import MillraceStreamWriter, MillraceWriter, check_columns
 from spark_bridge.stream import MillraceStreamReader
 
 FORMAT_NAME = "millrace"
@@ -58,6 +59,22 @@ class MillraceDataSource(DataSource):  # type: ignore[misc]
         """The reader of a stream. Raises `OptionError` as `reader` does."""
         self._require(schema)
         return MillraceStreamReader(parse_options(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> MillraceWriter:
+        """The writer of a batch. Raises `OptionError` for wrong options or columns."""
+        if overwrite:
+            raise OptionError('a topic cannot be overwritten: say mode("append")')
+        options = parse_sink_options(self.options)
+        check_columns(schema, options)
+        return MillraceWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MillraceStreamWriter:
+        """The writer of a stream. Raises `OptionError` as `writer` does."""
+        if overwrite:
+            raise OptionError('a topic cannot be overwritten: say outputMode("append") or outputMode("update")')
+        options = parse_sink_options(self.options)
+        check_columns(schema, options)
+        return MillraceStreamWriter(options)
 
     def _require(self, schema: StructType) -> None:
         if schema != self.schema():

@@ -46,6 +46,8 @@ _OTHERS = (
 _STREAM = ("maxOffsetsPerTrigger", "groupIdPrefix", "kafka.group.id")
 _BATCH_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, *_OTHERS, *_ACCESS)
 _STREAM_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_STREAM, *_OTHERS, *_ACCESS)
+_COMPRESSION = ("compression", "kafka.compression.type")
+_SINK_OPTIONS = (*_SERVERS, "topic", *_COMPRESSION, "transactionTimeoutMs", "checkpointLocation", *_ACCESS)
 KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, *_STREAM, *_OTHERS, *_ACCESS)
 GROUP_PREFIX = "spark-millrace-source"
 
@@ -108,6 +110,17 @@ class ReadOptions:
 
 
 @dataclass(frozen=True)
+class SinkOptions:
+    """The options of a write, checked."""
+
+    servers: tuple[str, ...]
+    topic: str | None
+    compression: str | None
+    transaction_timeout_ms: int
+    access: Access = Access()
+
+
+@dataclass(frozen=True)
 class OffsetRange:
     """The records of one partition with start_offset <= offset < end_offset."""
 
@@ -157,6 +170,23 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Rea
         records_per_partition_max=_count(given, "maxRecordsPerPartition", default=0),
         offsets_per_trigger_max=_count(given, "maxOffsetsPerTrigger", default=0),
         group=_group(given) if streaming else "",
+    )
+
+
+def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Check the options of a write. Raises `OptionError`."""
+    given = _known(options, _SINK_OPTIONS, "of write")
+    servers = _one_of(given, _SERVERS, required=True)
+    compression = _one_of(given, _COMPRESSION)
+    codec = None if compression is None or given[compression] == "none" else given[compression]
+    if codec not in (None, "gzip", "snappy", "lz4", "zstd"):
+        raise OptionError(f"{compression} must be none, gzip, snappy, lz4 or zstd, not {codec!r}")
+    return SinkOptions(
+        servers=_names("the list of servers", given[str(servers)]),
+        topic=given.get("topic"),
+        compression=codec,
+        transaction_timeout_ms=_count(given, "transactionTimeoutMs", default=300_000),
+        access=access_of(given),
     )
 
 

@@ -14,7 +14,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self
@@ -36,6 +36,7 @@ from protocols.native.partitioner import KeyPartitions
 from protocols.native.records import (
     BatchDraft,
     ConsumerRecord,
+    Draft,
     Headers,
     as_bytes,
     batch_records,
@@ -188,14 +189,26 @@ class BlockingProducer(_Closing):
         for topic, count in self._grown(self._topics).items():
             if count > self._topics[topic].partitions:
                 self._topics[topic] = KeyPartitions(count)
-        self._before_sending(self._drafts)
         drafts, self._drafts = self._drafts, {}
+        self._send(drafts)
+        for topic, known in self._topics.items():
+            self._sticky[topic] = (self._sticky[topic] + 1) % known.partitions
+
+    def send_drafts(self, drafts: Mapping[tuple[str, int], Draft]) -> None:
+        """Send batches by topic and partition, behind what was taken before, and wait for the answer.
+
+        Raises what `flush` does.
+        """
+        if self._drafts:
+            self.flush()
+        self._send(drafts)
+
+    def _send(self, drafts: Mapping[tuple[str, int], Draft]) -> None:
+        self._before_sending(drafts)
         waiting = [
             (*key, draft.build(self._compression, self._sequences_of(key).stamp(draft.count), self._attributes))
             for key, draft in drafts.items()
         ]
-        for topic, known in self._topics.items():
-            self._sticky[topic] = (self._sticky[topic] + 1) % known.partitions
         deadline = time.monotonic() + self._delivery_timeout_s
         failure: MillraceError | None = None
         while waiting:

@@ -14,6 +14,7 @@ from protocols.native.blocking_clients import BlockingProducer
 from protocols.native.errors import MillraceError, WrongTransactionState
 from protocols.native.group_bytes import GroupMetadata, Partition
 from protocols.native.groups_admin import finish
+from protocols.native.records import Draft
 from protocols.native.sequences import Sequences
 
 logger = logging.getLogger("protocols.native.producer")
@@ -111,10 +112,10 @@ class BlockingTransactionalProducer(BlockingProducer):
             self._unsure = True  # it may arrive behind the end
             raise
 
-    def flush(self) -> None:
-        """See `BlockingProducer.flush`. After an error only `abort` is left."""
+    def _send(self, drafts: Mapping[Partition, Draft]) -> None:
+        self._require_open()
         try:
-            super().flush()
+            super()._send(drafts)
         except BaseException:
             self._failed = self._unsure = True
             raise

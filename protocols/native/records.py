@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import repeat
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -79,6 +80,19 @@ def size_of(value: bytes | None, key: bytes | None, headers: Headers | None) -> 
     if headers:
         size += sum(len(name) * 4 + len(content or b"") + 10 for name, content in headers)
     return size
+
+
+class Draft(Protocol):
+    """What becomes a batch."""
+
+    @property
+    def count(self) -> int:
+        """How many records."""
+
+    def build(
+        self, compression: Compression, producer: tuple[int, int, int] = NO_PRODUCER, attributes: int = 0
+    ) -> bytes:
+        """The batch, with base offset 0, of a producer's id, epoch and sequence number. Called once."""
 
 
 class BatchDraft:
