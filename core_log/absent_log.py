@@ -53,7 +53,7 @@ class AbsentLog(PartitionLog):
     def reader_waits(self, count: int) -> None:
         """For nothing."""
 
-    def apply_retention(self, now_ms: int) -> None:
+    def apply_retention(self, now_ms: int, needed_from: int | None = None) -> None:
         """There is nothing to be kept."""
 
     def delete_prefix(self, before_offset: int) -> None:

@@ -425,9 +425,9 @@ class PartitionLog(ReplaceableLog, ReadableLog):
         """
         return await retention.delete_records(self, self._flusher, before_offset)
 
-    def apply_retention(self, now_ms: int) -> None:
-        """Drop what `retention_ms` and `retention_bytes` no longer keep. Raises OSError."""
-        retention.apply(self, now_ms)
+    def apply_retention(self, now_ms: int, needed_from: int | None = None) -> None:
+        """Drop what `retention_ms` and `retention_bytes` no longer keep, below `needed_from`. Raises OSError."""
+        retention.apply(self, now_ms, needed_from)
 
     async def truncate(self, end_offset: int) -> None:
         """Cut the log to `end_offset`: batches that reach beyond it go. For followers of a leader.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
 
 
-def apply(log: PartitionLog, now_ms: int) -> None:
+def apply(log: PartitionLog, now_ms: int, needed_from: int | None) -> None:
     """See `PartitionLog.apply_retention`."""
     config = log.config
     if not config.deletes or (config.retention_ms < 0 and config.retention_bytes < 0):
@@ -31,6 +31,9 @@ def apply(log: PartitionLog, now_ms: int) -> None:
             expired = bool(segment.size) and largest_ms >= 0 and largest_ms < now_ms - config.retention_ms
         nothing_left = not segment.size and at < len(segments) - 1  # compacted
         if not (expired or nothing_left) and excess < max(segment.size, 1):
+            break
+        end = segments[at + 1].base_offset if at < len(segments) - 1 else log.log_end_offset
+        if needed_from is not None and needed_from < end:
             break
         if at == len(segments) - 1:
             if not expired:

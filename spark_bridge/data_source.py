@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 )
 
 from spark_bridge.offsets import OptionError, includes_headers, parse_options, parse_sink_options
-from spark_bridge.reader import MillraceReader
+from spark_bridge.reader import FilteringReader, MillraceReader
 from spark_bridge.sink import MillraceStreamWriter, MillraceWriter, check_columns
 from spark_bridge.stream import MillraceStreamReader
 
@@ -53,7 +53,8 @@ class MillraceDataSource(DataSource):  # type: ignore[misc]
     def reader(self, schema: StructType) -> MillraceReader:
         """The batch reader. Raises `OptionError` for wrong options or a schema that is not ours."""
         self._require(schema)
-        return MillraceReader(parse_options(self.options))
+        options = parse_options(self.options)
+        return FilteringReader(options) if options.push_down else MillraceReader(options)
 
     def streamReader(self, schema: StructType) -> MillraceStreamReader:
         """The reader of a stream. Raises `OptionError` as `reader` does."""

@@ -43,13 +43,15 @@ _OTHERS = (
     "maxRecordsPerPartition",
     *_ISOLATION,
 )
-_STREAM = ("maxOffsetsPerTrigger", "groupIdPrefix", "kafka.group.id")
-_BATCH_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, *_OTHERS, *_ACCESS)
+_PUSH_DOWN = "filterPushdown"
+_STREAM = ("maxOffsetsPerTrigger", "groupIdPrefix", "kafka.group.id", "leaseMs")
+_BATCH_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, *_OTHERS, *_ACCESS)
 _STREAM_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_STREAM, *_OTHERS, *_ACCESS)
 _COMPRESSION = ("compression", "kafka.compression.type")
 _SINK_OPTIONS = (*_SERVERS, "topic", *_COMPRESSION, "transactionTimeoutMs", "checkpointLocation", *_ACCESS)
-KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, *_STREAM, *_OTHERS, *_ACCESS)
+KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, *_STREAM, *_OTHERS, *_ACCESS)
 GROUP_PREFIX = "spark-millrace-source"
+LEASE_MS = 3_600_000
 
 ByPartition = dict[str, dict[int, int]]
 
@@ -105,6 +107,10 @@ class ReadOptions:
     """Ranges of more records than that are cut; 0 is no limit."""
     offsets_per_trigger_max: int = 0
     """How much a micro-batch takes at most, 0 is all there is."""
+    lease_ms: int = 0
+    """For how long what a stream has not read is kept for it; 0 is not at all."""
+    push_down: bool = False
+    """Whether filters of queries may be looked at, to read less."""
     group: str = ""
     """The group by whose offsets the broker shows how far a stream has come."""
 
@@ -169,6 +175,8 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Rea
         access=access_of(given),
         records_per_partition_max=_count(given, "maxRecordsPerPartition", default=0),
         offsets_per_trigger_max=_count(given, "maxOffsetsPerTrigger", default=0),
+        lease_ms=_count(given, "leaseMs", default=LEASE_MS, least=0) if streaming else 0,
+        push_down=_flag(given, _PUSH_DOWN, default=False),
         group=_group(given) if streaming else "",
     )
 
@@ -218,7 +226,7 @@ def _group(given: Mapping[str, str]) -> str:
 
 
 def resolve(client: OffsetSource, options: ReadOptions) -> list[OffsetRange]:
-    """The ranges that `options` mean now, without empty ones, in the order of topic and partition.
+    """The ranges that `options` mean now, one a partition, without empty ones, in the order of topic and partition.
 
     Raises `OptionError` for partitions that do not exist or are not named, `DataLoss` for offsets out of the log.
     """
@@ -226,7 +234,7 @@ def resolve(client: OffsetSource, options: ReadOptions) -> list[OffsetRange]:
     for boundary in (options.start, options.end):
         check_named(boundary, partitions)
     ranges = [_resolve_range(client, options, topic, partition) for topic, partition in partitions]
-    return divide([one for one in ranges if one.start_offset < one.end_offset], options)
+    return [one for one in ranges if one.start_offset < one.end_offset]
 
 
 def _resolve_range(client: OffsetSource, options: ReadOptions, topic: str, partition: int) -> OffsetRange:
@@ -412,12 +420,12 @@ def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text == "true"
 
 
-def _count(given: Mapping[str, str], name: str, *, default: int = 1) -> int:
+def _count(given: Mapping[str, str], name: str, *, default: int = 1, least: int = 1) -> int:
     text = given.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise OptionError(f"{name} must be a number from 1, not {text!r}")
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise OptionError(f"{name} must be a number from {least}, not {text!r}")
     return int(text)
 
 

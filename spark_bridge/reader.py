@@ -14,14 +14,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from core_log.record_batch import parse_header
 from protocols.native.blocking import BlockingClient
 from protocols.native.client_tls import tls_context
 from protocols.native.errors import ConnectionLost, OffsetOutOfRange
 from spark_bridge.columns import HEADERS_TYPE, Columns, decode_batches
-from spark_bridge.offsets import DataLoss, OffsetRange, ReadOptions, resolve
+from spark_bridge.filters import Wanted, narrowed, wanted_by
+from spark_bridge.offsets import DataLoss, OffsetRange, ReadOptions, divide, resolve
 
 ROWS_PER_BATCH = 10_000
 BYTES_PER_BATCH = 8 << 20
@@ -45,11 +46,13 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
+        self.wanted = Wanted()
 
     def partitions(self) -> list[InputPartition]:
         """An input partition for each range. Raises `OptionError`, `DataLoss`, `MillraceError`."""
         with connect(self.options) as client:
-            return [InputPartition(one) for one in resolve(client, self.options)]
+            ranges = narrowed(client, resolve(client, self.options), self.wanted)
+        return [InputPartition(one) for one in divide(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range. Spark makes a partition of None when there is nothing to read.
@@ -58,6 +61,17 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
         """
         if partition.value is not None:
             yield from read_range(self.options, partition.value)
+
+
+class FilteringReader(MillraceReader):
+    """A reader that looks at a query's filters, to read less. Spark takes one only where
+    `spark.sql.python.filterPushdown.enabled` is set, and fails the query otherwise.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        """All of them are Spark's to apply, too."""
+        self.wanted = wanted_by(filters)
+        return filters
 
 
 def read_range(options: ReadOptions, one: OffsetRange) -> Iterator[pa.RecordBatch]:

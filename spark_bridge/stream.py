@@ -8,7 +8,8 @@
 3. Partitions that are new, or whose topics are, are read from their beginning. Those that are gone are lost data, and
    so is the end of a log that is shorter than it was: with `failOnDataLoss=false` it is read from where it ends now.
 4. The broker is told how far the query has come as offsets of a group, for `millrace groups` and everything else that
-   shows lag. Nothing is ever read from there; a failure to tell is logged, no more.
+   shows lag, and keeps what the query has not read, for `leaseMs` after it was last heard of. Nothing is ever read from
+   there; a failure to tell is logged, no more.
 
 The reader lives in one process of the driver for as long as the query runs, and keeps its connection.
 """
@@ -16,6 +17,7 @@ The reader lives in one process of the driver for as long as the query runs, and
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
@@ -61,6 +63,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where to stop, with `availableNow`."""
         self._told: Places = {}
         """What the broker knows of how far the query has come."""
+        self._lease_due = 0.0
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_client": None}
@@ -164,12 +167,17 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
 
     def _tell(self, places: Places) -> None:
-        """Say how far the query has come; see the module's rule 4."""
-        if not places or places == self._told or not self.options.group:
+        """Say how far the query has come, and what is to be kept for it; see the module's rule 4."""
+        if not places or not self.options.group:
             return
         try:
-            self._connected().commit_offsets(self.options.group, places, metadata="spark")
-            self._told = places
+            client = self._connected()
+            if places != self._told:
+                client.commit_offsets(self.options.group, places, metadata="spark")
+                self._told = places
+            if self.options.lease_ms and time.monotonic() >= self._lease_due:
+                client.lease(self.options.group, places, self.options.lease_ms)
+                self._lease_due = time.monotonic() + self.options.lease_ms / 4000
         except MillraceError as error:
             logger.warning("the broker was not told how far the query has come: %s", error)
 

@@ -139,6 +139,23 @@ class BlockingClient(BlockingGroups):
             raise
         return start
 
+    def lease(self, reader: str, offsets: Mapping[tuple[str, int], int], lease_ms: int) -> None:
+        """Have retention keep what `reader` has not read, by (topic, partition) from an offset on, for `lease_ms` or
+        the broker's limit; 0 gives it back. Asked where partitions are led. Raises NotFound, NotLeader.
+        """
+        keys = list(offsets)
+        for link, numbers in self._leaders.by_leader(keys):
+            by_topic: dict[str, dict[str, int]] = {}
+            for topic, partition in (keys[number] for number in numbers):
+                by_topic.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
+            for topic, each in by_topic.items():
+                said = {"name": topic, "reader": reader, "offsets": each, "lease_ms": lease_ms}
+                try:
+                    link.call(wire.Administer(0, "topics.lease", said), wire.AdministerReply)
+                except NotLeader:
+                    self._leaders.forget([topic])
+                    raise
+
     def delete_topic(self, name: str) -> None:
         """Delete it and all its records. Raises UnknownTopic."""
         self._any.call(wire.DeleteTopic(0, name), wire.DeleteTopicReply, repeat=False)

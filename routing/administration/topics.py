@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from core_log.errors import OffsetOutOfRange
@@ -62,6 +63,32 @@ async def delete_records(
         return await deleted(partitions[partition], before, timeout_ms=min(max(timeout_ms, 0), _TIMEOUT_MS_MAX))
     except OffsetOutOfRange as error:
         raise InvalidArgument(str(error)) from None
+
+
+@operation("topics.lease", tags=None)
+async def lease(broker: Broker, user: str, name: str, reader: str, offsets: dict[str, int], lease_ms: int) -> None:
+    """Keep what a reader has not read, by partition from an offset on, for so long or the broker's limit; 0: no longer.
+
+    Of partitions that this broker leads.
+    """
+    _require(broker, user, name, ("read",))
+    partitions = broker.topology.topic(name).partitions
+    now_ms = time.time_ns() // 1_000_000
+    until_ms = now_ms + min(max(lease_ms, 0), broker.config.reader_lease_ms_max)
+    chosen = {}
+    for number, offset in offsets.items():
+        if not number.isascii() or not number.isdigit() or int(number) >= len(partitions):
+            raise NotFound(f"topic '{name}' has {len(partitions)} partitions")
+        leadership = partitions[int(number)].leadership
+        refused = None if leadership is None else leadership.refusal()
+        if refused is not None:
+            raise refused
+        chosen[int(number)] = offset
+    for index, offset in chosen.items():
+        if until_ms > now_ms:
+            partitions[index].leases.renew(reader, offset, until_ms, now_ms)
+        else:
+            partitions[index].leases.give_back(reader)
 
 
 def _require(broker: Broker, user: str, name: str, accesses: tuple[Access, ...]) -> None:

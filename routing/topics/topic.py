@@ -33,6 +33,7 @@ from routing.facts import ttl_ms_of
 from routing.message import NAME_ENCODING_ERRORS, RESERVED_HEADER_PREFIX, Properties, Slab, record_encoder
 from routing.runs import BATCH_HEADER_BYTES, RECORD_BYTES, Run, in_batches, record_bytes
 from routing.topics.leadership import Forward, Leadership
+from routing.topics.leases import Leases
 from routing.topics.producers import Producers
 from routing.topics.stream_records import source_headers, source_lead
 
@@ -60,6 +61,7 @@ class TopicPartition:
         "forward",
         "index",
         "leadership",
+        "leases",
         "log",
         "next_offset",
         "producers",
@@ -86,6 +88,7 @@ class TopicPartition:
         """Called when it has another log."""
         self.next_offset = log.log_end_offset
         self.producers = Producers(log)
+        self.leases = Leases()
         self._mark_dirty = mark_dirty
         self._open: list[Run] = []
         self._segments = len(log.segments)
@@ -279,7 +282,9 @@ class TopicPartition:
         if self.leadership is not None and self.leadership.refusal() is not None:
             return
         try:
-            self.log.apply_retention(time.time_ns() // 1_000_000)
+            now_ms = time.time_ns() // 1_000_000
+            needed = self.leases.needed_from(now_ms, self.log.directory, self.log.log_start_offset)
+            self.log.apply_retention(now_ms, needed)
         except OSError as error:
             logger.warning("cannot apply the retention of %s now: %s", self.log.directory, error)
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from core_log.record_batch import decode_columns, parse_header
 from protocols.native import wire
@@ -35,6 +36,10 @@ class LogServer:
         self.topics = topics
         self.fetches = 0
         """Fetch requests answered."""
+        self.fetched_bytes = 0
+        """Bytes of records in what was answered."""
+        self.leases: list[dict[str, Any]] = []
+        """What was asked to be kept."""
         self.offsets: dict[str, dict[tuple[str, int], int]] = {}
         """What was committed, by group."""
         self.broken_fetches: set[int] = set()
@@ -83,12 +88,17 @@ class LogServer:
                 return wire.MetadataReply(number, [], entries)
             case wire.ListOffsets(entries=[wire.ListOffsetsEntry(topic, partition, which)]):
                 return wire.ListOffsetsReply(number, [self._list_offset(self.topics[topic][partition], which)])
+            case wire.Administer(operation="topics.lease", arguments=said):
+                self.leases.append(said)
+                return wire.AdministerReply(number, None)
             case wire.CommitOffsets(group=group, entries=entries):
                 self.offsets[group] = {(topic, partition): offset for topic, partition, offset, _ in entries}
                 return wire.CommitOffsetsReply(number)
             case wire.Fetch(entries=[entry]):
                 partition_log = self.topics[entry.topic][entry.partition]
-                return wire.FetchReply(number, [self._fetch(partition_log, entry)])
+                fetched = self._fetch(partition_log, entry)
+                self.fetched_bytes += len(fetched.records)
+                return wire.FetchReply(number, [fetched])
         raise AssertionError(f"unexpected request {request}")
 
     def _metadata(self, name: str) -> tuple[str, wire.WireError | None, list[tuple[int, int, int]]]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.native.errors import UnknownTopic
-from spark_bridge.offsets import DataLoss, OffsetRange, OptionError, ReadOptions, parse_options, resolve
+from spark_bridge.offsets import DataLoss, OffsetRange, OptionError, ReadOptions, divide, parse_options, resolve
 
 
 class Log:
@@ -47,7 +47,8 @@ def options(**given: str) -> ReadOptions:
 
 
 def ranges(log: Log = LOG, **given: str) -> list[tuple[str, int, int, int]]:
-    found = resolve(log, options(**given))
+    chosen = options(**given)
+    found = divide(resolve(log, chosen), chosen)
     return [(one.topic, one.partition, one.start_offset, one.end_offset) for one in found]
 
 

@@ -84,6 +84,17 @@ def test_micro_batches_read_what_lies_between_two_offsets() -> None:
         assert rows(reader, end, reader.latestOffset(end, ALL)) == [("t", 0, 10)]
 
 
+def test_what_was_not_read_is_kept() -> None:
+    with log_server(two()) as server:
+        stream(server, leaseMs="0", startingOffsets="earliest").latestOffset({"t": {"0": 1, "1": 9}}, ALL)
+        assert not server.leases
+        reader = stream(server, startingOffsets="earliest", leaseMs="5000")
+        reader.latestOffset({"t": {"0": 1, "1": 9}}, ALL)
+        reader.latestOffset({"t": {"0": 2, "1": 9}}, ALL)
+        (said,) = server.leases  # so soon it need not be said again
+        assert (said["name"], said["offsets"], said["lease_ms"]) == ("t", {"0": 1, "1": 9}, 5000)
+
+
 def test_a_limit_is_shared_out_by_what_waits() -> None:
     with log_server(two()) as server:
         reader = stream(server, startingOffsets="earliest", maxOffsetsPerTrigger="8")
