@@ -40,6 +40,7 @@ from routing.dead_letters import DeadLetters
 from routing.delayed_records import DelayedRecords
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
+from routing.later import Later
 from routing.log_transactions.coordinator import TransactionCoordinator
 from routing.message import Slab
 from routing.poison_records import PoisonRecords
@@ -165,7 +166,7 @@ class Broker:
         self.groups = Coordinator(self, self._timer, wall_clock_ms)
         topics = TopicControl(self)
         self.coordinator = TransactionCoordinator(self)  # of transactional producers
-        self.delayed, self.poison = DelayedRecords(self), PoisonRecords(self)
+        self.delayed, self.poison, self.later = DelayedRecords(self), PoisonRecords(self), Later(self)
         self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 

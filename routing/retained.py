@@ -79,7 +79,7 @@ class Retained:
         self.size_bytes = 0
         """Of keys and values together."""
         self.refused = 0
-        """Messages that were not kept because of a limit."""
+        """Messages that were not kept because of a limit: who keeps them counts those."""
         self._store = store
         self._config = config
         self._now_ms = now_ms
@@ -141,10 +141,8 @@ class Retained:
                 more_bytes -= len(key) + len(there)
             puts[key] = value
         if more > 0 and self.count + more > self._config.retained_messages_max:
-            self.refused += count
             raise LimitExceeded(f"more than {self._config.retained_messages_max} retained messages")
         if more_bytes > 0 and self.size_bytes + more_bytes > self._config.retained_bytes_max:
-            self.refused += count
             raise LimitExceeded(f"more than {self._config.retained_bytes_max} bytes of retained messages")
         return puts
 

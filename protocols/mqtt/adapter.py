@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from protocols.mqtt.adapter_authentication import Authentication
 from protocols.mqtt.adapter_connack import connack_properties
 from protocols.mqtt.adapter_deliver import Delivering
+from protocols.mqtt.adapter_dollar import NotReady
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_inflight import Inflight
 from protocols.mqtt.adapter_login import Login
@@ -121,7 +122,11 @@ class MqttAdapter:
                     return
                 if type(event) is PublishRun:
                     self.published = True
-                    self.publishing.publish(event)
+                    try:
+                        self.publishing.publish(event)
+                    except NotReady:
+                        await self.retaining.make_ready()
+                        self.publishing.publish(event)
                 elif type(event) is Acknowledgements:
                     if event.kind is AcknowledgementKind.PUBREL:
                         self.publishing.release(event)

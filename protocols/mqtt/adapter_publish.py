@@ -57,10 +57,14 @@ def _bytes_of(ids: Sequence[int]) -> bytes:
 class _Keys(dict[str, str]):
     """Routing keys of topics."""
 
+    special = False
+    """There were topics that begin with `$`."""
+
     def __missing__(self, topic: str) -> str:
         if len(self) >= KEYS_REMEMBERED_MAX:
             self.clear()
         key = self[topic] = topic_to_routing_key(topic)
+        self.special |= topic.startswith("$")
         return key
 
 
@@ -142,17 +146,18 @@ class Publishing:
         if kind is None:
             if run.wire is not None:
                 slab.wire = {WIRES_QOS_0[self._adapter.wire.has_properties]: run.wire}
-            if run.retain:
-                self._adapter.retaining.publish(slab, confirm=False)
+            if run.retain or self._keys.special:
+                self._adapter.retaining.publish(slab, retain=run.retain)
             else:
                 self._session.publish(slab)
             return
         if ids is not None and self._lasting is not None and self._lasting.queue is not None:
             slab.once = self._lasting.queue.id, ids
-        if run.retain:
-            self._adapter.retaining.publish(slab, confirm=True)
+        told = self._adapter.wire.has_properties
+        if run.retain or self._keys.special:
+            self._adapter.retaining.publish(slab, retain=run.retain, confirm=True, mandatory=told)
         else:
-            self._session.publish(slab, confirm=True, mandatory=self._adapter.wire.has_properties)
+            self._session.publish(slab, confirm=True, mandatory=told)
         if ids is not None:
             self._taken.update(ids)
         last = self._answers[-1] if self._answers else None

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
+from protocols.mqtt.adapter_dollar import Kind, NotReady, divided, to_later
 from protocols.mqtt.events import SubscriptionRequest
 from protocols.mqtt.raw import GIVEN, RETAIN, with_flags
 from protocols.mqtt.reasons import ReasonCode
 from routing.commits import storage_errors
-from routing.errors import BrokerError, LimitExceeded
+from routing.errors import AccessRefused, BrokerError, LimitExceeded
+from routing.later import register_publisher
 from routing.message import Properties, Slab
 from routing.retained import give_out
 from routing.session import Session
@@ -48,33 +49,65 @@ class Retaining:
         self._vhost = adapter.config.virtual_host
         self._refused = False
 
-    def publish(self, slab: Slab, *, confirm: bool) -> None:
-        """Publish messages, and keep them. Raises as `Session.publish`; LimitExceeded, StorageUnavailable."""
-        retained, session = self._retained, self._session
+    def publish(self, slab: Slab, *, retain: bool, confirm: bool = False, mandatory: bool = False) -> None:
+        """Publish messages that are to be kept, or whose topics may begin with `$`. Raises as `Session.publish`;
+        LimitExceeded, StorageUnavailable; NotReady, before anything was done.
+        """
+        session, parts = self._session, list[tuple[Slab, bool]]()
+        for kind, part in divided(slab):
+            if kind is Kind.ORDINARY:
+                parts.append((part, retain))
+            elif kind is Kind.DELAYED:
+                self._plan_delayed(part, parts)
+            else:
+                self._refuse(AccessRefused("topics below $SYS are the broker's own"), part)
+        for part, kept in parts:
+            if kept:
+                self._publish_kept(part, confirm=confirm, mandatory=mandatory)
+            else:
+                session.publish(part, confirm=confirm, mandatory=mandatory and part.exchange == EXCHANGE)
+        dropped = len(slab.bodies) - sum(len(part.bodies) for part, _ in parts)
+        if dropped and confirm:
+            session.confirms.published += dropped
+            session.broker.confirming[session] = None
+
+    def _plan_delayed(self, slab: Slab, parts: list[tuple[Slab, bool]]) -> None:
+        """What is to be published of messages for `$delayed`."""
+        broker = self._adapter.broker
+        if not broker.later.is_ready(self._vhost):
+            raise NotReady
+        found, refused = to_later(slab, broker.clock.now_ms())
+        if refused is not None:
+            self._refuse(refused, slab)
+        if found is not None:
+            self._adapter.grants.require_publish(EXCHANGE, found.keys or ())
+            parts.append((found, False))
+
+    def _refuse(self, error: BrokerError, slab: Slab) -> None:
+        """Messages are dropped, if their publisher cannot be told otherwise."""
+        if self._adapter.wire.has_properties and slab.properties.persistent:
+            raise error
+        log.warning("MQTT %s: dropped: %s", self._adapter.peer, error)
+
+    async def make_ready(self) -> None:
+        """See `NotReady`. Raises BrokerError."""
+        await self._adapter.broker.later.make_ready(self._vhost)
+
+    def _publish_kept(self, slab: Slab, *, confirm: bool, mandatory: bool) -> None:
+        retained, kept = self._retained, flagged(slab, RETAIN | GIVEN)
         retained.require_writable()
-        kept = flagged(slab, RETAIN | GIVEN)
         puts: Mapping[bytes, bytes | None] | None = None
         try:
             puts = retained.plan(self._vhost, kept)
         except LimitExceeded as error:
             if confirm and self._adapter.wire.has_properties:
+                retained.refused += len(slab.bodies)
                 raise
             if not self._refused:
                 self._refused = True
                 log.warning("MQTT %s: messages are not retained: %s", self._adapter.peer, error)
-        session.publish(flagged(slab, RETAIN), confirm=confirm)
-        with storage_errors():
-            if puts is not None:
-                retained.put(puts)
-            else:
-                self._keep_what_fits(kept)
-        if confirm:
-            session.confirms.require(slab, [(retained.log, retained.log.log_end_offset)])
-
-    def _keep_what_fits(self, slab: Slab) -> None:
-        for index in range(len(slab.bodies)):
-            with suppress(LimitExceeded):
-                self._retained.keep(self._vhost, slab.part(index, index + 1))
+        self._session.publish(slab, confirm=confirm, mandatory=mandatory)
+        _keep(self._session, kept, puts, confirm=confirm)
 
     async def give_out(self, queue_name: str, filters: Iterable[str]) -> None:
         """Put what is retained for new subscriptions into the client's queue (MQTT-3.3.1-6)."""
@@ -88,6 +121,35 @@ class Retaining:
                     await give_out(self._session, queue_name, slabs)
                 except BrokerError as error:
                     log.warning("MQTT %s: retained messages are lost on the way: %s", self._adapter.peer, error)
+
+
+def _keep(session: Session, slab: Slab, puts: Mapping[bytes, bytes | None] | None, *, confirm: bool) -> None:
+    """Keep messages that were published: what was planned, or what there is room for."""
+    retained = session.broker.retained
+    with storage_errors():
+        if puts is not None:
+            retained.put(puts)
+        else:
+            for index in range(len(slab.bodies)):
+                try:
+                    retained.keep(session.vhost.name, slab.part(index, index + 1))
+                except LimitExceeded:
+                    retained.refused += 1
+    if confirm:
+        session.confirms.require(slab, [(retained.log, retained.log.log_end_offset)])
+
+
+def publish_due(session: Session, slab: Slab) -> None:
+    """Publish messages that were delayed; those that are to be retained are. Raises BrokerError."""
+    raws = [slab.properties.raw] * len(slab.bodies) if slab.raws is None else slab.raws
+    session.broker.retained.require_writable()
+    session.publish(slab, confirm=True)
+    for at, raw in enumerate(raws):
+        if raw and raw[0] & RETAIN:
+            _keep(session, flagged(slab.part(at, at + 1), RETAIN | GIVEN), None, confirm=True)
+
+
+register_publisher("mqtt", publish_due)
 
 
 def wanted(requests: Sequence[SubscriptionRequest], codes: Sequence[int], known: Collection[str]) -> Iterator[str]:

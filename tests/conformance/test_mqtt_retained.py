@@ -59,7 +59,7 @@ def settings(tmp_path: Path) -> Path:
 
 
 def test_retained_messages_survive_kills_and_clean_stops(tmp_path: Path) -> None:
-    with broker_process(tmp_path / "data", doors=("mqtt", "native")) as broker:
+    with broker_process(tmp_path / "data") as broker:
         mosquitto(broker, "pub", "-t", "plant/1/temp", "-m", "20", "-r", "-q", "1")
         mosquitto(broker, "pub", "-t", "plant/1/temp", "-m", "21", "-r", "-q", "1")
         mosquitto(broker, "pub", "-t", "plant/2/temp", "-m", "30", "-r", "-q", "0")
@@ -85,7 +85,7 @@ def test_retained_messages_survive_kills_and_clean_stops(tmp_path: Path) -> None
 
 def test_wills_of_those_who_do_not_come_back_after_a_kill_are_sent_once(tmp_path: Path, settings: Path) -> None:
     arguments = ("--config", str(settings))
-    with broker_process(tmp_path / "data", doors=("mqtt",), arguments=arguments) as broker:
+    with broker_process(tmp_path / "data", arguments=arguments) as broker:
 
         def will(name: str) -> tuple[str, ...]:
             return ("-i", name, "--will-topic", f"wills/{name}", "--will-payload", "gone", "--will-qos", "1")

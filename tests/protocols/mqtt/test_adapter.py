@@ -159,12 +159,12 @@ async def test_mqtt_3_10_4_unsubscribe_stops_delivery_and_is_always_answered(wor
 @pytest.mark.parametrize(
     ("topic_filter", "matching", "others"),
     [
-        ("#", ["a", "a/b", "/", "a.b"], ["$SYS/a"]),
-        ("+", ["a", "a.b", "*"], ["a/b", "/a", "$SYS"]),
-        ("+/+", ["a/b", "/", "/a"], ["a", "a/b/c", "$SYS/a"]),
+        ("#", ["a", "a/b", "/", "a.b"], ["$own/a"]),
+        ("+", ["a", "a.b", "*"], ["a/b", "/a", "$own"]),
+        ("+/+", ["a/b", "/", "/a"], ["a", "a/b/c", "$own/a"]),
         ("a/#", ["a", "a/", "a/b/c"], ["b", "A", "aa"]),
         ("a/+/c", ["a/b/c", "a//c", "a/*/c"], ["a/b", "a/b/c/d"]),
-        ("$SYS/#", ["$SYS", "$SYS/a"], ["a", "SYS/a"]),
+        ("$own/#", ["$own", "$own/a"], ["a", "SYS/a"]),
         ("*/#", ["*", "*/a"], ["a", "a/b"]),
         ("v1.2/+", ["v1.2/a"], ["v1/2/a", "v1.2"]),
     ],

@@ -128,7 +128,7 @@ def test_answers_read_by_amqtt() -> None:
     assert [packet.packet_id for packet in pubacks] == [1, 258, 65_535]
 
 
-levels = st.sampled_from(["", "a", "b", "a.b", "*", "$SYS", "+", "#"])
+levels = st.sampled_from(["", "a", "b", "a.b", "*", "$own", "+", "#"])
 
 
 @given(st.lists(levels, min_size=1, max_size=4), st.lists(levels, min_size=1, max_size=4))

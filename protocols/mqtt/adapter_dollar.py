@@ -1,0 +1,87 @@
+"""Publishes to topics that mean something: `$delayed/SECONDS/TOPIC`, and `$SYS`, which is the broker's own.
+
+`$delayed` is EMQX's: SECONDS from now, or from 42,949,670 on seconds since 1970, TOPIC is published to
+(`routing/later.py`). What comes then is a message of the same QoS, retained if it was to be. A topic that does not say
+when or where is refused (MQTT 5), or the message dropped, and logged; so are publishes to `$SYS`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from routing.errors import InvalidName
+from routing.facts import pack
+from routing.later import NAME
+from routing.message import Slab
+
+_DELAYED = "$delayed."
+_SYSTEM = "$SYS"
+SECONDS_MAX = 42_949_669
+_DIGITS_MAX = 12
+
+
+class Kind(Enum):
+    """What a topic means."""
+
+    ORDINARY = 0
+    DELAYED = 1
+    SYSTEM = 2
+
+
+class NotReady(Exception):
+    """What a message needs is not there yet: `Later.make_ready`, and publish it again."""
+
+
+def divided(slab: Slab) -> list[tuple[Kind, Slab]]:
+    """Stretches of a slab by what their topics mean."""
+    if slab.keys is None:
+        return [(_kind_of(slab.routing_key), slab)]
+    kinds = list(map(_kind_of, slab.keys))
+    found, start = [], 0
+    for at in range(1, len(kinds) + 1):
+        if at == len(kinds) or kinds[at] is not kinds[start]:
+            found.append((kinds[start], slab.part(start, at)))
+            start = at
+    return found
+
+
+def _kind_of(key: str) -> Kind:
+    if not key.startswith("$"):
+        return Kind.ORDINARY
+    if key.startswith(_DELAYED):
+        return Kind.DELAYED
+    return Kind.SYSTEM if key == _SYSTEM or key.startswith(_SYSTEM + ".") else Kind.ORDINARY
+
+
+def to_later(slab: Slab, now_ms: int) -> tuple[Slab | None, InvalidName | None]:
+    """Messages for `$delayed` as they are published to wait; those that cannot be are left out, and why the last is."""
+    keys: list[str] = []
+    facts: list[int] = []
+    good: list[int] = []
+    refused = None
+    for index, key in enumerate([slab.routing_key] * len(slab.bodies) if slab.keys is None else slab.keys):
+        try:
+            delay_ms, left = _parsed(key, now_ms)
+        except InvalidName as error:
+            refused = error
+            continue
+        good.append(index)
+        keys.append(left)
+        facts.append(pack(slab.properties.persistent, delay_ms=delay_ms))
+    if not good:
+        return None, refused
+    raws = None if slab.raws is None else [slab.raws[index] for index in good]
+    bodies = [slab.bodies[index] for index in good]
+    return Slab(NAME, keys[0], slab.properties, bodies, keys=keys, raws=raws, facts=facts), refused
+
+
+def _parsed(key: str, now_ms: int) -> tuple[int, str]:
+    _, seconds, *rest = key.split(".", 2)
+    if not rest or not rest[0] or not seconds.isascii() or not seconds.isdecimal() or len(seconds) > _DIGITS_MAX:
+        raise InvalidName(f"'{key}' does not say when and where to publish")
+    delay_ms = int(seconds) * 1000
+    if delay_ms > SECONDS_MAX * 1000:
+        delay_ms -= now_ms
+        if delay_ms > SECONDS_MAX * 1000:
+            raise InvalidName(f"'{key}' is more than {SECONDS_MAX} s from now")
+    return delay_ms, rest[0]
