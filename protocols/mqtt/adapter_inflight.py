@@ -134,7 +134,8 @@ class Inflight:
             for offset in range(first, first + count):
                 self._held[own_id(offset)] = offset
                 self.packet_ids.hold_unsent(own_id(offset), own_id(offset))
-        self._release(list(self._held))
+        told = list(self._held)
+        self._session.confirms.when_written([queue.partition], lambda error: self._safe(told, error))
         self._limit()
 
     # --- acknowledgements ------------------------------------------------------------------

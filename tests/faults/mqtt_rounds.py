@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from paho.mqtt.client import Client, MQTTMessage, MQTTv5, MQTTv311
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MessageState
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
@@ -38,6 +38,18 @@ _QUEUED_MAX = 300
 _STARTS_MAX = 60
 
 
+class SoundClient(Client):
+    """paho forgets with its second attempt to reconnect in a row that a PUBREL is to be sent again, and publishes the
+    message once more instead, under the id that it had released: no broker can know that.
+    """
+
+    def _messages_reconnect_reset_out(self) -> None:
+        for message in self._out_messages.values():
+            if message.state == MessageState.MQTT_MS_RESEND_PUBREL:
+                message.state = MessageState.MQTT_MS_WAIT_FOR_PUBCOMP
+        super()._messages_reconnect_reset_out()
+
+
 class Device:
     """A client with a session that lasts, in a thread of its own."""
 
@@ -47,7 +59,7 @@ class Device:
         self.sessions_lost = 0
         self._joined = False
         options: dict[str, Any] = {"clean_session": False} if version == "311" else {}
-        self.client = Client(CallbackAPIVersion.VERSION2, name, protocol=VERSIONS[version], **options)
+        self.client = SoundClient(CallbackAPIVersion.VERSION2, name, protocol=VERSIONS[version], **options)
         self.client.reconnect_delay_set(0.02, 0.2)
         self.client.max_queued_messages_set(0)
         self.client.on_connect = self._connected
@@ -213,6 +225,10 @@ def run(rounds: int, seed: int) -> None:
                 f"{sum(2 * one.sent for one in publishers)} messages are with everybody as they should be", flush=True
             )
         except BaseException:
+            for one in subscribers:
+                for topic, numbers in one.found.items():
+                    late = [(at, n) for at, n in enumerate(numbers) if at and n <= numbers[at - 1]]
+                    print(one.name, topic, len(numbers), "going back:", late[:5], flush=True)
             print(broker.log()[-5000:], flush=True)
             raise
         finally:
