@@ -31,14 +31,14 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from tests.support import HOST, BrokerProcess, broker_process
 
-DOORS = ("mqtt",)
+DOORS = ("amqp", "mqtt", "native")
 VERSIONS = {"311": MQTTv311, "5": MQTTv5}
 PATIENCE_S = 60.0
 _QUEUED_MAX = 300
 _STARTS_MAX = 60
 
 
-class SoundClient(Client):
+class SoundClient(Client):  # type: ignore[misc]
     """paho forgets with its second attempt to reconnect in a row that a PUBREL is to be sent again, and publishes the
     message once more instead, under the id that it had released: no broker can know that.
     """
