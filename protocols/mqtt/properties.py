@@ -189,6 +189,8 @@ def read_variable(data: bytes, position: int, what: str) -> tuple[int, int]:
     for at in range(position, min(position + 4, len(data))):
         number |= (data[at] & 127) << shift
         if data[at] < 128:
+            if not data[at] and at > position:
+                raise MqttProtocolError(f"{what} in more bytes than it needs", "MQTT-1.5.5-1")
             return number, at + 1
         shift += 7
     raise MqttProtocolError(f"malformed {what}", "MQTT-1.5.5")

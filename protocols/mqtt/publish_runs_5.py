@@ -115,7 +115,7 @@ class PublishRuns5(PublishRuns):
             size = data[at]
             if size < 128:
                 block_stop = at + 1 + size
-            elif at + 1 < stop and data[at + 1] < 128:
+            elif at + 1 < stop and 0 < data[at + 1] < 128:
                 block_stop = at + 2 + (size & 127 | data[at + 1] << 7)
             else:
                 break

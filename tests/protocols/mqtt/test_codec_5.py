@@ -128,6 +128,8 @@ ILLEGAL: dict[str, tuple[bytes, ReasonCode]] = {
     "MQTT-1.5.4-1 topic is not UTF-8": (packet(0x30, text(b"\xff") + b"\0"), BAD),
     "MQTT-1.5.4 truncated property": (publish_5("t", b"", b"\x03\0\5ab"), BAD),
     "MQTT-1.5.5 property length of five bytes": (packet(0x30, text("t") + b"\xff\xff\xff\xff\1"), BAD),
+    "MQTT-1.5.5-1 property length in two bytes": (packet(0x30, text("t") + b"\x80\0"), BAD),
+    "MQTT-1.5.5-1 subscription id in two bytes": (packet(0x82, b"\0\1" + sized(b"\x0b\x81\0") + b"\0\1a\0"), BAD),
     "MQTT-1.5.5 five length bytes": (b"\x30\xff\xff\xff\xff\x01", BAD),
     "MQTT-2.1.2 reserved type 0": (packet(0, b""), BAD),
     "MQTT-2.1.2 CONNACK from a client": (packet(0x20, b"\0\0\0"), ERROR),
