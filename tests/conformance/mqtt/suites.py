@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conformance.__main__ import Missing, require
@@ -19,6 +20,7 @@ REPOSITORY = "https://github.com/eclipse/paho.mqtt.testing"
 COMMIT = "9d7bb80bb8b9d9cfc0b52f8cb4c1916401281103"
 RUNNER = Path(__file__).with_name("paho_suite.py")
 TIMEOUT_S = 600
+TRIES = 3
 
 KNOWN = {
     ("client_test5", "test_subscribe_failure"): "asks for 0x80; a filter that is not allowed is refused with 0x87",
@@ -69,6 +71,28 @@ def run(suite: str, broker: BrokerProcess, *only: str) -> str:
     """Run `client_test` (3.1.1) or `client_test5` (5). Raises Missing, AssertionError."""
     where = directory()
     refuse_filters(broker)
+    passed, failed, said = _round(where, suite, broker, only)
+    known = [line for line in failed if (suite, line.split()[1]) in KNOWN]
+    again: list[str] = []
+    failed = [line for line in failed if line not in known]
+    for _ in range(TRIES - 1):  # some wait for the wrong client's SUBACK, and what they publish next may be sooner
+        names = [line.split()[1] for line in failed]
+        if not names:
+            break
+        more, failed, said = _round(where, suite, broker, names)
+        passed += more
+        again += [line.split()[1] for line in more]
+    report = "\n".join([*failed, said])
+    failures = f"{len(passed)} passed, {len(failed)} failed\n{report}\nlog of the broker:\n{broker.log()[-2000:]}"
+    assert not failed, failures
+    assert passed, failures
+    told = "".join(f"; {line.split()[1]}: {KNOWN[suite, line.split()[1]]}" for line in known)
+    told += f"; at a further try: {', '.join(again)}" if again else ""
+    return f"{len(passed)} tests passed{told}"
+
+
+def _round(where: Path, suite: str, broker: BrokerProcess, only: Sequence[str]) -> tuple[list[str], list[str], str]:
+    """The lines of those that passed and of those that failed, and what else was said."""
     done = subprocess.run(
         [sys.executable, str(RUNNER), str(where), suite, str(broker.mqtt_port), *only],
         capture_output=True,
@@ -78,11 +102,4 @@ def run(suite: str, broker: BrokerProcess, *only: str) -> str:
     )
     lines = done.stdout.splitlines()
     passed = [line for line in lines if line.startswith("ok ")]
-    known = [line for line in lines if line.startswith("FAILED ") and (suite, line.split()[1]) in KNOWN]
-    failed = [line for line in lines if line.startswith("FAILED ") and line not in known]
-    report = "\n".join([*failed, done.stderr[-2000:] if failed or not passed else ""])
-    failures = f"{len(passed)} passed, {len(failed)} failed\n{report}\nlog of the broker:\n{broker.log()[-2000:]}"
-    assert not failed, failures
-    assert passed, failures
-    told = "".join(f"; {line.split()[1]}: {KNOWN[suite, line.split()[1]]}" for line in known)
-    return f"{len(passed)} tests passed{told}"
+    return passed, [line for line in lines if line.startswith("FAILED ")], done.stderr[-2000:]

@@ -105,6 +105,7 @@ V5 = """
 3.6.2-1 3.14.2-1 3.15.2-1: test_wire test_a_reason_that_a_packet_may_not_have_becomes_an_unspecified_error
 3.8.4-3: test_adapter test_mqtt_3_8_4_3_subscribing_again_replaces_the_qos
 3.8.4-4: test_retained test_mqtt_3_8_4_3_a_filter_again_gives_them_again
+3.8.3-3: test_clauses_5 test_no_local_leaves_out_ones_own_and_nobody_elses
 3.12.4-1: test_adapter test_mqtt_3_12_4_1_ping
 3.14.2-2: test_wire test_disconnect_and_auth
 3.14.4-1 3.14.4-2 3.14.4-3: test_clauses_5 test_after_disconnect_nothing_counts_and_the_will_is_void
@@ -136,7 +137,7 @@ V5_NOT_OURS = """
 """Of servers that have no QoS 2 or no retained messages."""
 
 V5_OPEN = """
-3.1.2-26 3.1.2-27 3.1.2-29 3.1.3-10 3.3.1-13 3.3.2-5 3.3.2-6 3.3.2-11 3.3.4-3 3.3.4-4 3.3.4-5 3.8.3-3 3.10.4-3
+3.1.2-26 3.1.2-27 3.1.2-29 3.1.3-10 3.3.1-13 3.3.2-5 3.3.2-6 3.3.2-11 3.3.4-3 3.3.4-4 3.3.4-5 3.10.4-3
 4.3.3-7 4.3.3-9 4.3.3-13 4.4.0-2 4.8.2-3 4.8.2-4 4.8.2-5 4.8.2-6
 """
 

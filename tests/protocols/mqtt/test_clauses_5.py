@@ -271,3 +271,15 @@ def test_lengths_are_as_short_as_they_can_be() -> None:
     # [MQTT-1.5.5-1]
     sizes = {0: 1, 127: 1, 128: 2, 16_383: 2, 16_384: 3, 2_097_151: 3, 2_097_152: 4, 268_435_455: 4}
     assert {number: len(encode_variable(number)) for number in sizes} == sizes
+
+
+async def test_no_local_leaves_out_ones_own_and_nobody_elses(world: World) -> None:
+    first, _ = await opened(world, "first")
+    second, _ = await opened(world, "second")
+    for client in (first, second):
+        await client.send(subscribe_5(1, ("a", 6)))
+        await told(client)
+    for number, (publisher, other) in enumerate([(first, second), (second, first)]):
+        await publisher.send(publish_5("a", b"%d" % number, qos=1))
+        assert [kind for kind, _ in await told(publisher)] == [PUBACK]  # [MQTT-3.8.3-3]
+        assert [delivery(found)[3] for found in await told(other)] == [b"%d" % number]
