@@ -35,6 +35,7 @@ DOORS = ("amqp", "mqtt", "native")
 VERSIONS = {"311": MQTTv311, "5": MQTTv5}
 PATIENCE_S = 60.0
 _QUEUED_MAX = 300
+_SETTLED_S = 0.05
 _STARTS_MAX = 60
 
 
@@ -57,6 +58,7 @@ class Device:
         self.name = name
         self.version = version
         self.sessions_lost = 0
+        self.joined_s = 0.0
         self._joined = False
         options: dict[str, Any] = {"clean_session": False} if version == "311" else {}
         self.client = SoundClient(CallbackAPIVersion.VERSION2, name, protocol=VERSIONS[version], **options)
@@ -83,6 +85,7 @@ class Device:
 
     def joined(self) -> None:
         """It is connected."""
+        self.joined_s = time.monotonic()
         self.ready.set()
 
     def cut(self) -> None:
@@ -139,6 +142,9 @@ class Publisher(Device):
 
     def _publish(self) -> None:
         while not self._ended.wait(0.01):
+            # paho sends what it is given before CONNACK at once, ahead of what it has to send again.
+            if time.monotonic() - self.joined_s < _SETTLED_S or not self.client.is_connected():
+                continue
             if 2 * self.sent - self._acknowledged < _QUEUED_MAX:
                 for _ in range(10):
                     for qos in (1, 2):
