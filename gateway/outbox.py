@@ -86,6 +86,7 @@ class SocketOutbox:
     __slots__ = (
         "_backlog", "_broken", "_drained", "_group", "_large", "_owner", "_pieces", "_socket", "_tls",
         "_web", "dirty", "on_writable", "pending_bytes", "sends_files", "writable",
+        "written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +97,7 @@ class SocketOutbox:
         tls: TlsLayer | None = None,
         web: WebSocket | None = None,
     ) -> None:
-        self.pending_bytes = 0
+        self.pending_bytes = self.written_bytes = 0
         self.writable = True
         self.on_writable: Callable[[], None] | None = None
         self._socket = sock
@@ -129,6 +130,7 @@ class SocketOutbox:
         if size and not self._broken:
             self._pieces.append(data)
             self.pending_bytes += size
+            self.written_bytes += size
             if size >= LARGE_BYTES:  # as ranges of files are
                 self._large = True
             if self.pending_bytes > self._group.limits.outbox_bytes_high:

@@ -28,6 +28,7 @@ from protocols.mqtt.adapter_retained import Retaining
 from protocols.mqtt.adapter_sessions import LastingSession, open_session, sessions_of
 from protocols.mqtt.adapter_subscribe import Subscribing
 from protocols.mqtt.adapter_subscriptions import Subscriptions
+from protocols.mqtt.adapter_sys import system_of, written_bytes
 from protocols.mqtt.adapter_will import WillOfClient
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
@@ -88,6 +89,8 @@ class MqttAdapter:
         self._deadline_s = clock() + self.config.connect_timeout_s
         self._keep_alive_s = 0.0
         self.connect = Connect(4, "")
+        self.traffic = system_of(self).traffic
+        self.traffic.sockets += 1
         self.session: Session | None = None
         self.grants: Grants
         """What the user may do, from CONNECT on."""
@@ -116,6 +119,7 @@ class MqttAdapter:
             events = self._connection.receive_data(data)
         except MqttProtocolError as error:
             events, violation = error.events, error
+        self.traffic.read(len(data), events)
         try:
             for event in events:
                 if self.closed:
@@ -238,6 +242,7 @@ class MqttAdapter:
         self.subscribing = Subscribing(self, session, subscriptions, self.delivering, lasting)
         self.retaining = Retaining(self, session)
         self._will = WillOfClient(self)
+        self.traffic.connections += 1
         try:
             await self._will.keep()
         except BrokerError as error:
@@ -345,6 +350,7 @@ class MqttAdapter:
             self._forget()
             return
         self._will.leave()
+        self.traffic.bytes_sent += written_bytes(self)
         session.close()
         self._forget()
 

@@ -101,6 +101,7 @@ class Delivering:
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
+        self._adapter.traffic.sent(slab, start, stop)
         if self._packet_bytes_max is None:
             self._deliver(consumer, first_id, slab, start, stop, redelivered)
             return

@@ -142,6 +142,7 @@ class Publishing:
         if self._marking.by_publisher and not mark:
             mark = mark_of(self._adapter.connect.client_id)
         slab = slab_of(run, EXCHANGE, first, keys, mark)
+        self._adapter.traffic.publish_bytes_received += slab.size
         kind = _ANSWERS[run.qos]
         if kind is None:
             if run.wire is not None:

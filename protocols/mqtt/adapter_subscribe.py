@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from protocols.convert import topic_to_routing_key
@@ -12,9 +12,11 @@ from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_retained import wanted
 from protocols.mqtt.adapter_shares import PREFIX, Shares
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, Subscriptions, to_arguments
+from protocols.mqtt.adapter_sys import system_of
 from protocols.mqtt.events import Subscribe, SubscriptionRequest, Unsubscribe
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
 from routing.errors import BrokerError
+from routing.retained import give_out
 from routing.session import Consumer, Session
 
 if TYPE_CHECKING:
@@ -45,6 +47,16 @@ class Subscribing:
         self._queue = ""
         self.shares = Shares(adapter, session)
 
+    @property
+    def filters(self) -> Collection[str]:
+        """What the client is subscribed to, but for shared subscriptions."""
+        return self._subscriptions.granted
+
+    @property
+    def queue_name(self) -> str:
+        """The client's own queue; "" before its first subscription."""
+        return self._queue
+
     async def resume(self) -> None:
         """Go on with what lasts of the session. Raises BrokerError."""
         if self._lasting is not None:
@@ -65,7 +77,9 @@ class Subscribing:
             self._changed()
             await self._consume()
             self._adapter.outbox.write(self._adapter.wire.suback(event.packet_id, codes))
-            await self._adapter.retaining.give_out(self._queue, wanted(requests, codes, known))
+            filters = list(wanted(requests, codes, known))
+            await self._adapter.retaining.give_out(self._queue, filters)
+            await give_out(self._session, self._queue, system_of(self._adapter).subscribed(self._adapter, filters))
 
     def _changed(self) -> None:
         self._delivering.forget_routes()

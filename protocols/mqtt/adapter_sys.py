@@ -1,0 +1,243 @@
+"""The `$SYS` tree: what Mosquitto tells of itself, so that what reads it there reads it here.
+
+1. Values are worked out every `sys_interval_s`, and written as Mosquitto writes them. They are retained in memory
+   alone: a new subscriber gets them at once with RETAIN 1, later what has changed; what is asked for with QoS 1 or 2
+   comes at QoS 0. They go straight into the queues of connected clients that have a filter which begins with `$SYS`: no
+   exchange has them, so `#` does not match them, whatever protocol it is bound by.
+2. Counting costs an addition a read, a run or a slab. Packets sent are worked out from what was received: each has one
+   answer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
+
+import msgspec
+
+from protocols.convert import topic_to_routing_key
+from protocols.mqtt.adapter_sessions import sessions_of
+from protocols.mqtt.events import AcknowledgementKind, Acknowledgements, Event, PublishRun
+from protocols.mqtt.raw import GIVEN, RETAIN
+from routing.errors import BrokerError
+from routing.message import Properties, Slab
+from routing.retained_names import NameTrie
+from routing.topology.route import Route
+from routing.topology.topic_trie import parse_pattern
+
+if TYPE_CHECKING:
+    from protocols.mqtt.adapter import MqttAdapter
+    from routing.broker import Broker
+
+ROOT = "$SYS/"
+_EXCHANGE = "amq.topic"
+_LIVE = Properties("mqtt", b"", persistent=False)
+_RETAINED = Properties("mqtt", bytes((RETAIN | GIVEN,)), persistent=False)
+_MINUTES = (1, 5, 15)
+_LEAST_CHANGE = 0.01
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Traffic(msgspec.Struct):
+    """What has gone through the door since the start."""
+
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    """Of connections that are over; the others know their own."""
+    messages_received: int = 0
+    answers: int = 0
+    """Packets sent that are no publishes."""
+    publishes_received: int = 0
+    publishes_sent: int = 0
+    publish_bytes_received: int = 0
+    publish_bytes_sent: int = 0
+    connections: int = 0
+    sockets: int = 0
+
+    def read(self, size: int, events: Sequence[Event]) -> None:
+        """A read of `size` bytes came."""
+        self.bytes_received += size
+        for event in events:
+            count = 1
+            if type(event) is PublishRun:
+                count = len(event.payloads)
+                self.publishes_received += count
+                self.answers += count if event.qos else 0
+            elif type(event) is Acknowledgements:
+                count = sum(last - first + 1 for first, last in event.ranges)
+                if event.kind in (AcknowledgementKind.PUBREC, AcknowledgementKind.PUBREL):
+                    self.answers += count
+            else:
+                self.answers += 1
+            self.messages_received += count
+
+    def sent(self, slab: Slab, start: int, stop: int) -> None:
+        """Messages of a slab were sent."""
+        self.publishes_sent += stop - start
+        whole = stop - start == len(slab.bodies)
+        self.publish_bytes_sent += slab.size if whole else sum(map(len, slab.bodies[start:stop]))
+
+
+class System:
+    """The tree of one broker; see the module. `system_of` makes it with the first connection."""
+
+    def __init__(self, broker: Broker, interval_s: float, vhost: str) -> None:
+        self.traffic = Traffic()
+        self.watchers: WeakSet[MqttAdapter] = WeakSet()
+        """Clients with filters that begin with `$SYS`."""
+        self._broker = broker
+        self._interval_s = interval_s
+        self._vhost = vhost
+        self._started = self._before = time.monotonic()
+        self._values: dict[str, str] = {}
+        self._names = NameTrie()
+        self._clients_max = 0
+        self._loads: dict[tuple[str, int], float] = {}
+        self._counted: dict[str, int] = {}
+        if interval_s:
+            self._update()
+            self._wait()
+
+    def _wait(self) -> None:
+        self._broker.timers.at(self._broker.clock.seconds(self._broker.clock.now_ms()) + self._interval_s, self._tick)
+
+    def _tick(self) -> None:
+        self._wait()
+        changed = self._update()
+        if changed:
+            for adapter in list(self.watchers):
+                self._tell(adapter, changed)
+
+    # --- clients -------------------------------------------------------------------------
+
+    def subscribed(self, adapter: MqttAdapter, filters: Sequence[str]) -> list[Slab]:
+        """A client has subscribed; what it gets of it."""
+        own = [one for one in filters if one.startswith(ROOT)]
+        if not own:
+            return []
+        self.watchers.add(adapter)
+        return self._slabs(own, self._values, _RETAINED)
+
+    def _tell(self, adapter: MqttAdapter, changed: dict[str, str]) -> None:
+        filters = [one for one in adapter.subscribing.filters if one.startswith(ROOT)]
+        session = adapter.session
+        queue = None if session is None else session.vhost.queues.get(adapter.subscribing.queue_name)
+        if not filters or queue is None or session is None:
+            self.watchers.discard(adapter)
+            return
+        for slab in self._slabs(filters, changed, _LIVE):
+            try:
+                session.deliver_to(Route([queue], []), slab, False)
+            except BrokerError:
+                return
+
+    def _slabs(self, filters: Sequence[str], values: dict[str, str], properties: Properties) -> list[Slab]:
+        found: dict[str, None] = {}
+        for one in filters:
+            found |= dict.fromkeys(self._names.matching(parse_pattern(topic_to_routing_key(one), "mqtt")))
+        keys = [key for key in found if key in values]
+        bodies = [values[key].encode() for key in keys]
+        return [Slab(_EXCHANGE, keys[0], properties, bodies, keys=keys)] if keys else []
+
+    # --- values --------------------------------------------------------------------------
+
+    def _update(self) -> dict[str, str]:
+        """Work all values out; those that have changed, by routing key."""
+        now = time.monotonic()
+        found = self._figures(now)
+        passed_s, self._before = now - self._before, now
+        if passed_s > 0:
+            found |= self._load(passed_s)
+        changed = {}
+        for name, value in found.items():
+            key = topic_to_routing_key(f"{ROOT}broker/{name}")
+            if self._values.get(key) != value:
+                if key not in self._values:
+                    self._names.add(key)
+                self._values[key] = changed[key] = value
+        return changed
+
+    def _figures(self, now: float) -> dict[str, str]:
+        broker, traffic = self._broker, self.traffic
+        clients = sessions_of(broker).clients.values()
+        vhost = broker.topology.vhosts.get(self._vhost)
+        queues = [] if vhost is None else [one for one in vhost.queues.values() if one.name.startswith("mqtt.")]
+        connected = len(clients)
+        offline = sum(1 for queue in queues if queue.durable and not queue.consumers)
+        self._clients_max = max(self._clients_max, connected + offline)
+        waiting = sum(queue.message_count + queue.outstanding for queue in queues)
+        heap_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+        retained = broker.retained
+        figures = {
+            "uptime": f"{int(now - self._started)} seconds",
+            "clients/total": connected + offline, "clients/connected": connected, "clients/active": connected,
+            "clients/disconnected": offline, "clients/inactive": offline, "clients/expired": 0,
+            "clients/maximum": self._clients_max,
+            "messages/received": traffic.messages_received,
+            "messages/sent": traffic.answers + traffic.publishes_sent,
+            "messages/stored": retained.count + waiting,
+            "store/messages/count": retained.count + waiting, "store/messages/bytes": retained.size_bytes,
+            "subscriptions/count": sum(len(one.subscribing.filters) for one in clients),
+            "shared_subscriptions/count": 0,
+            "retained messages/count": retained.count,
+            "publish/messages/received": traffic.publishes_received, "publish/messages/sent": traffic.publishes_sent,
+            "publish/messages/dropped": retained.refused,
+            "publish/bytes/received": traffic.publish_bytes_received, "publish/bytes/sent": traffic.publish_bytes_sent,
+            "bytes/received": traffic.bytes_received, "bytes/sent": self._bytes_sent(),
+            "heap/current": heap_bytes,
+            "heap/maximum": max(heap_bytes, int(self._values.get("$SYS.broker.heap.maximum", "0"))),
+        }  # fmt: skip
+        return {"version": f"millrace version {version('millrace')}"} | {k: str(v) for k, v in figures.items()}
+
+    def _bytes_sent(self) -> int:
+        clients = sessions_of(self._broker).clients.values()
+        return self.traffic.bytes_sent + sum(written_bytes(one) for one in clients)
+
+    def _load(self, passed_s: float) -> dict[str, str]:
+        """Averages a minute, over the last 1, 5 and 15: they follow what happens as the load of a machine does."""
+        traffic = self.traffic
+        counts = {
+            "messages/received": traffic.messages_received,
+            "messages/sent": traffic.answers + traffic.publishes_sent,
+            "publish/dropped": self._broker.retained.refused,
+            "publish/received": traffic.publishes_received,
+            "publish/sent": traffic.publishes_sent,
+            "bytes/received": traffic.bytes_received,
+            "bytes/sent": self._bytes_sent(),
+            "sockets": traffic.sockets,
+            "connections": traffic.connections,
+        }
+        told = {}
+        for name, count in counts.items():
+            a_minute = (count - self._counted.get(name, 0)) * 60 / passed_s
+            for minutes in _MINUTES:
+                before = self._loads.get((name, minutes), 0.0)
+                load = a_minute + math.exp(-passed_s / (60 * minutes)) * (before - a_minute)
+                self._loads[name, minutes] = load
+                if abs(load - before) >= _LEAST_CHANGE or not before:
+                    told[f"load/{name}/{minutes}min"] = f"{load:.2f}"
+        self._counted = counts
+        return told
+
+
+def written_bytes(adapter: MqttAdapter) -> int:
+    """What a connection was sent; outboxes that do not count say nothing."""
+    return getattr(adapter.outbox, "written_bytes", 0)
+
+
+_systems: WeakKeyDictionary[Broker, System] = WeakKeyDictionary()
+
+
+def system_of(adapter: MqttAdapter) -> System:
+    """That of the adapter's broker."""
+    found = _systems.get(adapter.broker)
+    if found is None:
+        config = adapter.config
+        found = _systems[adapter.broker] = System(adapter.broker, config.sys_interval_s, config.virtual_host)
+    return found

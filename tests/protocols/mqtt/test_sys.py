@@ -1,0 +1,92 @@
+"""The `$SYS` tree, beside that of a real Mosquitto."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from benchmarks.peers import mosquitto
+from protocols.mqtt.config import MqttConfig
+from tests.protocols.mqtt.conftest import Client, World
+from tests.protocols.mqtt.wire import packets, publish, subscribe, unsubscribe
+
+CONFIG = MqttConfig(sys_interval_s=1)
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock()
+
+
+def told(client: Client) -> dict[str, tuple[str, int]]:
+    """The values that a client was sent by topic, each with its RETAIN flag."""
+    found = {}
+    for first, body in packets(client.take()):
+        if first & 0xF0 == 0x30:
+            size = 2 + int.from_bytes(body[:2], "big")
+            found[body[2:size].decode()] = (body[size:].decode(), first & 1)
+    return found
+
+
+async def test_newcomers_get_all_and_then_what_changes(world: World, clock: MockClock) -> None:
+    first = await world.client("first", config=CONFIG)
+    await first.send(subscribe(1, ("$SYS/#", 1)))
+    values = told(first)
+    assert {flag for _, flag in values.values()} == {1}
+    assert re.fullmatch(r"millrace version \S+", values["$SYS/broker/version"][0])
+    assert re.fullmatch(r"\d+ seconds", values["$SYS/broker/uptime"][0])
+    await (await world.client("second", config=CONFIG)).send(publish("a", b"12345"), publish("a", b"6", retain=True))
+    clock.jump(1.1)
+    await wait_all_tasks_blocked(0.001)
+    values = told(first)
+    assert {flag for _, flag in values.values()} == {0}
+    assert values["$SYS/broker/clients/connected"][0] == "2"
+    assert values["$SYS/broker/publish/messages/received"][0] == "2"
+    assert values["$SYS/broker/publish/bytes/received"][0] == "6"
+    assert values["$SYS/broker/retained messages/count"][0] == "1"
+    assert re.fullmatch(r"\d+\.\d\d", values["$SYS/broker/load/publish/received/1min"][0])
+    assert "$SYS/broker/version" not in values
+    await first.send(unsubscribe(2, "$SYS/#"))
+    first.take()
+    clock.jump(1.1)
+    await wait_all_tasks_blocked(0.001)
+    assert told(first) == {}
+
+
+async def test_only_filters_that_begin_with_it_match(world: World, clock: MockClock) -> None:
+    client = await world.client("c", config=CONFIG)
+    await client.send(subscribe(1, ("#", 0), ("+/broker/version", 0), ("$SYS/broker/clients/+", 0)))
+    assert {name.rpartition("/")[0] for name in told(client)} == {"$SYS/broker/clients"}
+    await world.broker.declare_queue("q", durable=True)
+    await world.broker.bind("queue", "q", "amq.topic", "#", {})
+    clock.jump(1.1)
+    await wait_all_tasks_blocked(0.001)
+    assert world.broker.topology.queues["q"].message_count == 0
+
+
+async def test_0_is_off(world: World) -> None:
+    client = await world.client("c", config=MqttConfig(sys_interval_s=0))
+    await client.send(subscribe(1, ("$SYS/#", 0)))
+    assert told(client) == {}
+
+
+@pytest.fixture(scope="module")
+def theirs() -> set[str]:
+    """The topics of Mosquitto's tree."""
+    with mosquitto("sys_interval 1") as (port, _):
+        command = ["mosquitto_sub", "-p", str(port), "-t", "$SYS/#", "-F", "%t", "-W", "3"]
+        return set(subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines())
+
+
+async def test_mosquitto_has_no_more_topics(world: World, clock: MockClock, theirs: set[str]) -> None:
+    client = await world.client("c", config=CONFIG)
+    await client.send(publish("a", b"x"), subscribe(1, ("$SYS/#", 0)))
+    ours = set(told(client))
+    clock.jump(1.1)
+    await wait_all_tasks_blocked(0.001)
+    ours |= set(told(client))
+    assert len(theirs) > 30
+    assert theirs - ours == set()
