@@ -22,6 +22,7 @@ import math
 import socket
 from collections.abc import Awaitable, Callable
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -32,8 +33,10 @@ from gateway.fair_reads import FairReads, Neighbours
 from gateway.outbox import Outboxes, SocketOutbox
 from gateway.sockets import see_off, send_all
 from gateway.tls import TlsLayer, TlsReader
-from gateway.websocket import GOING_AWAY, WebReader, WebSocket
 from protocols.sansio import Adapter
+
+if TYPE_CHECKING:
+    from gateway.websocket import WebSocket
 
 log = structlog.get_logger(__name__)
 
@@ -136,7 +139,7 @@ class Connection:
     def shut_down(self, reason: str) -> None:
         """The broker stops: let the protocol say so, and end."""
         if self._web is not None:
-            self._web.farewell = GOING_AWAY
+            self._web.go_away()
         try:
             self.adapter.shut_down(reason)
         except Exception as error:
@@ -171,10 +174,10 @@ class Connection:
         adapter, outbox, sock, shell = self.adapter, self.outbox, self._socket, self._shell
         reads = FairReads(shell.limits.read_bytes_max, shell.neighbours)
         outbox_bytes_high = shell.limits.outbox_bytes_high
-        receive = sock.recv if self._tls is None else TlsReader(sock, self._tls).recv
+        receive: Callable[[int], bytes] = sock.recv if self._tls is None else TlsReader(sock, self._tls).recv
         web = self._web
         if web is not None:
-            receive = WebReader(receive, web, outbox.send_control).recv
+            receive = web.reader(receive, outbox.send_control)
         wait = self._tls is None and web is None  # what came with the end of the handshake is there already
         while not adapter.closed and not self._failed:
             try:

@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import h11
 import trio
 
+from gateway.errors import PeerGone, Refused
 from gateway.sockets import send_all
 from gateway.tls import TlsLayer, TlsReader
 
@@ -22,20 +22,6 @@ _READ_BYTES = 1 << 10
 """A head is read in small pieces: the limit on it is looked at while it is not complete."""
 
 Headers = list[tuple[str, str]]
-
-
-class Refused(Exception):
-    """The request is answered with an HTTP status and closed; the text is the body."""
-
-    def __init__(self, status: HTTPStatus, reason: str, headers: Iterable[tuple[str, str]] = ()) -> None:
-        super().__init__(f"{status.value} {status.phrase}: {reason}")
-        self.status = status
-        self.reason = reason
-        self.headers = list(headers)
-
-
-class PeerGone(Exception):
-    """The client closed the transport, or it broke."""
 
 
 @dataclass(slots=True)

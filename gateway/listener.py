@@ -21,10 +21,8 @@ import trio
 
 from gateway.config import WebSocketConfig
 from gateway.connection import Connection, MakeAdapter, Shell
-from gateway.errors import StartError
-from gateway.http import PeerGone, Refused
+from gateway.errors import PeerGone, Refused, StartError
 from gateway.tls import Certificates, HandshakeFailed, handshake
-from gateway.websocket import upgrade
 
 log = structlog.get_logger(__name__)
 
@@ -129,7 +127,11 @@ class Listener:
                 if certificates is not None:
                     tls = await handshake(client, certificates.context, certificates.handshake_timeout_ms)
                     name = tls.certificate_name(certificates.name_source)
-                web = await upgrade(client, tls, self._web) if self._web is not None else None
+                web = None
+                if self._web is not None:
+                    from gateway.websocket import upgrade  # some megabytes that only such a door needs
+
+                    web = await upgrade(client, tls, self._web)
                 secured = {"tls": tls, "certificate_name": name, "web": web}
                 ready = True
         except HandshakeFailed as error:

@@ -22,15 +22,17 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
 from core_log.file_range import FileRange
 from gateway.config import Limits
 from gateway.tls import TlsLayer
-from gateway.websocket import ControlFrame, WebSocket
 from protocols.buffers import LARGE_BYTES, Piece, join_small
+
+if TYPE_CHECKING:
+    from gateway.websocket import ControlFrame, WebSocket
 
 _SEND_BYTES = 1 << 20
 _SEND_BUFFERS = 1024  # IOV_MAX of Linux

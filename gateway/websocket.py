@@ -24,7 +24,8 @@ from wsproto.events import CloseConnection, Ping
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import generate_accept_token
 
-from gateway.http import Exchange, Headers, PeerGone, Refused, Request
+from gateway.errors import PeerGone, Refused
+from gateway.http import Exchange, Headers, Request
 from gateway.sockets import see_off
 from gateway.tls import TlsLayer
 from protocols.buffers import BytesLike
@@ -37,8 +38,6 @@ FRAME_BYTES = 512 << 10
 
 CONTROL_FRAMES_MAX = 64
 """Most control frames in one read."""
-
-GOING_AWAY = CloseReason.GOING_AWAY
 
 _SUBPROTOCOLS = ("mqtt", "mqttv3.1")
 """The name that the standards have (MQTT-6.0.0-3), and that of clients from before them."""
@@ -73,6 +72,16 @@ class WebSocket:
         """Bytes that are missing of the frame under way."""
         self._mask = b""
         self._answers: list[ControlFrame] = []
+
+    def go_away(self) -> None:
+        """The broker stops: that is what the connection is to be closed with."""
+        self.farewell = CloseReason.GOING_AWAY
+
+    def reader(
+        self, receive: Callable[[int], bytes], write: Callable[[list[ControlFrame]], None]
+    ) -> Callable[[int], bytes]:
+        """What gives what the frames hold; see `WebReader`."""
+        return WebReader(receive, self, write).recv
 
     def receive(self, data: bytes) -> bytes:
         """Take bytes as they came: those of all binary frames, joined."""
@@ -322,4 +331,4 @@ def accept(request: Request, config: WebSocketConfig) -> Headers:
     ]
 
 
-__all__ = ["GOING_AWAY", "ControlFrame", "PeerGone", "Refused", "WebReader", "WebSocket", "upgrade"]
+__all__ = ["ControlFrame", "PeerGone", "Refused", "WebReader", "WebSocket", "upgrade"]
