@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from protocols.convert import routing_key_to_topic
+from protocols.mqtt.adapter_aliases import Aliases
 from protocols.mqtt.adapter_deliveries import (
     WIRES_QOS_0,
     heads_of,
@@ -20,13 +21,22 @@ from protocols.mqtt.adapter_deliveries import (
 )
 from protocols.mqtt.adapter_properties import blocks_of
 from protocols.mqtt.adapter_retained import given
-from protocols.mqtt.adapter_terms import NO_TOPIC, Route, expiries_left, packets_in, ways_of
+from protocols.mqtt.adapter_terms import (
+    NO_TOPIC,
+    Route,
+    Stretch,
+    expiries_left,
+    packets_in,
+    topics_and_blocks,
+    ways_of,
+)
 from protocols.mqtt.packets import check_topic_name
 from protocols.mqtt.properties import encode_text
 from protocols.mqtt.raw import QOS_MASK, mark_of
 from protocols.mqtt.reasons import MqttProtocolError
 from protocols.mqtt.wire import (
     DUP,
+    RETAIN,
     Blocks,
     PublishHeads,
     encode_publishes,
@@ -83,8 +93,12 @@ class Delivering:
         self._version_5 = adapter.wire.has_properties
         self._wire_key = WIRES_QOS_0[self._version_5]
         self._packet_bytes_max = adapter.connect.packet_bytes_max
-        self._plain = True
-        """There is nothing to a subscription but its QoS."""
+        self._aliases: Aliases | None = None
+        if self._version_5:
+            aliases_max = min(adapter.connect.topic_alias_max, adapter.config.client_topic_alias_max)
+            self._aliases = Aliases(aliases_max, self._packet_bytes_max) if aliases_max else None
+        self._plain = self._aliases is None
+        """There is nothing to a subscription but its QoS, and nothing to the client but those."""
         self._own_mark = b""
         """That of the client, where it does not want all that it publishes."""
         self._routes_on_terms: dict[str, Route] = {}
@@ -96,7 +110,7 @@ class Delivering:
         self._routes.clear()
         self._routes_on_terms.clear()
         subscriptions = self._subscriptions
-        self._plain = subscriptions.are_plain
+        self._plain = subscriptions.are_plain and self._aliases is None
         self._own_mark = mark_of(self._adapter.connect.client_id) if subscriptions.are_for_others else b""
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
@@ -273,19 +287,59 @@ class Delivering:
             first_of_them, last_of_all = first_id + first - start, first_id + stop - start - 1
             if way.qos >= 0:
                 some = None if left is None else left[first - start : last - start]
-                heads, blocks = packets_in(slab, first, last, way, route_of, some, flags, version_5=self._version_5)
-                bodies = slab.bodies[first:last]
+                some_flags = flags if way.qos else 0  # MQTT-3.3.1-2
+                if self._aliases is None:
+                    heads, blocks = packets_in(
+                        slab, first, last, way, route_of, some, some_flags, version_5=self._version_5
+                    )
+                    bodies = slab.bodies[first:last]
+                    if way.qos:
+                        self._send(consumer, first_of_them, way.qos, redelivered, heads, bodies, blocks, 0, len(bodies))
+                    else:
+                        self._adapter.outbox.write(encode_publishes(heads, bodies))
+                else:
+                    stretch = Stretch(first, last, way)
+                    self._send_aliased(consumer, first_of_them, redelivered, slab, stretch, route_of, some, some_flags)
                 if way.qos:
-                    self._send(consumer, first_of_them, way.qos, redelivered, heads, bodies, blocks, 0, len(bodies))
                     if self.inflight.collided:
                         if last < stop:
                             self.inflight.give_back(first_id + last - start, last_of_all, redelivered)
                         return
                     continue
-                self._adapter.outbox.write(encode_publishes(heads, bodies))
             if not consumer.no_ack:
                 outcome = Outcome.DISCARD if way is NO_TOPIC else Outcome.ACK
                 session.settle(first_of_them, first_of_them + last - first - 1, outcome)
+
+    def _send_aliased(
+        self,
+        consumer: Consumer,
+        first_id: int,
+        redelivered: bool,
+        slab: Slab,
+        stretch: Stretch,
+        route_of: Callable[[str], Route],
+        left: list[int | None] | None,
+        flags: int,
+    ) -> None:
+        """Publishes to a client that takes aliases; at QoS 1 and 2 as many as there are ids for."""
+        first, last, way = stretch
+        flags |= RETAIN if way.retain else 0
+        some, blocks = topics_and_blocks(slab, first, last, way, route_of, left, version_5=True)
+        topics, bodies = [some] * (last - first) if isinstance(some, bytes) else some, slab.bodies[first:last]
+        assert self._aliases is not None
+        encode = self._aliases.encode
+        if not way.qos:
+            self._adapter.outbox.write(encode(topics, bodies, 0, flags, blocks))
+            return
+        at_once, start = not self.inflight.may_wait(consumer, way.qos), 0
+        for packet_id, count in self.inflight.take(consumer, first_id, last - first, redelivered):
+            end = start + count
+            props = blocks if isinstance(blocks, bytes) else blocks[start:end]
+            packets = encode(
+                topics[start:end], bodies[start:end], way.qos, flags, props, first_packet_id=packet_id, at_once=at_once
+            )
+            self.inflight.write(consumer, packets, way.qos, first_id + end - 1)
+            start = end
 
     def _route_on_terms(self, routing_key: str) -> Route:
         route = self._routes_on_terms.get(routing_key)

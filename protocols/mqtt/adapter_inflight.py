@@ -97,6 +97,10 @@ class Inflight:
         self._session.pause(True)
         self._session.settle(first_id, last_id, Outcome.UNSEEN_AGAIN if redelivered else Outcome.UNSEEN)
 
+    def may_wait(self, consumer: Consumer, qos: int) -> bool:
+        """Whether `write` may send other packets before these."""
+        return qos == 2 and self._own(consumer) is not None
+
     def write(self, consumer: Consumer, packets: bytes, qos: int, last_id: int) -> None:
         """Send publishes, the last of which is this delivery: at QoS 2 when it is committed."""
         own = self._own(consumer) if qos == 2 else None

@@ -14,7 +14,7 @@ is looked at for a client whose subscriptions are plain, and for messages that d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import add
 from typing import NamedTuple
 
@@ -163,22 +163,42 @@ def _packets_in(
     *,
     version_5: bool,
 ) -> tuple[PublishHeads, Blocks]:
-    bodies, qos = slab.bodies[start:stop], way.qos
+    topics, blocks = topics_and_blocks(slab, start, stop, way, route_of, left, version_5=version_5)
+    return heads_for(topics, slab.bodies[start:stop], way.qos, flags, blocks), blocks if way.qos else b""
+
+
+def topics_and_blocks(
+    slab: Slab,
+    start: int,
+    stop: int,
+    way: Way,
+    route_of: Callable[[str], Route],
+    left: list[int | None] | None,
+    *,
+    version_5: bool,
+) -> tuple[bytes | list[bytes], Blocks]:
+    """What is written as topics and as property blocks of a stretch: one, or one for each message."""
     blocks: Blocks = b""
     if version_5:
         blocks = with_more(blocks_of(slab, start, stop), stop - start, way.subscription_ids, left)
     if slab.keys is None:
-        topic = route_of(slab.routing_key)[0] or b""
+        return route_of(slab.routing_key)[0] or b"", blocks
+    return [route_of(key)[0] or b"" for key in slab.keys[start:stop]], blocks
+
+
+def heads_for(
+    topics: bytes | list[bytes], bodies: Sequence[bytes], qos: int, flags: int, blocks: Blocks
+) -> PublishHeads:
+    """The heads of publishes; at QoS 0 blocks are part of them."""
+    if isinstance(topics, bytes):
         if isinstance(blocks, bytes):
             if qos:
-                return publish_heads(topic, bodies, qos, flags=flags, block=blocks), blocks
-            return publish_heads(topic + blocks, bodies, 0, flags=flags), b""
-        topics = [topic] * (stop - start)
-    else:
-        topics = [route_of(key)[0] or b"" for key in slab.keys[start:stop]]
+                return publish_heads(topics, bodies, qos, flags=flags, block=blocks)
+            return publish_heads(topics + blocks, bodies, 0, flags=flags)
+        topics = [topics] * len(bodies)
     if qos:
-        return varied_heads(topics, bodies, qos, flags=flags, blocks=blocks), blocks
+        return varied_heads(topics, bodies, qos, flags=flags, blocks=blocks)
     if blocks:
         each = [blocks] * len(topics) if isinstance(blocks, bytes) else blocks
         topics = list(map(add, topics, each))
-    return varied_heads(topics, bodies, 0, flags=flags), b""
+    return varied_heads(topics, bodies, 0, flags=flags)

@@ -53,6 +53,9 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     topic_alias_max: Annotated[int, Meta(ge=0, le=65_535)] = 256
     """Highest topic alias that a client of MQTT 5 may use; 0: none."""
 
+    client_topic_alias_max: Annotated[int, Meta(ge=0, le=65_535)] = 32
+    """Most topics that have an alias towards a client of MQTT 5, if it takes as many; 0: none."""
+
     sys_interval_s: Annotated[float, Meta(ge=0)] = 10.0
     """How often the values of the `$SYS` tree are worked out; 0: there is none."""
 

@@ -68,6 +68,7 @@ def bridge(broker: BrokerProcess, directory: Path, version: str) -> Iterator[int
         "remote_clientid the-bridge", "cleansession false", "try_private false", "restart_timeout 1",
         "notifications false",
         "topic out/# out 1", "topic in/# in 1", "keepalive_interval 5", "bridge_attempt_unsubscribe false",
+        "max_inflight_messages 20",  # without a limit it announces a receive maximum of 0, which is an error
     )  # fmt: skip
     with peers.mosquitto(*lines) as (port, _):
         yield port

@@ -117,6 +117,8 @@ V5 = """
 4.7.3-3: test_codec test_topic_limits_at_the_limit
 4.12.0-1: test_authentication test_mqtt_4_12_0_1_an_unknown_method
 4.12.0-2 4.12.0-5: test_authentication test_mqtt_4_12_0_a_right_password
+3.1.2-26 3.3.2-11: test_aliases test_a_topic_comes_with_its_alias_and_then_the_alias_alone
+3.1.2-27: test_aliases test_who_announces_nothing_gets_no_aliases
 4.12.0-4: test_authentication test_who_is_not_welcome_is_told_the_same
 4.12.0-6: test_authentication test_auth_out_of_turn
 4.12.1-1: test_authentication test_authenticating_again
@@ -137,7 +139,7 @@ V5_NOT_OURS = """
 """Of servers that have no QoS 2 or no retained messages."""
 
 V5_OPEN = """
-3.1.2-26 3.1.2-27 3.1.2-29 3.1.3-10 3.3.1-13 3.3.2-5 3.3.2-6 3.3.2-11 3.3.4-3 3.3.4-4 3.3.4-5 3.10.4-3
+3.1.2-29 3.1.3-10 3.3.1-13 3.3.2-5 3.3.2-6 3.3.4-3 3.3.4-4 3.3.4-5 3.10.4-3
 4.3.3-7 4.3.3-9 4.3.3-13 4.4.0-2 4.8.2-3 4.8.2-4 4.8.2-5 4.8.2-6
 """
 
