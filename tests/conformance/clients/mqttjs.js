@@ -21,8 +21,12 @@ async function scenario(mqtt, url, version, options) {
   const granted = await subscriber.subscribeAsync(name + "/#", { qos })
   check(granted[0].qos === qos, "granted " + granted[0].qos)
   const count = 600
-  const sent = []
+  let sent = []
   for (let number = 0; number < count; number++) {
+    if (sent.length === 100) { // the library does not count what the broker takes at once (receive maximum)
+      await Promise.all(sent)
+      sent = []
+    }
     const properties = version === 5 ? { properties: { contentType: "text/plain", userProperties: { number: "" + number } } } : {}
     sent.push(publisher.publishAsync(name + "/" + number % 7, "body " + number, { qos: number % (qos + 1), ...properties }))
   }
