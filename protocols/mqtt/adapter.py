@@ -130,7 +130,7 @@ class MqttAdapter:
                         self.publishing.publish(event)
                     except NotReady:
                         await self.retaining.make_ready()
-                        self.publishing.publish(event)
+                        self.publishing.go_on()
                 elif type(event) is Acknowledgements:
                     if event.kind is AcknowledgementKind.PUBREL:
                         self.publishing.release(event)
@@ -207,6 +207,8 @@ class MqttAdapter:
             self._refuse(code)
             return
         if excess:
+            if self.wire.has_properties:
+                self.outbox.write(self.wire.connack(ReasonCode.TOPIC_NAME_INVALID))
             self.end(f"will {excess}")
             return
         clients = sessions_of(self.broker).clients
@@ -235,8 +237,7 @@ class MqttAdapter:
         self._deadline_s = self._clock() + self._keep_alive_s if self._keep_alive_s else math.inf
         session = self.session = self.broker.session(self, protocol="mqtt", owner=self, vhost=config.virtual_host)
         subscriptions = Subscriptions()
-        window = min(config.inflight_messages_max, connect.receive_maximum)
-        self.inflight = Inflight(self, session, lasting, window)
+        self.inflight = Inflight(self, session, lasting, min(config.inflight_messages_max, connect.receive_maximum))
         self.publishing = Publishing(self, session, lasting)
         self.delivering = Delivering(self, session, subscriptions, self.inflight)
         self.subscribing = Subscribing(self, session, subscriptions, self.delivering, lasting)
@@ -259,13 +260,10 @@ class MqttAdapter:
 
     async def _disconnected(self, event: Disconnect) -> None:
         """The client leaves, and may say for how long its session is to be kept (MQTT 5, 3.14.2.2.2)."""
-        if event.reason != ReasonCode.DISCONNECT_WITH_WILL:
+        if event.reason == ReasonCode.NORMAL_DISCONNECTION:
             self.connect.will = None  # MQTT-3.14.4-3
         expiry_s = event.session_expiry_s
         if expiry_s is not None and expiry_s != self.connect.session_expiry_s:
-            if not self.connect.session_expiry_s:
-                self.end("a session expiry where there was none", code=ReasonCode.PROTOCOL_ERROR)
-                return
             self.connect.session_expiry_s = expiry_s
             if self._lasting is not None:
                 await self._lasting.expire_after(expiry_s)
@@ -322,7 +320,7 @@ class MqttAdapter:
 
     def cancelled(self, consumer: Consumer) -> None:
         """Somebody deleted the queue: end the connection rather than go silent."""
-        self.end("the queue of the client was deleted")
+        self.end("the queue of the client was deleted", code=ReasonCode.ADMINISTRATIVE_ACTION)
 
     def writable(self) -> bool:
         """Whether deliveries may come."""

@@ -32,6 +32,10 @@ class NotReady(Exception):
     """What a message needs is not there yet: `Later.make_ready`, and publish it again."""
 
 
+class Mixed(Exception):
+    """Messages of several kinds are to be published one by one."""
+
+
 def divided(slab: Slab) -> list[tuple[Kind, Slab]]:
     """Stretches of a slab by what their topics mean."""
     if slab.keys is None:

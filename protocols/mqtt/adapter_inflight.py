@@ -2,8 +2,8 @@
 
 1. In a session that lasts a packet id is the message's own: it follows from its offset, so that a message has the same
    whenever it is sent (MQTT-4.4.0-1), whatever becomes of the connection or the broker. If another message that has the
-   same is still under way (65,535 offsets apart), deliveries wait for that. All others, also those of queues that a
-   session shares, get the ids that are free.
+   same is still under way (32,767 offsets apart), deliveries wait for that. Those of queues that such a session shares
+   get ids above, which are never its own: who comes back may still know a message by its id. All others get any.
 2. At QoS 2 such a message is sent when it is committed: its offset is nobody else's then. PUBREC settles it and has the
    queue hold its offset in the same record (`routing/queues/receipts.py`); PUBREL is sent when that is committed, and
    again to whoever comes back. PUBCOMP ends it. So the receiver has each message once, whoever is killed.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from protocols.mqtt.events import AcknowledgementKind, Acknowledgements
 from protocols.mqtt.inflight import PacketIds
 from protocols.mqtt.reasons import ReasonCode
-from protocols.mqtt.wire import PACKET_ID_BYTES, PACKET_ID_MAX
+from protocols.mqtt.wire import PACKET_ID_BYTES
 from routing.queues.queue import Queue
 from routing.queues.receipts import complete
 from routing.queues.runs_of import runs_of
@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from routing.queues.queue_partition import QueuePartition
 
 
+OWN_ID_MAX = 32_767
+
+
 def own_id(offset: int) -> int:
     """The packet id of the message at an offset of a session's queue."""
-    return offset % PACKET_ID_MAX + 1
+    return offset % OWN_ID_MAX + 1
 
 
 class Inflight:
@@ -44,15 +47,15 @@ class Inflight:
         self._adapter = adapter
         self._session = session
         self._lasting = lasting
-        self._window = window
-        self.packet_ids = PacketIds()
+        self._window = window if lasting is None else min(window, OWN_ID_MAX)
+        self.packet_ids = PacketIds() if lasting is None else PacketIds(OWN_ID_MAX + 1)
         self._held: dict[int, int] = {}
         """Packet ids after PUBREC, with offsets; -1: it is not the message's own."""
         self._collided = False
         self._waiting: deque[tuple[int, bytes]] = deque()
         """Packets at QoS 2 that are sent when the log has committed so far."""
         self._asked = False
-        session.set_prefetch(window, per_session=True)
+        session.set_prefetch(self._window, per_session=True)
 
     # --- sending -------------------------------------------------------------------------
 
@@ -75,7 +78,7 @@ class Inflight:
         for offset, length in runs_of(entry.offsets_of(first_id, first_id + count)):
             while length:
                 packet_id = own_id(offset)
-                some = min(length, PACKET_ID_MAX - packet_id + 1)
+                some = min(length, OWN_ID_MAX - packet_id + 1)
                 claimed = self.packet_ids.claim(packet_id, first_id + done, some)
                 if claimed:
                     taken.append((packet_id, claimed))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_deliveries import WIRES_QOS_0
+from protocols.mqtt.adapter_dollar import Mixed
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_marking import marking_of
 from protocols.mqtt.adapter_properties import slab_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from protocols.mqtt.adapter import MqttAdapter
     from protocols.mqtt.adapter_sessions import LastingSession
+    from routing.queues.queue_partition import QueuePartition
     from routing.session import Session
 
 EXCHANGE = "amq.topic"
@@ -52,6 +54,23 @@ def ids_of(packet_ids: bytes) -> array[int]:
 
 def _bytes_of(ids: Sequence[int]) -> bytes:
     return b"".join([PACKET_ID_BYTES[2 * one : 2 * one + 2] for one in ids])
+
+
+def picked(run: PublishRun, places: Sequence[int]) -> PublishRun:
+    """Some messages of a run at QoS 1 or 2, as a run of their own."""
+    topics = None if run.topics is None else [run.topics[at] for at in places]
+    return PublishRun(
+        run.topic if topics is None else topics[0],
+        run.qos,
+        run.retain,
+        [run.payloads[at] for at in places],
+        b"".join([run.packet_ids[2 * at : 2 * at + 2] for at in places]),
+        None,
+        topics,
+        run.raw,
+        None if run.raws is None else [run.raws[at] for at in places],
+        None if run.expiries_s is None else [run.expiries_s[at] for at in places],
+    )
 
 
 class _Keys(dict[str, str]):
@@ -98,6 +117,10 @@ class Publishing:
         self._marking = marking_of(adapter.broker, adapter.config.virtual_host)
         self._confirmed = 0
         self._answers: deque[_Answer] = deque()
+        self._verdicts: deque[tuple[int, int]] = deque()
+        """What became of publishes: up to which sequence number, and why not (0: they are safe)."""
+        self._pending: deque[tuple[PublishRun, array[int] | None]] = deque()
+        """Runs that are being published, with their ids at QoS 2."""
         self._unrouted: list[tuple[int, int]] = []
         """Sequence numbers of publishes that went nowhere, as inclusive ranges."""
         self._completions: deque[list[bytes | None]] = deque()
@@ -108,7 +131,7 @@ class Publishing:
 
     def publish(self, run: PublishRun) -> None:
         """Hand a run to the engine. Raises BrokerError when the user may not, or a message at QoS 0 finds no room, if
-        the client cannot be told otherwise.
+        the client cannot be told otherwise; NotReady, see `go_on`.
         """
         ids: array[int] | None = None
         if run.qos:
@@ -122,15 +145,32 @@ class Publishing:
             self._require_room(len(run.payloads))
             if self._adapter.closed:
                 return
-        try:
-            self._publish(run, ids)
-        except BrokerError as error:
-            kind = _ANSWERS[run.qos]
-            if kind is None or not self._adapter.wire.has_properties:
-                raise
-            reason = reason_of(error, ACKNOWLEDGEMENT_REASONS[kind])
-            self._answers.append(_Answer(kind, run.packet_ids, numbered=False, reason=reason))
-            self._answer(0)
+        self._pending.append((run, ids))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Publish what is pending: all, but for what came after NotReady was raised. Messages of a run that is refused
+        as a whole are published one by one, so that only those are refused that have to be.
+        """
+        pending, confirms = self._pending, self._session.confirms
+        while pending and not self._adapter.closed:
+            run, ids = pending[0]
+            kind, published = _ANSWERS[run.qos], confirms.published
+            try:
+                self._publish(run, ids)
+            except (BrokerError, Mixed) as error:
+                if kind is None or not self._adapter.wire.has_properties or confirms.published != published:
+                    raise
+                pending.popleft()
+                if isinstance(error, Mixed) or len(run.payloads) > 1:
+                    alone = [picked(run, [at]) for at in range(len(run.payloads))]
+                    pending.extendleft((one, ids_of(one.packet_ids) if ids else None) for one in reversed(alone))
+                    continue
+                reason = reason_of(error, ACKNOWLEDGEMENT_REASONS[kind])
+                self._answers.append(_Answer(kind, run.packet_ids, numbered=False, reason=reason))
+                self._answer()
+            else:
+                pending.popleft()
 
     def _publish(self, run: PublishRun, ids: array[int] | None) -> None:
         grants = self._adapter.grants
@@ -181,23 +221,10 @@ class Publishing:
             self._wait_for_all(answer)
         if not fresh:
             self._answers.append(answer)
-            self._answer(0)
+            self._answer()
             return None
-        left = array("H", [ids[at] for at in fresh])
-        found = PublishRun(
-            run.topic if run.topics is None else run.topics[fresh[0]],
-            2,
-            run.retain,
-            [run.payloads[at] for at in fresh],
-            _bytes_of(left),
-            None,
-            None if run.topics is None else [run.topics[at] for at in fresh],
-            run.raw,
-            None if run.raws is None else [run.raws[at] for at in fresh],
-            None if run.expiries_s is None else [run.expiries_s[at] for at in fresh],
-        )
         self._answers.append(answer)
-        return found, left
+        return picked(run, fresh), array("H", [ids[at] for at in fresh])
 
     def _wait_for_all(self, answer: _Answer) -> None:
         """What an earlier connection published is safe when all is that had been published by now."""
@@ -212,36 +239,40 @@ class Publishing:
             if error is not None:
                 self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
             else:
-                self._answer(0)
+                self._answer()
 
         self._adapter.broker.commits.when_committed(needed, done)
 
     def _require_room(self, count: int) -> None:
-        """Nobody may have more under way than was announced (MQTT-3.3.4-9)."""
+        """Nobody may have more under way than was announced (MQTT-3.3.4-9); what an earlier connection published does
+        not count (MQTT 5, 4.9).
+        """
         if self._adapter.wire.has_properties:
             waiting = sum(len(one.ids) // 2 for one in self._answers if one.kind is AcknowledgementKind.PUBACK)
-            if waiting + len(self._taken) + count > self._adapter.config.receive_maximum:
+            if waiting + len(self._taken) - len(self._inherited) + count > self._adapter.config.receive_maximum:
                 self._adapter.end("receive maximum exceeded", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
 
     def confirm(self, up_to: int) -> None:
         """Answer all publishes up to this sequence number (MQTT-4.3.2-2, MQTT-4.3.3-8)."""
-        self._answer(up_to - self._confirmed)
+        self._verdicts.append((up_to, 0))
+        self._answer()
 
     def refuse(self, first: int, last: int) -> None:
         """Publishes could not be stored; those before them are answered."""
         if not self._adapter.wire.has_properties:
             self._adapter.end(f"{last - first + 1} messages could not be stored")
             return
-        self._answer(last - first + 1, ReasonCode.QUOTA_EXCEEDED)
+        self._verdicts.append((last, ReasonCode.QUOTA_EXCEEDED))
+        self._answer()
 
     def returned(self, slab: Slab) -> None:
         """The last publish, or this part of it, had nowhere to go."""
         last = self._session.confirms.published
         self._unrouted.append((last - len(slab.bodies) + 1, last))
 
-    def _answer(self, count: int, reason: int = 0) -> None:
-        """Send the acknowledgements of the next `count` numbered publishes, and of what needs none behind them."""
-        answers, adapter = self._answers, self._adapter
+    def _answer(self) -> None:
+        """Send the acknowledgements that are next, as far as the engine has said what became of the publishes."""
+        answers, verdicts, adapter = self._answers, self._verdicts, self._adapter
         while answers and not adapter.closed:
             answer = answers[0]
             if not answer.numbered:
@@ -250,20 +281,44 @@ class Publishing:
                 answers.popleft()
                 self._send(answer.kind, bytes(answer.ids), answer.reason)
                 continue
-            here = min(count, len(answer.ids) // 2)
-            if not here:
+            while verdicts and verdicts[0][0] <= self._confirmed:
+                verdicts.popleft()
+            if not verdicts:
                 break
+            up_to, reason = verdicts[0]
+            here = min(up_to - self._confirmed, len(answer.ids) // 2)
             ids = bytes(answer.ids[: 2 * here])
             if 2 * here == len(answer.ids):
                 answers.popleft()
             else:
                 del answer.ids[: 2 * here]
-            count -= here
             first, self._confirmed = self._confirmed + 1, self._confirmed + here
-            if self._unrouted and not reason:
+            if reason and answer.kind is AcknowledgementKind.PUBREC:
+                self._refuse_numbered(ids, reason)
+            elif self._unrouted and not reason:
                 self._send_each(answer.kind, ids, first)
             else:
                 self._send(answer.kind, ids, reason)
+
+    def _refuse_numbered(self, ids: bytes, reason: int) -> None:
+        """Publishes were refused that some homes may have taken: their ids are another message's next (MQTT-4.3.3-9),
+        which those homes must not take for the same.
+        """
+        answer = _Answer(AcknowledgementKind.PUBREC, ids, numbered=False, reason=reason)
+        self._answers.appendleft(answer)
+        homes, _ = self._release_numbers(ids_of(ids))
+        if not homes:
+            return
+        answer.waits = True
+
+        def done(error: BrokerError | None) -> None:
+            answer.waits = False
+            if error is not None:
+                self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
+            else:
+                self._answer()
+
+        self._session.confirms.when_written(homes, done)
 
     def _send(self, kind: AcknowledgementKind, ids: bytes, reason: int) -> None:
         if reason >= _FAILURE and kind is AcknowledgementKind.PUBREC:
@@ -287,11 +342,10 @@ class Publishing:
 
     # --- the end of the exactly-once exchange ----------------------------------------------
 
-    def release(self, event: Acknowledgements) -> None:
-        """PUBREL: packet ids may be used again; PUBCOMP says so (MQTT-4.3.3-11)."""
-        ids = array("H", [one for first, last in event.ranges for one in range(first, last + 1)])
-        known = self._taken.intersection(ids)
-        homes = []
+    def _release_numbers(self, ids: array[int]) -> tuple[list[QueuePartition], set[int]]:
+        """Ids are nobody's any more: the homes that have to write that, and which of them they knew."""
+        homes: list[QueuePartition] = []
+        known: set[int] = set()
         queue = self._lasting.queue if self._lasting is not None else None
         if queue is not None:
             for home in self._adapter.broker.topology.led:
@@ -300,6 +354,13 @@ class Publishing:
                     known |= found
                     release(home, queue.id, found)
                     homes.append(home)
+        return homes, known
+
+    def release(self, event: Acknowledgements) -> None:
+        """PUBREL: packet ids may be used again; PUBCOMP says so (MQTT-4.3.3-11)."""
+        ids = array("H", [one for first, last in event.ranges for one in range(first, last + 1)])
+        homes, found = self._release_numbers(ids)
+        known = self._taken.intersection(ids) | found
         self._taken.difference_update(ids)
         self._inherited.difference_update(ids)
         reasons = None

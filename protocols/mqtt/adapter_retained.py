@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
-from protocols.mqtt.adapter_dollar import Kind, NotReady, divided, to_later
+from protocols.mqtt.adapter_dollar import Kind, Mixed, NotReady, divided, to_later
+from protocols.mqtt.adapter_subscriptions import SubscriptionOptions
 from protocols.mqtt.events import SubscriptionRequest
-from protocols.mqtt.raw import GIVEN, RETAIN, with_flags
+from protocols.mqtt.raw import GIVEN, RETAIN, mark_in, mark_of, with_flags, with_mark, with_qos_max
 from protocols.mqtt.reasons import ReasonCode
 from routing.commits import storage_errors
 from routing.errors import AccessRefused, BrokerError, LimitExceeded
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
 
 EXCHANGE = "amq.topic"
-SHARED = "$share/"
+QOS_MAX = 2
 NEVER = 2
 """A retain handling: nothing is given out."""
 _GIVEN_FROM = bytes((GIVEN,))
@@ -51,10 +52,12 @@ class Retaining:
 
     def publish(self, slab: Slab, *, retain: bool, confirm: bool = False, mandatory: bool = False) -> None:
         """Publish messages that are to be kept, or whose topics may begin with `$`. Raises as `Session.publish`;
-        LimitExceeded, StorageUnavailable; NotReady, before anything was done.
+        LimitExceeded, StorageUnavailable; Mixed, NotReady, before anything was done.
         """
-        session, parts = self._session, list[tuple[Slab, bool]]()
-        for kind, part in divided(slab):
+        session, parts, found = self._session, list[tuple[Slab, bool]](), divided(slab)
+        if len(found) > 1 and confirm and self._adapter.wire.has_properties:
+            raise Mixed  # each is answered for itself
+        for kind, part in found:
             if kind is Kind.ORDINARY:
                 parts.append((part, retain))
             elif kind is Kind.DELAYED:
@@ -94,14 +97,14 @@ class Retaining:
         await self._adapter.broker.later.make_ready(self._vhost)
 
     def _publish_kept(self, slab: Slab, *, confirm: bool, mandatory: bool) -> None:
-        retained, kept = self._retained, flagged(slab, RETAIN | GIVEN)
+        retained, kept = self._retained, to_keep(slab, mark_of(self._adapter.connect.client_id))
         retained.require_writable()
         puts: Mapping[bytes, bytes | None] | None = None
         try:
             puts = retained.plan(self._vhost, kept)
         except LimitExceeded as error:
             if confirm and self._adapter.wire.has_properties:
-                retained.refused += len(slab.bodies)
+                retained.refused += len(slab.bodies) == 1  # several are tried again one by one
                 raise
             if not self._refused:
                 self._refused = True
@@ -109,14 +112,19 @@ class Retaining:
         self._session.publish(slab, confirm=confirm, mandatory=mandatory)
         _keep(self._session, kept, puts, confirm=confirm)
 
-    async def give_out(self, queue_name: str, filters: Iterable[str]) -> None:
-        """Put what is retained for new subscriptions into the client's queue (MQTT-3.3.1-6)."""
-        for topic_filter in filters:
-            if topic_filter.startswith(SHARED):
-                continue
+    async def give_out(self, queue_name: str, asked: Iterable[tuple[str, SubscriptionOptions]]) -> None:
+        """Put what is retained for new subscriptions into the client's queue (MQTT-3.3.1-6), each on the terms of the
+        subscription that asks for it, whatever others the client has (MQTT-3.8.4-8).
+        """
+        own_mark = mark_of(self._adapter.connect.client_id)
+        for topic_filter, options in asked:
             names = self._retained.matching(self._vhost, topic_to_routing_key(topic_filter), "mqtt")
             if names:
-                slabs = self._retained.slabs(self._vhost, names, EXCHANGE)
+                slabs: Iterable[Slab] = self._retained.slabs(self._vhost, names, EXCHANGE)
+                if options.qos < QOS_MAX:
+                    slabs = (with_raws(slab, (capped, options.qos), capped(options.qos)) for slab in slabs)
+                if options.no_local:
+                    slabs = filter(None, (without(slab, own_mark) for slab in slabs))
                 try:
                     await give_out(self._session, queue_name, slabs)
                 except BrokerError as error:
@@ -146,7 +154,7 @@ def publish_due(session: Session, slab: Slab) -> None:
     session.publish(slab, confirm=True)
     for at, raw in enumerate(raws):
         if raw and raw[0] & RETAIN:
-            _keep(session, flagged(slab.part(at, at + 1), RETAIN | GIVEN), None, confirm=True)
+            _keep(session, to_keep(slab.part(at, at + 1)), None, confirm=True)
 
 
 register_publisher("mqtt", publish_due)
@@ -160,20 +168,52 @@ def wanted(requests: Sequence[SubscriptionRequest], codes: Sequence[int], known:
             yield request.topic_filter
 
 
-def flagged(slab: Slab, flags: int) -> Slab:
-    """The same messages with more flags in their raw bytes."""
+def capped(qos: int) -> Callable[[bytes], bytes]:
+    """Raw bytes as of a message that was published at this QoS at most."""
+    return lambda raw: with_qos_max(raw, qos)
+
+
+def to_keep(slab: Slab, mark: bytes | None = None) -> Slab:
+    """Messages as they are kept; with the mark of their publisher, so that who wants no own ones is given none."""
+    flags = RETAIN | GIVEN
+    if mark is None:
+        return with_raws(slab, (to_keep, mark), lambda raw: with_flags(raw, flags))
+    return with_raws(slab, (to_keep, mark), lambda raw: with_mark(with_flags(raw, flags), mark))
+
+
+def with_raws(slab: Slab, key: object, change: Callable[[bytes], bytes]) -> Slab:
+    """The same messages with other raw bytes; what becomes of common properties is remembered there under the key."""
     properties = slab.properties
-    found: Properties | None = properties.wire.get((flagged, flags))
+    found: Properties | None = properties.wire.get(key)
     if found is None:
-        raw = with_flags(properties.raw, flags)
+        raw = change(properties.raw)
         found = Properties(properties.protocol, raw, persistent=properties.persistent, facts=properties.facts)
-        properties.wire[flagged, flags] = found
-    raws = None if slab.raws is None else [with_flags(raw, flags) for raw in slab.raws]
+        properties.wire[key] = found
+    raws = None if slab.raws is None else list(map(change, slab.raws))
     changed = Slab(
         slab.exchange, slab.routing_key, found, slab.bodies, slab.size, keys=slab.keys, raws=raws, facts=slab.facts
     )
     changed.once = slab.once
     return changed
+
+
+def without(slab: Slab, mark: bytes) -> Slab | None:
+    """The messages that do not have this mark; None if all have."""
+    raws = [slab.properties.raw] * len(slab.bodies) if slab.raws is None else slab.raws
+    left = [at for at, raw in enumerate(raws) if mark_in(raw) != mark]
+    if len(left) == len(raws):
+        return slab
+    if not left:
+        return None
+    return Slab(
+        slab.exchange,
+        slab.key_of(left[0]),
+        slab.properties,
+        [slab.bodies[at] for at in left],
+        keys=None if slab.keys is None else [slab.keys[at] for at in left],
+        raws=None if slab.raws is None else [slab.raws[at] for at in left],
+        facts=None if slab.facts is None else [slab.facts[at] for at in left],
+    )
 
 
 def given(slab: Slab, start: int, stop: int) -> list[int] | None:

@@ -78,7 +78,9 @@ class Subscribing:
             await self._consume()
             self._adapter.outbox.write(self._adapter.wire.suback(event.packet_id, codes))
             filters = list(wanted(requests, codes, known))
-            await self._adapter.retaining.give_out(self._queue, filters)
+            granted = self._subscriptions.granted
+            asked = [(one, granted[one]) for one in filters if one in granted]
+            await self._adapter.retaining.give_out(self._queue, asked)
             await give_out(self._session, self._queue, system_of(self._adapter).subscribed(self._adapter, filters))
 
     def _changed(self) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt import events
-from protocols.mqtt.raw import GIVEN, RETAIN, head_of, with_flags
+from protocols.mqtt.adapter_sessions import granted_expiry_s
+from protocols.mqtt.raw import GIVEN, RETAIN, head_of, mark_of, with_flags, with_mark
 from routing.facts import TTL_MS_MAX
 from routing.message import Properties
 from routing.wills import Will
@@ -47,7 +48,8 @@ class WillOfClient:
         self._wills.returned(self._vhost, self._name, afresh=connect.clean_start)
         if connect.will is not None:
             self._kept = True
-            await self._wills.keep(self._vhost, self._name, to_kept(connect.will, self._adapter.grants.user))
+            user, expiry_s = self._adapter.grants.user, granted_expiry_s(connect.session_expiry_s)
+            await self._wills.keep(self._vhost, self._name, to_kept(connect.will, user, self._name, expiry_s))
             self._safe = not self._adapter.closed
 
     def leave(self) -> None:
@@ -58,21 +60,24 @@ class WillOfClient:
         if connect.will is None or not self._safe:
             self._wills.erase(self._vhost, self._name)
             return
-        self._wills.send(self._vhost, self._name, min(connect.will.delay_s, connect.session_expiry_s) * 1000)
+        delay_s = min(connect.will.delay_s, granted_expiry_s(connect.session_expiry_s))
+        self._wills.send(self._vhost, self._name, delay_s * 1000)
 
 
-def to_kept(will: events.Will, user: str) -> Will:
-    """A will as the engine keeps it."""
+def to_kept(will: events.Will, user: str, client_id: str, expiry_s: int) -> Will:
+    """A will as the engine keeps it, of a client whose session lasts for `expiry_s`."""
     raw = head_of(will.qos, retain=will.retain) + will.properties if will.qos or will.retain or will.properties else b""
     return Will(
         user=user,
         exchange=EXCHANGE,
         routing_key=topic_to_routing_key(will.topic),
         tag=_tag(raw, will.qos),
-        retained_tag=_tag(with_flags(raw, RETAIN | GIVEN), will.qos) if will.retain else None,
+        retained_tag=_tag(with_mark(with_flags(raw, RETAIN | GIVEN), mark_of(client_id)), will.qos)
+        if will.retain
+        else None,
         body=will.payload,
         ttl_ms=None if will.expiry_s is None else min(will.expiry_s * 1000, TTL_MS_MAX),
-        delay_ms=will.delay_s * 1000,
+        delay_ms=min(will.delay_s, expiry_s) * 1000,
     )
 
 

@@ -4,7 +4,7 @@
    used twice at a time (MQTT-2.3.1-4) whatever order the acknowledgements come in.
 2. At QoS 2 an identifier is in use until PUBCOMP (MQTT-4.3.3-2): after PUBREC it is *held* and stands for no delivery.
 3. The messages of a session that lasts have identifiers of their own, `claim`ed: they are what the receiver knows them
-   by whenever they come again.
+   by whenever they come again. So what is given out beside them begins above.
 4. The state is a list of runs, sorted by identifier, in each of which identifiers and delivery ids rise together:
    one run as long as a client acknowledges in order, and taking or releasing a thousand messages is one step.
 """
@@ -23,18 +23,19 @@ _HELD = -(1 << 40)
 class PacketIds:
     """See the module."""
 
-    __slots__ = ("_firsts", "_next", "_runs", "outstanding")
+    __slots__ = ("_first", "_firsts", "_next", "_runs", "outstanding")
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
+        """Identifiers from `first` on are given out; those below are left to who claims them."""
         self.outstanding = 0
-        self._next = 1
+        self._first = self._next = first
         self._firsts: list[int] = []
         self._runs: dict[int, tuple[int, int]] = {}
         """First packet id of a run: its last packet id, and the delivery id of the first."""
 
     def take(self, first_delivery: int, count: int) -> list[tuple[int, int]]:
         """Identifiers for `count` deliveries from `first_delivery` on, as (first, count): one pair, seldom more."""
-        if self.outstanding + count > PACKET_ID_MAX:
+        if self.outstanding + count > PACKET_ID_MAX - self._first + 1:
             raise LocalProtocolError("more messages under way than there are packet identifiers")
         self.outstanding += count
         if self._firsts:
@@ -51,7 +52,7 @@ class PacketIds:
             at = bisect_right(self._firsts, first)
             before = self._firsts[at - 1] if at else 0
             if before and self._runs[before][0] >= first:
-                self._next = self._runs[before][0] % PACKET_ID_MAX + 1
+                self._next = self._after(self._runs[before][0])
                 continue
             limit = self._firsts[at] - 1 if at < len(self._firsts) else PACKET_ID_MAX
             last = min(first + count - 1, limit)
@@ -59,8 +60,11 @@ class PacketIds:
             taken.append((first, last - first + 1))
             first_delivery += last - first + 1
             count -= last - first + 1
-            self._next = last % PACKET_ID_MAX + 1
+            self._next = self._after(last)
         return taken
+
+    def _after(self, last: int) -> int:
+        return last + 1 if last < PACKET_ID_MAX else self._first
 
     def claim(self, first: int, first_delivery: int, count: int) -> int:
         """Take the identifiers from `first` on, which do not go round; how many there were before one in use."""

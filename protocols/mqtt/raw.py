@@ -37,6 +37,16 @@ def with_flags(raw: bytes, flags: int) -> bytes:
     return bytes((raw[0] | flags,)) + raw[1:] if raw else bytes((flags,))
 
 
+def with_mark(raw: bytes, mark: bytes) -> bytes:
+    """The same with the mark of its publisher, if it has none."""
+    return raw if raw and raw[0] & MARKED else with_flags(raw, MARKED)[:1] + mark + raw[1:]
+
+
+def with_qos_max(raw: bytes, qos: int) -> bytes:
+    """The same as if it had been published at this QoS at most."""
+    return raw if not raw or raw[0] & QOS_MASK <= qos else bytes((raw[0] & ~QOS_MASK | qos,)) + raw[1:]
+
+
 def block_of(raw: bytes) -> bytes:
     """The property block; b"" where there is none."""
     if not raw or not raw[0] & MARKED:

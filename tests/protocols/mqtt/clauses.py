@@ -82,21 +82,27 @@ V5 = """
 2.2.1-6 3.8.4-1 3.8.4-2 3.8.4-5 3.8.4-6 3.8.4-7 3.9.3-1 3.9.3-2: test_clauses_5 test_every_filter_is_answered_in_its_place
 3.10.4-1 3.10.4-2 3.10.4-4 3.10.4-5 3.10.4-6 3.11.3-1 3.11.3-2: test_clauses_5 test_every_filter_is_answered_in_its_place
 3.1.2-4 3.1.4-4 3.2.2-2: test_clauses_5 test_clean_start_forgets_what_there_was
-3.1.2-5 3.1.2-6 3.1.2-23 3.1.3-2 3.2.2-3 4.1.0-1 4.1.0-2: test_clauses_5 test_sessions_are_there_until_they_expire
-3.1.2-7 3.1.2-8 3.1.2-14: test_adapter test_mqtt_3_1_2_8_the_will_is_published_at_any_other_end
+3.1.2-23: test_sessions_5 test_mqtt_3_1_2_23_a_session_lasts_for_its_expiry_and_not_longer
+3.1.2-5 3.1.2-6 3.1.3-2 3.2.2-3 4.1.0-1 4.1.0-2: test_clauses_5 test_sessions_are_there_until_they_expire
+3.1.2-8: test_sessions_5 test_mqtt_3_1_2_8_only_a_normal_disconnect_voids_the_will
+3.1.2-7 3.1.2-14: test_adapter test_mqtt_3_1_2_8_the_will_is_published_at_any_other_end
 3.1.2-10: test_wills test_mqtt_3_1_2_10_disconnect_erases_it_for_good
 3.1.2-15: test_wills test_mqtt_3_1_2_17_a_will_with_retain_is_retained
-3.1.2-22 3.2.2-22: test_adapter test_mqtt_3_1_2_24_silence_of_one_and_a_half_keep_alives_closes
+3.1.2-22 3.2.2-22: test_sessions_5 test_mqtt_3_2_2_22_the_servers_keep_alive_counts
 3.1.2-25: test_properties test_mqtt_3_1_2_25_messages_that_are_too_large_are_dropped
 3.1.2-28 3.1.3-6 3.1.3-7 3.1.4-5 3.2.0-1 3.2.0-2 3.2.2-1 3.2.2-16: test_clauses_5 test_connack_comes_first_and_says_what_was_assigned
 3.1.2-30: test_authentication test_mqtt_3_1_2_30_nothing_but_auth_before_connack
 3.1.3-8 3.1.4-2 3.1.4-6 3.2.2-6 3.2.2-7 3.2.2-8 3.14.0-1 4.13.2-1: test_clauses_5 test_a_refused_connect_is_the_end
-3.1.3-9: test_wills test_who_comes_back_after_a_kill_is_not_gone
+3.1.3-9: test_sessions_5 test_mqtt_3_1_3_9_a_will_waits_for_its_delay_unless_the_client_comes_back
+3.1.3-10: test_sessions_5 test_mqtt_3_1_3_10_properties_of_a_will_arrive_in_order
 3.1.4-3: test_clauses_5 test_a_second_connection_is_the_clients_and_the_first_is_told
 3.3.1-1 4.3.2-3 4.3.3-3 4.3.3-5 4.3.3-6 4.4.0-1: test_sessions test_mqtt_4_4_0_1_what_was_not_acknowledged_comes_again_with_the_same_ids
-3.3.1-3 3.8.4-8 4.3.1-1 4.3.2-2 4.3.3-2: test_clauses_5 test_the_qos_of_a_delivery_is_the_smaller_and_dup_is_its_own
+3.8.4-8: test_refusals_5 test_mqtt_3_8_4_8_retained_messages_come_at_the_qos_of_the_filter_that_asks
+3.3.1-3 4.3.1-1 4.3.2-2 4.3.3-2: test_clauses_5 test_the_qos_of_a_delivery_is_the_smaller_and_dup_is_its_own
 3.3.1-5 3.3.1-6 3.3.1-7 3.3.1-8 3.3.1-9 3.3.1-10 3.3.1-11: test_clauses_5 test_retained_messages_by_the_options_of_the_subscription
-3.3.1-12: test_delivery test_mqtt_3_3_1_9_retain_is_0_in_live_deliveries
+3.3.1-12 3.3.1-13: test_terms test_mqtt_3_3_1_12_and_13_retain_as_published
+3.3.2-6: test_terms test_mqtt_3_3_2_6_what_is_left_of_an_expiry_is_told
+3.3.4-3 3.3.4-4 3.3.4-5: test_terms test_mqtt_3_3_4_overlapping_subscriptions_are_one_message_with_all_their_ids
 3.3.2-3 4.6.0-6 4.7.2-1 4.7.3-4: test_clauses_5 test_filters_match_as_they_are_written
 3.3.2-4 3.3.2-15 3.3.2-16 3.3.2-17 3.3.2-18 3.3.2-20: test_clauses_5 test_properties_are_passed_on_unaltered_and_in_order
 3.3.2-7 3.3.2-12: test_clauses_5 test_an_alias_is_taken_up_to_the_limit_and_lasts_as_long_as_the_connection
@@ -112,7 +118,11 @@ V5 = """
 4.2-1: conformance/test_mqtt_paho test_publish_and_subscribe
 4.3.2-5: test_sessions test_mqtt_4_4_0_1_what_was_not_acknowledged_comes_again_with_the_same_ids
 4.3.3-10 4.3.3-12: test_sessions test_mqtt_4_3_3_10_a_repeated_publish_is_answered_and_goes_nowhere
+4.3.3-9: test_refusals_5 test_a_full_queue_refuses_and_the_packet_id_is_another_messages_next
+4.4.0-2: test_refusals_5 test_mqtt_4_4_0_2_what_a_subscriber_rejects_goes_to_the_dead_letter_exchange
 4.5.0-1: test_sessions test_mqtt_3_1_2_4_a_session_goes_on_until_a_clean_start
+4.8.2-3 4.8.2-4 4.8.2-5: test_shares test_mqtt_4_8_2_3_each_member_gets_messages_at_its_own_qos
+4.8.2-6: test_refusals_5 test_mqtt_4_8_2_6_what_a_member_rejects_goes_to_no_other
 4.6.0-5: test_clauses_5 test_messages_of_a_topic_keep_their_order
 4.7.3-3: test_codec test_topic_limits_at_the_limit
 4.12.0-1: test_authentication test_mqtt_4_12_0_1_an_unknown_method
@@ -139,8 +149,7 @@ V5_NOT_OURS = """
 """Of servers that have no QoS 2 or no retained messages."""
 
 V5_OPEN = """
-3.1.2-29 3.1.3-10 3.3.1-13 3.3.2-5 3.3.2-6 3.3.4-3 3.3.4-4 3.3.4-5 3.10.4-3
-4.3.3-7 4.3.3-9 4.3.3-13 4.4.0-2 4.8.2-3 4.8.2-4 4.8.2-5 4.8.2-6
+3.1.2-29 3.3.2-5 3.10.4-3 4.3.3-7 4.3.3-13
 """
 
 COUNTS_3 = {

@@ -41,6 +41,18 @@ def test_mqtt_2_3_1_4_an_unacknowledged_identifier_is_stepped_over() -> None:
     assert ids.release(100, 100) == [(100, 100)]
 
 
+def test_identifiers_below_the_first_are_left_to_who_claims_them() -> None:
+    ids = PacketIds(32_768)
+    assert ids.claim(32_760, 1, 8) == 8
+    assert ids.take(9, 32_760) == [(32_768, 32_760)]
+    assert ids.release(32_768, 65_500) == [(9, 32_741)]
+    assert ids.take(40_000, 18) == [(65_528, 8), (32_768, 10)]
+    assert ids.claim(32_767, 50_000, 1) == 0
+    assert ids.release(32_760, 32_767) == [(1, 8)]
+    with pytest.raises(LocalProtocolError):
+        ids.take(60_000, 32_768)
+
+
 def test_unknown_identifiers_are_passed_over() -> None:
     ids = PacketIds()
     assert ids.release(1, 65_535) == []

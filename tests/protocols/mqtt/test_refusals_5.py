@@ -1,0 +1,266 @@
+"""What MQTT 5 can say no to: publishes by the broker, messages by a subscriber. And packet ids beside each other."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from core_log.memory_files import MemoryFiles
+from protocols.mqtt.adapter_inflight import OWN_ID_MAX
+from routing.administration import administer
+from routing.broker import open_broker
+from routing.config import BrokerConfig
+from routing.rights import TopicPermission
+from tests.protocols.mqtt.conftest import Client, World
+from tests.protocols.mqtt.test_clauses_5 import PUBACK, PUBCOMP, PUBREC, SUBACK, delivery, opened, told
+from tests.protocols.mqtt.wire import acknowledge, packets
+from tests.protocols.mqtt.wire_5 import acknowledge_5, block, publish_5, subscribe_5
+from tests.routing.harness import killed
+
+RESUME = 0
+KINDS = {1: PUBACK, 2: PUBREC}
+
+
+async def answers(client: Client, *data: bytes) -> list[tuple[int, int, int]]:
+    """Kind, packet id and reason of the answers to publishes, one each."""
+    await client.send(*data)
+    found = []
+    for kind, body in await told(client, len(data)):
+        found.append((kind, int.from_bytes(body[:2], "big"), body[2] if len(body) > 2 else 0))
+    return found
+
+
+async def subscribed(world: World, *requests: tuple[str, int], client_id: str = "s", expiry_s: int = 0) -> Client:
+    """A client; what comes behind SUBACK is left to be taken."""
+    properties = block(session_expiry=expiry_s) if expiry_s else b""
+    client, _ = await opened(world, client_id, properties, flags=RESUME)
+    await client.send(subscribe_5(1, *requests))
+    (first, _), *_ = found = list(packets(client.outbox.pieces.pop(0)))
+    assert first == SUBACK
+    assert len(found) == 1
+    return client
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_mqtt_3_4_2_1_each_publish_is_answered_for_itself(world: World, qos: int) -> None:
+    await world.broker.rights.set_topic_permission("/", "guest", "amq.topic", TopicPermission(write="^[^x]", read=".*"))
+    await subscribed(world, ("a", 0))
+    client, _ = await opened(world, "p")
+    topics = ["a", "x/1", "b", "$SYS/x", "$delayed/", "$delayed/1", "a", "$delayed/5/a", "x", "a"]
+    reasons = [0, 0x87, 0x10, 0x87, 0x90, 0x90, 0, 0, 0x87, 0]
+    sent = [publish_5(topic, b"x", qos=qos, packet_id=number) for number, topic in enumerate(topics, 1)]
+    expected = [(KINDS[qos], number, reason) for number, reason in enumerate(reasons, 1)]
+    assert await answers(client, *sent) == expected
+    assert not client.closed
+    delayed = await administer(world.broker, "guest", "delayed.count", {})
+    assert sum(row[2] for row in delayed["rows"]) == 1
+    if qos == 2:  # [MQTT-4.3.3-9]: who was refused is not under way
+        refused = [number for number, reason in enumerate(reasons, 1) if reason >= 0x80]
+        again = await answers(client, *(publish_5("a", b"new", qos=2, packet_id=number) for number in refused))
+        assert again == [(PUBREC, number, 0) for number in refused]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_cannot_be_retained_is_refused_and_the_rest_is_not(qos: int) -> None:
+    async with open_broker(MemoryFiles(), BrokerConfig(retained_messages_max=2)) as broker:
+        world = World(broker)
+        watcher = await subscribed(world, ("#", 0))
+        client, _ = await opened(world, "p")
+        sent = [publish_5(f"t{n}", b"x", qos=qos, packet_id=n, retain=True) for n in (1, 2, 3, 4)]
+        sent.append(publish_5("t1", b"y", qos=qos, packet_id=5, retain=True))
+        found = await answers(client, *sent)
+        assert found == [(KINDS[qos], n, reason) for n, reason in enumerate((0, 0, 0x97, 0x97, 0), 1)]
+        assert [delivery(one)[1] for one in await told(watcher, 3)] == ["t1", "t2", "t1"]
+        assert (broker.retained.count, broker.retained.refused) == (2, 2)
+        await client.send(publish_5("t9", b"x", retain=True))
+        assert [delivery(one)[1] for one in await told(watcher)] == ["t9"], "nobody can be told: it is delivered"
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_full_queue_refuses_and_the_packet_id_is_another_messages_next(qos: int) -> None:
+    async with open_broker(MemoryFiles(), BrokerConfig(stripes=4)) as broker:
+        world = World(broker)
+        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        await broker.declare_queue("full", durable=True, arguments=full)
+        for number in range(8):
+            await broker.declare_queue(f"kept{number}", durable=True)
+            await broker.bind("queue", f"kept{number}", "amq.topic", "#")
+        await broker.bind("queue", "full", "amq.topic", "#")
+        client, _ = await opened(world, "p", block(session_expiry=60), flags=RESUME)
+        kind = KINDS[qos]
+        assert await answers(client, publish_5("a", b"1", qos=qos, packet_id=1)) == [(kind, 1, 0)]
+        assert await answers(client, publish_5("a", b"2", qos=qos, packet_id=2)) == [(kind, 2, 0x97)]
+        await broker.delete_queue("full")
+        assert await answers(client, publish_5("a", b"3", qos=qos, packet_id=2)) == [(kind, 2, 0)]
+        for number in range(8):
+            session = broker.session(object(), protocol="test", owner=object())  # type: ignore[arg-type]
+            bodies = []
+            while (got := await session.get(f"kept{number}", no_ack=True)) is not None:
+                bodies.append(got.slab.bodies[got.index])
+            assert bodies[0] == b"1"
+            assert bodies[-1] == b"3", "not taken for the one that was refused"
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("expiry_s", [0, 60])
+async def test_mqtt_4_4_0_2_what_a_subscriber_rejects_goes_to_the_dead_letter_exchange(
+    world: World, qos: int, expiry_s: int
+) -> None:
+    broker = world.broker
+    await broker.declare_queue("dead", durable=True)
+    await broker.bind("queue", "dead", "amq.fanout", "")
+    await broker.set_policy("rejected", "^mqtt\\.s$", {"dead-letter-exchange": "amq.fanout"}, apply_to="queues")
+    client = await subscribed(world, ("a", qos), expiry_s=expiry_s)
+    publisher, _ = await opened(world, "p")
+    await publisher.send(*(publish_5("a", b"%d" % n, qos=qos, packet_id=n) for n in range(1, 5)))
+    found = await told(client, 4)
+    ids = {delivery(one)[3]: int.from_bytes(one[1][3:5], "big") for one in found}
+    await client.send(
+        acknowledge_5(KINDS[qos], ids[b"1"], 0x83),
+        acknowledge(KINDS[qos], ids[b"2"]),
+        acknowledge_5(KINDS[qos], ids[b"3"], 0x97),
+        acknowledge_5(KINDS[qos], ids[b"4"], 0x10),
+    )
+    if qos == 2:
+        released = [int.from_bytes(body[:2], "big") for _, body in await told(client, 2)]
+        assert released == [ids[b"2"], ids[b"4"]], "and none for those that were rejected"
+        await client.send(acknowledge(PUBCOMP, *released))
+    await trio.testing.wait_all_tasks_blocked()
+    broker.end_turn()
+    session = broker.session(object(), protocol="test", owner=object())  # type: ignore[arg-type]
+    bodies = []
+    while (got := await session.get("dead", no_ack=True)) is not None:
+        bodies.append(got.slab.bodies[got.index])
+    assert bodies == [b"1", b"3"]
+    client.lose()
+    if expiry_s:
+        client, body = await opened(world, "s", block(session_expiry=60), flags=RESUME)
+        assert body[0] == 1
+        broker.end_turn()
+        assert client.take() == b"", "[MQTT-4.4.0-2]"
+
+
+async def test_mqtt_4_8_2_6_what_a_member_rejects_goes_to_no_other(world: World) -> None:
+    member = await subscribed(world, ("$share/g/a", 1), client_id="m1")
+    publisher, _ = await opened(world, "p")
+    await publisher.send(publish_5("a", b"x", qos=1))
+    (found,) = await told(member)
+    other = await subscribed(world, ("$share/g/a", 1), client_id="m2")
+    await member.send(acknowledge_5(PUBACK, int.from_bytes(found[1][3:5], "big"), 0x80))
+    member.lose()
+    world.broker.end_turn()
+    assert other.take() == b""
+    assert not world.broker.topology.queues["$share/g/a"].message_count
+
+
+async def test_answers_wait_in_line_behind_one_that_waits() -> None:
+    """What was published on an earlier connection is answered when it is safe, and what comes behind it after that."""
+    async with open_broker(MemoryFiles(), BrokerConfig(stripes=2)) as broker:
+        world = World(broker)
+        await broker.declare_queue("kept", durable=True)
+        await broker.bind("queue", "kept", "amq.topic", "#")
+        client, _ = await opened(world, "p", block(session_expiry=60), flags=RESUME)
+        publishing = client.adapter.publishing
+        assert await answers(client, publish_5("a", b"1", qos=2, packet_id=1)) == [(PUBREC, 1, 0)]
+        client.lose()
+        client, _ = await opened(world, "p", block(session_expiry=60), flags=RESUME)
+        publishing = client.adapter.publishing
+        done = []
+        broker.commits.when_committed = lambda _needed, call: done.append(call)  # type: ignore[assignment,method-assign]
+        await client.adapter.handle(
+            publish_5("a", b"1", qos=2, packet_id=1, dup=True)
+            + publish_5("a", b"2", qos=2, packet_id=2)
+            + publish_5("a", b"3", qos=2, packet_id=3)
+        )
+        del broker.commits.when_committed
+        publishing.confirm(1)
+        publishing.refuse(2, 2)
+        assert client.take() == b""
+        done[0](None)
+        found = [(body[:2], body[2:]) for _, body in packets(client.take())]
+        assert found[:2] == [(b"\0\1", b""), (b"\0\2", b"")]
+
+
+# --- packet ids ------------------------------------------------------------------------------
+
+
+async def test_mqtt_2_2_1_4_ids_of_shared_messages_are_never_those_of_the_sessions_own() -> None:
+    files = MemoryFiles()
+    config = BrokerConfig(stripes=2, settle_delay_ms=0)
+    async with open_broker(files, config) as broker:
+        world = World(broker)
+        client = await subscribed(world, ("own", 2), ("$share/g/shared", 1), expiry_s=60)
+        publisher, _ = await opened(world, "p")
+        for n in range(1, 6):
+            own = publish_5("own", b"o", qos=2, packet_id=n)
+            await answers(publisher, own, publish_5("shared", b"s", qos=1, packet_id=10 + n))
+        found = await told(client, 10)
+        ids = {
+            kind: [int.from_bytes(body[n + 2 : n + 4], "big") for one, body in found if one >> 1 & 3 == qos]
+            for kind, qos, n in (("own", 2, 3), ("shared", 1, 6))
+        }
+        assert all(1 <= one <= OWN_ID_MAX for one in ids["own"])
+        assert ids["shared"] == list(range(OWN_ID_MAX + 1, OWN_ID_MAX + 6))
+        files = killed(files)
+    async with open_broker(files, config) as broker:
+        world = World(broker)
+        client, _ = await opened(world, "s", block(session_expiry=60), flags=RESUME)
+        world.broker.end_turn()
+        found = await told(client, 10)
+        again = [int.from_bytes(body[5:7], "big") for one, body in found if one >> 1 & 3 == 2]
+        assert again == ids["own"]
+
+
+# --- retained messages -----------------------------------------------------------------------
+
+
+async def test_mqtt_3_8_4_8_retained_messages_come_at_the_qos_of_the_filter_that_asks(world: World) -> None:
+    publisher, _ = await opened(world, "p")
+    await answers(publisher, *(publish_5(f"r/{n}", b"x", qos=n, packet_id=n, retain=True) for n in (1, 2)))
+    await publisher.send(publish_5("r/0", b"x", retain=True))
+    for expiry_s in (0, 60):
+        for asked in (0, 1, 2):
+            client = await subscribed(world, ("#", 2 | 0x20), client_id=f"{asked} {expiry_s}", expiry_s=expiry_s)
+            await client.send(subscribe_5(2, ("r/+", asked)))
+            _, *found = await told(client, 4)
+            flags = {topic: flags for flags, topic, *_ in map(delivery, found)}
+            assert flags == {f"r/{n}": 1 | min(n, asked) << 1 for n in (0, 1, 2)}
+            await answers(publisher, publish_5("r/2", b"live", qos=2, packet_id=9))
+            await publisher.send(acknowledge(0x62, 9))
+            assert [delivery(one)[0] for one in await told(client)] == [4], "live ones at the highest"
+            publisher.take()
+
+
+async def test_mqtt_3_8_3_3_no_local_goes_for_what_one_has_retained_oneself(world: World) -> None:
+    client, _ = await opened(world, "s")
+    other, _ = await opened(world, "o")
+    await client.send(publish_5("r/mine", b"x", retain=True), publish_5("r/both", b"x", retain=True))
+    await other.send(publish_5("r/both", b"y", retain=True), publish_5("r/theirs", b"y", retain=True))
+    await client.send(subscribe_5(1, ("r/#", 4)))
+    _, *found = await told(client, 3)
+    assert {delivery(one)[1] for one in found} == {"r/both", "r/theirs"}
+    await client.send(subscribe_5(2, ("r/mine", 0)))
+    _, *found = await told(client, 2)
+    assert [delivery(one)[1] for one in found] == ["r/mine"], "another filter asks for it"
+    await other.send(subscribe_5(1, ("r/#", 0)))
+    _, *found = await told(other, 4)
+    assert {delivery(one)[2] for one in found} == {b""}, "nothing of that is told"
+
+
+async def test_mqtt_3_3_1_10_retain_handling_asks_whether_a_filter_is_new(world: World) -> None:
+    publisher, _ = await opened(world, "p")
+    await publisher.send(publish_5("r", b"x", retain=True))
+    for new, handling, comes in ((True, 0, 1), (True, 1, 1), (True, 2, 0), (False, 0, 1), (False, 1, 0), (False, 2, 0)):
+        client, _ = await opened(world, "s")
+        if not new:
+            await client.send(subscribe_5(1, ("r", 0x20)))
+            await told(client)
+        await client.send(subscribe_5(1, ("r", handling << 4)))
+        assert len(await told(client, 1 + comes)) == 1 + comes
+    # What a session that lasts is subscribed to is not new.
+    client = await subscribed(world, ("r", 0x21), client_id="l", expiry_s=60)
+    client.lose()
+    client, _ = await opened(world, "l", block(session_expiry=60), flags=RESUME)
+    await client.send(subscribe_5(1, ("r", 0x11)))
+    assert len(await told(client)) == 1

@@ -1,0 +1,296 @@
+"""Sessions of MQTT 5 by the clock, how the server ends connections, and wills with a delay."""
+
+from __future__ import annotations
+
+import pytest
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from core_log.memory_files import MemoryFiles
+from protocols.mqtt.adapter_sessions import EXPIRY_S_MAX
+from protocols.mqtt.config import MqttConfig
+from protocols.mqtt.events import NEVER_S
+from routing.broker import open_broker
+from routing.config import BrokerConfig
+from tests.protocols.mqtt.conftest import Client, World
+from tests.protocols.mqtt.test_clauses_5 import CONNACK, DISCONNECT, SUBACK, delivery, opened, told
+from tests.protocols.mqtt.wire import PINGREQ, acknowledge, packets, text
+from tests.protocols.mqtt.wire_5 import block, connect_5, disconnect_5, publish_5, sized, subscribe_5
+
+RESUME, WILL = 0, 4
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock()
+
+
+async def later(clock: MockClock, seconds: float) -> None:
+    """Time passes, in which what has become due goes its way."""
+    clock.jump(seconds - 0.02)
+    for _ in range(20):
+        clock.jump(0.001)
+        await wait_all_tasks_blocked(0.001)
+
+
+async def is_present(world: World, expiry_s: int, client_id: str = "s") -> tuple[Client, bool]:
+    """Connect to what there is of a session."""
+    client, body = await opened(world, client_id, block(session_expiry=expiry_s), flags=RESUME)
+    return client, bool(body[0])
+
+
+def will(*properties: tuple[str, str], delay_s: int = 0, **more: int | str | bytes) -> bytes:
+    """What follows the client identifier in CONNECT."""
+    told_of = block(will_delay=delay_s) if delay_s else b""
+    return sized(told_of + block(*properties, **more)) + text("will") + text(b"gone")
+
+
+async def watch(world: World, *filters: tuple[str, int]) -> Client:
+    watcher, _ = await opened(world, "watcher")
+    await watcher.send(subscribe_5(1, *(filters or (("will", 1),))))
+    assert [kind for kind, _ in await told(watcher)] == [SUBACK]
+    return watcher
+
+
+def ended_with(client: Client) -> int:
+    """The reason in the DISCONNECT that is the last the client was sent."""
+    assert client.closed
+    *_, (kind, body) = packets(client.take())
+    assert kind == DISCONNECT
+    return body[0]
+
+
+# --- how long sessions last ----------------------------------------------------------------
+
+
+async def test_mqtt_3_1_2_23_a_session_lasts_for_its_expiry_and_not_longer(world: World, clock: MockClock) -> None:
+    client, there = await is_present(world, 100)
+    assert not there
+    client.lose()
+    await later(clock, 90)
+    client, there = await is_present(world, 100)
+    assert there
+    await later(clock, 200)  # while the client is connected nothing expires
+    client.lose()
+    await later(clock, 90)
+    client, there = await is_present(world, 100)
+    assert there
+    client.lose()
+    await later(clock, 102)
+    assert "mqtt.s" not in world.broker.topology.queues
+    client, there = await is_present(world, 100)
+    assert not there
+
+
+async def test_the_expiry_is_that_of_the_last_connect_or_disconnect(world: World, clock: MockClock) -> None:
+    client, _ = await is_present(world, 1000)
+    client.lose()
+    client, there = await is_present(world, 10)
+    assert there
+    client.lose()
+    await later(clock, 12)
+    client, there = await is_present(world, 10)
+    assert not there
+    await client.send(disconnect_5(0, block(session_expiry=1000)))
+    assert client.take() == b""
+    client.lose()
+    await later(clock, 900)
+    client, there = await is_present(world, 1000)
+    assert there
+    await client.send(disconnect_5(0, block(session_expiry=NEVER_S)))
+    client.lose()
+    await later(clock, 5000)
+    client, there = await is_present(world, 0)
+    assert there
+    client.lose()  # the last CONNECT said that it ends with its connection
+    await later(clock, 1)
+    _, there = await is_present(world, 0)
+    assert not there
+
+
+async def test_mqtt_3_14_2_an_expiry_cannot_begin_with_disconnect(world: World) -> None:
+    watcher = await watch(world)
+    client, _ = await opened(world, "s", flags=WILL, rest=will())
+    await client.send(disconnect_5(0, block(session_expiry=1)))
+    assert ended_with(client) == 0x82
+    client.lose()
+    assert [delivery(one)[1] for one in await told(watcher)] == ["will"], "there was no DISCONNECT"
+    client, _ = await opened(world, "s", flags=WILL, rest=will())
+    await client.send(disconnect_5(0, block(session_expiry=0)))
+    assert client.take() == b""
+    assert client.closed
+
+
+async def test_an_expiry_beyond_what_the_broker_keeps_is_answered_with_what_it_does(world: World) -> None:
+    _, body = await opened(world, "long", block(session_expiry=EXPIRY_S_MAX + 1))
+    assert block(session_expiry=EXPIRY_S_MAX) in body
+    _, body = await opened(world, "just", block(session_expiry=EXPIRY_S_MAX))
+    assert body[3] != 0x11
+    _, body = await opened(world, "ever", block(session_expiry=NEVER_S))
+    assert body[3] != 0x11
+    arguments = {name: queue.arguments for name, queue in world.broker.topology.queues.items()}
+    assert arguments["mqtt.long"]["x-expires"] == EXPIRY_S_MAX * 1000
+    assert "x-expires" not in arguments["mqtt.ever"]
+
+
+# --- how connections end ---------------------------------------------------------------------
+
+
+async def test_mqtt_3_1_4_3_a_takeover_is_told(world: World) -> None:
+    first, _ = await opened(world, "twin", block(session_expiry=10))
+    second, there = await is_present(world, 10, "twin")
+    assert there
+    assert ended_with(first) == 0x8E
+    await world.client("twin")
+    assert ended_with(second) == 0x8E, "by a client of 3.1.1"
+
+
+async def test_mqtt_3_2_2_22_the_servers_keep_alive_counts(world: World) -> None:
+    config = MqttConfig(keep_alive_max_s=10)
+    for asked_s in (0, 11, 60):
+        client, body = await opened(world, keep_alive_s=asked_s, config=config)
+        assert block(server_keep_alive=10) in body
+        client.tick(14.9)
+        assert not client.closed
+        client.tick(0.2)
+        assert ended_with(client) == 0x8D
+        client.lose()
+    client, body = await opened(world, keep_alive_s=10, config=config)
+    assert b"\x13\0\x0a" not in body
+    client.tick(14)
+    await client.send(PINGREQ)
+    client.take()
+    client.tick(14)
+    assert not client.closed
+
+
+async def test_a_stop_an_operator_and_a_deleted_queue_are_told(world: World) -> None:
+    client, _ = await opened(world, "a")
+    client.adapter.shut_down("the broker stops")
+    assert ended_with(client) == 0x8B
+    client, _ = await opened(world, "b")
+    (connected,) = [one for one in world.broker.clients if one.name == "b"]
+    connected.close("an operator said so")
+    assert ended_with(client) == 0x98
+    client, _ = await opened(world, "c")
+    await client.send(subscribe_5(1, ("a", 1)))
+    await world.broker.delete_queue("mqtt.c", owner=client.adapter)
+    world.broker.end_turn()
+    assert ended_with(client) == 0x98
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_mqtt_3_3_4_9_more_than_the_receive_maximum(world: World, qos: int) -> None:
+    await world.broker.declare_queue("kept", durable=True)
+    await world.broker.bind("queue", "kept", "amq.topic", "#")
+    config = MqttConfig(receive_maximum=2)
+    client, body = await opened(world, config=config)
+    assert block(receive_maximum=2) in body
+    for _ in range(2):
+        await client.send(*(publish_5("a", b"x", qos=qos, packet_id=one) for one in (1, 2)))
+        assert len(await told(client, 2)) == 2
+        if qos == 2:
+            await client.send(acknowledge(0x62, 1, 2))
+            assert len(await told(client, 2)) == 2
+    await client.send(*(publish_5("a", b"x", qos=qos, packet_id=one) for one in (1, 2, 3)))
+    assert ended_with(client) == 0x93
+
+
+async def test_mqtt_4_9_0_1_what_an_earlier_connection_published_does_not_count(world: World) -> None:
+    config = MqttConfig(receive_maximum=2)
+    for first in (1, 3):
+        client, _ = await opened(world, "s", block(session_expiry=10), flags=RESUME, config=config)
+        await client.send(*(publish_5("a", b"x", qos=2, packet_id=first + one) for one in (0, 1)))
+        assert [kind for kind, _ in await told(client, 2)] == [0x50, 0x50]
+        client.lose()
+
+
+# --- wills -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reason", "comes"), [(0, False), (4, True), (0x80, True), (0x98, True)])
+async def test_mqtt_3_1_2_8_only_a_normal_disconnect_voids_the_will(world: World, reason: int, comes: bool) -> None:
+    watcher = await watch(world)
+    client, _ = await opened(world, "mortal", flags=2 | WILL, rest=will())
+    await client.send(disconnect_5(reason))
+    client.lose()
+    await world.broker.wills.finish()
+    await watcher.send(PINGREQ)
+    got = await told(watcher, 1 + comes)
+    assert [delivery(one)[3] for one in got if one[0] != 0xD0] == [b"gone"] * comes
+
+
+async def test_mqtt_3_1_3_9_a_will_waits_for_its_delay_unless_the_client_comes_back(
+    world: World, clock: MockClock
+) -> None:
+    watcher = await watch(world)
+    connect = {"flags": RESUME | WILL, "rest": will(delay_s=20)}
+    for _ in range(2):
+        client, _ = await opened(world, "mortal", block(session_expiry=1000), **connect)  # type: ignore[arg-type]
+        client.lose()
+        await later(clock, 15)
+        assert watcher.take() == b""
+    client, _ = await opened(world, "mortal", block(session_expiry=1000), flags=RESUME)
+    client.lose()  # this connection has no will
+    await later(clock, 100)
+    assert watcher.take() == b""
+    client, _ = await opened(world, "mortal", block(session_expiry=1000), **connect)  # type: ignore[arg-type]
+    client.lose()
+    await later(clock, 21)
+    assert [delivery(one)[1] for one in await told(watcher)] == ["will"]
+
+
+@pytest.mark.parametrize("how", ["expiry", "disconnect", "clean start", "no session"])
+async def test_a_will_is_sent_when_the_session_ends_if_that_is_sooner(world: World, clock: MockClock, how: str) -> None:
+    watcher = await watch(world)
+    expiry = b"" if how == "no session" else block(session_expiry=10)
+    client, _ = await opened(world, "mortal", expiry, flags=RESUME | WILL, rest=will(delay_s=1000))
+    if how == "disconnect":
+        await client.send(disconnect_5(4, block(session_expiry=0)))
+    client.lose()
+    if how == "expiry":
+        await later(clock, 9)
+        assert watcher.take() == b""
+        await later(clock, 2)
+    elif how == "clean start":
+        await opened(world, "mortal")
+    assert [delivery(one)[1] for one in await told(watcher)] == ["will"]
+
+
+async def test_after_a_kill_a_will_waits_no_longer_than_its_session(clock: MockClock) -> None:
+    files, config = MemoryFiles(), BrokerConfig(will_grace_ms=5000)
+    async with open_broker(files, config) as broker:
+        world = World(broker)
+        await opened(world, "short", block(session_expiry=10), flags=RESUME | WILL, rest=will(delay_s=10_000))
+        await opened(world, "none", flags=RESUME | WILL, rest=will(delay_s=10_000))
+        left = files.crash()
+    async with open_broker(left, config) as broker:
+        world = World(broker)
+        watcher = await watch(world)
+        await later(clock, 4)
+        assert watcher.take() == b""
+        await later(clock, 2)
+        assert len(await told(watcher)) == 1
+        await later(clock, 6)
+        assert len(await told(watcher)) == 1
+
+
+async def test_mqtt_3_1_3_10_properties_of_a_will_arrive_in_order(world: World) -> None:
+    watcher = await watch(world)
+    mine = {"payload_format": 1, "content_type": "t", "response_topic": "r/x", "correlation_data": b"c"}
+    users = ("k", "1"), ("j", "2"), ("k", "3")
+    rest = will(*users, **mine, message_expiry=60)  # type: ignore[arg-type]
+    client, _ = await opened(world, "mortal", flags=2 | WILL | 8, rest=rest)
+    client.lose()
+    ((flags, topic, properties, payload),) = map(delivery, await told(watcher))
+    assert (flags, topic, payload) == (2, "will", b"gone")
+    assert block(*users) in properties
+    for name, value in {**mine, "message_expiry": 60}.items():
+        assert block(**{name: value}) in properties
+    assert len(properties) == len(block(*users, **mine, message_expiry=60))
+
+
+async def test_a_will_topic_beyond_the_limits_is_refused(world: World) -> None:
+    client = world.open(config=MqttConfig(topic_bytes_max=3))
+    await client.send(connect_5(flags=2 | WILL, rest=will()))
+    assert [(kind, body[:2]) for kind, body in packets(client.take())] == [(CONNACK, b"\0\x90")]
+    assert client.closed
