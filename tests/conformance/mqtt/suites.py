@@ -75,7 +75,9 @@ def run(suite: str, broker: BrokerProcess, *only: str) -> str:
     known = [line for line in failed if (suite, line.split()[1]) in KNOWN]
     again: list[str] = []
     failed = [line for line in failed if line not in known]
-    for _ in range(TRIES - 1):  # some wait for the wrong client's SUBACK, and what they publish next may be sooner
+    # Some wait for the SUBACK of the wrong client and publish right behind the SUBSCRIBE of another connection. What is
+    # readable at the same time is read in no order, so the publish may come first.
+    for _ in range(TRIES - 1):
         names = [line.split()[1] for line in failed]
         if not names:
             break

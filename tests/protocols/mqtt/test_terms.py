@@ -107,6 +107,20 @@ async def test_mqtt_3_8_3_3_no_local(world: World, qos: int) -> None:
     assert not both[0].adapter.session.unsettled or qos
 
 
+async def test_no_local_means_the_same_for_every_connection_of_a_client(world: World) -> None:
+    question = block(response_topic="a", correlation_data=b"334")
+    for _ in range(3):
+        first, second = [await client_5(world, name) for name in ("one", "other")]
+        for client in (first, second):
+            await subscribe(client, ("a", 2 | NO_LOCAL))
+        for publisher, reader in ((first, second), (second, first)):
+            await publisher.send(publish_5("a", b"x", question, qos=1))
+            assert [one.block for one in deliveries_5(reader)] == [question]
+            assert deliveries_5(publisher) == []
+        first.lose()
+        second.lose()
+
+
 async def test_only_who_has_a_no_local_subscription_names_itself(world: World) -> None:
     client = await client_5(world, "c")
     await subscribe(client, ("a", 0))
