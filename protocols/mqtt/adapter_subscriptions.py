@@ -51,6 +51,8 @@ def from_arguments(arguments: Mapping[str, Any]) -> SubscriptionOptions:
     )
 
 
+QOS_MAX = 2
+
 _PLAIN = SubscriptionOptions()[1:]
 
 
@@ -130,7 +132,7 @@ class Subscriptions:
         return any(options.no_local for options in self._kinds)
 
     def terms_for(self, routing_key: str) -> Terms:
-        """The terms for messages of a topic; the least if the last filter that matched was just removed."""
+        """The terms for messages of a topic, also where the last filter that matched was just removed."""
         if len(self._kinds) == 1:
             (options,) = self._kinds
             if not options.subscription_id:
@@ -152,10 +154,12 @@ class Subscriptions:
 
 
 def terms_of(found: list[SubscriptionOptions]) -> Terms:
-    """The terms that subscriptions make together."""
+    """The terms that subscriptions make together. Of those that are gone what has been sent at some QoS is still to be
+    completed (MQTT-3.10.4-3): at its own.
+    """
     identifiers = [(Property.SUBSCRIPTION_ID, one.subscription_id) for one in found if one.subscription_id]
     return Terms(
-        max((options.qos for options in found), default=0),
+        max((options.qos for options in found), default=QOS_MAX),
         any(options.retain_as_published for options in found),
         encode_properties(identifiers) if identifiers else b"",
     )

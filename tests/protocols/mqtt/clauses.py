@@ -42,6 +42,7 @@ V3 = """
 3.3.5-2: conformance/test_rights test_mqtt_asks_for_the_exchange_and_the_key
 3.8.4-3: test_adapter test_mqtt_3_8_4_3_subscribing_again_replaces_the_qos
 3.10.4-1 3.10.4-2 3.10.4-4 3.10.4-5 3.10.4-6: test_adapter test_mqtt_3_10_4_unsubscribe_stops_delivery_and_is_always_answered
+3.10.4-3: test_refusals_5 test_mqtt_3_10_4_3_what_was_begun_is_completed_after_unsubscribe
 3.12.4-1: test_adapter test_mqtt_3_12_4_1_ping
 3.14.4-3: test_adapter test_mqtt_3_14_4_3_disconnect_discards_the_will
 4.1.0-2: test_adapter test_nothing_is_left_of_a_lost_connection
@@ -61,7 +62,6 @@ V3_CLIENT = """
 """
 
 V3_OPEN = """
-3.10.4-3
 """
 
 V5 = """
@@ -119,6 +119,10 @@ V5 = """
 4.3.2-5: test_sessions test_mqtt_4_4_0_1_what_was_not_acknowledged_comes_again_with_the_same_ids
 4.3.3-10 4.3.3-12: test_sessions test_mqtt_4_3_3_10_a_repeated_publish_is_answered_and_goes_nowhere
 4.3.3-9: test_refusals_5 test_a_full_queue_refuses_and_the_packet_id_is_another_messages_next
+3.1.2-29: test_refusals_5 test_mqtt_3_1_2_29_texts_come_with_nothing_but_a_disconnect
+3.3.2-5: test_refusals_5 test_mqtt_3_3_2_5_what_has_expired_is_not_sent
+3.10.4-3: test_refusals_5 test_mqtt_3_10_4_3_what_was_begun_is_completed_after_unsubscribe
+4.3.3-13: test_refusals_5 test_mqtt_4_3_3_13_an_exchange_that_has_begun_goes_on_after_the_expiry
 4.4.0-2: test_refusals_5 test_mqtt_4_4_0_2_what_a_subscriber_rejects_goes_to_the_dead_letter_exchange
 4.5.0-1: test_sessions test_mqtt_3_1_2_4_a_session_goes_on_until_a_clean_start
 4.8.2-3 4.8.2-4 4.8.2-5: test_shares test_mqtt_4_8_2_3_each_member_gets_messages_at_its_own_qos
@@ -149,7 +153,7 @@ V5_NOT_OURS = """
 """Of servers that have no QoS 2 or no retained messages."""
 
 V5_OPEN = """
-3.1.2-29 3.3.2-5 3.10.4-3 4.3.3-7 4.3.3-13
+4.3.3-7
 """
 
 COUNTS_3 = {

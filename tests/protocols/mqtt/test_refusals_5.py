@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_inflight import OWN_ID_MAX
@@ -13,13 +14,19 @@ from routing.broker import open_broker
 from routing.config import BrokerConfig
 from routing.rights import TopicPermission
 from tests.protocols.mqtt.conftest import Client, World
-from tests.protocols.mqtt.test_clauses_5 import PUBACK, PUBCOMP, PUBREC, SUBACK, delivery, opened, told
+from tests.protocols.mqtt.test_clauses_5 import PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, delivery, opened, told
 from tests.protocols.mqtt.wire import acknowledge, packets
-from tests.protocols.mqtt.wire_5 import acknowledge_5, block, publish_5, subscribe_5
+from tests.protocols.mqtt.wire_5 import acknowledge_5, block, connect_5, publish_5, subscribe_5, unsubscribe_5
 from tests.routing.harness import killed
 
 RESUME = 0
+
 KINDS = {1: PUBACK, 2: PUBREC}
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock()
 
 
 async def answers(client: Client, *data: bytes) -> list[tuple[int, int, int]]:
@@ -180,6 +187,74 @@ async def test_answers_wait_in_line_behind_one_that_waits() -> None:
         done[0](None)
         found = [(body[:2], body[2:]) for _, body in packets(client.take())]
         assert found[:2] == [(b"\0\1", b""), (b"\0\2", b"")]
+
+
+async def test_mqtt_3_10_4_3_what_was_begun_is_completed_after_unsubscribe(world: World) -> None:
+    for again in (False, True):
+        client = await subscribed(world, ("a", 2), expiry_s=60)
+        publisher, _ = await opened(world, "p")
+        assert await answers(publisher, publish_5("a", b"x", qos=2)) == [(PUBREC, 1, 0)]
+        (found,) = await told(client)
+        await client.send(unsubscribe_5(2, "a"))
+        await told(client)
+        if again:
+            client.lose()
+            client = world.open()
+            await client.send(connect_5("s", block(session_expiry=60), flags=RESUME))
+            assert (await told(client, 2))[1:] == [(found[0] | 8, found[1])]
+        packet_id = int.from_bytes(found[1][3:5], "big")
+        await client.send(acknowledge(PUBREC, packet_id))
+        assert await told(client) == [(PUBREL, packet_id.to_bytes(2, "big"))]
+        await client.send(acknowledge(PUBCOMP, packet_id))
+        await opened(world, "s")
+
+
+async def test_mqtt_4_3_3_13_an_exchange_that_has_begun_goes_on_after_the_expiry(
+    clock: MockClock, world: World
+) -> None:
+    client = await subscribed(world, ("a", 2), expiry_s=60)
+    publisher, _ = await opened(world, "p")
+    await answers(publisher, publish_5("a", b"x", block(message_expiry=5), qos=2))
+    (found,) = await told(client)
+    packet_id = int.from_bytes(found[1][3:5], "big")
+    clock.jump(10)
+    await trio.testing.wait_all_tasks_blocked()
+    await client.send(acknowledge(PUBREC, packet_id))
+    assert await told(client) == [(PUBREL, packet_id.to_bytes(2, "big"))]
+    await client.send(acknowledge(0x62, packet_id))
+
+
+@pytest.mark.parametrize("wants", [0, 1])
+async def test_mqtt_3_1_2_29_texts_come_with_nothing_but_a_disconnect(world: World, wants: int) -> None:
+    await world.broker.rights.set_topic_permission("/", "guest", "amq.topic", TopicPermission(write="^[^x]", read="^a"))
+    client, _ = await opened(world, "s", block(request_problem_information=wants))
+    await client.send(subscribe_5(1, ("a", 1), ("b", 1)), unsubscribe_5(2, "a", "c"), publish_5("x", qos=1))
+    assert await told(client, 3) == [
+        (SUBACK, b"\0\1\0\1\x87"), (0xB0, b"\0\2\0\0\x11"), (PUBACK, b"\0\1\x87"),
+    ]  # fmt: skip
+    await client.send(acknowledge(PUBREC, 9), acknowledge(0x62, 9), subscribe_5(1, ("a", 1)))
+    assert await told(client, 3) == [(PUBREL, b"\0\x09\x92"), (PUBCOMP, b"\0\x09\x92"), (SUBACK, b"\0\1\0\1")]
+
+
+async def test_mqtt_3_3_2_5_what_has_expired_is_not_sent(clock: MockClock, world: World) -> None:
+    client = await subscribed(world, ("a", 1), expiry_s=60)
+    client.lose()
+    publisher, _ = await opened(world, "p")
+    await answers(
+        publisher,
+        publish_5("a", b"short", block(message_expiry=5), qos=1, packet_id=1, retain=True),
+        publish_5("a", b"long", block(message_expiry=50), qos=1, packet_id=2),
+        publish_5("r", b"long", block(message_expiry=50), qos=1, packet_id=3, retain=True),
+    )
+    clock.jump(10)
+    await trio.testing.wait_all_tasks_blocked()
+    client = world.open()
+    await client.send(connect_5("s", block(session_expiry=60), flags=RESUME))
+    _, found = await told(client, 2)
+    assert delivery(found)[2:] == (block(message_expiry=40), b"long")
+    late = await subscribed(world, ("#", 1), client_id="late")
+    (found,) = await told(late)
+    assert delivery(found) == (3, "r", block(message_expiry=40), b"long")
 
 
 # --- packet ids ------------------------------------------------------------------------------
