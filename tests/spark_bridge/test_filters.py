@@ -53,21 +53,3 @@ def test_less_is_read() -> None:
         assert read(server, ds.EqualTo(("partition",), 0), ds.GreaterThan(("timestamp",), AT))[0] == (0, 5)
         assert read(server, ds.GreaterThan(("timestamp",), AT + datetime.timedelta(days=1))) == []
         assert read(server, ds.EqualTo(("offset",), 42)) == [(0, 42), (1, 42)]
-
-
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-def test_in_a_query(spark: Any) -> None:
-    logs = [Partition([batch(first, [b"v" * 1000] * 50) for first in range(0, 10_000, 50)]) for _ in range(2)]
-    whole = sum(len(one) for log in logs for one in log.batches)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
-        with log_server({"t": logs}) as server:
-            table = spark.read.format("millrace").options(
-                **{"bootstrap.servers": server.address, "subscribe": "t", "filterPushdown": "true"}
-            )
-            rows = table.load().where("partition = 1 and offset >= 9900").selectExpr("min(offset)", "count(*)")
-            assert tuple(rows.first()) == (9900, 100)
-            assert server.fetched_bytes < 0.03 * whole, "a hundredth of the rows takes at most three of the bytes"
-    finally:
-        spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")

@@ -1,9 +1,11 @@
-"""Rows to topics: what is in the records, and that each row is there once whatever happens to a task."""
+"""Rows to topics: what is in the records, and that each row is there once whatever happens to a task.
+
+`test_spark.py` has real queries.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +19,6 @@ from spark_bridge.columns import HEADERS_TYPE
 from spark_bridge.data_source import MillraceDataSource
 from spark_bridge.offsets import Access, OptionError, SinkOptions
 from spark_bridge.sink import write_rows
-from tests.spark_bridge.test_stream import produce
 from tests.support import BrokerProcess
 
 
@@ -190,45 +191,3 @@ def test_what_cannot_be_written(columns: dict[str, Any], given: dict[str, str], 
             make(schema=schema, overwrite=False)
     with pytest.raises(OptionError, match="cannot be overwritten"):
         source.writer(schema=schema, overwrite=True)
-
-
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-def test_spark_writes_a_table(spark: Any, server: str) -> None:
-    topic = made(server, "sink-table")
-    table = spark.range(1000).selectExpr("string(id) value", "concat('k', id % 9) key", "null headers")
-    table = table.drop("headers").repartition(3)
-    table.write.format("millrace").option("bootstrap.servers", server).option("topic", topic).mode("append").save()
-    assert numbers(server, topic) == list(range(1000))
-
-
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-def test_a_query_writes_each_row_once_though_a_micro_batch_comes_again(spark: Any, server: str, tmp_path: Path) -> None:
-    source, target = made(server, "sink-from"), made(server, "sink-to")
-
-    def run() -> None:
-        query = (
-            spark.readStream.format("millrace")
-            .options(**{"bootstrap.servers": server, "subscribe": source, "startingOffsets": "earliest"})
-            .option("maxOffsetsPerTrigger", "400")
-            .load()
-            .select("key", "value")
-            .writeStream.format("millrace")
-            .options(**{"bootstrap.servers": server, "topic": target})
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(120)
-
-    produce(server, source, range(1000))
-    run()
-    assert numbers(server, target) == list(range(1000))
-    commits = tmp_path / "checkpoint" / "commits"
-    last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # as if the driver had been killed between the last row and its note
-    (commits / f".{last.name}.crc").unlink(missing_ok=True)
-    produce(server, source, range(1000, 1200))
-    run()
-    assert numbers(server, target) == list(range(1200))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from examples import spark_batch
 from millrace import BlockingClient, BlockingConsumer, BlockingProducer
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
 from tests.spark_bridge.test_reader import batch
+from tests.spark_bridge.test_sink import made, numbers
 from tests.support import BrokerProcess
 
 pytestmark = [
@@ -121,3 +124,120 @@ def test_rows_are_what_the_native_consumer_reads(spark: Any, shared_broker: Brok
     since = {"startingTimestamp": "1700000002999", "startingOffsetsByTimestampStrategy": "latest"}
     later = frame(spark, server, subscribe="mirror", **since)
     assert later.where("unix_millis(timestamp) >= 1700000002999").count() == 3
+
+
+# Streams, filters and sinks.
+
+
+@pytest.fixture
+def server(shared_broker: BrokerProcess) -> str:
+    return f"127.0.0.1:{shared_broker.native_port}"
+
+
+def produce(server: str, topic: str, numbers: range) -> None:
+    with BlockingProducer(server) as producer:
+        for number in numbers:
+            producer.send(topic, b"%d" % number, b"k%d" % (number % 7))
+
+
+def values(spark: Any, directory: Path) -> list[int]:
+    return sorted(row.n for row in spark.read.parquet(str(directory)).collect())
+
+
+def run(spark: Any, server: str, topic: str, directory: Path, **options: str) -> Any:
+    """Read what is there into Parquet files, from the checkpoint on; returns the query when it has ended."""
+    table = spark.readStream.format("millrace").options(
+        **{"bootstrap.servers": server, "subscribe": topic, "startingOffsets": "earliest", **options}
+    )
+    query = (
+        table.load()
+        .selectExpr("int(string(value)) n")
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(directory / "rows"))
+    )
+    assert query.awaitTermination(120)
+    return query
+
+
+def test_a_query_goes_on_from_its_checkpoint(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    with BlockingClient(server) as client:
+        client.create_topic("streamed", partitions=3)
+        produce(server, "streamed", range(3000))
+        query = run(spark, server, "streamed", tmp_path, maxOffsetsPerTrigger="1300")
+        assert [progress["numInputRows"] for progress in query.recentProgress] == [1300, 1300, 400]
+        produce(server, "streamed", range(3000, 3500))
+        run(spark, server, "streamed", tmp_path, maxOffsetsPerTrigger="1300")
+        assert values(spark, tmp_path / "rows") == list(range(3500))
+
+        # The checkpoint is the truth: without what was done last, the same records are read again, and kept once.
+        last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        last.unlink()
+        (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+        produce(server, "streamed", range(3500, 3510))
+        run(spark, server, "streamed", tmp_path)
+        assert values(spark, tmp_path / "rows") == list(range(3510))
+        offsets = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+        assert sum(json.loads(offsets.read_text().splitlines()[-1])["streamed"].values()) == 3510
+
+        # The broker knows how far the query came, but for its last micro-batch.
+        groups = [
+            name for name in (one.group for one in client.list_groups()) if name.startswith("spark-millrace-source-")
+        ]
+        assert any(one.offset == 3500 for group in groups for one in client.lag(group)) or groups
+
+
+def test_filters_of_a_query_narrow_what_is_read(spark: Any) -> None:
+    logs = [Partition([batch(first, [b"v" * 1000] * 50) for first in range(0, 10_000, 50)]) for _ in range(2)]
+    whole = sum(len(one) for log in logs for one in log.batches)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        with log_server({"t": logs}) as server:
+            table = spark.read.format("millrace").options(
+                **{"bootstrap.servers": server.address, "subscribe": "t", "filterPushdown": "true"}
+            )
+            rows = table.load().where("partition = 1 and offset >= 9900").selectExpr("min(offset)", "count(*)")
+            assert tuple(rows.first()) == (9900, 100)
+            assert server.fetched_bytes < 0.03 * whole, "a hundredth of the rows takes at most three of the bytes"
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
+def test_spark_writes_a_table(spark: Any, server: str) -> None:
+    topic = made(server, "sink-table")
+    table = spark.range(1000).selectExpr("string(id) value", "concat('k', id % 9) key", "null headers")
+    table = table.drop("headers").repartition(3)
+    table.write.format("millrace").option("bootstrap.servers", server).option("topic", topic).mode("append").save()
+    assert numbers(server, topic) == list(range(1000))
+
+
+def test_a_query_writes_each_row_once_though_a_micro_batch_comes_again(spark: Any, server: str, tmp_path: Path) -> None:
+    source, target = made(server, "sink-from"), made(server, "sink-to")
+
+    def run() -> None:
+        query = (
+            spark.readStream.format("millrace")
+            .options(**{"bootstrap.servers": server, "subscribe": source, "startingOffsets": "earliest"})
+            .option("maxOffsetsPerTrigger", "400")
+            .load()
+            .select("key", "value")
+            .writeStream.format("millrace")
+            .options(**{"bootstrap.servers": server, "topic": target})
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    produce(server, source, range(1000))
+    run()
+    assert numbers(server, target) == list(range(1000))
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()  # as if the driver had been killed between the last row and its note
+    (commits / f".{last.name}.crc").unlink(missing_ok=True)
+    produce(server, source, range(1000, 1200))
+    run()
+    assert numbers(server, target) == list(range(1200))

@@ -1,20 +1,16 @@
-"""A stream's offsets without Spark, over a real socket; and the same in real queries, which fail and go on."""
+"""A stream's offsets without Spark, over a real socket. `test_spark.py` has real queries."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from millrace import BlockingClient, BlockingProducer
 from spark_bridge.offsets import DataLoss, OptionError
 from spark_bridge.stream import MillraceStreamReader, shared_out
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
 from tests.spark_bridge.test_reader import batch, source
-from tests.support import BrokerProcess
 
 ALL = ReadAllAvailable()
 
@@ -166,63 +162,3 @@ def test_a_partition_that_is_gone_is_lost_data() -> None:
         with pytest.raises(DataLoss, match="t-1 was read up to 34 and is gone"):
             strict.latestOffset(start, ALL)
         assert lenient.latestOffset(start, ALL) == {"t": {"0": 10}}
-
-
-# In Spark.
-
-
-def produce(server: str, topic: str, numbers: range) -> None:
-    with BlockingProducer(server) as producer:
-        for number in numbers:
-            producer.send(topic, b"%d" % number, b"k%d" % (number % 7))
-
-
-def values(spark: Any, directory: Path) -> list[int]:
-    return sorted(row.n for row in spark.read.parquet(str(directory)).collect())
-
-
-def run(spark: Any, server: str, topic: str, directory: Path, **options: str) -> Any:
-    """Read what is there into Parquet files, from the checkpoint on; returns the query when it has ended."""
-    table = spark.readStream.format("millrace").options(
-        **{"bootstrap.servers": server, "subscribe": topic, "startingOffsets": "earliest", **options}
-    )
-    query = (
-        table.load()
-        .selectExpr("int(string(value)) n")
-        .writeStream.format("parquet")
-        .option("checkpointLocation", str(directory / "checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(directory / "rows"))
-    )
-    assert query.awaitTermination(120)
-    return query
-
-
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-def test_a_query_goes_on_from_its_checkpoint(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:
-    server = f"127.0.0.1:{shared_broker.native_port}"
-    with BlockingClient(server) as client:
-        client.create_topic("streamed", partitions=3)
-        produce(server, "streamed", range(3000))
-        query = run(spark, server, "streamed", tmp_path, maxOffsetsPerTrigger="1300")
-        assert [progress["numInputRows"] for progress in query.recentProgress] == [1300, 1300, 400]
-        produce(server, "streamed", range(3000, 3500))
-        run(spark, server, "streamed", tmp_path, maxOffsetsPerTrigger="1300")
-        assert values(spark, tmp_path / "rows") == list(range(3500))
-
-        # The checkpoint is the truth: without what was done last, the same records are read again, and kept once.
-        last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-        last.unlink()
-        (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
-        produce(server, "streamed", range(3500, 3510))
-        run(spark, server, "streamed", tmp_path)
-        assert values(spark, tmp_path / "rows") == list(range(3510))
-        offsets = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-        assert sum(json.loads(offsets.read_text().splitlines()[-1])["streamed"].values()) == 3510
-
-        # The broker knows how far the query came, but for its last micro-batch.
-        groups = [
-            name for name in (one.group for one in client.list_groups()) if name.startswith("spark-millrace-source-")
-        ]
-        assert any(one.offset == 3500 for group in groups for one in client.lag(group)) or groups
