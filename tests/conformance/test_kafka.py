@@ -88,18 +88,19 @@ def test_what_one_client_compresses_the_others_read(server: str, broker: BrokerP
 
 def test_records_without_keys_and_values_and_where_they_are(server: str) -> None:
     producer = KafkaProducer(bootstrap_servers=server)
+    began = int(time.time() * 1000) - 10_000  # retention takes what is old
     sent = [producer.send("kafka-nulls", value, key=key, timestamp_ms=at) for key, value, at in (
-        (None, b"v", 1000), (b"k", None, 2000), (b"", b"", 3000),
+        (None, b"v", began + 1000), (b"k", None, began + 2000), (b"", b"", began + 3000),
     )]  # fmt: skip
     assert [one.get(10).offset for one in sent] == [0, 1, 2]
     producer.close()
     found = read_all(server, "kafka-nulls", 3)
     assert [(one.key, one.value, one.timestamp) for one in found] == [
-        (None, b"v", 1000), (b"k", None, 2000), (b"", b"", 3000),
+        (None, b"v", began + 1000), (b"k", None, began + 2000), (b"", b"", began + 3000),
     ]  # fmt: skip
     consumer = KafkaConsumer(bootstrap_servers=server)
     partition = TopicPartition("kafka-nulls", 0)
-    assert consumer.offsets_for_times({partition: 1500})[partition].offset == 1
+    assert consumer.offsets_for_times({partition: began + 1500})[partition].offset == 1
     assert consumer.beginning_offsets([partition]) == {partition: 0}
     assert consumer.end_offsets([partition]) == {partition: 3}
     assert consumer.partitions_for_topic("kafka-nulls") == {0}

