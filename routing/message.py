@@ -232,6 +232,12 @@ class Slab:
     def __len__(self) -> int:
         return len(self.bodies)
 
+    def memo(self) -> dict[Any, Any]:
+        """`wire`, made when it is first needed."""
+        if self.wire is None:
+            self.wire = {}
+        return self.wire
+
     def key_of(self, index: int) -> str:
         """The routing key of one message."""
         return self.routing_key if self.keys is None else self.keys[index]

@@ -44,7 +44,7 @@ def _translated(protocol: str, raw: bytes) -> bytes:
 
 def stream_raws(slab: StreamSlab, frame_bytes_max: int) -> list[bytes]:
     """The property list of each message."""
-    memo = slab.wire = {} if slab.wire is None else slab.wire
+    memo = slab.memo()
     bytes_max = frame_bytes_max - _FRAME_ROOM_BYTES
     key = (PROTOCOL, bytes_max)
     lists: list[bytes] | None = memo.get(key)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import add
-from typing import Any
 
 from protocols.mqtt.adapter_properties import blocks_of
 from protocols.mqtt.wire import Blocks, PublishHeads, encode_publishes, publish_heads, varied_heads
@@ -17,12 +16,6 @@ from routing.message import Slab
 WIRES_QOS_0 = ("mqtt qos 0", "mqtt 5 qos 0")
 """Packets at QoS 0 of a whole slab, for versions before 5 and for version 5."""
 _HEADS = ("mqtt heads", "mqtt 5 heads")
-
-
-def _memo(slab: Slab) -> dict[Any, Any]:
-    if slab.wire is None:
-        slab.wire = {}
-    return slab.wire
 
 
 def at_qos_0(topic: bytes, bodies: Sequence[bytes], blocks: Blocks) -> bytes:
@@ -47,7 +40,7 @@ def qos_0_packets(slab: Slab, start: int, stop: int, topic: bytes, *, version_5:
     bodies, blocks = slab.bodies, blocks_of(slab, start, stop) if version_5 else b""
     if stop - start < len(bodies):
         return at_qos_0(topic, bodies[start:stop], blocks)
-    memo, key = _memo(slab), WIRES_QOS_0[version_5]
+    memo, key = slab.memo(), WIRES_QOS_0[version_5]
     packets: bytes | None = memo.get(key)
     if packets is None:
         packets = memo[key] = at_qos_0(topic, bodies, blocks)
@@ -56,7 +49,7 @@ def qos_0_packets(slab: Slab, start: int, stop: int, topic: bytes, *, version_5:
 
 def heads_of(slab: Slab, topic: bytes, qos: int, flags: int, *, version_5: bool) -> PublishHeads:
     """The heads at QoS 1 or 2 of a whole slab of one topic."""
-    memo, key = _memo(slab), (_HEADS[version_5], qos, flags)
+    memo, key = slab.memo(), (_HEADS[version_5], qos, flags)
     heads: PublishHeads | None = memo.get(key)
     if heads is None:
         bodies = slab.bodies
@@ -71,7 +64,7 @@ def heads_of(slab: Slab, topic: bytes, qos: int, flags: int, *, version_5: bool)
 
 def whole_at_qos_0(slab: Slab, topics: Sequence[bytes], *, version_5: bool) -> bytes:
     """Packets at QoS 0 for a whole slab of several topics, made once."""
-    memo, key = _memo(slab), WIRES_QOS_0[version_5]
+    memo, key = slab.memo(), WIRES_QOS_0[version_5]
     packets: bytes | None = memo.get(key)
     if packets is None:
         blocks = blocks_of(slab, 0, len(slab.bodies)) if version_5 else b""

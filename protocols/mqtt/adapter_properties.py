@@ -264,16 +264,15 @@ def blocks_of(slab: Slab, start: int, stop: int) -> Blocks:
     """
     if slab.raws is None:
         return block_for(slab.properties)
-    if slab.wire is None:
-        slab.wire = {}
-    blocks: list[bytes] | None = slab.wire.get(_BLOCKS)
+    memo = slab.memo()
+    blocks: list[bytes] | None = memo.get(_BLOCKS)
     if blocks is None:
         protocol, persistent = slab.properties.protocol, slab.properties.persistent
         if protocol == PROTOCOL:
             blocks = list(map(_blocks.__getitem__, slab.raws))
         else:
             blocks = [block_for(Properties(protocol, raw, persistent=persistent)) for raw in slab.raws]
-        slab.wire[_BLOCKS] = blocks
+        memo[_BLOCKS] = blocks
     return blocks if stop - start == len(blocks) else blocks[start:stop]
 
 

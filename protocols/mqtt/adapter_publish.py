@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from sys import byteorder
 from typing import TYPE_CHECKING
 
@@ -232,6 +232,10 @@ class Publishing:
         needed: list[tuple[PartitionLog, int]] = [(home.log, home.next_offset) for home in topology.led]
         for topic in topology.topics.values():
             needed += [(partition.log, partition.log.log_end_offset) for partition in topic.partitions]
+        self._adapter.broker.commits.when_committed(needed, self._waiting(answer))
+
+    def _waiting(self, answer: _Answer) -> Callable[[BrokerError | None], None]:
+        """Have an answer wait; what is to be called when it need not any more, or cannot be given."""
         answer.waits = True
 
         def done(error: BrokerError | None) -> None:
@@ -241,7 +245,7 @@ class Publishing:
             else:
                 self._answer()
 
-        self._adapter.broker.commits.when_committed(needed, done)
+        return done
 
     def _require_room(self, count: int) -> None:
         """Nobody may have more under way than was announced (MQTT-3.3.4-9); what an earlier connection published does
@@ -309,16 +313,7 @@ class Publishing:
         homes, _ = self._release_numbers(ids_of(ids))
         if not homes:
             return
-        answer.waits = True
-
-        def done(error: BrokerError | None) -> None:
-            answer.waits = False
-            if error is not None:
-                self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
-            else:
-                self._answer()
-
-        self._session.confirms.when_written(homes, done)
+        self._session.confirms.when_written(homes, self._waiting(answer))
 
     def _send(self, kind: AcknowledgementKind, ids: bytes, reason: int) -> None:
         if reason >= _FAILURE and kind is AcknowledgementKind.PUBREC:

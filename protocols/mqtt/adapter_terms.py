@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from protocols.mqtt.adapter_properties import PROTOCOL, blocks_of, with_more
 from protocols.mqtt.adapter_subscriptions import Terms
@@ -140,31 +140,15 @@ def packets_in(
     Those of a whole slab are made once for all who are sent it in the same way, if there is nothing of theirs alone.
     """
     flags |= RETAIN_FLAG if way.retain else 0
-    whole = stop - start == len(slab.bodies) and left is None and not way.subscription_ids
-    if not whole:
-        return _packets_in(slab, start, stop, way, route_of, left, flags, version_5=version_5)
-    if slab.wire is None:
-        slab.wire = {}
-    found: tuple[PublishHeads, Blocks] | None = slab.wire.get((version_5, way.qos, flags))
-    if found is None:
-        found = _packets_in(slab, start, stop, way, route_of, left, flags, version_5=version_5)
-        slab.wire[version_5, way.qos, flags] = found
-    return found
-
-
-def _packets_in(
-    slab: Slab,
-    start: int,
-    stop: int,
-    way: Way,
-    route_of: Callable[[str], Route],
-    left: list[int | None] | None,
-    flags: int,
-    *,
-    version_5: bool,
-) -> tuple[PublishHeads, Blocks]:
-    topics, blocks = topics_and_blocks(slab, start, stop, way, route_of, left, version_5=version_5)
-    return heads_for(topics, slab.bodies[start:stop], way.qos, flags, blocks), blocks if way.qos else b""
+    key = version_5, way.qos, flags
+    memo: dict[Any, tuple[PublishHeads, Blocks]] = {}
+    if stop - start == len(slab.bodies) and left is None and not way.subscription_ids:
+        memo = slab.memo()
+    if key not in memo:
+        topics, blocks = topics_and_blocks(slab, start, stop, way, route_of, left, version_5=version_5)
+        heads = heads_for(topics, slab.bodies[start:stop], way.qos, flags, blocks)
+        memo[key] = heads, blocks if way.qos else b""
+    return memo[key]
 
 
 def topics_and_blocks(

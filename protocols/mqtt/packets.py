@@ -82,7 +82,9 @@ def parse_connect(body: bytes) -> Connect:
     """Read a CONNECT (section 3.1)."""
     level, position = protocol_level(body)
     flags = body[position]
-    _check_connect_flags(flags)
+    check_connect_flags(flags, ("MQTT-3.1.2-14", "MQTT-3.1.2-13", "MQTT-3.1.2-15"))
+    if flags & 0x40 and not flags & 0x80:
+        raise MqttProtocolError("password without a user name", "MQTT-3.1.2-22")
     connect = Connect(level, "", bool(flags & 0x02), int.from_bytes(body[position + 1 : position + 3], "big"))
     connect.session_expiry_s = 0 if connect.clean_start else NEVER_S
     connect.client_id, position = read_text(body, position + 3, "client identifier")
@@ -105,17 +107,19 @@ def read_credentials(connect: Connect, flags: int, body: bytes, position: int) -
         raise MqttProtocolError("bytes after the last field of CONNECT", "MQTT-3.1.3-1")
 
 
-def _check_connect_flags(flags: int) -> None:
+def check_connect_flags(flags: int, clauses: tuple[str, str, str]) -> None:
+    """What versions agree about; `clauses` are those about a will's QoS 3, and QoS and RETAIN without a will.
+
+    Raises MqttProtocolError.
+    """
     if flags & 0x01:
         raise MqttProtocolError("reserved flag set in CONNECT", "MQTT-3.1.2-3")
     if flags & 0x18 == 0x18:
-        raise MqttProtocolError("will QoS 3", "MQTT-3.1.2-14")
+        raise MqttProtocolError("will QoS 3", clauses[0])
     if not flags & 0x04 and flags & 0x18:
-        raise MqttProtocolError("will QoS without a will", "MQTT-3.1.2-13")
+        raise MqttProtocolError("will QoS without a will", clauses[1])
     if not flags & 0x04 and flags & 0x20:
-        raise MqttProtocolError("will retain without a will", "MQTT-3.1.2-15")
-    if flags & 0x40 and not flags & 0x80:
-        raise MqttProtocolError("password without a user name", "MQTT-3.1.2-22")
+        raise MqttProtocolError("will retain without a will", clauses[2])
 
 
 def parse_subscribe(body: bytes) -> Subscribe:

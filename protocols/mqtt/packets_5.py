@@ -16,6 +16,7 @@ from typing import Any
 
 from protocols.mqtt.events import Authenticate, Connect, Disconnect, Subscribe, SubscriptionRequest, Unsubscribe, Will
 from protocols.mqtt.packets import (
+    check_connect_flags,
     check_topic_filter,
     check_topic_name,
     protocol_level,
@@ -62,7 +63,7 @@ def parse_connect_5(body: bytes) -> Connect:
     """Read a CONNECT (section 3.1)."""
     level, position = protocol_level(body)
     flags = body[position]
-    _check_connect_flags(flags)
+    check_connect_flags(flags, ("MQTT-3.1.2-12", "MQTT-3.1.2-11", "MQTT-3.1.2-13"))  # a password needs no user name
     connect = Connect(level, "", bool(flags & 0x02), int.from_bytes(body[position + 1 : position + 3], "big"))
     found, position = read_properties(body, position + 3, IN_CONNECT, "CONNECT")
     _take_connect_properties(connect, found)
@@ -75,18 +76,6 @@ def parse_connect_5(body: bytes) -> Connect:
         connect.will = _will(topic, payload, flags, found)
     read_credentials(connect, flags, body, position)
     return connect
-
-
-def _check_connect_flags(flags: int) -> None:
-    """As for 3.1.1, but a password needs no user name."""
-    if flags & 0x01:
-        raise MqttProtocolError("reserved flag set in CONNECT", "MQTT-3.1.2-3")
-    if flags & 0x18 == 0x18:
-        raise MqttProtocolError("will QoS 3", "MQTT-3.1.2-12")
-    if not flags & 0x04 and flags & 0x18:
-        raise MqttProtocolError("will QoS without a will", "MQTT-3.1.2-11")
-    if not flags & 0x04 and flags & 0x20:
-        raise MqttProtocolError("will retain without a will", "MQTT-3.1.2-13")
 
 
 def _take_connect_properties(connect: Connect, found: dict[int, Any]) -> None:

@@ -153,8 +153,7 @@ class Queue:
         if settings.priority_max != (0 if self.levels is None else self.levels.highest):
             tell_apart(self, settings.priority_max)
         if self.groups is None and settings.group_by is not None:
-            by, aside_max = settings.group_by, self.partition.grouped_messages_max
-            self.groups = Groups(self, by, aside_max)
+            self.groups = Groups(self, settings.group_by, self.partition.grouped_messages_max)
         self.rules.changed()
         if not counts(settings):
             self.returns = None

@@ -439,11 +439,6 @@ class QueuePartition:
     # --- housekeeping ------------------------------------------------------------------
 
     @property
-    def unsealed_settlements(self) -> Sequence[tuple[int, int, int]]:
-        """(queue id, first offset, count) of what is settled and not yet in the log."""
-        return self.unsealed.settled
-
-    @property
     def holds_deleted(self) -> bool:
         """A deleted queue has deliveries that nobody has settled."""
         return any(queue.outstanding for queue in self._deleted)

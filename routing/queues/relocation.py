@@ -210,7 +210,7 @@ class _Gone:
                     self._ranges[queue_id].append((first, count))
         self._seen = len(entries)
         ranges = {queue_id: list(parts) for queue_id, parts in self._ranges.items()}
-        for queue_id, first, count in self._partition.unsealed_settlements:
+        for queue_id, first, count in self._partition.unsealed.settled:
             ranges.setdefault(queue_id, []).append((first, count))
         return {queue_id: merged(parts) for queue_id, parts in ranges.items()}
 

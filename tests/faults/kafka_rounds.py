@@ -42,7 +42,6 @@ PARTITIONS = 4
 PATIENCE_S = 120.0
 NUMBERS_PER_S = 200
 CHECKED_EACH = 10
-_STARTS_MAX = 60
 
 
 class Source:
@@ -198,19 +197,6 @@ class Copies:
         assert sorted(self.found) == list(range(count))
 
 
-def start_again(broker: BrokerProcess) -> None:
-    """Start a broker at its old ports; another program may have one of them for a moment. Raises RuntimeError."""
-    for _ in range(_STARTS_MAX):
-        try:
-            broker.start(same_ports=True)
-            return
-        except RuntimeError as error:
-            if "the port is in use" not in str(error):
-                raise
-        time.sleep(1)
-    raise RuntimeError(f"a port of {broker.ports} stays in use")
-
-
 class Single:
     """One broker."""
 
@@ -223,7 +209,7 @@ class Single:
         """Kill and start it."""
         self._broker.kill9()
         time.sleep(dice.uniform(0, 0.5))
-        start_again(self._broker)
+        self._broker.start_again()
         return "the broker"
 
 
@@ -240,7 +226,7 @@ class Several:
         number = dice.choice(sorted(self._processes.brokers))
         self._processes.kill9(number)
         time.sleep(dice.uniform(0, 3))
-        start_again(self._processes.brokers[number])
+        self._processes.brokers[number].start_again()
         return f"broker {number}"
 
 

@@ -29,14 +29,13 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from tests.support import HOST, BrokerProcess, broker_process
+from tests.support import HOST, broker_process
 
 DOORS = ("amqp", "mqtt", "native")
 VERSIONS = {"311": MQTTv311, "5": MQTTv5}
 PATIENCE_S = 60.0
 _QUEUED_MAX = 300
 _SETTLED_S = 0.05
-_STARTS_MAX = 60
 
 
 class SoundClient(Client):  # type: ignore[misc]
@@ -182,19 +181,6 @@ def check(subscriber: Subscriber, publishers: list[Publisher], *, final: bool) -
             assert len(once) == publisher.sent, f"{who}: {len(once)} of {publisher.sent} at QoS 1"
 
 
-def start_again(broker: BrokerProcess) -> None:
-    """Start a broker at its old ports; another program may have one of them for a moment. Raises RuntimeError."""
-    for _ in range(_STARTS_MAX):
-        try:
-            broker.start(same_ports=True)
-            return
-        except RuntimeError as error:
-            if "the port is in use" not in str(error):
-                raise
-        time.sleep(1)
-    raise RuntimeError(f"a port of {broker.ports} stays in use")
-
-
 def run(rounds: int, seed: int) -> None:
     """Kill `rounds` times. Raises AssertionError."""
     dice = random.Random(seed)
@@ -216,7 +202,7 @@ def run(rounds: int, seed: int) -> None:
                 if dice.random() < 0.6 or not killed:
                     broker.kill9()
                     killed.append("the broker")
-                    start_again(broker)
+                    broker.start_again()
                 for subscriber in subscribers:
                     check(subscriber, publishers, final=False)
                 print(f"round {number}: {', '.join(killed)}; {[one.sent for one in publishers]} sent", flush=True)

@@ -6,7 +6,6 @@ from array import array
 from typing import Any
 
 import pytest
-from trio.testing import wait_all_tasks_blocked
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.message import Slab
@@ -81,10 +80,7 @@ async def test_numbers_outlive_the_process(how: str) -> None:
                 assert len(await bodies(running, name)) == 200
             await running.synced()
             for home in running.broker.topology.led:
-                for _ in range(20):
-                    running.broker.checkpoints.take(home)
-                    home.delete_dead_prefix()
-                    await wait_all_tasks_blocked(0.01)
+                await running.shortened(home)
                 assert home.log.log_start_offset > 100
         if how == "kill":
             files = killed(files)
@@ -149,10 +145,7 @@ async def test_what_is_received_is_held_until_it_is_completed(how: str) -> None:
             await running.synced()
             await client.publish_safely("q", *range(300, 400))
             home = running.home("q")
-            for _ in range(20):
-                running.broker.checkpoints.take(home)
-                home.delete_dead_prefix()
-                await wait_all_tasks_blocked(0.01)
+            await running.shortened(home)
             assert home.log.log_start_offset > 100
         if how != "stop":
             files = killed(files)

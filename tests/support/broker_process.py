@@ -22,6 +22,7 @@ from pathlib import Path
 DOORS = ("amqp", "mqtt", "native")
 HOST = "127.0.0.1"
 CHECKOUT = Path(__file__).resolve().parents[2]
+_STARTS_MAX = 60
 
 
 class BrokerProcess:
@@ -112,6 +113,18 @@ class BrokerProcess:
             self.kill9()
             raise
         self.start_s = time.monotonic() - began
+
+    def start_again(self) -> None:
+        """Start at the old ports; another program may have one of them for a moment. Raises RuntimeError."""
+        for _ in range(_STARTS_MAX):
+            try:
+                self.start(same_ports=True)
+                return
+            except RuntimeError as error:
+                if "the port is in use" not in str(error):
+                    raise
+            time.sleep(1)
+        raise RuntimeError(f"a port of {self.ports} stays in use")
 
     @staticmethod
     def _pump(process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter import MqttAdapter
@@ -123,3 +124,11 @@ class World:
 async def world() -> AsyncIterator[World]:
     async with open_broker(MemoryFiles(), users={"guest": "guest", "me": "right"}) as broker:
         yield World(broker)
+
+
+async def later(clock: MockClock, seconds: float) -> None:
+    """Time passes, in which what has become due goes its way."""
+    clock.jump(seconds - 0.02)
+    for _ in range(20):
+        clock.jump(0.001)
+        await wait_all_tasks_blocked(0.001)

@@ -15,7 +15,7 @@ from routing.administration import administer
 from routing.broker import Broker, open_broker
 from routing.facts import delay_ms_of
 from routing.message import Properties, Slab
-from tests.protocols.mqtt.conftest import Client, World
+from tests.protocols.mqtt.conftest import Client, World, later
 from tests.protocols.mqtt.wire import deliveries, packets, puback, publish, subscribe
 
 NOW_MS = 1_700_000_000_000
@@ -24,14 +24,6 @@ NOW_MS = 1_700_000_000_000
 @pytest.fixture
 def clock() -> MockClock:
     return MockClock()
-
-
-async def later(clock: MockClock, seconds: float) -> None:
-    """Time passes, in which what has become due goes its way."""
-    clock.jump(seconds - 0.02)
-    for _ in range(20):
-        clock.jump(0.001)
-        await wait_all_tasks_blocked(0.001)
 
 
 async def arrived(clock: MockClock, client: Client, data: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_sessions import EXPIRY_S_MAX
@@ -11,7 +11,7 @@ from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import NEVER_S
 from routing.broker import open_broker
 from routing.config import BrokerConfig
-from tests.protocols.mqtt.conftest import Client, World
+from tests.protocols.mqtt.conftest import Client, World, later
 from tests.protocols.mqtt.test_clauses_5 import CONNACK, DISCONNECT, SUBACK, delivery, opened, told
 from tests.protocols.mqtt.wire import PINGREQ, acknowledge, packets, text
 from tests.protocols.mqtt.wire_5 import block, connect_5, disconnect_5, publish_5, sized, subscribe_5
@@ -22,14 +22,6 @@ RESUME, WILL = 0, 4
 @pytest.fixture
 def clock() -> MockClock:
     return MockClock()
-
-
-async def later(clock: MockClock, seconds: float) -> None:
-    """Time passes, in which what has become due goes its way."""
-    clock.jump(seconds - 0.02)
-    for _ in range(20):
-        clock.jump(0.001)
-        await wait_all_tasks_blocked(0.001)
 
 
 async def is_present(world: World, expiry_s: int, client_id: str = "s") -> tuple[Client, bool]:
