@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import trio
 
@@ -16,6 +17,10 @@ from tests.support import BrokerProcess, broker_process
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A group that was empty waits three seconds for more members: most tests have nothing to see in that.
 os.environ.setdefault("MILLRACE_ENGINE_GROUP_INITIAL_DELAY_MS", "100")
+# The same examples each time: a change is judged by what it changed. `--hypothesis-profile=random` looks for more.
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("random", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 _ROOMS = ("spark_bridge", "faults", "simulation", "conformance", "gateway", "protocols", "routing")
 """Those with the longest files first."""
