@@ -36,26 +36,35 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Columns(NamedTuple):
-    """Fields of records as columns of one length. `headers` only where they were asked for."""
+    """Fields of records as columns of one length; keys, values and headers only where they were asked for."""
 
     offsets: Numbers
     timestamps_ms: Numbers
     timestamp_types: np.ndarray[Any, np.dtype[np.int32]]
-    keys: pa.Array
-    values: pa.Array
+    keys: pa.Array | None
+    values: pa.Array | None
     headers: pa.Array | None
 
     def part(self, start: int, stop: int) -> Columns:
         """The records [start, stop) of them."""
         size = stop - start
-        headers = None if self.headers is None else self.headers.slice(start, size)
-        keys, values = self.keys.slice(start, size), self.values.slice(start, size)
+        fields = (self.keys, self.values, self.headers)
         types = self.timestamp_types[start:stop]
-        return Columns(self.offsets[start:stop], self.timestamps_ms[start:stop], types, keys, values, headers)
+        return Columns(
+            self.offsets[start:stop],
+            self.timestamps_ms[start:stop],
+            types,
+            *(None if one is None else one.slice(start, size) for one in fields),
+        )
 
 
 def decode_batches(
-    batches: Iterable[BytesLike], *, with_headers: bool, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    batches: Iterable[BytesLike],
+    *,
+    with_headers: bool,
+    with_keys: bool = True,
+    with_values: bool = True,
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Columns:
     """The records of whole batches in their order, control batches left out. Raises CorruptBatch."""
     headers: list[BatchHeader] = []
@@ -72,7 +81,7 @@ def decode_batches(
     data = b"".join([*pieces, bytes(_VIEW_INLINE_BYTES)])
     try:
         starts = _starts(data, headers, pieces)
-        return _decode(data, starts, headers, with_headers)
+        return _decode(data, starts, headers, (with_keys, with_values, with_headers))
     except IndexError:
         raise CorruptBatch("a record is cut short") from None
 
@@ -108,7 +117,7 @@ def _starts(data: bytes, headers: list[BatchHeader], pieces: list[BytesLike]) ->
     return np.array(starts, np.int64)
 
 
-def _decode(data: bytes, starts: Numbers, headers: list[BatchHeader], with_headers: bool) -> Columns:
+def _decode(data: bytes, starts: Numbers, headers: list[BatchHeader], wanted: tuple[bool, bool, bool]) -> Columns:
     raw = np.frombuffer(data, np.uint8)
     ends = starts[1:]
     counts = [header.record_count for header in headers]
@@ -129,12 +138,13 @@ def _decode(data: bytes, starts: Numbers, headers: list[BatchHeader], with_heade
     ):
         raise CorruptBatch("offsets that do not rise")
     buffer = pa.py_buffer(data)
+    with_keys, with_values, with_headers = wanted
     return Columns(
         offsets,
         _timestamps(time_deltas, headers, counts),
         _repeated([int(_appended(header)) for header in headers], counts).astype(np.int32),
-        _binaries(buffer, raw, key_at, key_sizes),
-        _binaries(buffer, raw, value_at, value_sizes),
+        _binaries(buffer, raw, key_at, key_sizes) if with_keys else None,
+        _binaries(buffer, raw, value_at, value_sizes) if with_values else None,
         _headers(buffer, raw, behind, ends) if with_headers else None,
     )
 

@@ -95,16 +95,21 @@ def _both(known: frozenset[Any] | None, more: frozenset[Any]) -> frozenset[Any]:
 
 def narrowed(client: OffsetSource, ranges: Iterable[OffsetRange], wanted: Wanted) -> list[OffsetRange]:
     """What of these ranges may matter."""
-    found = []
+    chosen = []
     for one in ranges:
         if wanted.partitions is not None and one.partition not in wanted.partitions:
             continue
         if wanted.topics is not None and one.topic not in wanted.topics:
             continue
         start, end = max(one.start_offset, wanted.first_offset), min(one.end_offset, wanted.end_offset)
-        if wanted.since_ms and start < end:
-            since = client.list_offsets(one.topic, one.partition, wanted.since_ms)
-            start = end if since is None else max(start, since)
         if start < end:
-            found.append(OffsetRange(one.topic, one.partition, start, end))
-    return found
+            chosen.append(OffsetRange(one.topic, one.partition, start, end))
+    if not wanted.since_ms or not chosen:
+        return chosen
+    found = client.list_many_offsets([(one.topic, one.partition, wanted.since_ms) for one in chosen])
+    late = [
+        replace(one, start_offset=max(one.start_offset, since))
+        for one, since in zip(chosen, found)
+        if since is not None
+    ]
+    return [one for one in late if one.start_offset < one.end_offset]

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
+from protocols.native.blocking import Which
 from protocols.native.errors import UnknownTopic
 
 EARLIEST = -2
@@ -39,6 +40,7 @@ _OTHERS = (
     "startingOffsetsByTimestampStrategy",
     "failOnDataLoss",
     "includeHeaders",
+    "includeProperties",
     "minPartitions",
     "maxRecordsPerPartition",
     *_ISOLATION,
@@ -54,6 +56,8 @@ GROUP_PREFIX = "spark-millrace-source"
 LEASE_MS = 3_600_000
 
 ByPartition = dict[str, dict[int, int]]
+Placed = tuple[int, int, list[int | None]]
+"""Of a partition: where it begins and ends, and the offsets of some boundaries; None: no record is that late."""
 
 
 class OptionError(ValueError):
@@ -99,7 +103,8 @@ class ReadOptions:
     start: Boundary
     end: Boundary
     fail_on_data_loss: bool
-    include_headers: bool
+    columns: tuple[str, ...]
+    """What is made of records; see `schema.py`."""
     start_time_missing: Literal["error", "latest"]
     input_partitions_min: int
     access: Access = Access()
@@ -142,18 +147,19 @@ class OffsetSource(Protocol):
     def metadata(self, topics: list[str] | None = None) -> dict[str, list[int]]:
         """Partitions by topic; all topics for None. Raises UnknownTopic."""
 
-    def list_offsets(self, topic: str, partition: int, which: Literal["earliest", "latest"] | int) -> int | None:
-        """The offset at "earliest", "latest" or a timestamp in ms; None when no record is that late."""
+    def list_many_offsets(self, wanted: Sequence[tuple[str, int, Which]]) -> list[int | None]:
+        """The offset at "earliest", "latest" or a timestamp in ms of each; None when no record is that late."""
 
 
-def includes_headers(options: Mapping[str, str]) -> bool:
-    """Whether the column `headers` was asked for, by a read of either kind. Raises `OptionError`."""
+def included(options: Mapping[str, str]) -> tuple[bool, bool]:
+    """Whether headers, and what a message is besides, were asked for. Raises `OptionError`."""
     given = _known(options, KNOWN_OPTIONS, "of a read")
-    return _flag(given, "includeHeaders", default=False)
+    return _flag(given, "includeHeaders", default=False), _flag(given, "includeProperties", default=False)
 
 
-def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
+def parse_options(options: Mapping[str, str], *, columns: tuple[str, ...] = (), streaming: bool = False) -> ReadOptions:
     """Check the options of a read (names in any case). Raises `OptionError`."""
+    included(options)
     known = _STREAM_OPTIONS if streaming else _BATCH_OPTIONS
     given = _known(options, known, "of readStream" if streaming else "of read")
     servers = _one_of(given, _SERVERS, required=True)
@@ -169,7 +175,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Rea
         start=start,
         end=end,
         fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
-        include_headers=_flag(given, "includeHeaders", default=False),
+        columns=columns,
         start_time_missing=_strategy(given, start),
         input_partitions_min=_count(given, "minPartitions"),
         access=access_of(given),
@@ -233,21 +239,33 @@ def resolve(client: OffsetSource, options: ReadOptions) -> list[OffsetRange]:
     partitions = partitions_of(client, options)
     for boundary in (options.start, options.end):
         check_named(boundary, partitions)
-    ranges = [_resolve_range(client, options, topic, partition) for topic, partition in partitions]
+    found = placed(client, partitions, (options.start, options.end))
+    ranges = [_resolve_range(options, one, known) for one, known in zip(partitions, found, strict=True)]
     return [one for one in ranges if one.start_offset < one.end_offset]
 
 
-def _resolve_range(client: OffsetSource, options: ReadOptions, topic: str, partition: int) -> OffsetRange:
-    earliest = client.list_offsets(topic, partition, "earliest") or 0
-    latest = client.list_offsets(topic, partition, "latest") or 0
+def placed(client: OffsetSource, partitions: list[tuple[str, int]], boundaries: Sequence[Boundary]) -> list[Placed]:
+    """Of each partition where it begins and ends, and the offsets that these boundaries mean. One question for all."""
+    times = [boundary for boundary in boundaries if boundary.is_time]
+    wanted: list[tuple[str, int, Which]] = []
+    for one in partitions:
+        wanted += [(*one, "earliest"), (*one, "latest"), *((*one, boundary.of(*one)) for boundary in times)]
+    answers = iter(client.list_many_offsets(wanted))
+    found = []
+    for one in partitions:
+        known = {EARLIEST: next(answers) or 0, LATEST: next(answers) or 0}
+        places: list[int | None] = []
+        for boundary in boundaries:
+            number = boundary.of(*one)
+            places.append(next(answers) if boundary.is_time else known.get(number, number))
+        found.append((known[EARLIEST], known[LATEST], places))
+    return found
 
-    def place(boundary: Boundary) -> int | None:
-        number = boundary.of(topic, partition)
-        if boundary.is_time:
-            return client.list_offsets(topic, partition, number)
-        return {EARLIEST: earliest, LATEST: latest}.get(number, number)
 
-    start, end = place(options.start), place(options.end)
+def _resolve_range(options: ReadOptions, one: tuple[str, int], known: Placed) -> OffsetRange:
+    topic, partition = one
+    earliest, latest, places = known
+    start, end = places
     if start is None:
         if options.start_time_missing == "error":
             raise OptionError(
@@ -289,18 +307,23 @@ def partitions_of(client: OffsetSource, options: ReadOptions) -> list[tuple[str,
         existing = client.metadata(None)
         wanted = {name: existing[name] for name in existing if re.fullmatch(options.pattern, name)}
     else:
-        existing = {}
-        for name in set(options.topics if options.topics is not None else options.assignment or ()):
-            try:
-                existing |= client.metadata([name])
-            except UnknownTopic:
-                raise OptionError(f"there is no topic {name!r}") from None
+        existing = _existing(client, sorted(set(options.topics or options.assignment or ())))
         wanted = existing if options.assignment is None else options.assignment
     pairs = sorted((topic, partition) for topic, numbers in wanted.items() for partition in set(numbers))
     for topic, partition in pairs:
         if partition not in existing[topic]:
             raise OptionError(f"assign: topic {topic!r} has no partition {partition}")
     return pairs
+
+
+def _existing(client: OffsetSource, names: list[str]) -> dict[str, list[int]]:
+    """The partitions of these topics, which have to be there."""
+    try:
+        return client.metadata(names)
+    except UnknownTopic:
+        if len(names) == 1:
+            raise OptionError(f"there is no topic {names[0]!r}") from None
+    return {name: numbers for one in names for name, numbers in _existing(client, [one]).items()}
 
 
 def check_named(boundary: Boundary, partitions: list[tuple[str, int]]) -> None:

@@ -5,7 +5,6 @@
 2. Whole record batches are fetched and decoded many at once, column by column (`columns.py`); rows before and after the
    range are cut off. Offsets may have gaps. Control batches are no rows.
 3. An Arrow batch is given out for `ROWS_PER_BATCH` rows or `BYTES_PER_BATCH` bytes as fetched, whichever comes first.
-4. Arrow batches have exactly the schema Spark expects, types and order; it checks only the first one.
 """
 
 from __future__ import annotations
@@ -20,25 +19,14 @@ from core_log.record_batch import parse_header
 from protocols.native.blocking import BlockingClient
 from protocols.native.client_tls import tls_context
 from protocols.native.errors import ConnectionLost, OffsetOutOfRange
-from spark_bridge.columns import HEADERS_TYPE, Columns, decode_batches
+from spark_bridge.columns import decode_batches
 from spark_bridge.filters import Wanted, narrowed, wanted_by
 from spark_bridge.offsets import DataLoss, OffsetRange, ReadOptions, divide, resolve
+from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
 
 ROWS_PER_BATCH = 10_000
 BYTES_PER_BATCH = 8 << 20
 FETCH_BYTES_MAX = 1 << 20
-
-_FIELDS = [
-    pa.field("key", pa.binary()),
-    pa.field("value", pa.binary()),
-    pa.field("topic", pa.string()),
-    pa.field("partition", pa.int32()),
-    pa.field("offset", pa.int64()),
-    pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-    pa.field("timestampType", pa.int32()),
-]
-SCHEMA = pa.schema(_FIELDS)
-SCHEMA_WITH_HEADERS = pa.schema([*_FIELDS, pa.field("headers", HEADERS_TYPE)])
 
 
 class MillraceReader(DataSourceReader):  # type: ignore[misc]
@@ -76,12 +64,18 @@ class FilteringReader(MillraceReader):
 
 def read_range(options: ReadOptions, one: OffsetRange) -> Iterator[pa.RecordBatch]:
     """The rows of a range of offsets, as Spark wants them. Raises `DataLoss`, `MillraceError`, CorruptBatch."""
+    names = set(options.columns)
+    parts = {
+        "with_keys": not names.isdisjoint(MADE_OF_KEYS),
+        "with_values": "value" in names,
+        "with_headers": not names.isdisjoint(MADE_OF_HEADERS),
+    }
     with connect(options) as client:
         for batches in _grouped(_batches(client, one, fail_on_data_loss=options.fail_on_data_loss)):
-            columns = decode_batches(batches, with_headers=options.include_headers)
+            columns = decode_batches(batches, **parts)
             first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset])
             if first < last:
-                yield _rows(columns.part(int(first), int(last)), one)
+                yield arrow_rows(columns.part(int(first), int(last)), one, options.columns)
 
 
 def connect(options: ReadOptions) -> BlockingClient:
@@ -142,19 +136,3 @@ def _grouped(batches: Iterator[memoryview]) -> Iterator[list[memoryview]]:
             group, count, size = [], 0, 0
     if group:
         yield group
-
-
-def _rows(columns: Columns, one: OffsetRange) -> pa.RecordBatch:
-    count = len(columns.offsets)
-    arrays = [
-        columns.keys,
-        columns.values,
-        pa.repeat(pa.scalar(one.topic, pa.string()), count),
-        pa.repeat(pa.scalar(one.partition, pa.int32()), count),
-        pa.array(columns.offsets),
-        pa.array(columns.timestamps_ms * 1000).view(pa.timestamp("us", tz="UTC")),
-        pa.array(columns.timestamp_types),
-    ]
-    if columns.headers is None:
-        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-    return pa.RecordBatch.from_arrays([*arrays, columns.headers], schema=SCHEMA_WITH_HEADERS)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -32,8 +32,6 @@ from pyspark.sql.streaming.datasource import (
 from protocols.native.blocking import BlockingClient
 from protocols.native.errors import MillraceError
 from spark_bridge.offsets import (
-    EARLIEST,
-    LATEST,
     DataLoss,
     OffsetRange,
     OptionError,
@@ -41,6 +39,7 @@ from spark_bridge.offsets import (
     check_named,
     divide,
     partitions_of,
+    placed,
 )
 from spark_bridge.reader import connect, read_range
 
@@ -61,6 +60,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._client: BlockingClient | None = None
         self._target: Places | None = None
         """Where to stop, with `availableNow`."""
+        self._known_ends: Places = {}
+        """Where partitions ended when that was last asked."""
         self._told: Places = {}
         """What the broker knows of how far the query has come."""
         self._lease_due = 0.0
@@ -73,7 +74,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         client = self._connected()
         partitions = partitions_of(client, self.options)
         check_named(self.options.start, partitions)
-        return _offset({one: self._start(client, *one) for one in partitions})
+        found = placed(client, partitions, [self.options.start])
+        return _offset({one: self._start(*one, latest, *places) for one, (_, latest, places) in zip(partitions, found)})
 
     def latestOffset(self, start: Offsets | None = None, limit: ReadLimit | None = None) -> Offsets:
         """Up to where the next micro-batch reads. Raises `DataLoss`, `OptionError`, `MillraceError`."""
@@ -82,9 +84,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._ends() if self._target is None else self._target
         self._check_kept(begin, ends)
         if isinstance(limit, ReadMaxRows):
-            client = self._connected()
-            known = {one: begin[one] if one in begin else client.list_offsets(*one, "earliest") or 0 for one in ends}
-            ends = shared_out(known, ends, limit.max_rows)
+            ends = shared_out(begin | self._beginnings(ends.keys() - begin.keys()), ends, limit.max_rows)
         return _offset(ends)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -93,8 +93,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def reportLatestOffset(self) -> Offsets:
-        """Where the topics end now; Spark shows it as the query's progress."""
-        return _offset(self._ends())
+        """Where the topics ended when that was last asked; Spark shows it as the query's progress."""
+        return _offset(self._known_ends or self._ends())
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What comes from now on is not for this run of the query."""
@@ -103,13 +103,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """An input partition for each range. Raises `DataLoss`, `MillraceError`."""
         begin, stop = _places(start), _places(end)
-        ranges = []
-        for (topic, partition), last in sorted(stop.items()):
-            first = begin.get((topic, partition))
-            if first is None:
-                first = self._connected().list_offsets(topic, partition, "earliest") or 0
-            if first < last:
-                ranges.append(OffsetRange(topic, partition, first, last))
+        begin |= self._beginnings(stop.keys() - begin.keys())
+        ranges = [OffsetRange(*one, begin[one], last) for one, last in sorted(stop.items()) if begin[one] < last]
         return [InputPartition(one) for one in divide(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -132,27 +127,31 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = connect(self.options)
         return self._client
 
-    def _start(self, client: BlockingClient, topic: str, partition: int) -> int:
+    def _start(self, topic: str, partition: int, latest: int, place: int | None) -> int:
         boundary = self.options.start
-        number = boundary.of(topic, partition)
-        if boundary.is_time:
-            found = client.list_offsets(topic, partition, number)
-            if found is None and self.options.start_time_missing == "error":
+        if place is None:
+            if self.options.start_time_missing == "error":
                 raise OptionError(
                     f"{boundary.option}: no record of {topic}-{partition} is that late; "
                     "startingOffsetsByTimestampStrategy=latest begins with what comes next instead"
                 )
-            number = LATEST if found is None else found
-        if number == EARLIEST:
-            return client.list_offsets(topic, partition, "earliest") or 0
-        latest = client.list_offsets(topic, partition, "latest") or 0
-        if number > latest:
-            raise OptionError(f"{boundary.option}: {topic}-{partition} ends at {latest}, before {number}")
-        return latest if number == LATEST else number
+            return latest
+        if place > latest:
+            raise OptionError(f"{boundary.option}: {topic}-{partition} ends at {latest}, before {place}")
+        return place
 
     def _ends(self) -> Places:
         client = self._connected()
-        return {one: client.list_offsets(*one, "latest") or 0 for one in partitions_of(client, self.options)}
+        partitions = partitions_of(client, self.options)
+        found = client.list_many_offsets([(*one, "latest") for one in partitions])
+        self._known_ends = {one: end or 0 for one, end in zip(partitions, found, strict=True)}
+        return dict(self._known_ends)
+
+    def _beginnings(self, partitions: Iterable[tuple[str, int]]) -> Places:
+        """Where these begin."""
+        wanted = sorted(partitions)
+        found = self._connected().list_many_offsets([(*one, "earliest") for one in wanted]) if wanted else []
+        return {one: start or 0 for one, start in zip(wanted, found, strict=True)}
 
     def _check_kept(self, begin: Places, ends: Places) -> None:
         """Raises `DataLoss` when what was read so far says that the topic is another one, or a partition is gone."""

@@ -26,6 +26,7 @@ from protocols.native.blocking_link import BlockingLink, BlockingTerms
 from protocols.native.connection import addresses_of
 from protocols.native.errors import ConnectionLost, NotLeader, WireError, error_from_wire
 from protocols.native.records import split_batches
+from protocols.native.wire_base import ENTRIES_MAX
 
 Which = Literal["earliest", "latest"] | int
 
@@ -337,17 +338,27 @@ class BlockingClient(BlockingGroups):
         """The first offset ("earliest"), the next to be readable ("latest"), or that of the first record not before a
         time in ms; None when there is no such record.
         """
-        key = (topic, partition)
+        return self.list_many_offsets([(topic, partition, which)])[0]
 
-        def ask(link: BlockingLink, chosen: list[int], share: int) -> list[tuple[WireError | None, int | None, int]]:
+    def list_many_offsets(self, wanted: Sequence[tuple[str, int, Which]]) -> list[int | None]:
+        """`list_offsets` of each (topic, partition, which), with one request to each leader."""
+
+        def ask(
+            link: BlockingLink, chosen: list[tuple[str, int, int]], share: int
+        ) -> list[tuple[WireError | None, int | None, int]]:
             link.connected()
-            entries = [wire.ListOffsetsEntry(*key, which, self._leaders.epoch_of(link, key)) for which in chosen]
+            entries = [wire.ListOffsetsEntry(*one, self._leaders.epoch_of(link, one[:2])) for one in chosen]
             return link.call(wire.ListOffsets(0, entries), wire.ListOffsetsReply).entries
 
-        ((error, offset, _),) = self._leaders.read([key], [which_offset(which)], ask, lambda found: found[0])
-        if error is not None:
-            raise error_from_wire(error)
-        return offset
+        found: list[int | None] = []
+        for start in range(0, len(wanted), ENTRIES_MAX):
+            entries = [(*one[:2], which_offset(one[2])) for one in wanted[start : start + ENTRIES_MAX]]
+            keys = [one[:2] for one in entries]
+            for error, offset, _ in self._leaders.read(keys, entries, ask, lambda answer: answer[0]):
+                if error is not None:
+                    raise error_from_wire(error)
+                found.append(offset)
+        return found
 
     # Groups
 

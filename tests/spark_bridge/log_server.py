@@ -38,6 +38,8 @@ class LogServer:
         """Fetch requests answered."""
         self.fetched_bytes = 0
         """Bytes of records in what was answered."""
+        self.questions = 0
+        """Requests for where partitions begin and end."""
         self.leases: list[dict[str, Any]] = []
         """What was asked to be kept."""
         self.offsets: dict[str, dict[tuple[str, int], int]] = {}
@@ -86,8 +88,11 @@ class LogServer:
             case wire.Metadata(topics=names):
                 entries = [self._metadata(name) for name in (self.topics if names is None else names)]
                 return wire.MetadataReply(number, [], entries)
-            case wire.ListOffsets(entries=[wire.ListOffsetsEntry(topic, partition, which)]):
-                return wire.ListOffsetsReply(number, [self._list_offset(self.topics[topic][partition], which)])
+            case wire.ListOffsets(entries=entries):
+                self.questions += 1
+                logs = [self.topics[entry.topic][entry.partition] for entry in entries]
+                found = [self._list_offset(log, entry.which) for log, entry in zip(logs, entries, strict=True)]
+                return wire.ListOffsetsReply(number, found)
             case wire.Administer(operation="topics.lease", arguments=said):
                 self.leases.append(said)
                 return wire.AdministerReply(number, None)

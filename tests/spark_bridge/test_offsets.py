@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,10 @@ class Log:
                 raise UnknownTopic
         return {name: list(range(len(self.topics[name]))) for name in topics or self.topics}
 
-    def list_offsets(self, topic: str, partition: int, which: str | int) -> int | None:
+    def list_many_offsets(self, wanted: Sequence[tuple[str, int, str | int]]) -> list[int | None]:
+        return [self._offset(*one) for one in wanted]
+
+    def _offset(self, topic: str, partition: int, which: str | int) -> int | None:
         start, times = self.topics[topic][partition]
         if which == "earliest":
             return start

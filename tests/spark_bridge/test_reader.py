@@ -238,13 +238,6 @@ def test_the_connection_closes_when_the_rows_are_not_all_wanted(three: LogServer
     rows.close()
 
 
-def test_another_schema_is_refused(three: LogServer) -> None:
-    with pytest.raises(
-        OptionError, match=r"the schema is fixed: leave out schema\(\.\.\.\), or give struct<key:binary"
-    ):
-        source(three).reader(schema=StructType())
-
-
 def test_wrong_options_are_told_before_anything_is_asked(three: LogServer) -> None:
     with pytest.raises(OptionError, match="unknown option 'subscribed'"):
         source(three, subscribed="t").schema()
