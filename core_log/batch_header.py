@@ -129,6 +129,23 @@ def validate(batch: BytesLike, *, may_be_empty: bool = False) -> BatchHeader:
 
     Raises CorruptBatch.
     """
+    if len(batch) >= HEADER_BYTES:
+        header = BatchHeader._make(HEADER.unpack_from(batch))
+        base_offset, length, _, magic, crc, attributes, last_delta, _, _, _, _, _, count = header
+        if (
+            magic == MAGIC
+            and length + LENGTH_START == len(batch)
+            and 0 < count <= last_delta + 1
+            and base_offset >= 0
+            and (attributes & COMPRESSION_MASK or count * RECORD_BYTES_MIN <= length + LENGTH_START - HEADER_BYTES)
+            and crc32c(memoryview(batch)[CRC_START:]) == crc
+        ):
+            return header
+    return _validate(batch, may_be_empty=may_be_empty)
+
+
+def _validate(batch: BytesLike, *, may_be_empty: bool) -> BatchHeader:
+    """`validate`, one thing after the other, to say what is wrong."""
     header = parse_header(batch)
     if header.size != len(batch):
         raise CorruptBatch(f"batch length {header.length} in {len(batch)} bytes")

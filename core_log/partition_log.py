@@ -22,13 +22,11 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable
 from operator import attrgetter
-from struct import Struct
 from typing import TYPE_CHECKING
 
 from core_log import retention, truncation
-from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC, TRANSACTIONAL_BIT, parse_header
-from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable
-from core_log.files import BytesLike, Files
+from core_log.appendable_log import AppendableLog
+from core_log.files import Files
 from core_log.flush_job import FlushJob, RecoveryPoint, SegmentWrite, execute
 from core_log.log_config import LogConfig as LogConfig
 from core_log.readable_log import ReadableLog
@@ -44,21 +42,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-APPEND_FIELDS = Struct(">qiib4xhi8xq")
-"""base_offset, length, leader_epoch, magic, attributes, last_offset_delta, max_timestamp_ms of a batch header."""
-_PATCHED = Struct(">qii")
-"""base_offset, length, leader_epoch: what an append may change, all outside the CRC."""
-COPY_BYTES_MAX = 64 << 10
-"""Batches up to this size are copied when patched or when a view: a view would pin the buffer it looks into."""
-
 _base_offset = attrgetter("base_offset")
 
 
-class PartitionLog(ReplaceableLog, ReadableLog):
+class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
     """See the module. Made by `open`."""
 
-    transactions: TransactionIndex | None = None
-    """What is known of transactions in it; None: there never was one."""
     waits_out_errors = False
     """Who waits for it to be committed goes on waiting while the disk refuses: another broker may take over."""
 
@@ -140,74 +129,7 @@ class PartitionLog(ReplaceableLog, ReadableLog):
         if config.fsync == "commit" and self.flushed_offset < self.high_watermark:
             self.request_interval_sync()
 
-    # ---- appending
-
-    def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
-        """Append a whole batch at `log_end_offset`, or at `base_offset`, which must not be below it.
-
-        Base offset and leader epoch are patched in when they differ. The CRC is not checked: `validate` what came from
-        outside. The batch must not be changed afterwards. Returns the base offset.
-
-        Raises LogUnavailable while `error` is set, when closed and while it is truncated, BatchTooLarge, CorruptBatch
-        when the length is wrong.
-        """
-        if self.error is not None or self.closed or self.truncating:
-            self._refuse()
-        size = len(batch)
-        if size > self.config.message_bytes_max:
-            raise BatchTooLarge(f"a batch of {size} bytes, the limit is {self.config.message_bytes_max}")
-        if size <= HEADER_BYTES:
-            raise CorruptBatch(f"{size} bytes are no batch")
-        found_offset, length, epoch, magic, attributes, last_delta, max_timestamp_ms = APPEND_FIELDS.unpack_from(batch)
-        if length + LENGTH_START != size or magic != MAGIC or last_delta < 0:
-            raise CorruptBatch(f"batch length {length}, magic {magic}, last offset delta {last_delta} in {size} bytes")
-        if base_offset is None:
-            base_offset = self.log_end_offset
-        elif base_offset < self.log_end_offset:
-            raise ValueError(f"base offset {base_offset} is below the log end offset {self.log_end_offset}")
-        if attributes & TRANSACTIONAL_BIT:
-            self._note_transaction(batch, base_offset)
-        next_offset = base_offset + last_delta + 1
-        segment = self._active
-        if segment.is_full(size, next_offset, self.config, self.wall_clock_ms):
-            segment = self.roll(base_offset)
-        pending = self._pending
-        if pending and pending[-1].segment is segment:
-            write = pending[-1]
-        else:
-            write = SegmentWrite(segment, segment.size)
-            pending.append(write)
-        if found_offset != base_offset or epoch != self.leader_epoch:
-            head = _PATCHED.pack(base_offset, length, self.leader_epoch)
-            rest = memoryview(batch)[_PATCHED.size :]
-            if size > COPY_BYTES_MAX:
-                write.buffers += (head, rest)
-                self._tail.add((head, rest), size, next_offset)
-            else:
-                batch = b"".join((head, rest))
-                write.buffers.append(batch)
-                self._tail.add(batch, size, next_offset)
-        else:
-            if size <= COPY_BYTES_MAX and type(batch) is not bytes:
-                batch = bytes(batch)
-            write.buffers.append(batch)
-            self._tail.add(batch, size, next_offset)
-        write.size += size
-        segment.note(base_offset, size, max_timestamp_ms)
-        self.log_end_offset = next_offset
-        self.size_bytes += size
-        self._pending_bytes += size
-        self._flusher.unflushed_bytes += size
-        self._flusher.enlist(self)
-        return base_offset
-
-    def _note_transaction(self, batch: BytesLike, base_offset: int) -> None:
-        if self.transactions is None:
-            self.transactions = TransactionIndex(base_offset)
-        self.transactions.note(parse_header(batch), base_offset, batch)
-
-    def _refuse(self) -> None:
-        raise LogUnavailable(f"{self.directory}: {self.error or ('closed' if self.closed else 'being truncated')}")
+    # ---- segments
 
     def roll(self, base_offset: int | None = None) -> Segment:
         """Begin a new segment at `base_offset` (default: the log end offset); an empty active one is kept.

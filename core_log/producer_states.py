@@ -165,5 +165,17 @@ class ProducerStates:
         return found, epoch
 
 
+def follows(header: BatchHeader, before: BatchHeader) -> bool:
+    """Whether a batch is the next one of the producer of the one before it, or both are of none."""
+    if header.producer_id < 0 or before.producer_id < 0:
+        return header.producer_id < 0 and before.producer_id < 0
+    expected = (_last_sequence(before) + 1) % _SEQUENCES
+    return (header.producer_id, header.producer_epoch, header.base_sequence) == (
+        before.producer_id,
+        before.producer_epoch,
+        expected,
+    )
+
+
 def _last_sequence(header: BatchHeader) -> int:
     return (header.base_sequence + header.last_offset_delta) % _SEQUENCES

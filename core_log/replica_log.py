@@ -15,16 +15,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from core_log import cold_reader, truncation
-from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC, TRANSACTIONAL_BIT
+from core_log.appendable_log import APPEND_FIELDS, COPY_BYTES_MAX
+from core_log.batch_header import HEADER_BYTES, LENGTH_START, MAGIC, TRANSACTIONAL_BIT, BatchHeader
 from core_log.errors import CorruptBatch
 from core_log.files import BytesLike, Files
-from core_log.flush_job import SegmentWrite
 from core_log.flusher import Flusher
 from core_log.log_config import LogConfig
-from core_log.partition_log import APPEND_FIELDS, COPY_BYTES_MAX, PartitionLog
+from core_log.partition_log import PartitionLog
 from core_log.recovery import epochs_of_batches, recover
 
 
@@ -119,18 +119,11 @@ class ReplicaLog(PartitionLog):
         segment = self._active
         if segment.is_full(size, next_offset, self.config, self.wall_clock_ms):
             segment = self.roll(base_offset)
-        pending = self._pending
-        if not pending or pending[-1].segment is not segment:
-            pending.append(SegmentWrite(segment, segment.size))
-        pending[-1].buffers.append(batch)
-        pending[-1].size += size
+        write = self._write_to(segment)
+        write.buffers.append(batch)
         self._tail.add(batch, size, next_offset)
         segment.note(base_offset, size, max_timestamp_ms)
-        self.log_end_offset = next_offset
-        self.size_bytes += size
-        self._pending_bytes += size
-        self._flusher.unflushed_bytes += size
-        self._flusher.enlist(self)
+        self._appended(write, size, next_offset)
         return next_offset
 
     def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
@@ -139,6 +132,13 @@ class ReplicaLog(PartitionLog):
         if self.news is not None:
             self.news[self] = None
         return base_offset
+
+    def append_run(self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]) -> list[int]:
+        """See `AppendableLog.append_run`."""
+        found = super().append_run(headers, batches)
+        if self.news is not None:
+            self.news[self] = None
+        return found
 
     def skip_to(self, offset: int) -> None:
         """The leader's log has nothing from the end of this one up to `offset`: that is the end here, too.

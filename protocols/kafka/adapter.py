@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Protocol
 
@@ -141,6 +141,8 @@ class KafkaAdapter:
         self._config = config
         self._frames = FrameReader(min(config.login_request_bytes_max, config.request_bytes_max))
         self._calls: deque[Waiting] = deque()
+        self.waiting = 0
+        """Requests that have no reply yet, and those behind them."""
         self._again: Again | None = None
         self._behind_bytes = 0
         """Of replies that wait for another."""
@@ -173,14 +175,16 @@ class KafkaAdapter:
         if not data:
             self.closed = True
             return
-        for frame in self._frames.feed(data):
+        frames = self._frames.feed(data)
+        at = 0
+        while at < len(frames):
             if self._outbox.pending_bytes > self._config.replies_bytes_max:
                 self._broker.end_turn()
                 await self._outbox.drained()
             if self.closed or self._ending:
                 return
             try:
-                await (self._take_token(frame) if self.door.bare_tokens else self._serve(frame))
+                at += await self._serve_next(frames, at)
             except Malformed as error:
                 self._give_up(str(error))
                 return
@@ -251,9 +255,19 @@ class KafkaAdapter:
 
     # Requests
 
+    async def _serve_next(self, frames: Sequence[BytesLike], at: int) -> int:
+        """Serve the request at `frames[at]`, maybe with some of those behind it; how many."""
+        if self.door.bare_tokens:
+            await self._take_token(frames[at])
+            return 1
+        if self._again is not None and self._behind_bytes <= self._config.replies_bytes_max:
+            room = self._config.requests_in_flight_max - self.waiting
+            if room > 0 and (served := await self._again.serve(self, frames, at, room)):
+                return served
+        await self._serve(frames[at])
+        return 1
+
     async def _serve(self, frame: BytesLike) -> None:
-        if self._again is not None and await self._produced_again(self._again, frame):
-            return
         if len(frame) < _HEADER.size:
             raise Malformed("no request header")
         key, version, correlation_id, size = _HEADER.unpack_from(frame)
@@ -265,7 +279,7 @@ class KafkaAdapter:
         if not served.version_min <= version <= served.version_max:
             if key != _API_VERSIONS:
                 raise Malformed(f"version {version} of {served.api.name} is not served")
-            waiting = self._queued(served, 0, head)
+            waiting = self.queued(served, 0, head)
             waiting.answer(adapter_18_api_versions.unsupported_version())
             return
         try:
@@ -278,11 +292,11 @@ class KafkaAdapter:
         request = read_message(reader, frame, at, self._config.request_elements_max)
         if self.door.grants is None and not served.before_login:
             raise Malformed(f"{served.api.name} before the login")
-        if len(self._calls) >= self._config.requests_in_flight_max:
-            raise Malformed(f"{len(self._calls)} requests wait for their reply")
+        if self.waiting >= self._config.requests_in_flight_max:
+            raise Malformed(f"{self.waiting} requests wait for their reply")
         if self._behind_bytes > self._config.replies_bytes_max:
             raise Malformed(f"replies of {self._behind_bytes} bytes wait for another")
-        waiting = self._queued(served, version, head)
+        waiting = self.queued(served, version, head)
         call = Call(version, client_id, waiting.answer)
         if key == _PRODUCE:
             self.published = True
@@ -296,31 +310,16 @@ class KafkaAdapter:
         if key == _PRODUCE and Again.is_fit(request):
             self._again = Again(self.door, version, frame, request)
 
-    async def _produced_again(self, again: Again, frame: BytesLike) -> bool:
-        """Serve a Produce request that is the last one's like; False for any other."""
-        records = again.records_of(frame)
-        if records is None or len(self._calls) >= self._config.requests_in_flight_max:
-            return False
-        if self._behind_bytes > self._config.replies_bytes_max:
-            return False
-        waiting = self._queued(SERVED[_PRODUCE], again.version, bytes(frame[4:8]))
-        self.published = True
-        await again.produce(frame, records, waiting)
-        return True
-
-    def _queued(self, served: Served, version: int, head: bytes) -> Waiting:
-        waiting = Waiting(self, served, version, head)
+    def queued(self, served: Served, version: int, head: bytes, count: int = 1) -> Waiting:
+        """A request's place in the line, or that of so many which are answered together."""
+        waiting = Waiting(self, served, version, head, count)
         self._calls.append(waiting)
+        self.waiting += count
         return waiting
 
     def note_answered(self, size: int) -> None:
         """A reply of so many bytes is there."""
         self._behind_bytes += size
-
-    @property
-    def waiting(self) -> int:
-        """Requests that have no reply yet, and those behind them."""
-        return len(self._calls)
 
     def send_answered(self) -> None:
         """Send the replies that no other stands before."""
@@ -328,6 +327,7 @@ class KafkaAdapter:
         while calls and calls[0].pieces is not None:
             answered = calls.popleft()
             self._behind_bytes -= answered.size
+            self.waiting -= answered.count
             for piece in answered.pieces or ():
                 self._outbox.write(piece)
         if self._ending and not calls:
@@ -335,15 +335,16 @@ class KafkaAdapter:
 
 
 class Waiting:
-    """A request whose reply has its place in the line."""
+    """A request whose reply has its place in the line, or several whose replies have one."""
 
-    __slots__ = ("_adapter", "_served", "_version", "head", "pieces", "size")
+    __slots__ = ("_adapter", "_served", "_version", "count", "head", "pieces", "size")
 
-    def __init__(self, adapter: KafkaAdapter, served: Served, version: int, head: bytes) -> None:
+    def __init__(self, adapter: KafkaAdapter, served: Served, version: int, head: bytes, count: int = 1) -> None:
         self._adapter = adapter
         self._served = served
         self._version = version
         self.head = head
+        self.count = count
         self.pieces: list[Piece] | None = None
         self.size = 0
 
@@ -364,7 +365,7 @@ class Waiting:
         self._adapter.send_answered()
 
     def send(self, reply: BytesLike) -> None:
-        """Here it is, written, with its length and `head`."""
+        """Here it is, written, with its length and `head`; or all of them."""
         if self.pieces is None and not self._adapter.closed:
             self.pieces, self.size = [reply], len(reply)
             self._adapter.note_answered(self.size)

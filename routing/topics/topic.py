@@ -20,7 +20,7 @@ import trio
 from core_log.absent_log import AbsentLog
 from core_log.admission import admit
 from core_log.batch_header import TIMESTAMP_TYPE_BIT, BatchHeader, parse_header
-from core_log.errors import CorruptBatch, LogUnavailable
+from core_log.errors import CorruptBatch, LogUnavailable, OutOfOrderSequence, ProducerFenced
 from core_log.files import BytesLike
 from core_log.murmur2 import partition_of_key
 from core_log.partition_log import LogConfig, PartitionLog
@@ -107,6 +107,19 @@ class TopicPartition:
         self.next_offset = self.log.log_end_offset
         return base_offset
 
+    def append_run(self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]) -> list[int]:
+        """Append validated batches of no transaction, all or none; their base offsets. The log `takes_next` the first,
+        and each `follows` the one before it. Raises as `append` does.
+        """
+        if self._open:
+            self.seal()
+        found = self.log.append_run(headers, batches)
+        self.next_offset = self.log.log_end_offset
+        if headers[0].producer_id >= 0:
+            for header, base_offset in zip(headers, found, strict=True):
+                self.producers.note(header, base_offset)
+        return found
+
     def admit(self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]) -> tuple[Sequence[BytesLike], int]:
         """Validated batches of a client as they are to be appended, and the time that they have got; -1: their own.
         Raises InvalidRecord, InvalidTimestamp, CorruptBatch.
@@ -139,6 +152,14 @@ class TopicPartition:
                     self.producers.note(header, first)
             base_offset = first if base_offset < 0 else base_offset
         return base_offset, end
+
+    async def takes_next(self, header: BatchHeader) -> bool:
+        """Whether an idempotent producer's batch of no transaction is to be appended. Raises LogUnavailable."""
+        states = await self.producers.states()
+        try:
+            return states.check(header) is None
+        except (OutOfOrderSequence, ProducerFenced):
+            return False
 
     async def append_marker(self, marker: BytesLike, coordinator_epoch: int, check: Callable[[], None]) -> int:
         """Append the end of a producer's transaction; the offset behind it. `check` is called when nothing suspends any

@@ -91,13 +91,17 @@ class Peer:
 
     async def send(self, api: Api, version: int, **fields: Any) -> None:
         """Send a request."""
+        await self.receive(self.encoded(api, version, **fields))
+
+    def encoded(self, api: Api, version: int, **fields: Any) -> bytes:
+        """A request that is about to be sent."""
         self._number += 1
         head = pack(">hhih", api.key, version, self._number, 4) + b"test"
         if api.is_flexible(version):
             head += b"\0"
         body = b"".join(codec.write_message(codec.request_writer(api, version), head, Entity(**fields)))
         self._sent.append((api, version))
-        await self.receive(pack(">i", len(body)) + body)
+        return pack(">i", len(body)) + body
 
     async def receive(self, data: bytes) -> None:
         """Bytes as they come, and the end of the turn."""

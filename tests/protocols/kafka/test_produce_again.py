@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 import trio
@@ -106,3 +107,65 @@ async def test_nobody_is_told_before_the_disk_has_it_nor_waits_for_ever(mock_clo
         with trio.fail_after(60):
             while (await peer.produce(TOPIC, batch_of([b"2"]))).error_code != ErrorCode.NONE:
                 await trio.sleep(1)
+
+
+async def in_one_read(peer: Peer, batches: list[tuple[int, bytes]], version: int = 9) -> list[Any]:
+    """What requests are answered that come together: error and base offset of each."""
+    await peer.receive(
+        b"".join(peer.encoded(PRODUCE, version, **asked(batch, index=index)) for index, batch in batches)
+    )
+    replies: list[Any] = []
+    with trio.fail_after(5):
+        while len(replies) < len(batches):
+            replies += peer.replies()
+            await trio.sleep(0.001)
+    found = [reply.responses[0].partition_responses[0] for reply in replies]
+    assert [one.index for one in found] == [index for index, _ in batches]
+    return [(one.error_code, one.base_offset) for one in found]
+
+
+@pytest.mark.parametrize("version", [7, 9])
+async def test_one_of_a_run_that_is_refused_is_refused_alone(version: int) -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic(TOPIC, partitions=2, config={"max.message.bytes": "2000"})
+        peer = Peer(broker, requests_in_flight_max=100)
+        broken = bytearray(batch_of([b"broken"]))
+        broken[-1] ^= 1
+        late = batch_of([b"late"], timestamp_ms=1 << 50)
+        asks = [(0, batch_of([b"%d" % number, b"more"])) for number in range(4)]
+        asks[2:2] = [(0, bytes(broken)), (1, batch_of([b"other"])), (0, batch_of([b"x" * 3000])), (0, late)]
+        none, bad, big, time = (
+            ErrorCode.NONE, ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.INVALID_TIMESTAMP,
+        )  # fmt: skip
+        assert await in_one_read(peer, asks, version) == [
+            (none, 0), (none, 2), (bad, -1), (none, 0), (big, -1), (time, -1), (none, 4), (none, 6),
+        ]  # fmt: skip
+        values = [record.value for record in records_of(await peer.fetch(TOPIC))]
+        assert values == [b"0", b"more", b"1", b"more", b"2", b"more", b"3", b"more"]
+
+
+async def test_batches_of_a_run_that_are_there_or_come_too_soon_are_found_out() -> None:
+    async with kafka_broker() as broker:
+        await broker.create_topic(TOPIC)
+        peer = Peer(broker)
+        batches = [idempotent(batch_of([b"%d" % number]), 7, 0, number) for number in range(8)]
+        none, order = ErrorCode.NONE, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        sent = [0, 1, 2, 1, 3, 5, 4, 5, 3]
+        assert await in_one_read(peer, [(0, batches[number]) for number in sent]) == [
+            (none, 0), (none, 1), (none, 2), (none, 1), (none, 3), (order, -1), (none, 4), (none, 5), (none, 3),
+        ]  # fmt: skip
+        other = [(0, idempotent(batch_of([b"other"]), 8, 0, 0)), (0, batch_of([b"nobody's"])), (0, batches[6])]
+        assert await in_one_read(peer, other) == [(none, 6), (none, 7), (none, 8)]
+        values = [record.value for record in records_of(await peer.fetch(TOPIC))]
+        assert values == [b"0", b"1", b"2", b"3", b"4", b"5", b"other", b"nobody's", b"6"]
+
+
+async def test_no_more_wait_in_a_run_than_may() -> None:
+    async with kafka_broker() as broker:
+        peer = Peer(broker, requests_in_flight_max=3)
+        await peer.produce(TOPIC, batch_of([b"first"]), version=7)
+        request = asked(batch_of([b"more"]))
+        await peer.receive(b"".join(peer.encoded(PRODUCE, 7, **request) for _ in range(3)))
+        assert not peer.adapter.closed
+        await peer.receive(b"".join(peer.encoded(PRODUCE, 7, **request) for _ in range(4)))
+        assert peer.adapter.closed
