@@ -20,6 +20,7 @@ from gateway.groups_cli import groups
 from gateway.policies_cli import policies
 from gateway.produce_cli import produce
 from gateway.rights_cli import permissions, topic_permissions, users
+from gateway.spark_cli import spark
 from gateway.status_cli import status
 from gateway.topics_cli import topics
 from gateway.topology_cli import GROUPS
@@ -141,6 +142,7 @@ for command in (
     consume,
     status,
     verify,
+    spark,
     cluster,
     users,
     permissions,

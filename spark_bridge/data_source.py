@@ -52,5 +52,7 @@ class MillraceDataSource(DataSource):  # type: ignore[misc]
         if overwrite:
             raise OptionError('a topic cannot be overwritten: say outputMode("append") or outputMode("update")')
         options = parse_sink_options(self.options)
+        if options.job is not None:
+            raise OptionError("txnAppId and txnVersion are for batch writes: a stream has its own name and numbers")
         check_columns(schema, options)
         return MillraceStreamWriter(options)

@@ -50,7 +50,10 @@ _STREAM = ("maxOffsetsPerTrigger", "groupIdPrefix", "kafka.group.id", "leaseMs")
 _BATCH_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, *_OTHERS, *_ACCESS)
 _STREAM_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_STREAM, *_OTHERS, *_ACCESS)
 _COMPRESSION = ("compression", "kafka.compression.type")
-_SINK_OPTIONS = (*_SERVERS, "topic", *_COMPRESSION, "transactionTimeoutMs", "checkpointLocation", *_ACCESS)
+_TRANSACTION = ("txnAppId", "txnVersion")
+_SINK_OPTIONS = (
+    *_SERVERS, "topic", *_COMPRESSION, *_TRANSACTION, "transactionTimeoutMs", "checkpointLocation", *_ACCESS,
+)  # fmt: skip
 KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, *_STREAM, *_OTHERS, *_ACCESS)
 GROUP_PREFIX = "spark-millrace-source"
 LEASE_MS = 3_600_000
@@ -129,6 +132,10 @@ class SinkOptions:
     compression: str | None
     transaction_timeout_ms: int
     access: Access = Access()
+    job: str | None = None
+    """Of a batch write: under which name it is known, so that it takes effect once."""
+    version: int = 0
+    """The number of the write among those of its job; they rise."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +202,16 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     codec = None if compression is None or given[compression] == "none" else given[compression]
     if codec not in (None, "gzip", "snappy", "lz4", "zstd"):
         raise OptionError(f"{compression} must be none, gzip, snappy, lz4 or zstd, not {codec!r}")
+    if ("txnAppId" in given) != ("txnVersion" in given):
+        raise OptionError("txnAppId and txnVersion are given together or not at all")
     return SinkOptions(
         servers=_names("the list of servers", given[str(servers)]),
         topic=given.get("topic"),
         compression=codec,
         transaction_timeout_ms=_count(given, "transactionTimeoutMs", default=300_000),
         access=access_of(given),
+        job=given.get("txnAppId"),
+        version=_count(given, "txnVersion", default=0, least=0),
     )
 
 

@@ -88,15 +88,15 @@ def _is_headers(column: StructField) -> bool:
 
 
 class MillraceWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """A batch write: one micro-batch of a query of its own."""
+    """A batch write: one micro-batch of a query of its own, or of the job that `txnAppId` names."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
-        self.query = str(uuid4())
+        self.query = str(uuid4()) if options.job is None else options.job
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """The rows of one task. Raises `MillraceError`."""
-        return write_rows(iterator, self.options, self.query, 0, _context().partitionId())
+        return write_rows(iterator, self.options, self.query, self.options.version, _context().partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done: so is the write."""

@@ -11,6 +11,12 @@ import pytest
 from examples import spark_batch
 from millrace import BlockingClient, BlockingConsumer, BlockingProducer
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
+from tests.spark_bridge.spark_jobs import (  # noqa: F401
+    test_a_replay_that_is_done_again_writes_nothing_twice,
+    test_an_export_takes_what_came_since_the_last_one,
+    test_an_export_that_is_killed_is_gone_on_with,
+    test_the_commands_say_what_is_wrong,
+)
 from tests.spark_bridge.test_reader import batch
 from tests.spark_bridge.test_sink import made, numbers
 from tests.support import BrokerProcess

@@ -1,0 +1,47 @@
+"""The Spark session of a job, and the sentence in what went wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from spark_bridge.java import ensure_java
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+}
+_LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+_SENTENCE = re.compile(r"^[\w.]*\b(?:OptionError|DataLoss|JobError|\w+Error|UnknownTopic|ConnectionLost): (.+)$", re.M)
+
+
+class JobError(RuntimeError):
+    """A job cannot be done as it was asked for; the text says why."""
+
+
+def session(name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None) -> Any:
+    """The session that is there (as under `spark-submit`), else a new one on `master`. Raises `JavaNotFound`."""
+    ensure_java()
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    chosen = dict(_SETTINGS)
+    if master is not None:
+        builder = builder.master(master)
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            chosen |= _LOCAL
+    for key, value in (chosen | dict(settings or {})).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def sentence_of(error: BaseException) -> str:
+    """What a user can act on, out of Spark's report of an error in a Python process."""
+    found = _SENTENCE.findall(str(error))
+    return str(found[-1]) if found else str(error).partition("\n")[0]

@@ -1,0 +1,167 @@
+"""Export and replay. `test_spark.py` runs these: all that needs a Spark session belongs to one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import main
+from millrace import BlockingProducer
+from spark_bridge.jobs.export import export
+from spark_bridge.jobs.replay import replay_files, replay_topics
+from spark_bridge.jobs.session import JobError
+from tests.spark_bridge.conftest import CHECKOUT
+from tests.spark_bridge.test_sink import made, numbers, records
+from tests.support import BrokerProcess
+
+HOUR_MS = 3_600_000
+BEGIN_MS = (time.time_ns() // 1_000_000 // HOUR_MS - 30) * HOUR_MS
+"""Some hours that retention keeps."""
+
+
+def fill(server: str, topic: str, first: int, last: int, per_hour: int = 500) -> None:
+    """Numbers with a key, every third with a header, `per_hour` of them in each hour."""
+    with BlockingProducer(server) as producer:
+        for number in range(first, last):
+            time_ms = BEGIN_MS + number * HOUR_MS // per_hour
+            headers = [("n", b"%d" % number)] if number % 3 == 0 else None
+            producer.send(topic, b"%d" % number, b"k%d" % (number % 7), headers, timestamp_ms=time_ms)
+
+
+def exported(directory: Path) -> list[int]:
+    """The numbers in the Parquet files, as any tool sees them, and each where it belongs."""
+    found = []
+    for path in directory.glob("date=*/hour=*/*.parquet"):
+        table = pq.ParquetFile(path).read()
+        hours = {int(one.timestamp()) // 3600 for one in table["timestamp"].to_pylist()}
+        day, hour = (part.partition("=")[2] for part in path.parent.parts[-2:])
+        named = time.strptime(f"{day} {hour} UTC", "%Y-%m-%d %H %Z")
+        assert hours == {int(time.mktime(named) - time.timezone) // 3600}
+        found += [int(value) for value in table["value"].to_pylist()]
+    return sorted(found)
+
+
+def test_an_export_takes_what_came_since_the_last_one(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    topic, directory = made(server, "export-all"), tmp_path / "lake"
+    source = {"millrace.servers": server, "subscribe": topic, "includeHeaders": "true", "maxOffsetsPerTrigger": "800"}
+    fill(server, topic, 0, 2000)
+    said: list[tuple[int, int]] = []
+    done = export(spark, source, str(directory), progress=lambda now: said.append((now.records, now.waiting)))
+    assert (done.records, done.batches, len(done.hours)) == (2000, 3, 4)
+    assert said[:3] == [(800, 1200), (1600, 400), (2000, 0)]
+    assert exported(directory) == list(range(2000))
+    fill(server, topic, 2000, 2100)
+    assert export(spark, source, str(directory)).records == 100
+    assert export(spark, source, str(directory)).files == 0
+    assert exported(directory) == list(range(2100))
+    table = spark.read.parquet(str(directory))
+    second = time.gmtime((BEGIN_MS + HOUR_MS) / 1000)
+    assert table.where(f"date = '{time.strftime('%F', second)}' and hour = {second.tm_hour}").count() == 500
+
+    # The last micro-batch comes again, as if the driver had been killed before Spark noted it: its files are replaced.
+    commits = directory / "_checkpoint" / "commits"
+    last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
+    for path in (last, commits / f".{last.name}.crc"):
+        path.unlink(missing_ok=True)
+    assert export(spark, source, str(directory)).records in (0, 100)
+    assert exported(directory) == list(range(2100))
+
+    target = made(server, "export-back")
+    again = replay_files(
+        spark, str(directory), {"millrace.servers": server, "topic": target}, since_ms=BEGIN_MS + HOUR_MS,
+        checkpoint=str(tmp_path / "replay"),
+    )  # fmt: skip
+    assert (again.records, again.steps) == (1600, 4)
+    found = records(server, target)
+    assert sorted(int(one.value or b"") for one in found) == list(range(500, 2100))
+    for one in found:
+        number = int(one.value or b"")
+        assert (one.key, list(one.headers)) == (
+            b"k%d" % (number % 7), [("n", b"%d" % number)] if number % 3 == 0 else []
+        )  # fmt: skip
+    for key in range(7):
+        of_key = [int(one.value or b"") for one in found if one.key == b"k%d" % key]
+        assert of_key == sorted(of_key)
+
+
+def test_a_replay_that_is_done_again_writes_nothing_twice(
+    spark: Any, shared_broker: BrokerProcess, tmp_path: Path
+) -> None:
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    topic, target, notes = made(server, "replay-from"), made(server, "replay-to"), tmp_path / "notes"
+    fill(server, topic, 0, 1000)
+    source = {"millrace.servers": server, "subscribe": topic}
+    sink = {"millrace.servers": server, "topic": target}
+
+    def run() -> Any:
+        return replay_topics(
+            spark, source, sink, since_ms=BEGIN_MS + HOUR_MS // 2, checkpoint=str(notes), keep_partitions=True,
+            offsets_per_step=300,
+        )  # fmt: skip
+
+    assert (run().records, numbers(server, target)) == (750, list(range(250, 1000)))
+    for note in notes.glob("*done-1*"):  # as if it had been killed between the last row of a step and its note
+        note.unlink()
+    fill(server, topic, 1000, 1010)  # is not part of the plan
+    again = run()
+    assert (again.steps, again.steps_before) == (3, 2)
+    assert numbers(server, target) == list(range(250, 1000))
+    assert {one.partition: 0 for one in records(server, target)} == dict.fromkeys(range(3), 0)
+    with pytest.raises(JobError, match="the checkpoint is of another replay, from topics"):
+        replay_files(spark, str(tmp_path), sink, checkpoint=str(notes))
+
+
+def test_an_export_that_is_killed_is_gone_on_with(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    topic, directory = made(server, "export-killed"), tmp_path / "lake"
+    fill(server, topic, 0, 9000, per_hour=4500)
+    command = ["spark", "export", str(directory), "--server", server, "--topic", topic, "--batch", "3000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway", *command, "--master", "local[1]"],
+        cwd=CHECKOUT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        line = next((line for line in process.stderr if "records, " in line), "")
+        assert "3,000 records, 6,000 left" in line, process.stderr.read()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # the command, Java and its workers
+        process.communicate()
+    assert len(exported(directory)) < 9000
+    del command[-2:]
+    done = CliRunner().invoke(main, [*command, "--json", "--quiet"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert exported(directory) == list(range(9000))
+    assert 0 < summary["records"] <= 6000
+    assert len(list(directory.glob("_export/*"))) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["export", "DIR", "--topic", "nowhere"], "millrace: there is no topic 'nowhere'"),
+        (["export", "DIR"], "say what is read: one of --topic, --pattern, --queue and --mqtt-filter"),
+        (["replay", "t", "--from", "DIR"], "millrace: there are no Parquet files in "),
+        (["replay", "t", "--from", "DIR", "--since", "noon"], "'noon' is neither a time like 2026-01-31T09:00"),
+    ],
+)
+def test_the_commands_say_what_is_wrong(
+    spark: Any, shared_broker: BrokerProcess, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    given = [str(tmp_path) if one == "DIR" else one for one in arguments]
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    done = CliRunner().invoke(main, ["spark", *given, "--server", server], catch_exceptions=False)
+    assert done.exit_code in (1, 2)
+    assert sentence in done.stderr
