@@ -12,6 +12,8 @@ import pytest
 
 from spark_bridge.java import supplied_java_home
 
+pytest.register_assert_rewrite("tests.spark_bridge.spark_examples", "tests.spark_bridge.spark_jobs")
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"

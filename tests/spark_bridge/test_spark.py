@@ -11,6 +11,11 @@ import pytest
 from examples import spark_batch
 from millrace import BlockingClient, BlockingConsumer, BlockingProducer
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
+from tests.spark_bridge.spark_examples import (  # noqa: F401
+    test_a_stream_is_joined_with_a_table,
+    test_dead_letters_are_a_table,
+    test_windows_close_and_what_comes_too_late_is_left_out,
+)
 from tests.spark_bridge.spark_jobs import (  # noqa: F401
     test_a_replay_that_is_done_again_writes_nothing_twice,
     test_an_export_takes_what_came_since_the_last_one,

@@ -1,0 +1,75 @@
+"""Dead letters as a table: what was refused, by which queue, for which reason, and how often.
+
+python examples/spark_dead_letters.py [amqp port] [native port]
+"""
+
+import sys
+from typing import Any
+
+import pika
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from millrace import BlockingClient
+from pyspark_millrace import ensure_java
+
+
+def fill(amqp_port: int, server: str) -> None:
+    """Orders of which every third is refused, dead-lettered to an exchange that a topic is bound to."""
+    with (
+        BlockingClient(server) as client,
+        pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", amqp_port)) as connection,
+    ):
+        channel = connection.channel()
+        channel.exchange_declare("refused", "fanout", durable=True)
+        client.create_topic("dead-letters", partitions=1)
+        client.bind_topic("dead-letters", "refused", "#")
+        channel.queue_declare("orders", durable=True, arguments={"x-dead-letter-exchange": "refused"})
+        channel.confirm_delivery()
+        for number in range(9):
+            channel.basic_publish("", "orders", b"order %d" % number, pika.BasicProperties(delivery_mode=2))
+        for method, _, _ in channel.consume("orders"):
+            if method.delivery_tag % 3:
+                channel.basic_ack(method.delivery_tag)
+            else:
+                channel.basic_reject(method.delivery_tag, requeue=False)
+            if method.delivery_tag == 9:
+                break
+
+
+def header(name: str) -> Column:
+    """The first header of that name."""
+    return f.get(f.filter("headers", lambda one: one.key == name), f.lit(0)).value.cast("string")
+
+
+def dead_letters(spark: SparkSession, server: str) -> DataFrame:
+    """A row for each: the queue that gave it up, why, when, and the body."""
+    records = (
+        spark.read.format("millrace")
+        .option("millrace.servers", server)
+        .option("subscribe", "dead-letters")
+        .option("includeHeaders", "true")
+        .load()
+    )
+    return records.select(
+        header("x-first-death-queue").alias("queue"),
+        header("x-first-death-reason").alias("reason"),
+        "timestamp",
+        f.col("value").cast("string").alias("body"),
+    )
+
+
+def by_queue(spark: SparkSession, server: str) -> list[tuple[Any, ...]]:
+    """How many, by queue and reason."""
+    counted = dead_letters(spark, server).groupBy("queue", "reason").count().orderBy("queue", "reason")
+    return [tuple(row) for row in counted.collect()]
+
+
+if __name__ == "__main__":
+    amqp_port, native_port = (*map(int, sys.argv[1:]), *(5672, 9094)[len(sys.argv) - 1 :])
+    fill(amqp_port, f"127.0.0.1:{native_port}")
+    ensure_java()
+    session = SparkSession.builder.master("local[2]").getOrCreate()
+    for queue, reason, count in by_queue(session, f"127.0.0.1:{native_port}"):
+        print(f"{queue}: {count} {reason}")
+    session.stop()
