@@ -184,8 +184,11 @@ class Connection:
                 if wait:
                     await trio.lowlevel.wait_readable(sock)
                 if reads.gives_way:
-                    await trio.lowlevel.checkpoint()
-                data = receive(reads.size)
+                    await reads.give_way()
+                try:
+                    data = receive(reads.size)
+                finally:
+                    reads.has_read()
             except BlockingIOError:
                 wait = True
                 continue

@@ -9,11 +9,17 @@
 3. A connection whose last turn was a long one reads after those that are ready at the same time (`gives_way`): who
    sends little waits for at most the turn that is under way, not for that of everyone who saturates the broker. Where
    nobody else reads there is nobody to wait for.
+4. While somebody reads who needs little, those with long turns read one after the other, and between two of them the
+   event loop looks twice who is ready: all tasks that it finds run in one go, in any order, so a look of its own is
+   what lets the small ones go first.
 """
 
 from __future__ import annotations
 
 import math
+from time import perf_counter
+
+import trio
 
 READ_BYTES_MIN = 16 << 10
 TURN_S = 0.002
@@ -28,12 +34,14 @@ _LITTLE = 0.05
 class Neighbours:
     """What the connections of a process know of one another."""
 
-    __slots__ = ("_little_until_s", "reads")
+    __slots__ = ("_lane", "_lane_taken", "_little_until_s", "reads")
 
     def __init__(self) -> None:
         self.reads = 0
         """How many there were, of all connections."""
         self._little_until_s = 0.0
+        self._lane = trio.lowlevel.ParkingLot()
+        self._lane_taken = False
 
     def little(self, now_s: float) -> None:
         """Somebody who needs little has read."""
@@ -43,12 +51,33 @@ class Neighbours:
         """How long a turn may last."""
         return SHARED_TURN_S if now_s < self._little_until_s else TURN_S
 
+    async def enter_lane(self) -> bool:
+        """Wait until nobody else with long turns reads; whether `leave_lane` has to be called, once that is done."""
+        if perf_counter() >= self._little_until_s:
+            await trio.lowlevel.checkpoint()
+            return False
+        if self._lane_taken:
+            await self._lane.park()
+        self._lane_taken = True
+        try:
+            await trio.lowlevel.checkpoint()
+        except BaseException:
+            self.leave_lane()
+            raise
+        return True
+
+    def leave_lane(self) -> None:
+        """The next one may read, when the event loop has looked who is ready."""
+        if not self._lane.unpark():
+            self._lane_taken = False
+
 
 class FairReads:
     """The reads of a connection: the next has room for `size` bytes."""
 
     __slots__ = (
-        "_busy_s", "_byte_s", "_bytes_max", "_last", "_neighbours", "_odd", "_since_s", "full", "gives_way", "size",
+        "_busy_s", "_byte_s", "_bytes_max", "_in_lane", "_last", "_neighbours", "_odd", "_since_s", "full", "gives_way",
+        "size",
     )  # fmt: skip
 
     def __init__(self, bytes_max: int, neighbours: Neighbours) -> None:
@@ -61,6 +90,7 @@ class FairReads:
         self._busy_s = 0.0
         """How long our turns in it lasted."""
         self._odd = False
+        self._in_lane = False
         self._byte_s = math.inf
         """What a byte of the last read took."""
         self.size = min(READ_BYTES_MIN, bytes_max)
@@ -68,6 +98,16 @@ class FairReads:
         """The last read was filled: there is more, and it need not be waited for."""
         self.gives_way = False
         """Others that are ready come first."""
+
+    async def give_way(self) -> None:
+        """Let others read; `has_read` comes next."""
+        self._in_lane = await self._neighbours.enter_lane()
+
+    def has_read(self) -> None:
+        """The socket was read, or could not be; the turn begins."""
+        if self._in_lane:
+            self._in_lane = False
+            self._neighbours.leave_lane()
 
     def took(self, count: int, began_s: float, ended_s: float) -> None:
         """The turn of a read of `count` bytes has lasted from then till then."""
@@ -80,7 +120,7 @@ class FairReads:
         self._since_s = min(self._since_s, began_s)
         self._busy_s += seconds
         if ended_s - self._since_s > _WINDOW_S:
-            if self._busy_s < _LITTLE * (ended_s - self._since_s):
+            if seconds <= LONG_TURN_S and self._busy_s < _LITTLE * (ended_s - self._since_s):
                 neighbours.little(ended_s)
             self._since_s, self._busy_s = ended_s, 0.0
         # What was slow once may have been interrupted.

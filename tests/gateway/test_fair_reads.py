@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import trio
+import trio.testing
 
 from gateway.fair_reads import LONG_TURN_S, READ_BYTES_MIN, SHARED_TURN_S, TURN_S, FairReads, Neighbours
 from tests.gateway.shell import EchoAdapter, open_door, receive_exactly
@@ -150,3 +151,48 @@ async def test_a_small_client_waits_for_no_more_than_a_few_turns_of_a_saturating
         reads = [len(read) for adapter in door.adapters for read in adapter.reads]
         assert max(reads) <= 32 << 10
         assert sorted(turns)[15] <= 5
+
+
+async def saturate(neighbours: Neighbours, order: list[str], name: str, small: trio.Event | None, count: int) -> None:
+    """Read again and again with long turns; in the middle of a turn somebody else becomes ready."""
+    for _ in range(count):
+        entered = await neighbours.enter_lane()
+        if entered:
+            neighbours.leave_lane()
+        order.append(name)
+        if small is not None:
+            small.set()
+
+
+async def test_long_turns_come_one_by_one_and_after_who_became_ready_meanwhile() -> None:
+    for _ in range(50):  # the event loop shuffles
+        neighbours, order, ready = Neighbours(), [], trio.Event()
+        neighbours.little(time.perf_counter() + 60)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(saturate, neighbours, order, "a", ready, 3)
+            nursery.start_soon(saturate, neighbours, order, "b", ready, 3)
+            nursery.start_soon(saturate, neighbours, order, "c", ready, 3)
+            await ready.wait()
+            order.append("small")
+        assert order.index("small") == 1
+        assert len(order) == 10
+
+
+async def test_who_gives_up_in_the_lane_leaves_it_to_the_next() -> None:
+    neighbours: Neighbours = Neighbours()
+    neighbours.little(time.perf_counter() + 60)
+    order: list[str] = []
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await neighbours.enter_lane()
+    assert scope.cancelled_caught
+    with trio.fail_after(5):
+        await saturate(neighbours, order, "a", None, 2)
+        async with trio.open_nursery() as nursery:
+            assert await neighbours.enter_lane()
+            nursery.start_soon(saturate, neighbours, order, "b", None, 1)
+            nursery.start_soon(saturate, neighbours, order, "c", None, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert order == ["a", "a"]
+            neighbours.leave_lane()
+    assert sorted(order) == ["a", "a", "b", "c"]
