@@ -181,6 +181,7 @@ async def test_copies_go_to_the_keys_of_the_message_or_to_that_of_the_queue() ->
         client.publish("k", "m", exchange="amq.direct", properties=with_headers({"CC": ["copy", "none"]}))
         client.publish("r", "n", properties=with_headers({"CC": ["copy"]}))
         e.turn()
+        await e.until(lambda: all(e.count(key) for key in ("k", "copy", "own")))
         assert [await e.drain(key) for key in ("k", "copy", "own")] == [
             [("m", False)],
             [("m", False)],

@@ -216,7 +216,11 @@ class Mesh:
                     return False
             return True
 
-        await until(is_settled)
+        try:
+            await until(is_settled)
+        except trio.TooSlowError:
+            states = {me: member.part.state_of(f"home-{index}") for me, member in self.members.items()}
+            raise AssertionError(f"home {index} is not settled: {states}") from None
         return self.leader(index)
 
 
