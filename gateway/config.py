@@ -13,7 +13,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -294,7 +294,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             raise ConfigError(f"environment: there is no setting {variable}{_similar(variable, names)}")
         name, kind = names[variable]
         try:
-            value = msgspec.json.decode(text) if kind == dict[str, str] else text
+            value = msgspec.json.decode(text) if get_origin(kind) in (dict, tuple) else text
             value = msgspec.convert(value, kind, strict=False)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"environment: {variable}: {_setting_first(str(error))}") from None

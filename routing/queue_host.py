@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakSet
@@ -12,6 +13,8 @@ from delay.timer_service import Timer, TimerService
 from routing.queues.queue import Queue
 from routing.queues.view import TopicFeed
 from routing.queues.view_queue import ViewQueue
+
+log = logging.getLogger(__name__)
 
 
 class Clock:
@@ -42,6 +45,9 @@ class Runnable(Protocol):
 class Host:
     """See the module."""
 
+    drops_seen: list[Callable[[Queue, int], None]]
+    """Told of messages that had to leave a queue because of its length, as a number."""
+
     def __init__(
         self,
         timers: TimerService,
@@ -58,6 +64,7 @@ class Host:
         self.views: WeakSet[ViewQueue] = WeakSet()
         self.open_feed: Callable[[str, Callable[[], None]], TopicFeed] | None = None
         """Gives views their topics, as soon as there are any."""
+        self.drops_seen = []
         self.now_ms = clock.now_ms
         self._timers = timers
         self._clock = clock
@@ -65,6 +72,17 @@ class Host:
     def at_ms(self, due_ms: int, callback: Callable[[], None]) -> Timer:
         """Call back at a time of the clock; a turn ends afterwards."""
         return self._timers.at(self._clock.seconds(due_ms), callback)
+
+    def gave_way(self, queue: Queue, count: int) -> None:
+        """See `QueueHost`. The log says it of the first, the tenth, the hundredth message, and so on."""
+        before = queue.gave_way - count
+        if len(str(before)) < len(str(queue.gave_way)) or not before:
+            log.warning(
+                "queue '%s' in vhost '%s' is full: %d of its messages have given way (%s)",
+                queue.name, queue.vhost, queue.gave_way, queue.settings.overflow,
+            )  # fmt: skip
+        for told in self.drops_seen:
+            told(queue, count)
 
     def topics_changed(self) -> None:
         """See `QueueHost`."""

@@ -45,6 +45,7 @@ from protocols.mqtt.events import (
     Unsubscribe,
 )
 from protocols.mqtt.reasons import CONNACK_REASONS, SERVER_DISCONNECT_REASONS, MqttProtocolError, ReasonCode
+from protocols.mqtt.topics import Rewriting
 from protocols.mqtt.wire import PINGRESP, Wire
 from protocols.peers import Authenticate as Check
 from protocols.sansio import Outbox
@@ -238,10 +239,13 @@ class MqttAdapter:
         session = self.session = self.broker.session(self, protocol="mqtt", owner=self, vhost=config.virtual_host)
         subscriptions = Subscriptions()
         self.inflight = Inflight(self, session, lasting, min(config.inflight_messages_max, connect.receive_maximum))
-        self.publishing = Publishing(self, session, lasting)
+        rewriting = Rewriting(config.topic_rewrites, connect.client_id, connect.user_name or "", config.over_limit)
+        self.publishing = Publishing(self, session, lasting, rewriting)
         self.delivering = Delivering(self, session, subscriptions, self.inflight)
-        self.subscribing = Subscribing(self, session, subscriptions, self.delivering, lasting)
+        self.subscribing = Subscribing(self, session, subscriptions, self.delivering, lasting, rewriting)
         self.retaining = Retaining(self, session)
+        if connect.will is not None:
+            connect.will.topic = rewriting.name(connect.will.topic)
         self._will = WillOfClient(self)
         self.traffic.connections += 1
         try:
@@ -257,6 +261,7 @@ class MqttAdapter:
         log.debug("MQTT %s: client %r connected", self.peer, connect.client_id)
         self.inflight.resume()
         await self.subscribing.resume()
+        await self.subscribing.subscribe_unasked()
 
     async def _disconnected(self, event: Disconnect) -> None:
         """The client leaves, and may say for how long its session is to be kept (MQTT 5, 3.14.2.2.2)."""

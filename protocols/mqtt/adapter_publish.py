@@ -25,6 +25,7 @@ from protocols.mqtt.adapter_properties import slab_of
 from protocols.mqtt.events import AcknowledgementKind, Acknowledgements, PublishRun
 from protocols.mqtt.raw import mark_of
 from protocols.mqtt.reasons import ACKNOWLEDGEMENT_REASONS, ReasonCode
+from protocols.mqtt.topics import Rewriting
 from protocols.mqtt.wire import PACKET_ID_BYTES
 from routing.errors import BrokerError
 from routing.message import Slab
@@ -79,11 +80,15 @@ class _Keys(dict[str, str]):
     special = False
     """There were topics that begin with `$`."""
 
+    def __init__(self, rewritten: Callable[[str], str]) -> None:
+        self._rewritten = rewritten
+
     def __missing__(self, topic: str) -> str:
         if len(self) >= KEYS_REMEMBERED_MAX:
             self.clear()
-        key = self[topic] = topic_to_routing_key(topic)
-        self.special |= topic.startswith("$")
+        name = self._rewritten(topic)
+        key = self[topic] = topic_to_routing_key(name)
+        self.special |= name.startswith("$")
         return key
 
 
@@ -104,14 +109,18 @@ class _Answer:
 class Publishing:
     """The inbound publishes of one connection, from CONNECT on; see the module."""
 
-    def __init__(self, adapter: MqttAdapter, session: Session, lasting: LastingSession | None) -> None:
+    def __init__(
+        self, adapter: MqttAdapter, session: Session, lasting: LastingSession | None, rewriting: Rewriting
+    ) -> None:
         self._adapter = adapter
         self._session = session
         self._lasting = lasting
         self._taken: set[int] = set() if lasting is None else lasting.taken
         self._inherited = set(self._taken)
         """Of these, what an earlier connection has published."""
-        self._keys = _Keys()
+        self._keys = _Keys(rewriting.name)
+        self._passes_on = not adapter.config.topic_rewrites
+        """Subscribers get the very packets, where there is no reason against it."""
         self._mark = b""
         """That of the client, where each of its publishes is to have it."""
         self._marking = marking_of(adapter.broker, adapter.config.virtual_host)
@@ -185,7 +194,7 @@ class Publishing:
         self._adapter.traffic.publish_bytes_received += slab.size
         kind = _ANSWERS[run.qos]
         if kind is None:
-            if run.wire is not None:
+            if run.wire is not None and self._passes_on:
                 slab.wire = {WIRES_QOS_0[self._adapter.wire.has_properties]: run.wire}
             if run.retain or self._keys.special:
                 self._adapter.retaining.publish(slab, retain=run.retain)

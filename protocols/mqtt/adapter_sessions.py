@@ -23,6 +23,7 @@ from routing.queues.settings import EXPIRY_MS_MAX
 
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
+    from protocols.mqtt.config import MqttConfig
     from routing.broker import Broker
     from routing.topology.binding import Binding
 
@@ -52,6 +53,15 @@ def sessions_of(broker: Broker) -> Sessions:
 def queue_name(client_id: str) -> str:
     """The queue of a client."""
     return f"mqtt.{client_id}"
+
+
+def limits_of(config: MqttConfig) -> dict[str, Any]:
+    """The arguments of a client's queue that say how much may wait in it."""
+    return {name: limit for name, limit in _limits(config).items() if limit}
+
+
+def _limits(config: MqttConfig) -> dict[str, int | None]:
+    return {"x-max-length": config.queued_messages_max or None, "x-max-length-bytes": config.queued_bytes_max or None}
 
 
 def granted_expiry_s(expiry_s: int) -> int:
@@ -95,8 +105,11 @@ class LastingSession:
 
     async def expire_after(self, expiry_s: int) -> None:
         """Have the session last for another time. Raises BrokerError."""
+        await self.change({"x-expires": _expires_ms(expiry_s)})
+
+    async def change(self, changes: dict[str, Any]) -> None:
+        """Have the queue other arguments. Raises BrokerError."""
         adapter = self._adapter
-        changes = {"x-expires": _expires_ms(expiry_s)}
         await adapter.broker.alter_queue(self.name, changes, owner=adapter, vhost=adapter.config.virtual_host)
 
 
@@ -118,11 +131,14 @@ async def open_session(adapter: MqttAdapter, connect: Connect) -> LastingSession
         if not connect.session_expiry_s:
             return None
         expires_ms = _expires_ms(connect.session_expiry_s)
-        arguments: dict[str, Any] = {"x-keep-transient": adapter.config.offline_qos_0}
+        arguments = limits_of(adapter.config) | {"x-keep-transient": adapter.config.offline_qos_0}
         if expires_ms is not None:
             arguments["x-expires"] = expires_ms
         await broker.declare_queue(name, durable=True, arguments=arguments, owner=adapter, vhost=vhost)
     session = LastingSession(adapter, client_id, present)
-    if present and there is not None and there.arguments.get("x-expires") != _expires_ms(connect.session_expiry_s):
-        await session.expire_after(connect.session_expiry_s)
+    if present and there is not None:
+        wanted = _limits(adapter.config) | {"x-expires": _expires_ms(connect.session_expiry_s)}
+        changes = {key: value for key, value in wanted.items() if there.arguments.get(key) != value}
+        if changes:
+            await session.change(changes)
     return session

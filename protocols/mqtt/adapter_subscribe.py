@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from protocols.convert import topic_to_routing_key
+from protocols.mqtt import adapter_exclusive as exclusive
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_retained import wanted
+from protocols.mqtt.adapter_sessions import limits_of
 from protocols.mqtt.adapter_shares import PREFIX, Shares
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, Subscriptions, to_arguments
 from protocols.mqtt.adapter_sys import system_of
 from protocols.mqtt.events import Subscribe, SubscriptionRequest, Unsubscribe
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
+from protocols.mqtt.topics import Rewriting
 from routing.errors import BrokerError
 from routing.retained import give_out
 from routing.session import Consumer, Session
@@ -37,6 +41,7 @@ class Subscribing:
         subscriptions: Subscriptions,
         delivering: Delivering,
         lasting: LastingSession | None,
+        rewriting: Rewriting,
     ) -> None:
         self._adapter = adapter
         self._session = session
@@ -45,6 +50,7 @@ class Subscribing:
         self._consumer: Consumer | None = None
         self._lasting = lasting
         self._queue = ""
+        self._rewriting = rewriting
         self.shares = Shares(adapter, session)
 
     @property
@@ -70,14 +76,43 @@ class Subscribing:
     async def subscribe(self, event: Subscribe) -> None:
         """Bind a queue for each filter, consume, and say what was granted."""
         requests = event.requests[: self._adapter.config.subscriptions_max]
+        if self._adapter.config.topic_rewrites:
+            requests = [replace(one, topic_filter=self._rewriting.filter(one.topic_filter)) for one in requests]
+        too_many: list[int] = [ReasonCode.QUOTA_EXCEEDED] * (len(event.requests) - len(requests))
+        await self._add(requests, event.subscription_id, answer=(event.packet_id, too_many))
+
+    async def subscribe_unasked(self) -> None:
+        """Add what every client is subscribed to (`auto_subscriptions`)."""
+        rules = self._adapter.config.auto_subscriptions
+        if rules:
+            requests = [
+                SubscriptionRequest(
+                    self._rewriting.filled(one.topic),
+                    one.qos,
+                    one.no_local,
+                    one.retain_as_published,
+                    one.retain_handling,
+                )
+                for one in rules
+            ]
+            await self._add(requests, 0)
+
+    async def _add(
+        self,
+        requests: list[SubscriptionRequest],
+        subscription_id: int,
+        answer: tuple[int, list[int]] | None = None,
+    ) -> None:
+        """Make filters effective; SUBACK has the packet id and, besides theirs, the codes of `answer`."""
         known = frozenset(self._subscriptions.granted)
-        codes = [await self._grant(request, event.subscription_id) for request in requests]
-        codes += [ReasonCode.QUOTA_EXCEEDED] * (len(event.requests) - len(requests))
+        codes = [await self._grant(request, subscription_id) for request in requests]
         if not self._adapter.closed:
             self._changed()
             await self._consume()
-            self._adapter.outbox.write(self._adapter.wire.suback(event.packet_id, codes))
-            filters = list(wanted(requests, codes, known))
+            if answer is not None:
+                packet_id, others = answer
+                self._adapter.outbox.write(self._adapter.wire.suback(packet_id, codes + others))
+            filters = [exclusive.inner(one) for one in wanted(requests, codes, known)]
             granted = self._subscriptions.granted
             asked = [(one, granted[one]) for one in filters if one in granted]
             await self._adapter.retaining.give_out(self._queue, asked)
@@ -98,15 +133,26 @@ class Subscribing:
         options = SubscriptionOptions(request.qos, request.no_local, request.retain_as_published, subscription_id)
         if topic_filter.startswith(PREFIX):
             return await self.shares.join(topic_filter, options)
-        return await self._bind(topic_filter, options)
+        try:
+            if topic_filter.startswith(exclusive.PREFIX):
+                return await self._bind_alone(topic_filter, options)
+            return await self._bind(topic_filter, options)
+        except BrokerError as error:
+            log.warning("MQTT %s: no subscription to %r: %s", self._adapter.peer, topic_filter, error)
+            return reason_of(error, SUBACK_REASONS)
+
+    async def _bind_alone(self, topic_filter: str, options: SubscriptionOptions) -> int:
+        inner = exclusive.inner(topic_filter)
+        if not inner or inner.startswith("$"):
+            return ReasonCode.TOPIC_FILTER_INVALID
+        self._queue = self._queue or await self._declare_queue()
+        if not await exclusive.claim(self._adapter, topic_filter, self._queue):
+            return ReasonCode.QUOTA_EXCEEDED
+        return await self._bind(inner, options)
 
     async def _bind(self, topic_filter: str, options: SubscriptionOptions) -> int:
         if topic_filter not in self._subscriptions.granted or self._lasting is not None:
-            try:
-                await self._make_binding(topic_filter, options)
-            except BrokerError as error:
-                log.warning("MQTT %s: no subscription to %r: %s", self._adapter.peer, topic_filter, error)
-                return reason_of(error, SUBACK_REASONS)
+            await self._make_binding(topic_filter, options)
         self._subscriptions.grant(topic_filter, options)
         return options.qos
 
@@ -151,7 +197,7 @@ class Subscribing:
             durable=False,
             exclusive=True,
             auto_delete=True,
-            arguments={},
+            arguments=limits_of(self._adapter.config),
             owner=self._adapter,
             vhost=self._adapter.config.virtual_host,
         )
@@ -160,7 +206,10 @@ class Subscribing:
     async def unsubscribe(self, event: Unsubscribe) -> None:
         """Unbind; filters that are not there are answered all the same (MQTT-3.10.4-5)."""
         reasons = [ReasonCode.NO_SUBSCRIPTION_EXISTED] * len(event.filters)
-        for index, topic_filter in enumerate(event.filters):
+        for index, topic_filter in enumerate(map(self._rewriting.filter, event.filters)):
+            if self._queue:
+                await exclusive.release(self._adapter, topic_filter, self._queue)
+            topic_filter = exclusive.inner(topic_filter)
             if topic_filter.startswith(PREFIX):
                 reasons[index] = await self.shares.leave(topic_filter)
             elif topic_filter in self._subscriptions.granted:

@@ -34,11 +34,14 @@ from routing.topology.topic_trie import parse_pattern
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
     from routing.broker import Broker
+    from routing.queues.queue import Queue
 
 ROOT = "$SYS/"
 _EXCHANGE = "amq.topic"
 _LIVE = Properties("mqtt", b"", persistent=False)
 _RETAINED = Properties("mqtt", bytes((RETAIN | GIVEN,)), persistent=False)
+_OF_CLIENTS = ("mqtt.", "$share/")
+"""How the names of queues begin that are clients' and groups'."""
 _MINUTES = (1, 5, 15)
 _LEAST_CHANGE = 0.01
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -95,6 +98,9 @@ class System:
         self._interval_s = interval_s
         self._vhost = vhost
         self._started = self._before = time.monotonic()
+        self._gave_way = 0
+        """Messages that the queues of clients and groups had no room for any more."""
+        broker.host.drops_seen.append(self._dropped)
         self._values: dict[str, str] = {}
         self._names = NameTrie()
         self._clients_max = 0
@@ -147,6 +153,10 @@ class System:
 
     # --- values --------------------------------------------------------------------------
 
+    def _dropped(self, queue: Queue, count: int) -> None:
+        if queue.vhost == self._vhost and queue.name.startswith(_OF_CLIENTS):
+            self._gave_way += count
+
     def _update(self) -> dict[str, str]:
         """Work all values out; those that have changed, by routing key."""
         now = time.monotonic()
@@ -187,7 +197,7 @@ class System:
             "shared_subscriptions/count": 0,
             "retained messages/count": retained.count,
             "publish/messages/received": traffic.publishes_received, "publish/messages/sent": traffic.publishes_sent,
-            "publish/messages/dropped": retained.refused,
+            "publish/messages/dropped": retained.refused + self._gave_way,
             "publish/bytes/received": traffic.publish_bytes_received, "publish/bytes/sent": traffic.publish_bytes_sent,
             "bytes/received": traffic.bytes_received, "bytes/sent": self._bytes_sent(),
             "heap/current": heap_bytes,
@@ -205,7 +215,7 @@ class System:
         counts = {
             "messages/received": traffic.messages_received,
             "messages/sent": traffic.answers + traffic.publishes_sent,
-            "publish/dropped": self._broker.retained.refused,
+            "publish/dropped": self._broker.retained.refused + self._gave_way,
             "publish/received": traffic.publishes_received,
             "publish/sent": traffic.publishes_sent,
             "bytes/received": traffic.bytes_received,

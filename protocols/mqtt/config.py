@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from protocols.mqtt.topics import AutoSubscription, TopicRewrite
+
 
 class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits and rights of MQTT connections; the units are in the names."""
@@ -35,6 +37,13 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     offline_qos_0: bool = False
     """Whether sessions that last keep messages at QoS 0 for clients that are not connected."""
 
+    queued_messages_max: Annotated[int, Meta(ge=0)] = 0
+    """Most messages that wait for one client, connected or not; the oldest give way, are counted, and go to a dead
+    letter exchange if a policy names one. 0: as many as the disk takes."""
+
+    queued_bytes_max: Annotated[int, Meta(ge=0)] = 0
+    """The same in bytes of payload; 0: no limit."""
+
     share_strategy: Literal["round-robin", "least-inflight", "sticky", "hash-topic", "hash-client"] = "round-robin"
     """Which member of a group of shared subscriptions gets a message; policies may say otherwise for single groups."""
 
@@ -49,6 +58,12 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     client_id_bytes_max: Annotated[int, Meta(ge=23, le=200)] = 200
     """Longest client identifier; a longer one is refused with CONNACK 0x02. (It is part of a queue name.)"""
+
+    topic_rewrites: tuple[TopicRewrite, ...] = ()
+    """What becomes of topics and filters that clients name: the first rule that matches."""
+
+    auto_subscriptions: tuple[AutoSubscription, ...] = ()
+    """What every client is subscribed to when it connects."""
 
     topic_alias_max: Annotated[int, Meta(ge=0, le=65_535)] = 256
     """Highest topic alias that a client of MQTT 5 may use; 0: none."""

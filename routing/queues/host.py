@@ -46,6 +46,9 @@ class QueueHost(Protocol):
         "maxlen" or "delivery_limit".
         """
 
+    def gave_way(self, queue: Queue, count: int) -> None:
+        """So many messages had to leave a queue because of its length, with a dead letter exchange or without."""
+
     def unused(self, queue: Queue) -> None:
         """Nobody has used the queue for as long as it lives without: delete it."""
 

@@ -37,6 +37,8 @@ def enforce(queue: Queue) -> None:
         while sizes.waiting_bytes > settings.max_length_bytes and _drop_oldest(queue, 1, dropped):
             pass
     if dropped:
+        queue.gave_way += len(dropped)
+        queue.host.gave_way(queue, len(dropped))
         queue.outstanding += len(dropped)
         queue.bury(dropped, "maxlen")
 

@@ -54,9 +54,9 @@ class Queue:
 
     __slots__ = (
         "__weakref__", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
-        "formerly", "fresh", "groups", "held", "history", "host", "id", "levels", "line", "name", "outstanding",
-        "owner", "partition", "redelivered_before", "returns", "rules", "seen", "settings", "start", "store", "turns",
-        "vhost",
+        "formerly", "fresh", "gave_way", "groups", "held", "history", "host", "id", "levels", "line", "name",
+        "outstanding", "owner", "partition", "redelivered_before", "returns", "rules", "seen", "settings", "start",
+        "store", "turns", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -108,8 +108,8 @@ class Queue:
         self.groups: Groups | None = None
         self.history: Queue | None = None
         """What it has done with, if that is retained."""
-        self.duplicates = 0
-        """Publishes that were not taken because they had been before."""
+        self.duplicates = 0  # publishes that were not taken because they had been before
+        self.gave_way = 0  # messages that had to leave because of its length
         self.apply_settings(self.settings)
 
     @property

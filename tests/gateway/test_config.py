@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Config, ConfigError, default_data_dir, load_config, parse_address, settings_of
+from protocols.mqtt.topics import AutoSubscription
 
 
 def load(tmp_path: Path, toml: str = "", environment: dict[str, str] | None = None, **flags: Any) -> Config:
@@ -46,6 +47,13 @@ def test_the_settings_of_every_part_can_be_given(tmp_path: Path) -> None:
     config = load(tmp_path, toml, {"MILLRACE_ENGINE_FSYNC": "never"})
     assert (config.engine.stripes, config.engine.fsync, config.amqp.heartbeat_s) == (2, "never", 7)
     assert (config.mqtt.anonymous, config.native.node_id) == ("never", 9)
+
+
+def test_lists_of_settings_are_json_in_the_environment(tmp_path: Path) -> None:
+    toml = '[[mqtt.auto_subscriptions]]\ntopic = "in/%c"\nqos = 1\n'
+    told = {"MILLRACE_MQTT_AUTO_SUBSCRIPTIONS": '[{"topic": "in/%c", "qos": 1}]'}
+    assert load(tmp_path, toml).mqtt.auto_subscriptions == (AutoSubscription("in/%c", 1),)
+    assert load(tmp_path, "", told).mqtt == load(tmp_path, toml).mqtt
 
 
 def test_users_are_one_setting(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from benchmarks.peers import mosquitto
 from protocols.mqtt.config import MqttConfig
 from tests.protocols.mqtt.conftest import Client, World
-from tests.protocols.mqtt.wire import packets, publish, subscribe, unsubscribe
+from tests.protocols.mqtt.wire import connect, packets, publish, subscribe, unsubscribe
 
 CONFIG = MqttConfig(sys_interval_s=1)
 
@@ -65,6 +65,33 @@ async def test_only_filters_that_begin_with_it_match(world: World, clock: MockCl
     clock.jump(1.1)
     await wait_all_tasks_blocked(0.001)
     assert world.broker.topology.queues["q"].message_count == 0
+
+
+async def test_what_a_session_has_no_room_for_is_counted_logged_and_kept_elsewhere_if_asked(
+    world: World, clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = MqttConfig(sys_interval_s=1, queued_messages_max=3)
+    watcher = await world.client("watcher", config=config)
+    await watcher.send(subscribe(1, ("$SYS/broker/publish/messages/dropped", 0)))
+    assert told(watcher) == {"$SYS/broker/publish/messages/dropped": ("0", 1)}
+    await world.broker.declare_exchange("dead", "fanout", durable=True)
+    await world.broker.declare_queue("dead", durable=True)
+    await world.broker.bind("queue", "dead", "dead", "")
+    await world.broker.set_policy("away", r"^mqtt\.", {"dead-letter-exchange": "dead"}, apply_to="queues")
+    device = await world.client("device", config=config, clean=False)
+    await device.subscribe(("a", 1))
+    device.lose()
+    sender = await world.client("sender", config=config)
+    await sender.send(*(publish("a", b"%d" % number, qos=1, packet_id=number) for number in range(1, 8)))
+    clock.jump(1.1)
+    await wait_all_tasks_blocked(0.001)
+    assert told(watcher) == {"$SYS/broker/publish/messages/dropped": ("4", 0)}
+    assert "queue 'mqtt.device' in vhost '/' is full: 4 of its messages have given way (drop-head)" in caplog.text
+    assert world.broker.topology.queues["dead"].message_count == 4
+    again = world.open(config=MqttConfig())
+    await again.send(connect("device", clean=False))
+    assert [body[-1:] for first, body in packets(again.take()) if first & 0xF0 == 0x30] == [b"5", b"6", b"7"]
+    assert "x-max-length" not in world.broker.topology.queues["mqtt.device"].arguments, "as it is configured now"
 
 
 async def test_0_is_off(world: World) -> None:

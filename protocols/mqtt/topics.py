@@ -1,0 +1,96 @@
+"""What the broker makes of topics that its operator wants otherwise, `topic_rewrites`, and what clients are subscribed
+to without asking, `auto_subscriptions`.
+
+Rules are tried in order; the first whose expression matches the whole topic says what it becomes: `$1` to `$9` are the
+groups of the expression, `%c` and `%u` the identifier and the user name of the client. A filter is rewritten as it
+stands, wildcards and all. What would become no topic, or none within the limits, stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from protocols.mqtt.packets import check_topic_filter, check_topic_name
+from protocols.mqtt.reasons import MqttProtocolError
+
+_VARIABLE = re.compile(r"\$([1-9])|%([cu])")
+
+
+class TopicRewrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rule; see the module."""
+
+    match: str
+    """A regular expression for the whole topic."""
+    to: str
+    action: Literal["publish", "subscribe", "all"] = "all"
+
+    def __post_init__(self) -> None:
+        try:
+            groups = re.compile(self.match).groups
+        except re.error as error:
+            raise ValueError(f"topic_rewrites: '{self.match}' is no regular expression: {error}") from None
+        asked = max((int(number) for number, _ in _VARIABLE.findall(self.to) if number), default=0)
+        if asked > groups:
+            raise ValueError(f"topic_rewrites: '{self.to}' asks for ${asked}, and '{self.match}' has {groups} groups")
+
+
+class AutoSubscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every client is subscribed to when it connects, on terms as of SUBSCRIBE; `%c` and `%u` as in rewrites."""
+
+    topic: str
+    qos: Annotated[int, Meta(ge=0, le=2)] = 0
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: Annotated[int, Meta(ge=0, le=2)] = 0
+
+
+class Rewriting:
+    """The rules as they are for one client. `name` and `filter` give what is published to and subscribed to instead."""
+
+    def __init__(
+        self,
+        rules: Sequence[TopicRewrite],
+        client_id: str,
+        user_name: str,
+        over_limit: Callable[[str], str | None],
+    ) -> None:
+        self._client = {"c": client_id, "u": user_name}
+        self._over_limit = over_limit
+        self._of_names = [(re.compile(rule.match), rule.to) for rule in rules if rule.action != "subscribe"]
+        self._of_filters = [(re.compile(rule.match), rule.to) for rule in rules if rule.action != "publish"]
+
+    def name(self, topic: str) -> str:
+        """The topic to publish to."""
+        return self._rewritten(topic, self._of_names, check_topic_name)
+
+    def filter(self, topic_filter: str) -> str:
+        """The filter to subscribe to."""
+        return self._rewritten(topic_filter, self._of_filters, check_topic_filter)
+
+    def _rewritten(self, topic: str, rules: list[tuple[re.Pattern[str], str]], check: Callable[[str], None]) -> str:
+        for expression, to in rules:
+            found = expression.fullmatch(topic)
+            if found is not None:
+                made = self.filled(to, found)
+                try:
+                    check(made)
+                except MqttProtocolError:
+                    return topic
+                return topic if self._over_limit(made) else made
+        return topic
+
+    def filled(self, text: str, found: re.Match[str] | None = None) -> str:
+        """A text with what its variables stand for."""
+
+        def value(one: re.Match[str]) -> str:
+            number, letter = one.groups()
+            if letter:
+                return self._client[letter]
+            return (found[int(number)] or "") if found is not None else one[0]
+
+        return _VARIABLE.sub(value, text)
