@@ -26,10 +26,12 @@ from delay.timer_service import Timer, TimerService
 from routing import directories
 from routing.alarms import Alarms
 from routing.clients import Client
+from routing.cluster.clients_elsewhere import ClientsElsewhere
 from routing.cluster.cluster import Cluster
 from routing.cluster.engine import Engine
 from routing.cluster.health import Health, names_by_id
 from routing.cluster.homes import Homes
+from routing.cluster.keeping import Keeping, SharedWills
 from routing.cluster.replicas import Replicas
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
@@ -160,15 +162,35 @@ class Broker:
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=cluster is None)
         if self.engine is not None:
             self.engine.keep_transactions(self)
-        kept = self.storage.open_retained()
-        self.retained = Retained(kept, config, self.clock.now_ms)
-        self.wills = Wills(self, kept, self.retained, config.will_grace_ms)
+        self.keeping: Keeping | None = None
+        """What brokers of a cluster keep together of retained messages and wills."""
+        self._keep_retained()
         self.groups = Coordinator(self, self._timer, wall_clock_ms)
         topics = TopicControl(self)
         self.coordinator = TransactionCoordinator(self)  # of transactional producers
         self.delayed, self.poison, self.later = DelayedRecords(self), PoisonRecords(self), Later(self)
         self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
+
+    def _keep_retained(self) -> None:
+        self.wills: Wills | SharedWills
+        if self.engine is not None:
+            self.keeping = self.engine.keep_retained(self)
+            self._retained, self.wills = self.keeping.none, self.keeping.wills
+        else:
+            kept = self.storage.open_retained()
+            self._retained = Retained(kept, self.config, self.clock.now_ms)
+            self.wills = Wills(self, kept, self._retained, self.config.will_grace_ms)
+
+    @property
+    def retained(self) -> Retained:
+        """What is retained here; of a cluster, what this broker knows of it."""
+        return self._retained if self.keeping is None else self.keeping.retained
+
+    @property
+    def elsewhere(self) -> ClientsElsewhere | None:
+        """Clients that other brokers may have; a single broker has no others."""
+        return None if self.engine is None else self.engine.elsewhere
 
     def _hand_on(self, control: Control, topics: TopicControl, policies: PolicyControl) -> None:
         """The control plane's calls are the broker's own."""

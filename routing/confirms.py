@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from routing.cluster.streams import Stream, Watch
 from routing.commits import Done
@@ -77,6 +77,23 @@ class Confirms:
             count = len(slab.bodies)
             watches = [log.watch(end, count) for log, end in logs if isinstance(log, Stream)]
             self._end_part(self.published - behind, watches)
+
+    def also(self, count: int, log: Stream, end: int, *, asks: bool) -> None:
+        """The last `count` publishes are safe when this has got so far, too; `asks` as in `require`."""
+        watches = [log.watch(end, count)] if asks else []
+        target = {cast("PartitionLog", log): end}
+        if self._parts and self._parts[-1][0] == self.published:
+            last, requirements, _, error, others = self._parts[-1]
+            self._parts[-1] = last, requirements | target, True, error, [*others, *watches]
+            return
+        if asks:
+            requirements, self._requirements = self._requirements, {}
+            self._end_part(self.published - count)
+            self._requirements = requirements
+        self._requirements.update(target)
+        self._needs_sync = True
+        if asks:
+            self._end_part(self.published, watches)
 
     def refuse(self, count: int, error: BrokerError) -> None:
         """The last `count` publishes were not even taken."""

@@ -80,7 +80,11 @@ class Control:
             await self._topics.delete_topic(stream.topic.name)
         async with self._broker.rights.without(name) as entries:
             await topology.change(lambda: topology.plan_vhost_removal(name, also=entries))
-        self._broker.retained.forget(name)
+        keeping = self._broker.keeping
+        if keeping is None:
+            self._broker.retained.forget(name)
+        else:
+            await keeping.operate("forget", name)
 
     def connect(self, owner: object, client: Client, *, client_id: str | None = None) -> Grants:
         """A client connection is about to work in its virtual host; what it may do there. `Broker.release` is the

@@ -43,6 +43,10 @@ _EXPIRED_AT_ONCE = 1000
 _STALE_MIN = 1024
 
 
+Row = tuple[str, bytes, bytes, int | None]
+"""A message that is kept: its key, its properties as a tag, its body, and what is left of its time in ms."""
+
+
 class Value(NamedTuple):
     """What is kept of a key."""
 
@@ -200,28 +204,14 @@ class Retained:
 
     def slabs(self, vhost: str, names: Sequence[str], exchange: str) -> Iterator[Slab]:
         """The messages of these keys, as messages of an exchange: pieces of at most 1 MiB, or one message."""
-        properties: dict[bytes, Properties] = {}
-        pieces: dict[tuple[str, bool], _Piece] = {}
+        return slabs_of(self.rows(vhost, names), exchange)
+
+    def rows(self, vhost: str, names: Iterable[str]) -> Iterator[Row]:
+        """What is kept of these keys now."""
         for name in names:
             found = self.get(vhost, name)
-            if found is None:
-                continue
-            shared = properties.get(found.tag)
-            if shared is None:
-                if len(properties) >= _PIECE_MESSAGES:
-                    properties.clear()
-                shared = properties[found.tag] = Properties.from_log_tag(found.tag)
-            kind = (shared.protocol, shared.persistent)
-            piece = pieces.get(kind)
-            if piece is None:
-                piece = pieces[kind] = _Piece(exchange)
-            left_ms = found.ends_at_ms - self._now_ms() if found.ends_at_ms else None
-            piece.add(name, shared, found.body, left_ms)
-            if piece.is_full:
-                del pieces[kind]
-                yield piece.slab()
-        for piece in pieces.values():
-            yield piece.slab()
+            if found is not None:
+                yield name, found.tag, found.body, found.ends_at_ms - self._now_ms() if found.ends_at_ms else None
 
     # --- upkeep ------------------------------------------------------------------------
 
@@ -264,6 +254,28 @@ class Retained:
         if names is not None:
             self.clear(vhost, names.all())
             self._names.pop(vhost, None)
+
+
+def slabs_of(rows: Iterable[Row], exchange: str) -> Iterator[Slab]:
+    """See `Retained.slabs`."""
+    properties: dict[bytes, Properties] = {}
+    pieces: dict[tuple[str, bool], _Piece] = {}
+    for name, tag, body, left_ms in rows:
+        shared = properties.get(tag)
+        if shared is None:
+            if len(properties) >= _PIECE_MESSAGES:
+                properties.clear()
+            shared = properties[tag] = Properties.from_log_tag(tag)
+        kind = (shared.protocol, shared.persistent)
+        piece = pieces.get(kind)
+        if piece is None:
+            piece = pieces[kind] = _Piece(exchange)
+        piece.add(name, shared, body, left_ms)
+        if piece.is_full:
+            del pieces[kind]
+            yield piece.slab()
+    for piece in pieces.values():
+        yield piece.slab()
 
 
 async def give_out(session: Session, queue_name: str, slabs: Iterable[Slab]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from core_log.metadata.store import MetadataStore
 from core_log.partition_log import LogConfig, PartitionLog
 from routing.cluster.cluster import Cluster
 from routing.cluster.led_stores import LedStores
-from routing.cluster.log_names import TRANSACTIONS, log_of_kind, offsets_log
+from routing.cluster.log_names import RETAINED, TRANSACTIONS, log_of_kind, offsets_log
 from routing.cluster.offsets import ReplicatedOffsets
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
@@ -39,6 +39,9 @@ from routing.topology.catalog import Catalog
 from routing.topology.mirror import CatalogMirror
 from routing.topology.topology import Topology
 from routing.transactions import Transactions
+
+if TYPE_CHECKING:
+    from routing.cluster.keeping import LedKeeping
 
 STORE_BATCH_BYTES_MAX = LogConfig().message_bytes_max
 """The largest batch of a keyed store."""
@@ -181,6 +184,22 @@ class Storage:
                 log_of_kind(TRANSACTIONS, number), f"transactions/shared-{number}", settings
             ),
             read=lambda store: store,
+            spawn=self._spawn,
+        )
+
+    def open_shared_retained(self, cluster: Cluster, read: Callable[[KeyedStore], LedKeeping]) -> LedStores[LedKeeping]:
+        """What a cluster shares of retained messages and wills. Raises OSError."""
+        settings = msgspec.structs.replace(
+            _STORE,
+            tail_cache_bytes=_REPLICA_CACHE_BYTES,
+            message_bytes_max=self._config.message_bytes_max + _BATCH_ROOM_BYTES,
+        )
+        return LedStores(
+            RETAINED,
+            cluster.members.meta.retained,
+            cluster,
+            open_log=lambda number: cluster.open_log(log_of_kind(RETAINED, number), f"retained/{number}", settings),
+            read=read,
             spawn=self._spawn,
         )
 

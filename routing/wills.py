@@ -17,8 +17,9 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KEPT, _DECIDED = b"w\0", b"d\0"
+_KEPT, DECIDED = b"w\0", b"d\0"
+NUMBERS = 1 << 16
 _RETRY_S = 1.0
 _FINISH_S = 5.0
 _READ_BYTES = 1 << 20
@@ -66,6 +68,8 @@ class Will(NamedTuple):
     """From when the owner is gone."""
     due_at_ms: int = 0
     """When it is published, if the owner is gone."""
+    holder: Sequence[int] = ()
+    """In a cluster the broker and process that the owner is connected to, and the connection's number there."""
 
     def slab(self, tag: bytes) -> Slab:
         """The message, with one of the tags."""
@@ -75,7 +79,7 @@ class Will(NamedTuple):
         return Slab(self.exchange, self.routing_key, properties, [self.body])
 
 
-class _Decision(NamedTuple):
+class Decision(NamedTuple):
     """A will that is to be published: the number of its note, and where the homes' logs ended before."""
 
     number: int
@@ -83,10 +87,17 @@ class _Decision(NamedTuple):
     name: str
     will: Will
     ends: dict[int, int]
+    publisher: int = 0
+    """In a cluster, who publishes it under its number (`Slab.once`), so that homes take it once."""
+
+    @property
+    def once(self) -> int:
+        """Its number as a publish."""
+        return self.number % NUMBERS
 
     @property
     def key(self) -> bytes:
-        return _DECIDED + self.number.to_bytes(8, "big")
+        return DECIDED + self.number.to_bytes(8, "big")
 
 
 class Wills:
@@ -105,30 +116,34 @@ class Wills:
         """Decided, and not yet done with."""
         self._idle = trio.Event()
         self._next = 1
-        self._recovered: list[_Decision] = []
+        self._recovered: list[Decision] = []
         for key, value in store.items():
-            if key.startswith(_DECIDED):
-                vhost, name, will, ends = _unpack(value)
-                number = int.from_bytes(key[len(_DECIDED) :], "big")
-                self._recovered.append(_Decision(number, vhost, name, Will(*will), ends))
+            if key.startswith(DECIDED):
+                vhost, name, will, ends, *publisher = unpack(value)
+                number = int.from_bytes(key[len(DECIDED) :], "big")
+                self._recovered.append(Decision(number, vhost, name, Will(*will), ends, *publisher))
                 self._next = max(self._next, number + 1)
             elif key.startswith(_KEPT):
-                found = Will(*_unpack(value))
-                due_ms = broker.clock.now_ms() + grace_ms
-                if found.due_at_ms:
-                    due_ms = max(due_ms, found.due_at_ms)
-                else:
-                    due_ms = max(due_ms, broker.clock.now_ms() + found.delay_ms)
-                    self._of_before.add(key)
-                self._wait(key, due_ms)
+                self._found(key, Will(*unpack(value)), grace_ms)
         if self._recovered:
             broker.spawn(self._recover)
+
+    def _found(self, key: bytes, will: Will, grace_ms: int) -> None:
+        """Rule 3."""
+        now_ms = self._broker.clock.now_ms()
+        due_ms = now_ms + grace_ms
+        if will.due_at_ms:
+            due_ms = max(due_ms, will.due_at_ms)
+        else:
+            due_ms = max(due_ms, now_ms + will.delay_ms)
+            self._of_before.add(key)
+        self._wait(key, due_ms)
 
     # --- owners ------------------------------------------------------------------------
 
     def returned(self, vhost: str, name: str, *, afresh: bool) -> None:
         """An owner is there again: what waits is void. If he begins `afresh` he is not who went: it is published."""
-        key = _key(vhost, name)
+        key = key_of(vhost, name)
         timer = self._waiting.pop(key, None)
         if timer is None:
             return
@@ -142,16 +157,16 @@ class Wills:
     async def keep(self, vhost: str, name: str, will: Will) -> None:
         """Have a will from now on; durable when it returns. Raises StorageUnavailable; it may be kept all the same."""
         with storage_errors():
-            end = self._store.put(_key(vhost, name), _pack(will))
+            end = self._store.put(key_of(vhost, name), pack_will(will))
             await self._store.log.wait_committed(end)
 
     def erase(self, vhost: str, name: str) -> None:
         """The owner leaves in good order."""
-        self._put(_key(vhost, name), None)
+        self._put(key_of(vhost, name), None)
 
     def send(self, vhost: str, name: str, delay_ms: int) -> None:
         """The owner is gone: his will is published after a delay; 0 is at once."""
-        key = _key(vhost, name)
+        key = key_of(vhost, name)
         value = self._store.get(key)
         if value is None:
             return
@@ -159,7 +174,7 @@ class Wills:
             self._decide(key)
             return
         due_ms = self._broker.clock.now_ms() + delay_ms
-        self._put(key, _pack(Will(*_unpack(value))._replace(due_at_ms=due_ms)))
+        self._put(key, pack_will(Will(*unpack(value))._replace(due_at_ms=due_ms)))
         self._wait(key, due_ms)
 
     # --- publishing --------------------------------------------------------------------
@@ -191,27 +206,35 @@ class Wills:
         value = self._store.get(key)
         if value is None:
             return
-        (vhost, name), will = _parts(key), Will(*_unpack(value))
+        will = Will(*unpack(value))
+        try:
+            self._decide_now(key, will)
+        except (LogUnavailable, BatchTooLarge) as error:
+            logger.warning("the will for %s waits: %s", will.routing_key, error)
+            self._later(lambda: self._decide(key) if self._store.get(key) is value else None)
+
+    def _decision(self, vhost: str, name: str, will: Will) -> Decision:
         ends = {home.index: home.log.log_end_offset for home in self._broker.topology.led}
-        decision = _Decision(self._next, vhost, name, will, ends)
+        return Decision(self._next, vhost, name, will, ends)
+
+    def _decide_now(self, key: bytes, will: Will, also: Sequence[tuple[bytes, bytes | None]] = ()) -> None:
+        """The same, with other records of the store. Raises LogUnavailable, BatchTooLarge."""
+        vhost, name = _parts(key)
+        decision = self._decision(vhost, name, will)
         retained: dict[bytes, bytes | None] = {}
         if will.retained_tag is not None:
             try:
                 retained = self._retained.plan(vhost, will.slab(will.retained_tag))
             except LimitExceeded as error:
                 logger.warning("the will for %s is not retained: %s", will.routing_key, error)
-        note = msgpack.packb([vhost, name, list(will), ends], unicode_errors=NAME_ENCODING_ERRORS)
-        try:
-            self._retained.put(retained, [(decision.key, note), (key, None)])
-        except (LogUnavailable, BatchTooLarge) as error:
-            logger.warning("the will for %s waits: %s", will.routing_key, error)
-            self._later(lambda: self._decide(key) if self._store.get(key) is value else None)
-            return
+        fields = [vhost, name, list(will), decision.ends, *((decision.publisher,) if decision.publisher else ())]
+        note = msgpack.packb(fields, unicode_errors=NAME_ENCODING_ERRORS)
+        self._retained.put(retained, [(decision.key, note), (key, None), *also])
         self._next += 1
         self._open += 1
         self._when_durable(decision, self._store.log.log_end_offset)
 
-    def _when_durable(self, decision: _Decision, end: int) -> None:
+    def _when_durable(self, decision: Decision, end: int) -> None:
         def done(error: StorageUnavailable | None) -> None:
             if error is None:
                 self._publish(decision)
@@ -220,7 +243,7 @@ class Wills:
 
         self._broker.commits.when_committed([(self._store.log, end)], done)
 
-    def _publish(self, decision: _Decision, avoided: Iterable[Home] = ()) -> None:
+    def _publish(self, decision: Decision, avoided: Iterable[Home] = ()) -> None:
         will, broker = decision.will, self._broker
         try:
             grants = broker.rights.grants(will.user, decision.vhost, client_id=decision.name)
@@ -235,7 +258,7 @@ class Wills:
             logger.warning("the will for %s was not published: %s", will.routing_key, error)
             self._over([decision], published=True)
 
-    def _over(self, decisions: list[_Decision], *, published: bool) -> None:
+    def _over(self, decisions: list[Decision], *, published: bool) -> None:
         """These are safe, or are to be published once more."""
         if not published:
             for decision in decisions:
@@ -282,7 +305,7 @@ class _Publisher:
         self._session: Session = broker.session(self, protocol="millrace", owner=self, vhost=vhost)
         self._over = over
         self._first = 1
-        self._unsafe: deque[_Decision] = deque()
+        self._unsafe: deque[Decision] = deque()
         """From the sequence number `_first` on."""
 
     @property
@@ -291,9 +314,11 @@ class _Publisher:
         vhost = self._session.vhost
         return self._session.broker.topology.vhosts.get(vhost.name) is vhost
 
-    def publish(self, decision: _Decision, avoided: frozenset[Home]) -> None:
+    def publish(self, decision: Decision, avoided: frozenset[Home]) -> None:
         """Raises BrokerError."""
         session, slab = self._session, decision.will.slab(decision.will.tag)
+        if decision.publisher:
+            slab.once = decision.publisher, array("H", [decision.once])
         if not avoided:
             session.publish(slab, confirm=True)
             self._unsafe.append(decision)
@@ -351,7 +376,8 @@ def _is_there(home: Home, offset: int, slab: Slab) -> bool:
     return False
 
 
-def _key(vhost: str, name: str) -> bytes:
+def key_of(vhost: str, name: str) -> bytes:
+    """Of the store."""
     return _KEPT + f"{vhost}\0{name}".encode("utf-8", NAME_ENCODING_ERRORS)
 
 
@@ -360,12 +386,14 @@ def _parts(key: bytes) -> tuple[str, str]:
     return vhost, name
 
 
-def _pack(will: Will) -> bytes:
+def pack_will(will: Will) -> bytes:
+    """As it is written."""
     packed: bytes = msgpack.packb(list(will), unicode_errors=NAME_ENCODING_ERRORS)
     return packed
 
 
-def _unpack(value: bytes) -> Any:
+def unpack(value: bytes) -> Any:
+    """What was packed."""
     return msgpack.unpackb(
         value, unicode_errors=NAME_ENCODING_ERRORS, strict_map_key=False,
         max_str_len=len(value), max_bin_len=len(value),

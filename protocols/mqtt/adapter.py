@@ -212,14 +212,17 @@ class MqttAdapter:
                 self.outbox.write(self.wire.connack(ReasonCode.TOPIC_NAME_INVALID))
             self.end(f"will {excess}")
             return
-        clients = sessions_of(self.broker).clients
-        previous = clients.get(connect.client_id)
+        sessions = sessions_of(self.broker)
+        previous = sessions.clients.get(connect.client_id)
         if previous is not None:
-            previous.end("the client connected again", logging.DEBUG, code=ReasonCode.SESSION_TAKEN_OVER)
-            previous._leave()
-        clients[connect.client_id] = self
+            previous.taken_over()
+        sessions.clients[connect.client_id] = self
         self.connect = connect
         try:
+            if not assigned and self.broker.elsewhere is not None and not await sessions.take_over(self):
+                self.end("the client connected elsewhere", logging.DEBUG)
+                self._forget()
+                return
             lasting = await open_session(self, connect)
         except BrokerError as error:
             self.outbox.write(self.wire.connack(reason_of(error, CONNACK_REASONS)))
@@ -346,6 +349,16 @@ class MqttAdapter:
         log.log(level, "MQTT %s: closing the connection of client %r: %s", self.peer, self.connect.client_id, reason)
         self.outbox.write(b"")  # makes the shell look at `closed` when it was not our own read that ended it
 
+    def taken_over(self) -> None:
+        """The client has connected again, here or elsewhere (MQTT-3.1.4-3)."""
+        self.end("the client connected again", logging.DEBUG, code=ReasonCode.SESSION_TAKEN_OVER)
+        self._leave()
+
+    @property
+    def has_begun(self) -> bool:
+        """The client has been accepted."""
+        return self.session is not None
+
     def _leave(self) -> None:
         """Publish the will (MQTT-3.1.2-8) and give everything back, once."""
         session, self.session = self.session, None
@@ -361,6 +374,8 @@ class MqttAdapter:
         """The connection is nobody's any more."""
         self.broker.release(self)
         sessions = sessions_of(self.broker)
+        if self.broker.elsewhere is not None:
+            sessions.left(self.connect.client_id)
         if sessions.clients.get(self.connect.client_id) is self:
             del sessions.clients[self.connect.client_id]
             if not sessions.taken.get(self.connect.client_id, True):

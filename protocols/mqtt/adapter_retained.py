@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
@@ -98,6 +99,12 @@ class Retaining:
 
     def _publish_kept(self, slab: Slab, *, confirm: bool, mandatory: bool) -> None:
         retained, kept = self._retained, to_keep(slab, mark_of(self._adapter.connect.client_id))
+        keeping = self._adapter.broker.keeping
+        if keeping is not None:
+            keeping.require_writable()
+            self._session.publish(slab, confirm=confirm, mandatory=mandatory)
+            keeping.keep(self._session, kept, confirm=confirm, may_refuse=self._adapter.wire.has_properties)
+            return
         retained.require_writable()
         puts: Mapping[bytes, bytes | None] | None = None
         try:
@@ -116,24 +123,36 @@ class Retaining:
         """Put what is retained for new subscriptions into the client's queue (MQTT-3.3.1-6), each on the terms of the
         subscription that asks for it, whatever others the client has (MQTT-3.8.4-8).
         """
-        own_mark = mark_of(self._adapter.connect.client_id)
+        keeping = self._adapter.broker.keeping
         for topic_filter, options in asked:
-            names = self._retained.matching(self._vhost, topic_to_routing_key(topic_filter), "mqtt")
-            if names:
-                slabs: Iterable[Slab] = self._retained.slabs(self._vhost, names, EXCHANGE)
-                if options.qos < QOS_MAX:
-                    slabs = (with_raws(slab, (capped, options.qos), capped(options.qos)) for slab in slabs)
-                if options.no_local:
-                    slabs = filter(None, (without(slab, own_mark) for slab in slabs))
-                try:
-                    await give_out(self._session, queue_name, slabs)
-                except BrokerError as error:
-                    log.warning("MQTT %s: retained messages are lost on the way: %s", self._adapter.peer, error)
+            pattern = topic_to_routing_key(topic_filter)
+            try:
+                if keeping is not None:
+                    async with aclosing(keeping.pages(self._vhost, pattern, EXCHANGE)) as pages:
+                        async for page in pages:
+                            await self._give_out(queue_name, page, options)
+                    continue
+                names = self._retained.matching(self._vhost, pattern, "mqtt")
+                if names:
+                    await self._give_out(queue_name, self._retained.slabs(self._vhost, names, EXCHANGE), options)
+            except BrokerError as error:
+                log.warning("MQTT %s: retained messages are lost on the way: %s", self._adapter.peer, error)
+
+    async def _give_out(self, queue_name: str, slabs: Iterable[Slab], options: SubscriptionOptions) -> None:
+        if options.qos < QOS_MAX:
+            slabs = (with_raws(slab, (capped, options.qos), capped(options.qos)) for slab in slabs)
+        if options.no_local:
+            own_mark = mark_of(self._adapter.connect.client_id)
+            slabs = filter(None, (without(slab, own_mark) for slab in slabs))
+        await give_out(self._session, queue_name, slabs)
 
 
 def _keep(session: Session, slab: Slab, puts: Mapping[bytes, bytes | None] | None, *, confirm: bool) -> None:
     """Keep messages that were published: what was planned, or what there is room for."""
-    retained = session.broker.retained
+    retained, keeping = session.broker.retained, session.broker.keeping
+    if keeping is not None:
+        keeping.keep(session, slab, confirm=confirm, may_refuse=False)
+        return
     with storage_errors():
         if puts is not None:
             retained.put(puts)
@@ -150,7 +169,7 @@ def _keep(session: Session, slab: Slab, puts: Mapping[bytes, bytes | None] | Non
 def publish_due(session: Session, slab: Slab) -> None:
     """Publish messages that were delayed; those that are to be retained are. Raises BrokerError."""
     raws = [slab.properties.raw] * len(slab.bodies) if slab.raws is None else slab.raws
-    session.broker.retained.require_writable()
+    (session.broker.keeping or session.broker.retained).require_writable()
     session.publish(slab, confirm=True)
     for at, raw in enumerate(raws):
         if raw and raw[0] & RETAIN:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from protocols.convert import routing_key_to_topic
 from protocols.mqtt.adapter_publish import EXCHANGE
@@ -22,24 +22,67 @@ from routing.queues.queue import Queue
 from routing.queues.settings import EXPIRY_MS_MAX
 
 if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
     from protocols.mqtt.adapter import MqttAdapter
     from protocols.mqtt.config import MqttConfig
     from routing.broker import Broker
     from routing.topology.binding import Binding
 
+Position = list[tuple["PartitionLog", int]]
+
 EXPIRY_S_MAX = EXPIRY_MS_MAX // 1000
 """The longest expiry but for "never", some 49 days; who asks for more is told so."""
 _AT_ONCE_MS = 1
+_LEFT_MAX = 1000
 
 
 class Sessions:
     """The clients of one broker; see the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker: Broker) -> None:
         self.clients: dict[str, MqttAdapter] = {}
         """The connection of each client identifier (MQTT-3.1.4-2)."""
         self.taken: dict[str, set[int]] = {}
         """Packet ids of publishes at QoS 2 that were taken, of sessions that last."""
+        self._broker = ref(broker)
+        self._left: dict[str, Position] = {}
+        """How far other brokers have to get with what was said for clients that are gone."""
+        if broker.elsewhere is not None:
+            broker.elsewhere.give_ups["mqtt"] = self._give_up
+
+    # ---- of a cluster
+
+    async def take_over(self, adapter: MqttAdapter) -> bool:
+        """Have no other broker have a client that connects; False: another has it now."""
+        elsewhere = adapter.broker.elsewhere
+        vhost, client_id = adapter.config.virtual_host, adapter.connect.client_id
+        return elsewhere is None or await elsewhere.take_over("mqtt", vhost, client_id)
+
+    async def _give_up(self, vhost: str, client_id: str, beaten: bool) -> bool:
+        """A client connects to another broker. What is here of it ends, unless it has just begun and wins."""
+        there, broker = self.clients.get(client_id), self._broker()
+        if there is not None and there.config.virtual_host == vhost:
+            if not there.has_begun and not beaten:
+                return False
+            there.taken_over()
+        position = self._left.pop(client_id, None)
+        if position and broker is not None and broker.elsewhere is not None:
+            await broker.elsewhere.reached(position)
+        # What was taken is known where it lies; what is remembered here may be out of date when the client is back.
+        if client_id not in self.clients:
+            self.taken.pop(client_id, None)
+        return True
+
+    def left(self, client_id: str) -> None:
+        """A client is gone, and nothing more is said for it."""
+        broker = self._broker()
+        position = broker.elsewhere.position() if broker is not None and broker.elsewhere is not None else []
+        if len(self._left) >= _LEFT_MAX:
+            self._left = {
+                one: there for one, there in self._left.items() if any(log.committed_offset < end for log, end in there)
+            }
+        if position:
+            self._left[client_id] = position
 
 
 _sessions: WeakKeyDictionary[Broker, Sessions] = WeakKeyDictionary()
@@ -47,7 +90,10 @@ _sessions: WeakKeyDictionary[Broker, Sessions] = WeakKeyDictionary()
 
 def sessions_of(broker: Broker) -> Sessions:
     """Those of a broker."""
-    return _sessions.setdefault(broker, Sessions())
+    found = _sessions.get(broker)
+    if found is None:
+        found = _sessions[broker] = Sessions(broker)
+    return found
 
 
 def queue_name(client_id: str) -> str:

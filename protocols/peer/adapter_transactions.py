@@ -11,6 +11,7 @@ from protocols.peer import wire_engine as wire_codec
 from protocols.peer import wire_transactions as wire
 from protocols.peer.wire import ErrorCode, PeerError
 from protocols.sansio import Outbox
+from routing.cluster.asked import answer
 from routing.cluster.engine import Engine
 from routing.cluster.questions import Questions
 from routing.cluster.serving import ServedBroker
@@ -18,7 +19,6 @@ from routing.cluster.transaction_links import OutcomeUnknown, Settlement
 from routing.errors import BrokerError, StorageUnavailable
 from routing.groups.errors import GroupError
 from routing.log_transactions.errors import BY_NAME, LogTransactionError
-from routing.log_transactions.questions import answer
 
 _PATIENCE_S = 10.0
 _TEXT_MAX = 4096

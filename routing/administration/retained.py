@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from routing.commits import storage_errors
 
 if TYPE_CHECKING:
     from routing.broker import Broker
+    from routing.retained import Retained
 
 _CLEARED_AT_ONCE = 1000
 
@@ -23,11 +25,20 @@ async def list_retained(
     """The retained messages whose keys match a pattern with the wildcards + and #, in the order of the keys: size in
     bytes, whether they are persistent, and when they end in ms since 1970 (0: never).
     """
-    found = broker.retained.matching(broker.topology.vhost(vhost).name, pattern, "mqtt")
+    name = broker.topology.vhost(vhost).name
+    if broker.keeping is not None:
+        found: dict[str, Any] = await broker.keeping.operate("list", name, pattern, limit, start)
+        return found
+    return listed(broker.retained, name, pattern, limit, start)
+
+
+def listed(retained: Retained, vhost: str, pattern: str, limit: int, start: int) -> dict[str, Any]:
+    """The table of `list_retained`."""
+    found = retained.matching(vhost, pattern, "mqtt")
     first = max(start, 0)
     rows = []
     for name in nsmallest(first + max(min(limit, ROWS_MAX), 0), found)[first:]:
-        value = broker.retained.get(vhost, name)
+        value = retained.get(vhost, name)
         if value is not None:
             rows.append((name, len(value.body), value.properties.persistent, value.ends_at_ms))
     return table(("key", "bytes", "persistent", "ends_at_ms"), rows, 0)
@@ -36,10 +47,23 @@ async def list_retained(
 @operation("retained.clear")
 async def clear_retained(broker: Broker, user: str, pattern: str = "#", vhost: str = "/") -> int:
     """Keep nothing any more of keys that match a pattern; how many there were."""
-    names = broker.retained.matching(broker.topology.vhost(vhost).name, pattern, "mqtt")
-    for first in range(0, len(names), _CLEARED_AT_ONCE):
-        end = broker.retained.clear(vhost, names[first : first + _CLEARED_AT_ONCE])
+    name = broker.topology.vhost(vhost).name
+    if broker.keeping is not None:
+        return int(await broker.keeping.operate("clear", name, pattern))
+    retained = broker.retained
+
+    async def committed() -> None:
         with storage_errors():
-            await broker.retained.log.wait_committed(end)
+            await retained.log.wait_committed(retained.log.log_end_offset)
+
+    return await clear(retained, name, pattern, committed)
+
+
+async def clear(retained: Retained, vhost: str, pattern: str, committed: Callable[[], Awaitable[None]]) -> int:
+    """The same; `committed` waits for what was written. Raises StorageUnavailable."""
+    names = retained.matching(vhost, pattern, "mqtt")
+    for first in range(0, len(names), _CLEARED_AT_ONCE):
+        retained.clear(vhost, names[first : first + _CLEARED_AT_ONCE])
+        await committed()
         await trio.lowlevel.checkpoint()
     return len(names)

@@ -89,7 +89,7 @@ def missing(known: Mapping[str, Known], meta: ClusterMeta, places: Sequence[Plac
         return []
     return [
         (Guard(log_key(b"", log), 0), new_state(ring(places, start, FACTOR), factor=FACTOR, minimum=minimum_of(FACTOR)))
-        for log, start in internal_logs(meta.homes, meta.offsets, meta.transactions)
+        for log, start in internal_logs(meta.homes, meta.offsets, meta.transactions, meta.retained)
         if log not in known
     ]
 

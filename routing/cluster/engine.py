@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from routing.cluster.away_queues import AwayQueues
+from routing.cluster.clients_elsewhere import ClientsElsewhere
 from routing.cluster.forwarding import Forwarding
 from routing.cluster.interests import Interests
+from routing.cluster.keeping import Keeping
 from routing.cluster.loopback import Loopback
 from routing.cluster.offsets import Forward, ReplicatedOffsets
 from routing.cluster.serving import Serving
@@ -35,6 +38,7 @@ class Engine:
     interests: Interests
     offsets: ReplicatedOffsets
     transactions: SharedTransactions
+    elsewhere: ClientsElsewhere
 
     def __init__(self, cluster: Cluster, *, spawn: Callable[..., Any], want_turn: Callable[[], None]) -> None:
         self.cluster = cluster
@@ -63,7 +67,7 @@ class Engine:
             broker.topology, want_turn=self.want_turn, now_ms=broker.clock.now_ms, process=forwarding.process
         )
         self.interests.away = AwayQueues(broker, forwarding)
-        self.interests.brokers = self._others
+        self.interests.brokers = self.others
         self.cluster.members.listeners.append(self._brokers_changed)
 
     def keep_transactions(self, broker: Broker) -> None:
@@ -71,16 +75,36 @@ class Engine:
         stores = broker.storage.open_shared_transactions(self.cluster)
         self.transactions = broker.transactions.shared = SharedTransactions(broker, self, stores)
 
+    def keep_retained(self, broker: Broker) -> Keeping:
+        """Retained messages and wills are shared. Raises OSError."""
+        self.elsewhere = ClientsElsewhere(broker, self)
+        return Keeping(broker, self, partial(broker.storage.open_shared_retained, self.cluster))
+
+    def is_gone(self, broker: int, process: int) -> bool:
+        """Whether a process of a broker is not there any more, as far as is known here."""
+        if broker == self.cluster.broker_id:
+            return process != self.forwarding.process
+        there = self.serving.process_of(broker)
+        if broker not in self.cluster.members.brokers:
+            return there != process or broker not in self.serving.links
+        return there is not None and there != process
+
+    def processes(self) -> list[int] | None:
+        """All that there are; None: not all are known."""
+        found = [self.serving.process_of(broker) for broker in self.others()]
+        return None if None in found else [self.forwarding.process, *(one for one in found if one is not None)]
+
+    def others(self) -> set[int]:
+        """The other brokers that are registered."""
+        members = self.cluster.members
+        return members.brokers.keys() - {members.broker_id}
+
     def ask_offsets_by(self, forward: Forward) -> None:
         """How group offsets that others have are asked for."""
         self.offsets.forward = forward
 
-    def _others(self) -> set[int]:
-        members = self.cluster.members
-        return members.brokers.keys() - {members.broker_id}
-
     def _brokers_changed(self) -> None:
-        self.interests.forget_all_but(self._others())
+        self.interests.forget_all_but(self.others())
 
     async def wait_for_room(self) -> None:
         """Wait while a broker takes less than comes for it."""

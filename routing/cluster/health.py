@@ -3,7 +3,7 @@
 1. A broker names those that it has a replica of, or should have. It says what is so a second after a change, not each
    step on the way there: where a broker dies, all its logs change in turn.
 2. Partitions are named as operators know them: homes of queues are those of `__queues`, group offsets of `__offsets`,
-   transactions that were decided of `__transactions`.
+   transactions that were decided of `__transactions`, retained messages of `__retained`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-QUEUES, OFFSETS, TRANSACTIONS = "__queues", "__offsets", "__transactions"
-_NAMES = {log_names.HOME: QUEUES, log_names.OFFSETS: OFFSETS, log_names.TRANSACTIONS: TRANSACTIONS}
+QUEUES, OFFSETS, TRANSACTIONS, RETAINED = "__queues", "__offsets", "__transactions", "__retained"
+_NAMES = {
+    log_names.HOME: QUEUES,
+    log_names.OFFSETS: OFFSETS,
+    log_names.TRANSACTIONS: TRANSACTIONS,
+    log_names.RETAINED: RETAINED,
+}
 _SETTLED_S = 1.0
 _NAMED_MAX = 20
 

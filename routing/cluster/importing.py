@@ -7,8 +7,9 @@
    nothing in it changes but by the import. Before that it was brought into the state that a clean stop leaves.
 3. The second makes the cluster, with a state that keeps away everybody else, and the last makes it ready. Before that
    nobody but this broker has read any of it.
-4. No message is copied. Homes and group offsets stay where they are, as replicated logs with one replica; the
-   directories of topics get the names that those of a cluster have. Leader epochs go on behind those in the logs.
+4. No message is copied. Homes, group offsets and what is retained stay where they are, as replicated logs with one
+   replica; the directories of topics get the names that those of a cluster have. Leader epochs go on behind those in
+   the logs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from core_log.replication.state import encode as encode_state
 from core_log.replication.state import log_key
 from routing.cluster.identity import Identity, load_identity, save_identity
 from routing.cluster.joining import ClusterRefused
-from routing.cluster.log_names import home_log, offsets_log, topic_log
+from routing.cluster.log_names import RETAINED, home_log, log_of_kind, offsets_log, topic_log
 from routing.cluster.members import DATA
 from routing.cluster.placement import FACTOR, Place, minimum_of, new_state
 from routing.cluster.records import (
@@ -54,6 +55,7 @@ from routing.topology.mirror import as_shared
 _CATALOG = "catalog/0"
 _HOMES = "queues"
 _OFFSET_LOGS = "offsets"
+_RETAINED_LOGS = "retained"
 _OFFSETS = 1
 """Partitions of group offsets: those of a single broker are one log."""
 _CHUNK_PUTS = 100
@@ -98,6 +100,8 @@ def work_of(files: Files, broker_id: int, directory_id: str) -> Work:
     homes = 1 + max((int(name) for name in files.list(_HOMES) if name.isdecimal()), default=0)
     internal = [(home_log(number), f"{_HOMES}/{number}") for number in range(homes)]
     internal += [(offsets_log(number), f"{_OFFSET_LOGS}/{number}") for number in range(_OFFSETS)]
+    if files.exists(f"{_RETAINED_LOGS}/0"):
+        internal.append((log_of_kind(RETAINED, 0), f"{_RETAINED_LOGS}/0"))
     puts += [state(name, directory, FACTOR, minimum_of(FACTOR)) for name, directory in internal]
     moves: list[tuple[str, str]] = []
     for (_, name), value in topics:
@@ -254,7 +258,7 @@ class Import:
 
 def _begin(files: Files, identity: Identity) -> None:
     """Note the import, when all that the stop has said of the logs is durable. Raises OSError."""
-    for room in (_HOMES, TOPICS, _OFFSET_LOGS, "catalog", "transactions"):
+    for room in (_HOMES, TOPICS, _OFFSET_LOGS, _RETAINED_LOGS, "catalog", "transactions"):
         for name in files.list(room):
             files.sync_directory(f"{room}/{name}")
     save_identity(files, identity)

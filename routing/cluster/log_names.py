@@ -3,6 +3,7 @@
 home-N          a home partition of queues
 offsets-N       the offsets of some groups
 transactions-N  transactions that are decided and have not taken effect everywhere yet
+retained-N      retained messages, and wills
 topic-ID-N      a partition of the topic with this id
 
 Beside those, which are replicated, transient-ID-N are the queues that end with broker N, of its process ID.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 HOME = "home"
 OFFSETS = "offsets"
+RETAINED = "retained"
 TOPIC = "topic"
 TRANSACTIONS = "transactions"
 TRANSIENT = "transient"

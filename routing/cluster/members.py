@@ -25,6 +25,7 @@ from routing.cluster.records import (
     BROKERS,
     DRAINS,
     META,
+    RETAINED_LOGS,
     TRANSACTION_LOGS,
     BrokerRecord,
     ClusterMeta,
@@ -86,7 +87,13 @@ class Members:
         self._files = files
         self._cluster = cluster
         self._record = record
-        self._new_meta = ClusterMeta(secrets.token_hex(8), homes, offsets, transactions=min(TRANSACTION_LOGS, homes))
+        self._new_meta = ClusterMeta(
+            secrets.token_hex(8),
+            homes,
+            offsets,
+            transactions=min(TRANSACTION_LOGS, homes),
+            retained=min(RETAINED_LOGS, homes),
+        )
         self._offload = offload
         self._identity: Identity | None = None
         self._changed = trio.Event()

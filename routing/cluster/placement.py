@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from core_log.replication.state import LogState
-from routing.cluster.log_names import TRANSACTIONS, home_log, log_of_kind, offsets_log, parsed
+from routing.cluster.log_names import RETAINED, TRANSACTIONS, home_log, log_of_kind, offsets_log, parsed
 
 FACTOR = 3
 """How many replicas a log has if nothing is said, where there are so many brokers."""
@@ -111,10 +111,11 @@ def _rotated(replicas: Sequence[int], start: int) -> tuple[int, ...]:
     return (*line[start % len(line) :], *line[: start % len(line)])
 
 
-def internal_logs(homes: int, offsets: int, transactions: int) -> list[tuple[str, int]]:
+def internal_logs(homes: int, offsets: int, transactions: int, retained: int) -> list[tuple[str, int]]:
     """The logs that a cluster has whatever is declared, and their places among their kind."""
     found = [(home_log(n), n) for n in range(homes)] + [(offsets_log(n), n) for n in range(offsets)]
-    return found + [(log_of_kind(TRANSACTIONS, n), n) for n in range(transactions)]
+    found += [(log_of_kind(TRANSACTIONS, n), n) for n in range(transactions)]
+    return found + [(log_of_kind(RETAINED, n), n) for n in range(retained)]
 
 
 def start_of(log: str) -> int:

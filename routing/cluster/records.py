@@ -26,11 +26,14 @@ FORMAT = 1
 
 READY = "ready"
 TRANSACTION_LOGS = 3
+RETAINED_LOGS = 1
 _IMPORTING = "importing "
 
 
 class ClusterMeta(msgspec.Struct, frozen=True):
-    """What the cluster is. `homes`, `offsets` and `transactions` are numbers of internal partitions."""
+    """What the cluster is. `homes`, `offsets`, `transactions` and `retained` are numbers of internal
+    partitions.
+    """
 
     cluster_id: str
     homes: int
@@ -39,6 +42,7 @@ class ClusterMeta(msgspec.Struct, frozen=True):
     """`READY`, or what it is being made from."""
     format: int = FORMAT
     transactions: int = TRANSACTION_LOGS
+    retained: int = RETAINED_LOGS
 
 
 def importing(directory_id: str) -> str:

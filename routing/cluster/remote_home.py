@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from routing.cluster.log_names import home_log
+from routing.cluster.orders import order
 from routing.cluster.remote_queue import RemoteQueue
 from routing.cluster.streams import Slabs, Stream
 from routing.commits import storage_error
@@ -94,6 +96,13 @@ class RemoteHome:
         queue = self.queues[queue_id] = RemoteQueue(queue_id, name, here, host, **declared)
         queue.home = self
         return queue
+
+    def tell(self, fields: Sequence[Any]) -> int:
+        """See `Home`."""
+        return order(self.stream, fields)
+
+    def settlements_due(self) -> None:
+        """See `Home`: what was told goes with the turn."""
 
     def remove(self, queue: Queue) -> None:
         """See `Home`."""

@@ -20,6 +20,7 @@ import trio
 from core_log.errors import LogUnavailable, MetadataUnavailable
 from routing.cluster.leader_questions import Answer, NotLed
 from routing.cluster.log_names import HOME, number_of, transient_log
+from routing.cluster.orders import NO_QUEUE, fields_of, obey
 from routing.cluster.published import Publisher, Taken
 from routing.cluster.served import PeerConsumer, ServedLink, Sink
 from routing.cluster.served_commands import ServedCommands
@@ -37,6 +38,7 @@ from routing.unsettled import Outcome
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.broker import Broker
+    from routing.cluster.keeping import LedKeeping
     from routing.topics.topic import TopicPartition
 
 _LOST_FOR_S = 10.0
@@ -84,11 +86,14 @@ class ServedBroker:
         if not begins and follows != (leader_epoch, position):
             return  # what it follows was not taken: that has been said, and all of it comes again
         home = self._serving.home(log, leader_epoch)
-        if home is None or self.publisher is None or home.refusal is not None:
+        kept = self._serving.keeping(log, leader_epoch) if home is None else None
+        if (kept is None and (home is None or home.refusal is not None)) or self.publisher is None:
             self.link.not_led(log, leader_epoch)
             return
         self._follows[log] = leader_epoch, position + len(slab.bodies)
-        taken = self._taken(log, leader_epoch, home.log)
+        where = home if home is not None else kept
+        assert where is not None
+        taken = self._taken(log, leader_epoch, where.log)
         count = len(slab.bodies)
         end = position + count
         if end <= taken.next_position:
@@ -96,17 +101,34 @@ class ServedBroker:
         if position < taken.next_position:
             slab = slab.part(taken.next_position - position, count)
             position = taken.next_position
-        queues = tuple(home.queues[queue_id] for queue_id in queue_ids if queue_id in home.queues)
+        queues: tuple[Queue, ...] = ()
         try:
-            offset = self._put(home, queues, once_in_ms, slab, position, taken) if queues else 0
+            if home is None:
+                assert kept is not None
+                offset = kept.take(self.publisher.process, position, queue_ids[0], slab, taken)
+            elif queue_ids[0] == NO_QUEUE:
+                offset = self._obey(home, slab)
+            else:
+                queues = tuple(home.queues[queue_id] for queue_id in queue_ids if queue_id in home.queues)
+                offset = self._put(home, queues, once_in_ms, slab, position, taken) if queues else 0
         except LogUnavailable:
             del self._follows[log]
             self.link.not_led(log, leader_epoch)
             return
-        if again:
+        if again and home is not None:
             for queue in queues:
                 queue.redelivered_before = max(queue.redelivered_before, home.next_offset)
         taken.add(end, offset)
+
+    def _obey(self, home: QueuePartition, slab: Slab) -> int:
+        """Do what was told; up to where the log has to get. Raises LogUnavailable."""
+        for body in slab.bodies:
+            obey(home, fields_of(body), self._broker.sessions)
+        home.settlements_due()
+        home.seal()
+        if home.log.error is not None:
+            raise LogUnavailable(str(home.log.error))
+        return home.log.log_end_offset
 
     def _put(
         self, home: QueuePartition, queues: tuple[Queue, ...], once_in_ms: int, slab: Slab, position: int, taken: Taken
@@ -354,6 +376,11 @@ class Serving:
         stripes = self.broker.topology.stripes
         home = stripes[number] if number < len(stripes) else None
         return home if isinstance(home, QueuePartition) else None
+
+    def keeping(self, log: str, leader_epoch: int) -> LedKeeping | None:
+        """What is retained, likewise."""
+        keeping = self.broker.keeping
+        return keeping.served(log, leader_epoch) if keeping is not None else None
 
     def partition(self, log: str, leader_epoch: int) -> TopicPartition | None:
         """A partition of a topic, if this broker leads it in that epoch and may serve now."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from routing.errors import InvalidArgument
 from routing.log_transactions.links import Ending
 from routing.log_transactions.state import IdState
 
@@ -60,21 +59,12 @@ class GiveUp(_Question, tag="give_up"):
 
 Question = Check | Mark | EndOffsets | ListIds | GiveUp
 
-_questions = msgspec.msgpack.Decoder(Question)
 _lists = msgspec.msgpack.Decoder(list[tuple[str, IdState]])
 encode = msgspec.msgpack.Encoder().encode
 
 
-async def answer(broker: Broker, body: bytes) -> bytes:
-    """What this broker answers. Raises InvalidArgument, and what is raised there."""
-    try:
-        question = _questions.decode(body)
-    except msgspec.MsgspecError as error:
-        raise InvalidArgument(f"a question that is not understood: {error}") from None
-    return encode(await _answer(broker, question))
-
-
-async def _answer(broker: Broker, question: Question) -> Any:
+async def answer_to(broker: Broker, question: Question) -> Any:
+    """What this broker answers. Raises what is raised there."""
     coordinator = broker.coordinator
     if isinstance(question, Check):
         coordinator.check(

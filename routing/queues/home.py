@@ -83,6 +83,9 @@ class Home(Protocol):
     def remove(self, queue: Queue) -> None:
         """A queue is deleted."""
 
+    def settlements_due(self) -> None:
+        """What was settled or told so far is written when the turn ends."""
+
 
 @contextmanager
 def for_others(homes: Iterable[Home]) -> Iterator[None]:

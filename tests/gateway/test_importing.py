@@ -150,7 +150,9 @@ async def test_a_filled_broker_becomes_the_first_of_three_and_is_then_killed(
                 nursery.start_soon(nursery.start, other.run)
             await until(lambda: all(hasattr(other, "server") for other in others.values()))
             logs = others[2].cluster.elections.logs
-            await until(lambda: len(logs) == 4 + 1 + 2 + 3 and all(len(log.state.isr) == 3 for log in logs.values()))
+            await until(
+                lambda: len(logs) == 4 + 1 + 2 + 3 + 1 and all(len(log.state.isr) == 3 for log in logs.values())
+            )
             await in_thread(first.kill9 if end == "killed" else first.terminate)
             await until(lambda: all(log.state.leader in (2, 3) for log in logs.values()))
             await until(lambda: sum(len(other.server.broker.topology.led) for other in others.values()) == 4)

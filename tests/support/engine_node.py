@@ -52,7 +52,10 @@ class StaticCluster:
         self, broker_id: int, store: EmbeddedStore, leaders: dict[str, tuple[int | None, int]], homes: int
     ) -> None:
         self.members = SimpleNamespace(
-            meta=SimpleNamespace(homes=homes, offsets=1, transactions=0), broker_id=broker_id, brokers={}, listeners=[]
+            meta=SimpleNamespace(homes=homes, offsets=1, transactions=0, retained=0),
+            broker_id=broker_id,
+            brokers={},
+            listeners=[],
         )
         self.broker_id = broker_id
         self.store = store

@@ -205,8 +205,9 @@ async def test_the_logs_that_every_cluster_has_are_made_and_grow_with_it(autojum
     model = EtcdModel()
     async with cluster(model) as nursery:
         one, elections = await start(nursery, model, 1, internal=3)
-        await until(lambda: len(elections.logs) == 9)
-        assert set(elections.logs) == {f"{kind}-{n}" for kind in ("home", "offsets", "transactions") for n in range(3)}
+        await until(lambda: len(elections.logs) == 10)
+        kinds = ("home", "offsets", "transactions")
+        assert set(elections.logs) == {f"{kind}-{n}" for kind in kinds for n in range(3)} | {"retained-0"}
         for known in elections.logs.values():
             state = known.state
             assert (state.replicas, state.leader, state.leader_epoch, state.min_insync) == ((1,), 1, 1, 1)
@@ -216,7 +217,7 @@ async def test_the_logs_that_every_cluster_has_are_made_and_grow_with_it(autojum
         await start(nursery, model, 4)
         await until(lambda: all(len(known.state.replicas) == 3 for known in elections.logs.values()))
         await trio.sleep(5)
-        assert len(elections.logs) == 9
+        assert len(elections.logs) == 10
         for known in elections.logs.values():
             assert known.state.isr_brokers == [1], "a replica joins when its leader finds that it has everything"
             assert known.state.min_insync == 1

@@ -110,11 +110,11 @@ def check(files: MemoryFiles, store: EtcdStore, ids: dict[str, bytes]) -> None:
     assert uids.keys() == PLACES.keys()
     assert {key[1]: value["id"] for key, value in catalog.entries("topic")} == ids
     names = {f"topic-{uids[topic]}-{index}" for topic, count in PLACES.items() for index in range(count)}
-    assert logs.keys() == {"home-0", "home-1", "offsets-0"} | names
+    assert logs.keys() == {"home-0", "home-1", "offsets-0", "retained-0"} | names
     places = {
         f"topic-{uids[t]}-{n}": topic_directory(t, n, uids[t]) for t, count in PLACES.items() for n in range(count)
     }
-    places |= {"home-0": "queues/0", "home-1": "queues/1", "offsets-0": "offsets/0"}
+    places |= {"home-0": "queues/0", "home-1": "queues/1", "offsets-0": "offsets/0", "retained-0": "retained/0"}
     assert sorted(files.list("topics")) == sorted(place[7:] for place in places.values() if place.startswith("topics/"))
     for name, state in logs.items():
         epochs = load_epochs(files, places[name])

@@ -1,0 +1,177 @@
+"""MQTT clients of three real brokers: what is kept, who has a session, what becomes of both when a broker is gone."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("paho.mqtt.client")
+
+from paho.mqtt.client import Client, MQTTMessage, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from tests.support.cluster import ClusterProcesses, cluster_processes
+
+PATIENCE_S = 20.0
+SESSION_TAKEN_OVER = 0x8E
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    directory = tmp_path_factory.mktemp("mqtt")
+    (directory / "millrace.toml").write_text("[engine]\nwill_grace_ms = 100\n")
+    arguments = ("--config", str(directory / "millrace.toml"))
+    with cluster_processes(directory / "cluster", relayed=False, arguments=arguments) as found:
+        found.until_whole()
+        yield found
+
+
+class Device:
+    """A client of MQTT 5, at one broker."""
+
+    def __init__(
+        self,
+        cluster: ClusterProcesses,
+        number: int,
+        name: str,
+        *,
+        lasting: bool = False,
+        clean: bool = False,
+        manual: bool = False,
+        will: tuple[str, bytes] | None = None,
+        will_delay_s: int = 0,
+    ) -> None:
+        self.got: queue.Queue[MQTTMessage] = queue.Queue()
+        self.over: queue.Queue[int] = queue.Queue()
+        self._answers: queue.Queue[Any] = queue.Queue()
+        self.client = Client(CallbackAPIVersion.VERSION2, name, protocol=MQTTv5, manual_ack=manual)
+        self.client.on_message = lambda *given: self.got.put(given[2])
+        self.client.on_connect = lambda *given: self._answers.put(given[2])
+        self.client.on_subscribe = lambda *given: self._answers.put(given[3])
+        self.client.on_disconnect = lambda *given: self.over.put(given[3].value)
+        if will is not None:
+            properties = Properties(PacketTypes.WILLMESSAGE)
+            if will_delay_s:
+                properties.WillDelayInterval = will_delay_s
+            self.client.will_set(*will, qos=1, retain=True, properties=properties)
+        properties = Properties(PacketTypes.CONNECT)
+        if lasting:
+            properties.SessionExpiryInterval = 3600
+        self.client.reconnect_delay_set(60)
+        broker = cluster.brokers[number]
+        self.client.connect(broker.host, broker.mqtt_port, clean_start=clean, properties=properties)
+        self.client.loop_start()
+        self.session_present = self._answers.get(timeout=PATIENCE_S).session_present
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+    def subscribe(self, topic: str, qos: int = 1) -> None:
+        self.client.subscribe(topic, qos)
+        self._answers.get(timeout=PATIENCE_S)
+
+    def publish(self, topic: str, body: bytes, qos: int = 1, *, retain: bool = False) -> None:
+        self.client.publish(topic, body, qos, retain).wait_for_publish(PATIENCE_S)
+
+    def next(self) -> tuple[str, bytes, bool]:
+        found = self.got.get(timeout=PATIENCE_S)
+        return found.topic, found.payload, found.retain
+
+    def silent(self, wait_s: float = 0.3) -> bool:
+        try:
+            self.got.get(timeout=wait_s)
+        except queue.Empty:
+            return True
+        return False
+
+
+def test_a_retained_message_is_known_at_all_brokers(cluster: ClusterProcesses) -> None:
+    with Device(cluster, 1, "setter") as one, Device(cluster, 2, "other-setter") as two:
+        one.publish("kept/a", b"1", retain=True)
+        two.publish("kept/b", b"2", retain=True)
+        two.publish("kept/a", b"3", retain=True)
+        for number in cluster.brokers:
+            with Device(cluster, number, "reader") as reader:
+                reader.subscribe("kept/#")
+                assert sorted(reader.next() for _ in range(2)) == [("kept/a", b"3", True), ("kept/b", b"2", True)]
+        one.publish("kept/b", b"", retain=True)
+        with Device(cluster, 3, "reader") as reader:
+            reader.subscribe("kept/#")
+            assert reader.next() == ("kept/a", b"3", True)
+            assert reader.silent()
+
+
+def test_a_session_is_taken_over_by_another_broker(cluster: ClusterProcesses) -> None:
+    with Device(cluster, 3, "publisher") as publisher:
+        first = Device(cluster, 1, "mover", lasting=True, manual=True, will=("gone/mover", b"gone"), will_delay_s=60)
+        first.subscribe("moving/#")
+        publisher.publish("moving/1", b"1")
+        assert first.next() == ("moving/1", b"1", False)
+        with Device(cluster, 2, "mover", lasting=True) as second:
+            assert second.session_present
+            assert first.over.get(timeout=PATIENCE_S) == SESSION_TAKEN_OVER
+            assert second.next() == ("moving/1", b"1", False)
+            publisher.publish("moving/2", b"2")
+            assert second.next() == ("moving/2", b"2", False)
+        first.client.loop_stop()
+    with Device(cluster, 3, "watcher") as watcher:
+        watcher.subscribe("gone/mover")
+        assert watcher.silent()
+    with Device(cluster, 1, "mover", clean=True):
+        pass
+
+
+def test_members_of_a_group_at_all_brokers_share(cluster: ClusterProcesses) -> None:
+    members = [Device(cluster, number, f"worker-{number}", manual=True) for number in cluster.brokers]
+    for member in members:
+        member.subscribe("$share/workers/work/#")
+    with Device(cluster, 1, "boss") as boss:
+        for number in range(9):
+            boss.publish("work/item", b"%d" % number)
+        found = [{int(one.next()[1]) for _ in range(3)} for one in members]
+        assert sorted(number for numbers in found for number in numbers) == list(range(9))
+        members[0].client.socket().close()
+        rest = {int(one.next()[1]) for one in [members[1]] for _ in range(1)}
+        assert rest <= found[0]
+    for member in members[1:]:
+        member.__exit__()
+
+
+def test_what_is_kept_outlives_the_leader_and_wills_come_once(cluster: ClusterProcesses) -> None:
+    leader = cluster.leader("__retained")
+    assert leader is not None
+    others = [number for number in cluster.brokers if number != leader]
+    with Device(cluster, others[0], "keeper") as keeper, Device(cluster, others[1], "watcher") as watcher:
+        keeper.publish("safe/a", b"1", retain=True)
+        watcher.subscribe("will/#", 2)
+        Device(cluster, leader, "doomed", will=("will/doomed", b"gone"))
+        late = Device(cluster, leader, "doomed-late", lasting=True, will=("will/late", b"later"), will_delay_s=1)
+        back = Device(cluster, leader, "back", lasting=True, will=("will/back", b"no"), will_delay_s=5)
+        began = time.monotonic()
+        cluster.kill9(leader)
+        with Device(cluster, others[1], "back", lasting=True):
+            found = {watcher.next()[:2] for _ in range(2)}
+            took_s = time.monotonic() - began
+            assert found == {("will/doomed", b"gone"), ("will/late", b"later")}
+            print(f"wills after {took_s:.1f} s")
+            keeper.publish("safe/b", b"2", retain=True)
+            with Device(cluster, others[1], "reader") as reader:
+                reader.subscribe("safe/#")
+                assert {reader.next() for _ in range(2)} == {("safe/a", b"1", True), ("safe/b", b"2", True)}
+                reader.subscribe("will/#")
+                assert {reader.next()[0] for _ in range(2)} == {"will/doomed", "will/late"}
+            cluster.restart(leader)
+            cluster.until_whole()
+            assert watcher.silent(1.0)
+        for one in (late, back):
+            one.client.loop_stop()
