@@ -15,6 +15,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from core_log.batch_header import HEADER_BYTES, parse_header
+from core_log.closed_indexes import CLOSED_INDEXES, ClosedIndex
 from core_log.errors import CorruptBatch
 from core_log.files import File
 from core_log.segment import Segment
@@ -63,11 +64,13 @@ def find_range(
     log: ReadableLog, offset: int, max_bytes: int, limit: int, *, may_block: bool = False
 ) -> FileRange | None:
     """About `max_bytes` from the batch that holds `offset` on, below `limit`; None: read it. Indexes of closed segments
-    are files: they are looked at if it `may_block`. Raises OSError.
+    that are not in memory are looked at if it `may_block`. Raises OSError.
     """
     segment = log.segments_from(offset)[0]
     relative, limit = max(offset - segment.base_offset, 0), limit - segment.base_offset
-    index = segment.index
+    index = segment.index or CLOSED_INDEXES.known(segment)
+    if index is None and may_block:
+        index = CLOSED_INDEXES.load(log.files, segment)
     if index is not None:
         places = _in_memory(index, relative, max_bytes, limit, segment.written_bytes)
     else:
@@ -82,7 +85,7 @@ def find_range(
 
 
 def _in_memory(
-    index: SegmentIndex, relative: int, max_bytes: int, limit: int, written_bytes: int
+    index: SegmentIndex | ClosedIndex, relative: int, max_bytes: int, limit: int, written_bytes: int
 ) -> tuple[_Place, _Place] | None:
     offsets, positions = index.offsets, index.positions
     count = len(offsets)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from core_log import closed_indexes
 from core_log.batch_header import parse_header
 from core_log.file_range import RANGE_BYTES_MIN, FileRange, find_range
 from core_log.files import Files, OsFiles
@@ -32,7 +33,14 @@ def found_in(log: PartitionLog, offset: int, max_bytes: int, limit: int | None =
     return find_range(log, offset, max_bytes, limit, may_block=True)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.fixture(params=[32 << 20, 0], autouse=True)
+def room_for_indexes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes for the indexes of closed segments."""
+    monkeypatch.setattr(closed_indexes, "BYTES_MAX", request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_it_is_what_a_read_gives(tmp_path: Path, seed: int) -> None:
     log, dice = filled(OsFiles(tmp_path), seed), random.Random(seed)
     assert len(log.segments) > 1
@@ -88,7 +96,36 @@ def test_the_file_stays_while_it_is_under_way(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_is_not_as_its_index_says_is_read(tmp_path: Path) -> None:
+def test_closed_segments_are_known_while_there_is_room(
+    tmp_path: Path, room_for_indexes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = filled(OsFiles(tmp_path), 1)
+    first, second = log.segments[0].base_offset, log.segments[1].base_offset
+
+    def known() -> list[bool]:
+        return [find_range(log, at, 300 * KIB, log.high_watermark) is not None for at in (first, second)]
+
+    assert known() == [False, False]
+    assert found_in(log, first, 300 * KIB) is not None
+    assert known() == [room_for_indexes > 0, False]
+    if room_for_indexes:
+        monkeypatch.setattr(closed_indexes, "BYTES_MAX", OsFiles(tmp_path).size(f"{log.segments[0].stem}.index") + 100)
+        monkeypatch.setattr(closed_indexes.CLOSED_INDEXES, "_known", {log.segments[0]: known_now(log)})
+        monkeypatch.setattr(closed_indexes.CLOSED_INDEXES, "_bytes", known_now(log)[0].bytes)
+        assert found_in(log, second, 300 * KIB) is not None
+        assert known() == [True, False], "whoever is being read stays"
+        monkeypatch.setattr(closed_indexes, "IDLE_S", -1.0)
+        assert found_in(log, second, 300 * KIB) is not None
+        assert known() == [False, True], "nobody reads the first any more"
+    log.close()
+
+
+def known_now(log: PartitionLog) -> tuple[closed_indexes.ClosedIndex, float]:
+    """What is kept of the first segment."""
+    return closed_indexes.CLOSED_INDEXES._known[log.segments[0]]
+
+
+def test_what_is_not_as_its_index_says_is_read(tmp_path: Path, room_for_indexes: int) -> None:
     log = filled(OsFiles(tmp_path), 2)
     first = tmp_path / f"{log.segments[0].stem}.log"
     assert found_in(log, 0, 300 * KIB) is not None
@@ -98,7 +135,7 @@ def test_what_is_not_as_its_index_says_is_read(tmp_path: Path) -> None:
     first.write_bytes(content)
     index = first.with_suffix(".index")
     index.write_bytes(bytes(8) + index.read_bytes()[8:-8] + b"\0\0\0\1\0\x07\0\0")
-    assert found_in(log, 0, 10 << 20) is None
+    assert (found_in(log, 0, 10 << 20) is None) == (not room_for_indexes)
     log.close()
 
 
