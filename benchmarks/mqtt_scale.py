@@ -180,9 +180,11 @@ def offline(fleet: Fleet) -> None:
     packets = [publish_packet(f"offline/{number % 100}", number) for number in range(count)]
     fleet.tell(f"{count:,} messages for {sessions:,} away", fleet.publish(packets), "s")
     time.sleep(2)
-    fleet.tell("memory grown", fleet.usage.rss_mib() - before, "MiB", 64)
+    fleet.tell("memory grown, with all away", fleet.usage.rss_mib() - before, "MiB", 64)
+    homes = len(list((fleet.data / "queues").glob("*"))) if fleet.name == OURS else 0
+    fleet.tell("home partitions", homes, "") if homes else None
     fleet.tell("disk grown, of what was published", (fleet.disk_bytes() - disk) / sum(map(len, packets)), "times")
-    readers = []
+    readers, finish = [], fleet.usage.watch()
     for client in clients:  # the same names again
         client.sock = socket.create_connection((fleet.wire.host, fleet.wire.port), 60)
         answer = client.call(client.hello(4, clean=False), 0x20)
@@ -191,6 +193,7 @@ def offline(fleet: Fleet) -> None:
         readers.append(Reader(client))
     seconds = drain(readers, count, fleet.options.patience)
     fleet.tell("all back, deliveries", sessions * count / seconds, "/s")
+    fleet.tell("memory grown at most, with all back", finish()["rss_peak_mib"] - before, "MiB", 64)
     fleet.tell("out of order", sum(reader.disorder for reader in readers), "messages", 0)
 
 

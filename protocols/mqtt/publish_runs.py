@@ -4,8 +4,8 @@
    stride. So payloads are cut out at that stride, and the packets that they would make under this prefix are compared
    with what came. Packet ids stand between prefix and payload; they are taken out as two columns, and count as zero in
    what is compared. The first window is small, so that a run that ends early wastes little.
-2. Where the topic changes soon, packets are read one by one and topics found by their raw bytes; such a run ends where
-   a stretch of one topic begins.
+2. Where the topic changes soon, packets are read one by one, lengths (*shapes*) and topics found by their raw bytes;
+   such a run ends where a stretch of one topic begins.
 3. Packets that differ in DUP alone belong to one run: nobody after us sees that flag (MQTT-3.3.1-3). Whatever is not in
    order is left to be found as the first packet of what follows, so that what came before it counts.
 """
@@ -27,6 +27,17 @@ TOPICS_REMEMBERED_MAX = 4096
 
 STRETCH = 16
 """Messages of one topic in a row that are worth a run of their own."""
+
+SHAPE_BYTES = 5
+"""What says how long a packet and its topic are, where the remaining length has one byte or two."""
+
+Shape = tuple[int, int, int]
+"""Where, from a packet's first byte on, its topic begins with its length, where that stops, and the packet."""
+
+_SHAPES_MAX = 8192
+_shapes: dict[tuple[int, int, bool], dict[bytes, Shape]] = {}
+"""By the first byte without DUP, the largest packet that is allowed, and whether there are properties; they say nothing of anybody, so that all
+connections have them together."""
 
 DUP = 0x08
 _FIRST_WINDOW, _WINDOW = 8, 128
@@ -116,38 +127,26 @@ class PublishRuns:
         id_bytes, again = (2, first ^ DUP) if first & 6 else (0, first)
         end, packet_bytes_max, known = len(data), self._config.packet_bytes_max, self._topics.get
         add_topic, add_payload, packet_ids = topics.append, found.payloads.append, found.packet_ids
-        previous, equal = topics[-1], 0
+        shapes, previous, equal = shapes_of(first, packet_bytes_max), topics[-1], 0
         while position + 4 < end:  # the smallest packet has five bytes
-            kind = data[position]
-            if kind != first and kind != again:
-                break
-            body = position + 2
-            size = data[position + 1]
-            if size < 128:
-                stop = body + size
-            elif data[body] < 128:
-                size += (data[body] << 7) - 128
-                body += 1
-                stop = body + size
-                if stop - position > packet_bytes_max:
+            start = data[position : position + SHAPE_BYTES]
+            try:
+                body, topic_stop, stop = shapes[start]
+            except KeyError:
+                if start[0] != first and start[0] != again:
                     break
-            else:
-                try:
-                    body, stop = frame(data, position, end, packet_bytes_max)
-                except MqttProtocolError:
+                shape = shape_of(shapes, data, position, packet_bytes_max, id_bytes)
+                if shape is None:
                     break
-            if stop > end or stop < body + 2:
+                body, topic_stop, stop = shape
+            stop += position
+            if stop > end:
                 break
-            # The upper byte of the topic's length is 0 in all topics that are known.
-            topic_stop = body + 2 + data[body + 1]
-            if topic_stop + id_bytes > stop:
-                break
-            raw_topic = data[body:topic_stop]
+            topic_stop += position
+            raw_topic = data[position + body : topic_stop]
             topic = known(raw_topic)
             if topic is None:
                 try:
-                    if raw_topic[0]:
-                        break
                     topic = self._new_topic(raw_topic)
                 except MqttProtocolError:
                     break
@@ -156,7 +155,9 @@ class PublishRuns:
                 if equal == STRETCH:
                     break
             else:
-                previous, equal = topic, 0
+                previous = topic
+                if equal:
+                    equal = 0
             add_topic(topic)
             if id_bytes:
                 packet_ids += data[topic_stop : topic_stop + 2]
@@ -221,6 +222,36 @@ class Found:
         self.raws: list[bytes] | None = None
         self.expiries_s: list[int | None] | None = None
         self.aliased = False
+
+
+def shapes_of(first: int, packet_bytes_max: int, *, version_5: bool = False) -> dict[bytes, Shape]:
+    """The shapes that are known of packets that begin with `first`, but for DUP."""
+    return _shapes.setdefault((first & ~DUP, packet_bytes_max, version_5), {})
+
+
+def shape_of(
+    shapes: dict[bytes, Shape], data: bytes, position: int, packet_bytes_max: int, more_bytes: int
+) -> Shape | None:
+    """The shape of the packet at `position`, of which `SHAPE_BYTES` are there, and `more_bytes` are needed behind its
+    topic; None where the packet is not in order, or its topic none of ours.
+    """
+    end = len(data)
+    try:
+        body, stop = frame(data, position, end, packet_bytes_max)
+    except MqttProtocolError:
+        return None
+    # The upper byte of the topic's length is 0 in all topics that are allowed.
+    if body + 2 > end or data[body]:
+        return None
+    topic_stop = body + 2 + data[body + 1]
+    if topic_stop + more_bytes > stop:
+        return None
+    shape = body - position, topic_stop - position, stop - position
+    if shape[0] + 2 <= SHAPE_BYTES:
+        if len(shapes) >= _SHAPES_MAX:
+            shapes.clear()
+        shapes[data[position : position + SHAPE_BYTES]] = shape
+    return shape
 
 
 def _take_equal(data: bytes, position: int, size: int, prefix: bytes, id_bytes: int, block: bytes, found: Found) -> int:

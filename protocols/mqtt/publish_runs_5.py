@@ -16,7 +16,16 @@ from protocols.mqtt.events import PublishRun
 from protocols.mqtt.packets import frame
 from protocols.mqtt.properties import read_variable
 from protocols.mqtt.publish_blocks import PublishBlock, read_publish_block
-from protocols.mqtt.publish_runs import DUP, STRETCH, TOPICS_REMEMBERED_MAX, Found, PublishRuns
+from protocols.mqtt.publish_runs import (
+    DUP,
+    SHAPE_BYTES,
+    STRETCH,
+    TOPICS_REMEMBERED_MAX,
+    Found,
+    PublishRuns,
+    shape_of,
+    shapes_of,
+)
 from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
 
 _BLOCKS_REMEMBERED_MAX = 4096
@@ -87,31 +96,25 @@ class PublishRuns5(PublishRuns):
         assert raws is not None
         add_topic, add_raw, add_payload = topics.append, raws.append, payloads.append
         packet_ids = found.packet_ids
-        equal = all_special = 0
+        shapes, equal, all_special = shapes_of(first, packet_bytes_max, version_5=True), 0, 0
         while position + 5 < end:
-            kind = data[position]
-            if kind != first and kind != again:
+            start = data[position : position + SHAPE_BYTES]
+            try:
+                body, topic_stop, stop = shapes[start]
+            except KeyError:
+                if start[0] != first and start[0] != again:
+                    break
+                shape = shape_of(shapes, data, position, packet_bytes_max, id_bytes + 1)
+                if shape is None:
+                    break
+                body, topic_stop, stop = shape
+            stop += position
+            if stop > end:
                 break
-            body = position + 2
-            size = data[position + 1]
-            if size < 128:
-                stop = body + size
-            elif data[body] < 128:
-                size += (data[body] << 7) - 128
-                body += 1
-                stop = body + size
-                if stop - position > packet_bytes_max:
-                    break
-            else:
-                try:
-                    body, stop = frame(data, position, end, packet_bytes_max)
-                except MqttProtocolError:
-                    break
-            # The upper byte of the topic's length is 0 in all topics that are known, and most blocks are short.
-            topic_stop = body + 2 + data[body + 1]
+            body += position
+            topic_stop += position
             at = topic_stop + id_bytes
-            if stop > end or at >= stop:
-                break
+            # Most blocks are short.
             size = data[at]
             if size < 128:
                 block_stop = at + 1 + size
@@ -125,8 +128,6 @@ class PublishRuns5(PublishRuns):
             head = known(raw_head)
             if head is None:
                 try:
-                    if raw_head[0]:
-                        break
                     head = self._new_head(raw_head)
                 except MqttProtocolError:
                     break
@@ -135,7 +136,9 @@ class PublishRuns5(PublishRuns):
                 if equal == STRETCH:
                     break
             else:
-                previous, equal = head, 0
+                previous = head
+                if equal:
+                    equal = 0
             topic, raw, special, _, expiry_s = head
             if special:
                 all_special |= special
