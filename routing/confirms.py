@@ -6,7 +6,6 @@ for; when that is met, and everything before it, the sink gets one cumulative `c
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -48,13 +47,17 @@ class _Pending:
 class Confirms:
     """See the module; of one session."""
 
+    __slots__ = (
+        "_needs_sync", "_noted", "_parts", "_pending", "_requirements", "_session", "_written", "published",
+    )  # fmt: skip
+
     def __init__(self, session: Session) -> None:
         self.published = 0
         """The last sequence number."""
         self._session = session
         self._noted = 0
         self._written: list[tuple[Collection[QueuePartition], Done]] = []
-        self._pending: deque[_Pending] = deque()
+        self._pending: list[_Pending] = []
         self._requirements: _Requirements = {}
         self._needs_sync = False
         self._parts: list[tuple[int, _Requirements, bool, BrokerError | None, Sequence[Watch]]] = []
@@ -171,7 +174,7 @@ class Confirms:
         pending, up_to = self._pending, 0
         session = self._session
         while pending and pending[0].settled:
-            entry = pending.popleft()
+            entry = pending.pop(0)
             refused = entry.refused()
             if not refused:
                 up_to = entry.last

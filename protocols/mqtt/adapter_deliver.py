@@ -70,6 +70,8 @@ def qos_of(properties: Properties, raw: bytes) -> int:
 class _Routes(dict[str, tuple[bytes | None, int]]):
     """What `_add_route` says, by routing key."""
 
+    __slots__ = ("_add",)
+
     def __init__(self, add: Callable[[str], tuple[bytes | None, int]]) -> None:
         super().__init__()
         self._add = add
@@ -80,6 +82,11 @@ class _Routes(dict[str, tuple[bytes | None, int]]):
 
 class Delivering:
     """The outbound publishes of one connection, from CONNECT on; see the module."""
+
+    __slots__ = (
+        "_adapter", "_aliases", "_drops", "_own_mark", "_packet_bytes_max", "_plain", "_routes", "_routes_on_terms",
+        "_session", "_subscriptions", "_version_5", "_wire_key", "inflight", "too_large",
+    )  # fmt: skip
 
     def __init__(
         self, adapter: MqttAdapter, session: Session, subscriptions: Subscriptions, inflight: Inflight

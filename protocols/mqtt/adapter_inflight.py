@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from protocols.mqtt.events import AcknowledgementKind, Acknowledgements
@@ -43,6 +42,10 @@ def own_id(offset: int) -> int:
 class Inflight:
     """Of one connection, from CONNECT on; see the module."""
 
+    __slots__ = (
+        "_adapter", "_asked", "_collided", "_held", "_lasting", "_session", "_waiting", "_window", "packet_ids",
+    )  # fmt: skip
+
     def __init__(self, adapter: MqttAdapter, session: Session, lasting: LastingSession | None, window: int) -> None:
         self._adapter = adapter
         self._session = session
@@ -52,7 +55,7 @@ class Inflight:
         self._held: dict[int, int] = {}
         """Packet ids after PUBREC, with offsets; -1: it is not the message's own."""
         self._collided = False
-        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._waiting: list[tuple[int, bytes]] = []
         """Packets at QoS 2 that are sent when the log has committed so far."""
         self._asked = False
         session.set_prefetch(self._window, per_session=True)
@@ -128,7 +131,7 @@ class Inflight:
             return
         committed = queue.partition.log.committed_offset
         while self._waiting and self._waiting[0][0] <= committed:
-            self._adapter.outbox.write(self._waiting.popleft()[1])
+            self._adapter.outbox.write(self._waiting.pop(0)[1])
         if self._waiting:
             self._ask(queue)
 

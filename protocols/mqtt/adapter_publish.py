@@ -77,11 +77,13 @@ def picked(run: PublishRun, places: Sequence[int]) -> PublishRun:
 class _Keys(dict[str, str]):
     """Routing keys of topics."""
 
-    special = False
-    """There were topics that begin with `$`."""
+    __slots__ = ("_rewritten", "special")
 
     def __init__(self, rewritten: Callable[[str], str]) -> None:
+        super().__init__()
         self._rewritten = rewritten
+        self.special = False
+        """There were topics that begin with `$`."""
 
     def __missing__(self, topic: str) -> str:
         if len(self) >= KEYS_REMEMBERED_MAX:
@@ -109,6 +111,11 @@ class _Answer:
 class Publishing:
     """The inbound publishes of one connection, from CONNECT on; see the module."""
 
+    __slots__ = (
+        "_adapter", "_answers", "_completions", "_confirmed", "_inherited", "_keys", "_lasting", "_mark", "_marking",
+        "_passes_on", "_pending", "_session", "_taken", "_unrouted", "_verdicts",
+    )  # fmt: skip
+
     def __init__(
         self, adapter: MqttAdapter, session: Session, lasting: LastingSession | None, rewriting: Rewriting
     ) -> None:
@@ -116,7 +123,7 @@ class Publishing:
         self._session = session
         self._lasting = lasting
         self._taken: set[int] = set() if lasting is None else lasting.taken
-        self._inherited = set(self._taken)
+        self._inherited = frozenset(self._taken)
         """Of these, what an earlier connection has published."""
         self._keys = _Keys(rewriting.name)
         self._passes_on = not adapter.config.topic_rewrites
@@ -125,14 +132,15 @@ class Publishing:
         """That of the client, where each of its publishes is to have it."""
         self._marking = marking_of(adapter.broker, adapter.config.virtual_host)
         self._confirmed = 0
-        self._answers: deque[_Answer] = deque()
-        self._verdicts: deque[tuple[int, int]] = deque()
+        self._answers: deque[_Answer] | None = None
+        """From the first that is to be given on: most clients never publish, and a deque is some hundred bytes."""
+        self._verdicts: list[tuple[int, int]] = []
         """What became of publishes: up to which sequence number, and why not (0: they are safe)."""
-        self._pending: deque[tuple[PublishRun, array[int] | None]] = deque()
+        self._pending: list[tuple[PublishRun, array[int] | None]] = []
         """Runs that are being published, with their ids at QoS 2."""
         self._unrouted: list[tuple[int, int]] = []
         """Sequence numbers of publishes that went nowhere, as inclusive ranges."""
-        self._completions: deque[list[bytes | None]] = deque()
+        self._completions: list[list[bytes | None]] = []
 
     def name_publisher(self, *, always: bool) -> None:
         """Have all publishes say whose they are, or only while others ask for it."""
@@ -170,16 +178,16 @@ class Publishing:
             except (BrokerError, Mixed) as error:
                 if kind is None or not self._adapter.wire.has_properties or confirms.published != published:
                     raise
-                pending.popleft()
+                del pending[0]
                 if isinstance(error, Mixed) or len(run.payloads) > 1:
                     alone = [picked(run, [at]) for at in range(len(run.payloads))]
-                    pending.extendleft((one, ids_of(one.packet_ids) if ids else None) for one in reversed(alone))
+                    pending[:0] = [(one, ids_of(one.packet_ids) if ids else None) for one in alone]
                     continue
                 reason = reason_of(error, ACKNOWLEDGEMENT_REASONS[kind])
-                self._answers.append(_Answer(kind, run.packet_ids, numbered=False, reason=reason))
+                self._add(_Answer(kind, run.packet_ids, numbered=False, reason=reason))
                 self._answer()
             else:
-                pending.popleft()
+                del pending[0]
 
     def _publish(self, run: PublishRun, ids: array[int] | None) -> None:
         grants = self._adapter.grants
@@ -214,7 +222,13 @@ class Publishing:
         if last is not None and last.numbered and last.kind is kind:
             last.ids += run.packet_ids
         else:
-            self._answers.append(_Answer(kind, run.packet_ids, numbered=True))
+            self._add(_Answer(kind, run.packet_ids, numbered=True))
+
+    def _add(self, answer: _Answer) -> None:
+        """It is given after all others."""
+        if self._answers is None:
+            self._answers = deque()
+        self._answers.append(answer)
 
     def _repeated(self, run: PublishRun, ids: array[int]) -> tuple[PublishRun, array[int]] | None:
         """Answer what was published before; the others, if there are any."""
@@ -229,10 +243,10 @@ class Publishing:
         if self._inherited and not self._inherited.isdisjoint(repeated):
             self._wait_for_all(answer)
         if not fresh:
-            self._answers.append(answer)
+            self._add(answer)
             self._answer()
             return None
-        self._answers.append(answer)
+        self._add(answer)
         return picked(run, fresh), array("H", [ids[at] for at in fresh])
 
     def _wait_for_all(self, answer: _Answer) -> None:
@@ -261,7 +275,7 @@ class Publishing:
         not count (MQTT 5, 4.9).
         """
         if self._adapter.wire.has_properties:
-            waiting = sum(len(one.ids) // 2 for one in self._answers if one.kind is AcknowledgementKind.PUBACK)
+            waiting = sum(len(one.ids) // 2 for one in self._answers or () if one.kind is AcknowledgementKind.PUBACK)
             if waiting + len(self._taken) - len(self._inherited) + count > self._adapter.config.receive_maximum:
                 self._adapter.end("receive maximum exceeded", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
 
@@ -295,7 +309,7 @@ class Publishing:
                 self._send(answer.kind, bytes(answer.ids), answer.reason)
                 continue
             while verdicts and verdicts[0][0] <= self._confirmed:
-                verdicts.popleft()
+                del verdicts[0]
             if not verdicts:
                 break
             up_to, reason = verdicts[0]
@@ -318,6 +332,7 @@ class Publishing:
         which those homes must not take for the same.
         """
         answer = _Answer(AcknowledgementKind.PUBREC, ids, numbered=False, reason=reason)
+        assert self._answers is not None
         self._answers.appendleft(answer)
         homes, _ = self._release_numbers(ids_of(ids))
         if not homes:
@@ -366,7 +381,8 @@ class Publishing:
         homes, found = self._release_numbers(ids)
         known = self._taken.intersection(ids) | found
         self._taken.difference_update(ids)
-        self._inherited.difference_update(ids)
+        if self._inherited:
+            self._inherited = self._inherited.difference(ids)
         reasons = None
         if len(known) < len(ids):
             reasons = bytes(0 if one in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND for one in ids)
@@ -385,6 +401,6 @@ class Publishing:
                 return
             completion[1] = b""
             while self._completions and self._completions[0][1] is not None and not self._adapter.closed:
-                self._adapter.outbox.write(self._completions.popleft()[0] or b"")
+                self._adapter.outbox.write(self._completions.pop(0)[0] or b"")
 
         self._session.confirms.when_written(homes, done)

@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 class Subscribing:
     """The subscriptions of one connection, from CONNECT on; see the module."""
 
+    __slots__ = (
+        "_adapter", "_consumer", "_delivering", "_lasting", "_queue", "_session", "_subscriptions", "shares",
+    )  # fmt: skip
+
     def __init__(
         self,
         adapter: MqttAdapter,

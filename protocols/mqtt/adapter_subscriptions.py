@@ -89,6 +89,8 @@ class Subscriptions:
     are not all the same.
     """
 
+    __slots__ = ("_kinds", "_trie", "granted")
+
     def __init__(self) -> None:
         self.granted: dict[str, SubscriptionOptions] = {}
         """By topic filter."""

@@ -25,7 +25,7 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     subscriptions_max: Annotated[int, Meta(ge=1)] = 1000
     """Most topic filters of a client, and in one SUBSCRIBE; those that are too many are answered with 0x80."""
 
-    inflight_messages_max: Annotated[int, Meta(ge=1, le=65_535)] = 1024
+    inflight_messages_max: Annotated[int, Meta(ge=1, le=65_535)] = 8192
     """Most messages at QoS 1 and 2 sent to a client and not yet acknowledged by it; in a session that lasts 32,767."""
 
     receive_maximum: Annotated[int, Meta(ge=1, le=65_535)] = 65_535

@@ -36,8 +36,8 @@ Shape = tuple[int, int, int]
 
 _SHAPES_MAX = 8192
 _shapes: dict[tuple[int, int, bool], dict[bytes, Shape]] = {}
-"""By the first byte without DUP, the largest packet that is allowed, and whether there are properties; they say nothing of anybody, so that all
-connections have them together."""
+"""By the first byte without DUP, the largest packet that is allowed, and whether there are properties. They say nothing
+of anybody, so that all connections have them together."""
 
 DUP = 0x08
 _FIRST_WINDOW, _WINDOW = 8, 128

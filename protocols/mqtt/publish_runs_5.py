@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import PublishRun
-from protocols.mqtt.packets import frame
 from protocols.mqtt.properties import read_variable
 from protocols.mqtt.publish_blocks import PublishBlock, read_publish_block
 from protocols.mqtt.publish_runs import (
