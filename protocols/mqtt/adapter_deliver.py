@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from protocols.convert import routing_key_to_topic
 from protocols.mqtt.adapter_aliases import Aliases
 from protocols.mqtt.adapter_deliveries import (
-    WIRES_QOS_0,
     heads_of,
+    known_at_qos_0,
     qos_0_packets,
     stretches,
     varied_at_qos_0,
@@ -41,8 +41,8 @@ from protocols.mqtt.wire import (
     PublishHeads,
     encode_publishes,
     encode_publishes_with_ids,
+    encode_varied,
     remaining_length,
-    varied_heads,
 )
 from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome, Session
@@ -85,7 +85,7 @@ class Delivering:
 
     __slots__ = (
         "_adapter", "_aliases", "_drops", "_own_mark", "_packet_bytes_max", "_plain", "_routes", "_routes_on_terms",
-        "_session", "_subscriptions", "_version_5", "_wire_key", "inflight", "too_large",
+        "_session", "_subscriptions", "_version_5", "inflight", "too_large",
     )  # fmt: skip
 
     def __init__(
@@ -98,7 +98,6 @@ class Delivering:
         self._routes = _Routes(self._add_route)
         self._drops = False
         self._version_5 = adapter.wire.has_properties
-        self._wire_key = WIRES_QOS_0[self._version_5]
         self._packet_bytes_max = adapter.connect.packet_bytes_max
         self._aliases: Aliases | None = None
         if self._version_5:
@@ -166,7 +165,7 @@ class Delivering:
                 self._deliver_on_terms(consumer, first_id, slab, start, stop, left, redelivered)
             return
         if consumer.no_ack and slab.wire is not None and stop - start == len(slab.bodies):
-            packets = slab.wire.get(self._wire_key)
+            packets = known_at_qos_0(slab, version_5=self._version_5)
             if packets is not None:
                 self._adapter.outbox.write(packets)
                 return
@@ -226,22 +225,23 @@ class Delivering:
         redelivered: bool,
     ) -> None:
         """Deliver messages of different topics: stretches of one QoS and RETAIN flag, leaving out what is no topic."""
-        session = self._session
-        keys = [slab.routing_key] * (stop - start) if slab.keys is None else slab.keys[start:stop]
-        routes = list(map(self._routes.__getitem__, keys))
-        topics = [topic or b"" for topic, _ in routes]
-        kinds = self._kinds(consumer, slab, start, stop, routes)
+        session, count = self._session, stop - start
+        keys = [slab.routing_key] * count if slab.keys is None else slab.keys[start:stop]
+        routes = {key: self._routes[key] for key in set(keys)}
+        names = {key: topic or b"" for key, (topic, _) in routes.items()}
+        topics = list(map(names.__getitem__, keys))
+        kind_of, kinds = self._kinds(consumer, slab, start, stop, routes, keys)
         if retained is not None:
             kinds = [
                 None if kind is None else kind | flag << _RETAINED_SHIFT
-                for kind, flag in zip(kinds, retained, strict=True)
+                for kind, flag in zip(kinds or [kind_of] * count, retained, strict=True)
             ]
-        elif start == 0 and stop == len(slab.bodies) and kinds.count(0) == stop:
+        elif kinds is None and kind_of == 0 and count == len(slab.bodies):
             self._adapter.outbox.write(whole_at_qos_0(slab, topics, version_5=self._version_5))
             if not consumer.no_ack:
                 session.settle(first_id, first_id + stop - 1, Outcome.ACK)
             return
-        for kind, first, last in stretches(kinds):
+        for kind, first, last in [(kind_of, 0, count)] if kinds is None else stretches(kinds):
             bodies = slab.bodies[start + first : start + last]
             flags, kind = (0, None) if kind is None else (kind >> _RETAINED_SHIFT, kind & QOS_MASK)
             if kind is not None:
@@ -250,30 +250,59 @@ class Delivering:
                     self._adapter.outbox.write(varied_at_qos_0(topics[first:last], bodies, blocks, flags=flags))
                 else:
                     flags |= DUP if redelivered else 0
-                    heads = varied_heads(topics[first:last], bodies, kind, flags=flags, blocks=blocks)
-                    self._send(consumer, first_id + first, kind, redelivered, heads, bodies, blocks, 0, len(bodies))
+                    way = kind, flags
+                    self._send_varied(consumer, first_id + first, way, redelivered, topics[first:last], bodies, blocks)
                     if self.inflight.collided:
-                        if last < stop - start:
-                            self.inflight.give_back(first_id + last, first_id + stop - start - 1, redelivered)
+                        if last < count:
+                            self.inflight.give_back(first_id + last, first_id + count - 1, redelivered)
                         return
             if not kind and not consumer.no_ack:
                 outcome = Outcome.DISCARD if kind is None else Outcome.ACK
                 session.settle(first_id + first, first_id + last - 1, outcome)
 
+    def _send_varied(
+        self,
+        consumer: Consumer,
+        first_id: int,
+        way: tuple[int, int],
+        redelivered: bool,
+        topics: Sequence[bytes],
+        bodies: Sequence[bytes],
+        blocks: Blocks,
+    ) -> None:
+        """Publishes with a topic each at the QoS and with the flags of `way`, as many as there are ids for."""
+        (qos, flags), start = way, 0
+        for packet_id, count in self.inflight.take(consumer, first_id, len(bodies), redelivered):
+            end = start + count
+            props = blocks if isinstance(blocks, bytes) else blocks[start:end]
+            packets = encode_varied(
+                topics[start:end], bodies[start:end], qos, flags=flags, blocks=props, first_packet_id=packet_id
+            )
+            self.inflight.write(consumer, packets, qos, first_id + end - 1)
+            start = end
+
     @staticmethod
     def _kinds(
-        consumer: Consumer, slab: Slab, start: int, stop: int, routes: list[tuple[bytes | None, int]]
-    ) -> list[int | None]:
-        """At which QoS each message is sent; None: it is not."""
-        if consumer.no_ack or not slab.properties.persistent:
-            return [None if topic is None else 0 for topic, _ in routes]
-        if slab.raws is None:
-            qos = qos_of(slab.properties, slab.properties.raw)
-            return [None if topic is None else min(granted, qos) for topic, granted in routes]
-        return [
-            None if topic is None else min(granted, qos_of(slab.properties, raw))
-            for (topic, granted), raw in zip(routes, slab.raws[start:stop], strict=True)
-        ]
+        consumer: Consumer,
+        slab: Slab,
+        start: int,
+        stop: int,
+        routes: dict[str, tuple[bytes | None, int]],
+        keys: Sequence[str],
+    ) -> tuple[int | None, list[int | None] | None]:
+        """At which QoS each message is sent, None if it is not: that of all, or a list where they differ."""
+        at_most = 0
+        if not consumer.no_ack and slab.properties.persistent:
+            if slab.raws is not None:
+                granted = [routes[key] for key in keys]
+                return None, [
+                    None if topic is None else min(qos, qos_of(slab.properties, raw))
+                    for (topic, qos), raw in zip(granted, slab.raws[start:stop], strict=True)
+                ]
+            at_most = qos_of(slab.properties, slab.properties.raw)
+        kinds = {key: None if topic is None else min(qos, at_most) for key, (topic, qos) in routes.items()}
+        found = set(kinds.values())
+        return (found.pop(), None) if len(found) == 1 else (None, [kinds[key] for key in keys])
 
     def _deliver_on_terms(
         self,

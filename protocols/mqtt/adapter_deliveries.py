@@ -7,14 +7,15 @@ messages at QoS 1 and 2, where only the packet ids differ between subscribers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import add
 
 from protocols.mqtt.adapter_properties import blocks_of
-from protocols.mqtt.wire import Blocks, PublishHeads, encode_publishes, publish_heads, varied_heads
+from protocols.mqtt.wire import Blocks, PublishHeads, encode_publishes, encode_varied, publish_heads, varied_heads
 from routing.message import Slab
 
 WIRES_QOS_0 = ("mqtt qos 0", "mqtt 5 qos 0")
 """Packets at QoS 0 of a whole slab, for versions before 5 and for version 5."""
+HEADS_QOS_0 = "mqtt 5 heads qos 0"
+"""What stands between remaining length and payload in each of these for version 5, where that is known beforehand."""
 _HEADS = ("mqtt heads", "mqtt 5 heads")
 
 
@@ -27,12 +28,7 @@ def at_qos_0(topic: bytes, bodies: Sequence[bytes], blocks: Blocks) -> bytes:
 
 def varied_at_qos_0(topics: Sequence[bytes], bodies: Sequence[bytes], blocks: Blocks, *, flags: int = 0) -> bytes:
     """Packets for messages with a topic each."""
-    if blocks:
-        if isinstance(blocks, bytes):
-            topics = [topic + blocks for topic in topics]
-        else:
-            topics = list(map(add, topics, blocks))
-    return encode_publishes(varied_heads(topics, bodies, 0, flags=flags), bodies)
+    return encode_varied(topics, bodies, 0, flags=flags, blocks=blocks)
 
 
 def qos_0_packets(slab: Slab, start: int, stop: int, topic: bytes, *, version_5: bool) -> bytes:
@@ -44,6 +40,17 @@ def qos_0_packets(slab: Slab, start: int, stop: int, topic: bytes, *, version_5:
     packets: bytes | None = memo.get(key)
     if packets is None:
         packets = memo[key] = at_qos_0(topic, bodies, blocks)
+    return packets
+
+
+def known_at_qos_0(slab: Slab, *, version_5: bool) -> bytes | None:
+    """Packets at QoS 0 of the whole slab, if its publisher has sent the like."""
+    memo = slab.memo()
+    packets: bytes | None = memo.get(WIRES_QOS_0[version_5])
+    if packets is None and version_5:
+        heads = memo.get(HEADS_QOS_0)
+        if heads is not None:
+            packets = memo[WIRES_QOS_0[True]] = encode_varied(heads, slab.bodies, 0)
     return packets
 
 

@@ -17,7 +17,7 @@ from sys import byteorder
 from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
-from protocols.mqtt.adapter_deliveries import WIRES_QOS_0
+from protocols.mqtt.adapter_deliveries import HEADS_QOS_0, WIRES_QOS_0
 from protocols.mqtt.adapter_dollar import Mixed
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_marking import marking_of
@@ -204,6 +204,8 @@ class Publishing:
         if kind is None:
             if run.wire is not None and self._passes_on:
                 slab.wire = {WIRES_QOS_0[self._adapter.wire.has_properties]: run.wire}
+            elif run.heads is not None:
+                slab.wire = {HEADS_QOS_0: run.heads}
             if run.retain or self._keys.special:
                 self._adapter.retaining.publish(slab, retain=run.retain)
             else:

@@ -212,7 +212,7 @@ class PublishRuns:
 class Found:
     """What a run has so far: payloads, and packet ids of two bytes each."""
 
-    __slots__ = ("aliased", "expiries_s", "packet_ids", "payloads", "raws", "topics")
+    __slots__ = ("aliased", "expiries_s", "heads", "packet_ids", "payloads", "raws", "topics")
 
     def __init__(self, payload: bytes, packet_id: bytes) -> None:
         self.payloads = [payload]
@@ -222,6 +222,7 @@ class Found:
         self.raws: list[bytes] | None = None
         self.expiries_s: list[int | None] | None = None
         self.aliased = False
+        self.heads: list[bytes] | None = None
 
 
 def shapes_of(first: int, packet_bytes_max: int, *, version_5: bool = False) -> dict[bytes, Shape]:

@@ -6,14 +6,14 @@
 2. Heads are remembered by connection, and only those whose block has come before; checked blocks are remembered for all
    connections together. So blocks that never come again (a time in each of them) fill neither.
 3. A topic alias is resolved here: an event names topics (3.3.2.3.4). `wire` is for messages that have none, and no
-   expiry, which a broker has to count down.
+   expiry, which a broker has to count down; what differs without the alias, the head, is remembered with it.
 """
 
 from __future__ import annotations
 
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import PublishRun
-from protocols.mqtt.properties import read_variable
+from protocols.mqtt.properties import encode_text, read_variable, with_length
 from protocols.mqtt.publish_blocks import PublishBlock, read_publish_block
 from protocols.mqtt.publish_runs import (
     DUP,
@@ -32,8 +32,9 @@ _BLOCK_REMEMBERED_BYTES_MAX = 512
 _blocks: dict[bytes, PublishBlock] = {}
 _raws: dict[bytes, bytes] = {}
 
-Head = tuple[str, bytes, int, int, int | None]
-"""Topic, properties, what is special about it, alias (0 if there is none), expiry in seconds."""
+Head = tuple[str, bytes, int, bytes, int, int | None]
+"""Topic, properties, what is special about it, the head without an alias (b"" where the topic is not known), alias (0
+if there is none), expiry in seconds."""
 
 _ALIASED, _RESOLVE, _TIMED = 1, 2, 4
 """It has an alias; the alias is still to be given a topic, or to be asked for it; there is an expiry."""
@@ -66,9 +67,9 @@ class PublishRuns5(PublishRuns):
         raw_block = data[block:block_stop]
         raw_head = data[body:topic_stop] + raw_block
         head = self._heads.get(raw_head) or self._new_head(raw_head)
-        topic, raw, special, _, expiry_s = head
+        topic, raw, special, plain, _, expiry_s = head
         if special & _RESOLVE:
-            topic = self._resolve(raw_head, head)
+            topic, plain = self._resolve(raw_head, head)
         found = Found(data[block_stop:stop], data[topic_stop:block])
         start = position
         if qos:
@@ -81,6 +82,8 @@ class PublishRuns5(PublishRuns):
             found.expiries_s = [expiry_s] * count
         if position + 5 < end and count < STRETCH and not (data[position] ^ first) & ~DUP:
             found.topics, found.raws = [topic] * count, [raw] * count
+            if special & _ALIASED and not qos:
+                found.heads = [plain] * count
             position = self._take_varied_5(data, position, first, head, found)
         if qos:
             position = self.cut_at_id_0(data, start, position, found)
@@ -94,7 +97,7 @@ class PublishRuns5(PublishRuns):
         assert topics is not None
         assert raws is not None
         add_topic, add_raw, add_payload = topics.append, raws.append, payloads.append
-        packet_ids = found.packet_ids
+        packet_ids, heads = found.packet_ids, found.heads
         shapes, equal, all_special = shapes_of(first, packet_bytes_max, version_5=True), 0, 0
         while position + 5 < end:
             start = data[position : position + SHAPE_BYTES]
@@ -138,16 +141,18 @@ class PublishRuns5(PublishRuns):
                 previous = head
                 if equal:
                     equal = 0
-            topic, raw, special, _, expiry_s = head
-            if special:
-                all_special |= special
+            topic, raw, special, plain, _, expiry_s = head
+            if special > _ALIASED:
                 if special & _RESOLVE:
                     try:
-                        topic = self._resolve(raw_head, head)
+                        topic, plain = self._resolve(raw_head, head)
                     except MqttProtocolError:
                         break
                 if special & _TIMED and expiries_s is None:
                     expiries_s = found.expiries_s = [None] * len(payloads)
+            all_special |= special
+            if heads is not None:
+                heads.append(plain)
             if expiries_s is not None:
                 expiries_s.append(expiry_s)
             add_topic(topic)
@@ -159,28 +164,30 @@ class PublishRuns5(PublishRuns):
         found.aliased |= all_special & _ALIASED > 0
         return position
 
-    def _resolve(self, raw: bytes, head: Head) -> str:
-        """The topic of a head with an alias. Raises MqttProtocolError for an alias that stands for none.
+    def _resolve(self, raw: bytes, head: Head) -> tuple[str, bytes]:
+        """The topic of a head with an alias, and the head without that. Raises MqttProtocolError for an alias that
+        stands for none.
 
         What an alias stands for seldom changes: then the head is as good as one with that topic.
         """
-        topic, properties, special, alias, expiry_s = head
+        topic, properties, special, plain, alias, expiry_s = head
         if topic:
             before = self._aliases.get(alias)
             if before == topic:
-                return topic
+                return topic, plain
             self._aliases[alias] = topic
             if before is not None:
                 self._changes += 1
                 if self._changes <= _CHANGES_MAX:
                     self._heads.clear()
-            return topic
+            return topic, plain
         if alias not in self._aliases:
             raise MqttProtocolError(f"topic alias {alias} stands for nothing", "", ReasonCode.PROTOCOL_ERROR)
         topic = self._aliases[alias]
+        plain = encode_text(topic) + with_length(properties)
         if raw in self._heads and self._changes < _CHANGES_MAX:
-            self._heads[raw] = topic, properties, special & ~_RESOLVE, alias, expiry_s
-        return topic
+            self._heads[raw] = topic, properties, special & ~_RESOLVE, plain, alias, expiry_s
+        return topic, plain
 
     def _new_head(self, raw: bytes) -> Head:
         """Check topic and block, whose lengths were found to be right."""
@@ -200,12 +207,15 @@ class PublishRuns5(PublishRuns):
             text = f"topic alias {block.alias}, at most {most} is allowed"
             raise MqttProtocolError(text, "MQTT-3.3.2-9", ReasonCode.TOPIC_ALIAS_INVALID)
         special = (_ALIASED | _RESOLVE if block.alias else 0) | (0 if block.expiry_s is None else _TIMED)
+        plain = raw
+        if block.alias or block.expiry_s is not None:
+            plain = raw_topic + with_length(block.raw) if topic else b""
         if not comes_again:
-            return topic, block.raw, special, block.alias, block.expiry_s
+            return topic, block.raw, special, plain, block.alias, block.expiry_s
         # Properties that are the same are one object, whatever alias stood beside them: comparing those is quick.
         if len(_raws) >= _BLOCKS_REMEMBERED_MAX:
             _raws.clear()
-        head = topic, _raws.setdefault(block.raw, block.raw), special, block.alias, block.expiry_s
+        head = topic, _raws.setdefault(block.raw, block.raw), special, plain, block.alias, block.expiry_s
         if len(self._heads) >= TOPICS_REMEMBERED_MAX:
             self._heads.clear()
         self._heads[raw] = head
@@ -237,16 +247,17 @@ def _event(first: int, topic: str, raw: bytes, found: Found, wire: bytes) -> Pub
         topics = None
     if raws is not None and raws.count(raw) == count:
         raws = None
-    passes_on = not (qos or retain or found.aliased or expiries_s)
+    passes_on = not (qos or retain or expiries_s)
     return PublishRun(
         topic,
         qos,
         retain,
         found.payloads,
         bytes(found.packet_ids),
-        wire if passes_on else None,
+        wire if passes_on and not found.aliased else None,
         topics,
         raw,
         raws,
         expiries_s,
+        found.heads if passes_on else None,
     )

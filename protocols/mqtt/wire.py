@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from operator import add
 
 from protocols.mqtt.events import AcknowledgementKind
@@ -299,6 +300,34 @@ def encode_publishes_with_ids(
         parts[::3] = heads
     parts[1::3] = _PACKET_IDS[first_packet_id : first_packet_id + count]
     parts[2::3] = payloads
+    return b"".join(parts)
+
+
+def encode_varied(
+    topics: Sequence[bytes],
+    payloads: Sequence[bytes],
+    qos: int,
+    *,
+    flags: int = 0,
+    blocks: Blocks = b"",
+    first_packet_id: int = 0,
+) -> bytes:
+    """PUBLISH packets with a topic each; at QoS 1 and 2 with consecutive packet ids."""
+    count = len(payloads)
+    sizes = map(add, map(len, topics), map(len, payloads))
+    columns: list[Sequence[bytes]] = [topics]
+    if qos:
+        columns.append(_PACKET_IDS[first_packet_id : first_packet_id + count])
+    if blocks:
+        lengths = repeat(len(blocks)) if isinstance(blocks, bytes) else map(len, blocks)
+        sizes = map(add, sizes, lengths)
+        columns.append([blocks] * count if isinstance(blocks, bytes) else blocks)
+    columns.append(payloads)
+    width = len(columns) + 1
+    parts = [b""] * (width * count)
+    parts[::width] = map(_STARTS[0x30 | qos << 1 | flags].__getitem__, sizes)
+    for at, column in enumerate(columns, 1):
+        parts[at::width] = column
     return b"".join(parts)
 
 

@@ -26,6 +26,8 @@ from routing.queues.slab_cache import CachedSlab
 from routing.runs import Run
 
 _REMEMBERED_MAX = 1024
+_KEYS_REMEMBERED_MAX = 8192
+_KEY_REMEMBERED_BYTES_MAX = 256
 _LONG_RUN = 16
 """Records of one key and one set of properties that are worth a slab of their own."""
 _LONG = bytes(_LONG_RUN - 1)
@@ -38,6 +40,23 @@ _PROPERTIES_NAME = b"\x02p"
 def encode_key(key: str) -> bytes:
     """A routing key as it stands in the log."""
     return key.encode("utf-8", NAME_ENCODING_ERRORS)
+
+
+class _EncodedKeys(dict[str, bytes]):
+    """What `encode_key` makes of keys; those that come again are encoded once."""
+
+    __slots__ = ()
+
+    def __missing__(self, key: str) -> bytes:
+        if len(self) >= _KEYS_REMEMBERED_MAX:
+            self.clear()
+        encoded = encode_key(key)
+        if len(encoded) <= _KEY_REMEMBERED_BYTES_MAX:
+            self[key] = encoded
+        return encoded
+
+
+_encoded_keys = _EncodedKeys()
 
 
 def set_id_of(header_block: bytes) -> int:
@@ -75,7 +94,7 @@ class RecordWriter:
     def run(self, first_offset: int, slab: Slab) -> Run:
         """A slab as records from `first_offset` on."""
         keys: bytes | list[bytes]
-        keys = encode_key(slab.routing_key) if slab.keys is None else list(map(encode_key, slab.keys))
+        keys = encode_key(slab.routing_key) if slab.keys is None else list(map(_encoded_keys.__getitem__, slab.keys))
         blocks = self._block(slab) if slab.raws is None else self._varied_blocks(slab, slab.raws)
         return Run(first_offset, keys, blocks, slab.bodies, slab.size)
 
