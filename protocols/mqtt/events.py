@@ -72,7 +72,7 @@ class PublishRun:
     message, None when no message has one. `packet_ids` are the ids of a QoS 1 or 2 run, two bytes each. `wire` is the
     packets' own bytes when a subscriber at QoS 0 that speaks the publisher's version (all before 5 are one) can be sent
     them as they are (QoS 0, not retained, no alias, no expiry), else None. `heads` are what stands between the remaining
-    length and the payload of each message as such a subscriber is sent it, where an alias is all that forbids that.
+    length and the payload of each as such a subscriber is sent it, where an alias is all that forbids that.
     """
 
     topic: str
