@@ -8,6 +8,7 @@ import pytest
 
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_retained import wanted
+from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import SubscriptionRequest
 from routing.broker import open_broker
 from routing.config import BrokerConfig
@@ -103,7 +104,7 @@ async def test_retained_and_live_messages_mix_in_one_queue(world: World) -> None
 
 async def test_they_count_for_the_window(world: World) -> None:
     await retain(world, *((f"t/{n}", b"x", 1) for n in range(2000)))
-    subscriber = await world.client("s")
+    subscriber = await world.client("s", config=MqttConfig(inflight_messages_max=1024))
     await subscriber.send(subscribe(1, ("#", 1)))
     assert len([first for first, _ in packets(subscriber.take()) if first == 0x33]) == 1024
     await subscriber.acknowledge(*range(1, 1025))
