@@ -204,7 +204,7 @@ class Publishing:
         if kind is None:
             if run.wire is not None and self._passes_on:
                 slab.wire = {WIRES_QOS_0[self._adapter.wire.has_properties]: run.wire}
-            elif run.heads is not None:
+            elif run.heads is not None and self._passes_on:
                 slab.wire = {HEADS_QOS_0: run.heads}
             if run.retain or self._keys.special:
                 self._adapter.retaining.publish(slab, retain=run.retain)
