@@ -35,7 +35,8 @@ class Subscribing:
     """The subscriptions of one connection, from CONNECT on; see the module."""
 
     __slots__ = (
-        "_adapter", "_consumer", "_delivering", "_lasting", "_queue", "_rewriting", "_session", "_subscriptions", "shares",
+        "_adapter", "_consumer", "_delivering", "_lasting", "_queue", "_rewriting", "_session", "_subscriptions",
+        "shares",
     )  # fmt: skip
 
     def __init__(
