@@ -43,6 +43,8 @@ _OTHERS = (
     "includeProperties",
     "minPartitions",
     "maxRecordsPerPartition",
+    "read.mode",
+    "read.dataDir",
     *_ISOLATION,
 )
 _PUSH_DOWN = "filterPushdown"
@@ -121,6 +123,8 @@ class ReadOptions:
     """Whether filters of queries may be looked at, to read less."""
     group: str = ""
     """The group by whose offsets the broker shows how far a stream has come."""
+    data_dir: str | None = None
+    """Where tasks may read the broker's files themselves."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,7 @@ def parse_options(options: Mapping[str, str], *, columns: tuple[str, ...] = (), 
         lease_ms=_count(given, "leaseMs", default=LEASE_MS, least=0) if streaming else 0,
         push_down=_flag(given, _PUSH_DOWN, default=False),
         group=_group(given) if streaming else "",
+        data_dir=_data_dir(given),
     )
 
 
@@ -231,6 +236,15 @@ def _check_isolation(given: Mapping[str, str]) -> None:
     chosen = _one_of(given, _ISOLATION)
     if chosen is not None and given[chosen] != "read_committed":
         raise OptionError(f"{chosen}: only read_committed is there, not {given[chosen]!r}")
+
+
+def _data_dir(given: Mapping[str, str]) -> str | None:
+    mode = given.get("read.mode", "fetch").lower()
+    if mode not in ("fetch", "direct"):
+        raise OptionError(f"read.mode must be fetch or direct, not {mode!r}")
+    if (mode == "direct") != ("read.dataDir" in given):
+        raise OptionError("read.mode=direct and read.dataDir, the broker's data directory, are given together")
+    return given.get("read.dataDir")
 
 
 def _group(given: Mapping[str, str]) -> str:

@@ -23,6 +23,7 @@ from spark_bridge.columns import decode_batches
 from spark_bridge.filters import Wanted, narrowed, wanted_by
 from spark_bridge.offsets import DataLoss, OffsetRange, ReadOptions, divide, resolve
 from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
+from spark_bridge.segments import directory_of, read_directly
 
 ROWS_PER_BATCH = 10_000
 BYTES_PER_BATCH = 8 << 20
@@ -71,7 +72,7 @@ def read_range(options: ReadOptions, one: OffsetRange) -> Iterator[pa.RecordBatc
         "with_headers": not names.isdisjoint(MADE_OF_HEADERS),
     }
     with connect(options) as client:
-        for batches in _grouped(_batches(client, one, fail_on_data_loss=options.fail_on_data_loss)):
+        for batches in _grouped(_batches(client, one, options)):
             columns = decode_batches(batches, **parts)
             first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset])
             if first < last:
@@ -93,25 +94,31 @@ def connect(options: ReadOptions) -> BlockingClient:
     return BlockingClient(last, credentials=access.credentials, tls=tls)
 
 
-def _batches(client: BlockingClient, one: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[memoryview]:
+def _batches(client: BlockingClient, one: OffsetRange, options: ReadOptions) -> Iterator[memoryview]:
     """The record batches that hold the range. Raises `DataLoss`."""
-    offset = one.start_offset
-    while offset < one.end_offset:
-        try:
-            fetched = client.fetch(one.topic, one.partition, offset, FETCH_BYTES_MAX)
-        except OffsetOutOfRange:
-            if fail_on_data_loss:
-                raise _lost(one, offset) from None
-            earliest = client.list_offsets(one.topic, one.partition, "earliest") or 0
-            if earliest <= offset:  # a shorter log: the topic was made anew
-                return
-            offset = earliest
-            continue
-        if not fetched.batches:
-            if fail_on_data_loss:
+
+    def fetched(offset: int, size: int) -> list[memoryview]:
+        while True:
+            try:
+                found = client.fetch(one.topic, one.partition, offset, size).batches
+            except OffsetOutOfRange:
+                found = []
+                if not options.fail_on_data_loss:
+                    earliest = client.list_offsets(one.topic, one.partition, "earliest") or 0
+                    if earliest > offset:  # else it is a shorter log: the topic was made anew
+                        offset = earliest
+                        continue
+            if not found and options.fail_on_data_loss:
                 raise _lost(one, offset)
-            return
-        for batch in fetched.batches:
+            return found
+
+    directory = None if options.data_dir is None else directory_of(options.data_dir, one.topic, one.partition)
+    if directory is not None:
+        yield from read_directly(directory, one.start_offset, one.end_offset, fetched, FETCH_BYTES_MAX)
+        return
+    offset = one.start_offset
+    while offset < one.end_offset and (batches := fetched(offset, FETCH_BYTES_MAX)):
+        for batch in batches:
             yield batch
             offset = parse_header(batch).next_offset
 

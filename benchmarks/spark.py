@@ -1,0 +1,263 @@
+"""Spark reads and writes topics: this package's source beside Spark's own Kafka connector, in one session.
+
+    python -m benchmarks.spark_jars
+    python -m benchmarks.spark fill --millrace 127.0.0.1:9094 --door 127.0.0.1:9092 --kafka 127.0.0.1:9192
+    python -m benchmarks.spark queries --millrace 127.0.0.1:9094 --kafka 127.0.0.1:9192
+    python -m benchmarks.spark sink|triggers|memory --millrace 127.0.0.1:9094 --kafka 127.0.0.1:9192
+
+`fill` makes the topics, over Kafka's protocol on both sides (--door is Millrace's Kafka door), so that the batches are
+the same: 4 partitions, keys of two letters, a dash and a number, values of 100 to 300 bytes. --kafka is an Apache
+Kafka, or whatever the connector is to read; without it there is one column. All run on `local[2]`; the median of the
+runs counts. Sources take turns, after a warm-up of each. Answers are compared.
+
+`triggers` measures micro-batches of 1,000 records: how long one takes beside what Spark takes with a source of its own
+(rate-micro-batch) and with its connector, and how many come in time at ten a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import descendants
+from benchmarks.spark_jars import jars
+
+PARTITIONS = 4
+TOPICS = {"plain": ("none", False), "headers": ("none", True), "lz4": ("lz4", False), "zstd": ("zstd", False)}
+"""By the ends of their names: how they are compressed, and whether records have headers."""
+SHARE = {"plain": 1.0, "headers": 0.5, "lz4": 0.5, "zstd": 0.5}
+QUERIES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "count": ("plain", lambda rows: rows.count()),
+    "sum of value length": ("plain", lambda rows: rows.selectExpr("sum(length(value))").first()[0]),
+    "group by key prefix": (
+        "plain",
+        lambda rows: len(rows.selectExpr("substring(key, 1, 2) p").groupBy("p").count().collect()),
+    ),
+    "headers": ("headers", lambda rows: rows.selectExpr("sum(length(value) + size(headers))").first()[0]),
+    "lz4": ("lz4", lambda rows: rows.selectExpr("sum(length(value))").first()[0]),
+    "zstd": ("zstd", lambda rows: rows.selectExpr("sum(length(value))").first()[0]),
+}
+
+
+def _records(count: int) -> Iterator[tuple[bytes, bytes]]:
+    """The same on each call. Values are texts of fields, so that they can be compressed."""
+    rng = random.Random(7)
+    pool = b"".join(b'{"id": %d, "room": "%d", "degrees": %f}, ' % (i, i % 50, rng.random()) for i in range(50_000))
+    letters = [a + b for a in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for b in "ABCDEFGHIJ"]
+    for number in range(count):
+        at = rng.randrange(len(pool) - 300)
+        yield f"{rng.choice(letters)}-{number}".encode(), pool[at : at + rng.randint(100, 300)]
+
+
+def _fill(server: str, topic: str, count: int, compression: str, *, headers: bool) -> None:
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+    admin = AdminClient({"bootstrap.servers": server})
+    for future in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
+        future.result()
+    settings = {"compression.type": compression, "linger.ms": 50, "batch.num.messages": 500, "acks": "all"}
+    producer = Producer({"bootstrap.servers": server, "queue.buffering.max.messages": 500_000, **settings})
+    given: Any = [("trace", b"0123456789abcdef")] if headers else None
+    for number, (key, value) in enumerate(_records(count)):
+        while True:
+            try:
+                producer.produce(topic, value, key, partition=number // 500 % PARTITIONS, headers=given)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if not number % 1000:
+            producer.poll(0)
+    left = producer.flush(60)
+    if left:
+        sys.exit(f"{left} records were not written to {server}")
+
+
+def _session(directory: str) -> Any:
+    from pyspark.sql import SparkSession
+
+    from pyspark_millrace import ensure_java
+
+    ensure_java()
+    warnings.simplefilter("ignore", FutureWarning)
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.master("local[2]").appName("benchmark")
+    settings = {
+        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "2g",
+        "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR",
+        "spark.sql.shuffle.partitions": "4", "spark.local.dir": directory, "spark.sql.warehouse.dir": directory,
+        "spark.jars": ",".join(jars()),
+    }  # fmt: skip
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+Source = tuple[str, dict[str, str]]
+"""A format and how it finds its broker."""
+
+
+def _sources(options: argparse.Namespace) -> dict[str, Source]:
+    found: dict[str, Source] = {}
+    if options.kafka:
+        if not jars():
+            sys.exit("the connector is not here: python -m benchmarks.spark_jars")
+        found["connector"] = ("kafka", {"kafka.bootstrap.servers": options.kafka})
+    found["millrace"] = ("millrace", {"millrace.servers": options.millrace})
+    return found
+
+
+def _load(spark: Any, source: Source, topic: str, *, headers: bool) -> Any:
+    kind, where = source
+    rows = spark.read.format(kind).options(**where).option("subscribe", topic).option("startingOffsets", "earliest")
+    return rows.option("includeHeaders", str(headers).lower()).load()
+
+
+def queries(spark: Any, options: argparse.Namespace) -> None:
+    """The table of reads."""
+    sources = _sources(options)
+    chosen = {name: query for name, query in QUERIES.items() if not options.only or name in options.only}
+    print(f"{'query':22}" + "".join(f"{label:>24}" for label in sources) + f"{'ratio':>8}", flush=True)
+    for number, (name, (topic, query)) in enumerate(chosen.items()):
+        taken: dict[str, list[float]] = {label: [] for label in sources}
+        answers = set()
+        for run in range(0 if number else -1, options.runs):  # the first of all is the warm-up
+            for label, source in list(sources.items())[:: 1 if run % 2 else -1]:
+                began = time.perf_counter()
+                answers.add(query(_load(spark, source, f"{options.topic}-{topic}", headers=TOPICS[topic][1])))
+                if run >= 0:
+                    taken[label].append(time.perf_counter() - began)
+        if len(answers) > 1:
+            sys.exit(f"{name}: the sources do not agree: {answers}")
+        rates = [options.records * SHARE[topic] / statistics.median(times) for times in taken.values()]
+        cells = "".join(f"{rate:14,.0f} records/s" for rate in rates)
+        print(f"{name:22}{cells}{rates[-1] / rates[0]:8.2f}", flush=True)
+
+
+def sink(spark: Any, options: argparse.Namespace) -> None:
+    """Rows of about 200 bytes into a topic, with keys."""
+    count = int(options.records * 0.5)
+    value = "repeat(substr(sha2(string(id), 256), 1, 40), 5)"
+    rows = spark.range(0, count, 1, 4).selectExpr("string(id) key", f"{value} value")
+    rows.write.format("noop").mode("overwrite").save()
+    for run in range(-1, options.runs):
+        for label, (kind, where) in _sources(options).items():
+            topic = f"{options.topic}-sink"
+            began = time.perf_counter()
+            rows.write.format(kind).options(**where).option("topic", topic).mode("append").save()
+            if run >= 0:
+                print(f"sink {label:12} {count / (time.perf_counter() - began):12,.0f} records/s", flush=True)
+    began = time.perf_counter()
+    rows.write.format("noop").mode("overwrite").save()
+    print(f"making the rows takes {time.perf_counter() - began:.2f} s of that")
+
+
+def triggers(spark: Any, options: argparse.Namespace) -> None:
+    """Micro-batches of 1,000 records."""
+    for label, (kind, where) in [("Spark's own", ("rate-micro-batch", {})), *_sources(options).items()]:
+        rows = spark.readStream.format(kind).options(**where)
+        if kind == "rate-micro-batch":
+            rows = rows.option("rowsPerBatch", "1000").option("numPartitions", str(PARTITIONS)).load()
+        else:
+            rows = rows.option("subscribe", f"{options.topic}-plain").option("startingOffsets", "earliest")
+            rows = rows.option("maxOffsetsPerTrigger", "1000").load()
+        with tempfile.TemporaryDirectory(dir=options.checkpoints) as directory:
+            for pause in ("0 seconds", "100 milliseconds"):
+                query = rows.writeStream.format("noop").option("checkpointLocation", f"{directory}/{pause[0]}")
+                query = query.trigger(processingTime=pause).start()
+                time.sleep(options.seconds)
+                query.stop()
+                done = [one for one in query.recentProgress if one["numInputRows"]][3:]
+                took = sorted(one["durationMs"]["triggerExecution"] for one in done)
+                names = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets", "commitBatch")
+                parts = {name: statistics.median(one["durationMs"].get(name, 0) for one in done) for name in names}
+                starts = [_seconds(one["timestamp"]) for one in done]
+                rate = (len(starts) - 1) / max(starts[-1] - starts[0], 0.001)
+                shown = ", ".join(f"{name} {value:.0f}" for name, value in parts.items() if value)
+                print(
+                    f"{label:12} every {pause:17} {rate:6.1f} a second, {statistics.median(took):5.0f} ms each "
+                    f"(99 %: {took[int(len(took) * 0.99)]} ms): {shown}",
+                    flush=True,
+                )
+
+
+def _seconds(text: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def memory(spark: Any, options: argparse.Namespace) -> None:
+    """The most that Spark's Python processes have of their own, while a whole partition is read by each task."""
+    import threading
+
+    over = threading.Event()
+    most: dict[int, int] = {}
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            for pid in descendants(os.getpid()):
+                try:
+                    if b"pyspark" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                        own = sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_"))
+                        most[pid] = max(most.get(pid, 0), own)
+                except OSError:
+                    continue
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    for part in (0.25, 1):
+        most.clear()
+        end = {str(number): int(options.records / PARTITIONS * part) for number in range(PARTITIONS)}
+        rows = spark.read.format("millrace").option("millrace.servers", options.millrace)
+        topic = f"{options.topic}-plain"
+        text = str({topic: end}).replace("'", '"')
+        rows.option("subscribe", topic).option("endingOffsets", text).load().selectExpr("sum(length(value))").first()
+        print(f"{sum(end.values()):12,} records: {max(most.values()) / 1024:.0f} MiB in the largest Python process")
+    over.set()
+    thread.join()
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["fill", "queries", "sink", "triggers", "memory"])
+    parser.add_argument("--millrace", metavar="HOST:PORT", default="127.0.0.1:9094", help="its native door")
+    parser.add_argument("--door", metavar="HOST:PORT", help="its Kafka door, to fill it")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="what the connector reads")
+    parser.add_argument("--topic", default="spark", help="how topics' names begin")
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10, help="of each measurement of triggers")
+    parser.add_argument("--checkpoints", help="directory for checkpoints of triggers")
+    parser.add_argument("--only", action="append", default=[], choices=list(QUERIES))
+    options = parser.parse_args()
+    if options.what == "fill":
+        for server, (name, (compression, headers)) in itertools.product(
+            filter(None, (options.door, options.kafka)), TOPICS.items()
+        ):
+            began = time.monotonic()
+            count = int(options.records * SHARE[name])
+            _fill(server, f"{options.topic}-{name}", count, compression, headers=headers)
+            print(f"{server} {name}: {count / (time.monotonic() - began):,.0f} records/s", flush=True)
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        spark = _session(directory)
+        {"queries": queries, "sink": sink, "triggers": triggers, "memory": memory}[options.what](spark, options)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
