@@ -19,7 +19,9 @@ DELAY_MS_MAX = (1 << 41) - 1
 PERSISTENT = 1
 TIMED_FROM = 1 << 9
 """Facts from here on have a time to live or a delay."""
-DELAYED_FROM = 1 << 42
+DELAY_BITS = 42
+"""A delay stands above so many."""
+DELAYED_FROM = 1 << DELAY_BITS
 """Facts from here on have a delay."""
 
 TTL_MASK = (1 << 33) - 1
@@ -28,7 +30,7 @@ TTL_MASK = (1 << 33) - 1
 def pack(persistent: bool, priority: int = 0, ttl_ms: int | None = None, delay_ms: int = 0) -> int:
     """The facts of a message. All values are within the limits above; a delay of 0 or less is none."""
     ttl = 0 if ttl_ms is None else ttl_ms + 1
-    return (delay_ms << 42 if delay_ms > 0 else 0) | ttl << 9 | priority << 1 | persistent
+    return (delay_ms << DELAY_BITS if delay_ms > 0 else 0) | ttl << 9 | priority << 1 | persistent
 
 
 def priority_of(facts: int) -> int:
@@ -44,7 +46,7 @@ def ttl_ms_of(facts: int) -> int | None:
 
 def delay_ms_of(facts: int) -> int:
     """How long after publishing it may be delivered; 0 is at once."""
-    return facts >> 42
+    return facts >> DELAY_BITS
 
 
 def without_delay(facts: int) -> int:

@@ -14,9 +14,25 @@ from typing import Any
 from protocols.amqp import property_edits, wire
 from protocols.amqp.digit_columns import DIGITS_MAX, FEW, LANES_MAX, combined
 from protocols.amqp.errors import AmqpError, SyntaxFault
-from protocols.amqp.properties import BasicProperties, Step, decode_properties, encode_properties, layout_of
+from protocols.amqp.properties import (
+    DELAY_HEADER,
+    BasicProperties,
+    Step,
+    decode_properties,
+    encode_properties,
+    layout_of,
+)
 from protocols.sansio import LocalProtocolError
-from routing.facts import DELAY_MS_MAX, DELAYED_FROM, PRIORITY_MAX, TTL_MASK, TTL_MS_MAX, pack
+from routing.facts import (
+    DELAY_BITS,
+    DELAY_MS_MAX,
+    DELAYED_FROM,
+    PRIORITY_MAX,
+    TTL_MASK,
+    TTL_MS_MAX,
+    pack,
+    without_delay,
+)
 from routing.message import (
     NAME_ENCODING_ERRORS,
     RESERVED_HEADER_PREFIX,
@@ -29,7 +45,6 @@ from routing.queues.settings import type_name
 
 PROTOCOL = "amqp"
 TRANSIENT, PERSISTENT = 1, 2
-DELAY_HEADER = "x-delay"
 COPY_HEADERS = ("CC", "BCC")
 """Lists of further routing keys; the second is not delivered."""
 REPLY_TO = "amq.rabbitmq.reply-to"
@@ -256,8 +271,16 @@ def facts_of(raw: bytes, user: str) -> int | None:
     return facts if pos == len(raw) else None
 
 
-def ruled_facts(facts: int, priorities: bytes, digits: list[bytes]) -> list[int]:
+def ruled_facts(facts: int, priorities: bytes, digits: list[bytes], delays: list[int]) -> list[int]:
     """See `mixed_runs.RuledFacts`. An expiration has so few digits that it is no greater than `TTL_MS_MAX`."""
+    if delays:
+        facts = without_delay(facts)
+        if min(delays) < 0 or max(delays) > DELAY_MS_MAX:
+            delays = [max(0, min(delay_ms, DELAY_MS_MAX)) for delay_ms in delays]
+        if not priorities and not digits:
+            return [facts | delay_ms << DELAY_BITS for delay_ms in delays]
+        undelayed = ruled_facts(facts, priorities, digits, [])
+        return [one | delay_ms << DELAY_BITS for one, delay_ms in zip(undelayed, delays, strict=True)]
     if priorities:
         facts &= ~(PRIORITY_MAX << 1)
     if not digits:

@@ -103,7 +103,7 @@ class AmqpConnection:
         server_properties: dict[str, Any],
         mechanisms: bytes,
         facts_of: Facts = lambda raw: None,
-        ruled_facts: RuledFacts = lambda facts, priorities, expirations: [],
+        ruled_facts: RuledFacts = lambda facts, priorities, expirations, delays: [],
     ) -> None:
         self.state = State.HEADER
         self.frame_bytes_max = config.frame_bytes_max

@@ -4,9 +4,9 @@
    for property bytes what the engine decides by, as an integer: those of a run agree in bit 0, and where they differ in
    others they are one more column. None: a message that has to be looked at alone. A long uniform stretch ends a run.
 2. Most publishes look like one before them: same lengths of method and header frame, and property lists that differ in
-   texts, times, priority and expiration alone (`properties.fixed_parts`). Such a `_Shape` is remembered by those two
-   lengths: the next publish like it is one `struct` call and a few comparisons, and its facts are known, or follow from
-   priority and expiration, which are read in columns (`RuledFacts`).
+   texts, times, priority, expiration and delay alone (`properties.fixed_parts`). Such a `_Shape` is remembered by those
+   two lengths: the next publish like it is one `struct` call and a few comparisons, and its facts are known, or follow
+   from priority, expiration and delay, which are read in columns (`RuledFacts`).
 3. A publish that fits no shape is walked frame by frame and makes a shape, unless shapes of these lengths hardly ever
    fit. What is no whole publish in single frames with a known method frame ends the run.
 """
@@ -20,10 +20,10 @@ from protocols.amqp.properties import fixed_parts
 from protocols.amqp.publish_run import UNIFORM_MIN, Family, PublishRun, Route
 
 Facts = Callable[[bytes], int | None]
-RuledFacts = Callable[[int, bytes, list[bytes]], list[int]]
-"""Given the facts of one property list, and the priorities and expirations of others that differ from it in these two
-alone: the facts of those. Priorities are a byte each; expirations have one number of digits, and are given as columns
-of them, the highest place first. Either is empty where they have none."""
+RuledFacts = Callable[[int, bytes, list[bytes], list[int]], list[int]]
+"""Given the facts of one property list, and the priorities, expirations and delays of others that differ from it in
+these alone: the facts of those. Priorities are a byte each; expirations have one number of digits, and are given as
+columns of them, the highest place first; delays may be out of all limits. Each is empty where they have none."""
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _CONTENT_HEAD = struct.Struct(">BHIIQ")
@@ -135,7 +135,10 @@ class _Shape:
             wrong = min(index for column in digits for index, one in enumerate(column) if not 48 <= one <= 57)
             joined = joined[: wrong * size]
             digits = [column[:wrong] for column in digits]
-        return ruled_facts(self.facts, b"" if at is None else joined[at::size], digits) if joined else []
+        if not joined:
+            return []
+        delays = [] if ruling.delay is None else [delay_ms for (delay_ms,) in ruling.delay.iter_unpack(joined)]
+        return ruled_facts(self.facts, b"" if at is None else joined[at::size], digits, delays)
 
     @property
     def is_misleading(self) -> bool:

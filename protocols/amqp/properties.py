@@ -87,28 +87,33 @@ def names_of(flags: int) -> list[tuple[Step, str]]:
     return [(_STEPS.get(name, Step.SHORT_STRING), name) for flag, name in _FIELDS if flags & flag]
 
 
+DELAY_HEADER = "x-delay"
 _PLAIN_DIGITS_MAX = 9
 """An expiration as short as that is within every limit."""
+_PLAIN_DELAYS = dict(zip(b"IilL", "iIqq", strict=True))
+"""The types of a delay that stands in the same place of every list like it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Where priority and expiration are in a property list; None where it has none."""
+    """Where priority, expiration and delay are in a property list; None where it has none."""
 
     priority_at: int | None
     expiration: range | None
     """Its digits."""
+    delay: struct.Struct | None
+    """Reads it from the list: milliseconds, of any sign."""
 
 
 def fixed_parts(raw: bytes) -> tuple[Callable[[bytes], tuple[bytes, ...]], Ruling | None]:
     """Reads from property lists as long as `raw`, which is well-formed, all but plain texts, times, and the values of
-    priority and expiration.
+    priority, expiration and delay.
 
-    Two lists in which that is the same are walked in the same steps, and ask for the same but for those two values,
+    Two lists in which that is the same are walked in the same steps, and ask for the same but for those three values,
     which are where the second result says, if they have any.
     """
     fixed = [2]  # lengths of what counts and of what does not, in turn
-    priority_at = expiration = None
+    priority_at = expiration = delay = None
     pos = 2
     for step in layout_of(int.from_bytes(raw[:2], "big")):
         head, size = 0, 1  # of them `head` bytes count
@@ -118,6 +123,16 @@ def fixed_parts(raw: bytes) -> tuple[Callable[[bytes], tuple[bytes, ...]], Rulin
             head = 1
         elif step is Step.HEADERS:
             head = size = 4 + int.from_bytes(raw[pos : pos + 4], "big")
+            delay_at = _plain_delay(raw, pos + 4, pos + size)
+            if delay_at:
+                code = _PLAIN_DELAYS[raw[delay_at - 1]]
+                value_bytes = struct.calcsize(">" + code)
+                rest = len(raw) - delay_at - value_bytes
+                delay = struct.Struct(f">{delay_at}x{code}{rest}x")
+                fixed[-1] += delay_at - pos
+                fixed += (value_bytes, 0)
+                head = size = pos + size - delay_at - value_bytes
+                pos = delay_at + value_bytes
         elif step is Step.PRIORITY:
             priority_at = pos
         else:
@@ -133,8 +148,21 @@ def fixed_parts(raw: bytes) -> tuple[Callable[[bytes], tuple[bytes, ...]], Rulin
     if not fixed[-1]:
         del fixed[-1]
     form = "".join(f"{size}{'x' if place & 1 else 's'}" for place, size in enumerate(fixed))
-    ruling = None if priority_at is None and expiration is None else Ruling(priority_at, expiration)
-    return struct.Struct(form).unpack, ruling
+    ruled = (priority_at, expiration, delay)
+    return struct.Struct(form).unpack, None if ruled == (None, None, None) else Ruling(*ruled)
+
+
+def _plain_delay(raw: bytes, pos: int, stop: int) -> int:
+    """Where the value of the header `x-delay` is in a table, if it is there once, as an integer; 0 if it is not."""
+    found = 0
+    while pos < stop:
+        name, pos = wire.read_short_string(raw, pos)
+        if name == DELAY_HEADER:
+            if found or raw[pos] not in _PLAIN_DELAYS:
+                return 0
+            found = pos + 1
+        pos = wire.skip_value(raw, pos)
+    return found
 
 
 def decode_properties(raw: bytes) -> BasicProperties:

@@ -28,7 +28,8 @@ short = st.text("abcé", max_size=5)
 raws = st.builds(
     BasicProperties,
     content_type=st.none() | short,
-    headers=st.none() | st.dictionaries(short | st.just("x-delay"), st.integers(-1, 9) | short, max_size=3),
+    headers=st.none()
+    | st.dictionaries(short | st.just("x-delay"), st.integers(-1, 9) | st.just(1 << 40) | short, max_size=3),
     delivery_mode=st.none() | st.sampled_from([1, 2]),
     priority=st.none() | st.sampled_from([0, 3, 255]),
     correlation_id=st.none() | short,
@@ -177,7 +178,8 @@ def test_lists_that_agree_in_what_counts_ask_for_the_same(raw: bytes, noise: byt
             priorities = b"" if ruling.priority_at is None else other[ruling.priority_at :][:1]
             digits = [other[place : place + 1] for place in ruling.expiration or ()]
             is_ruled = not digits or b"".join(digits).isdigit()
-            (facts,) = ruled_facts(facts, priorities, digits) if is_ruled else [None]
+            delays = [] if ruling.delay is None else list(ruling.delay.unpack(other))
+            (facts,) = ruled_facts(facts, priorities, digits, delays) if is_ruled else [None]
         assert facts_of(other, USER) == facts
 
 
