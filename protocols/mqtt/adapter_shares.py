@@ -79,8 +79,11 @@ class Share:
         if route is None:
             if len(self._routes) >= ROUTES_REMEMBERED_MAX:
                 self._routes.clear()
-            route = self._routes[routing_key] = (self._topic_of(routing_key), self._terms, None)
+            route = self._routes[routing_key] = self._route(routing_key)
         return route
+
+    def _route(self, routing_key: str) -> Route:
+        return self._topic_of(routing_key), self._terms, None
 
 
 class Shares:

@@ -11,6 +11,8 @@ from protocols.convert import topic_to_routing_key
 from protocols.mqtt import adapter_exclusive as exclusive
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_publish import EXCHANGE
+from protocols.mqtt.adapter_replay import PREFIX as REPLAY
+from protocols.mqtt.adapter_replay import Replays
 from protocols.mqtt.adapter_retained import wanted
 from protocols.mqtt.adapter_sessions import limits_of
 from protocols.mqtt.adapter_shares import PREFIX, Shares
@@ -35,8 +37,8 @@ class Subscribing:
     """The subscriptions of one connection, from CONNECT on; see the module."""
 
     __slots__ = (
-        "_adapter", "_consumer", "_delivering", "_lasting", "_queue", "_rewriting", "_session", "_subscriptions",
-        "shares",
+        "_adapter", "_consumer", "_delivering", "_lasting", "_queue", "_replays", "_rewriting", "_session",
+        "_subscriptions", "shares",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +59,7 @@ class Subscribing:
         self._queue = ""
         self._rewriting = rewriting
         self.shares = Shares(adapter, session)
+        self._replays = Replays(adapter, session)
 
     @property
     def filters(self) -> Collection[str]:
@@ -129,15 +132,18 @@ class Subscribing:
 
     async def _grant(self, request: SubscriptionRequest, subscription_id: int) -> int:
         """Make one filter effective; returns its reason code in SUBACK."""
-        topic_filter, granted, shared = request.topic_filter, self._subscriptions.granted, self.shares.granted
+        topic_filter, granted = request.topic_filter, self._subscriptions.granted
+        others = {**self.shares.granted, **self._replays.granted}
         if self._adapter.closed or self._adapter.config.over_limit(topic_filter):
             return ReasonCode.TOPIC_FILTER_INVALID
-        there = topic_filter in granted or topic_filter in shared
-        if not there and len(granted) + len(shared) >= self._adapter.config.subscriptions_max:
+        there = topic_filter in granted or topic_filter in others
+        if not there and len(granted) + len(others) >= self._adapter.config.subscriptions_max:
             return ReasonCode.QUOTA_EXCEEDED
         options = SubscriptionOptions(request.qos, request.no_local, request.retain_as_published, subscription_id)
         if topic_filter.startswith(PREFIX):
             return await self.shares.join(topic_filter, options)
+        if topic_filter.startswith(REPLAY):
+            return await self._replays.begin(topic_filter, options)
         try:
             if topic_filter.startswith(exclusive.PREFIX):
                 return await self._bind_alone(topic_filter, options)
@@ -217,6 +223,8 @@ class Subscribing:
             topic_filter = exclusive.inner(topic_filter)
             if topic_filter.startswith(PREFIX):
                 reasons[index] = await self.shares.leave(topic_filter)
+            elif topic_filter.startswith(REPLAY):
+                reasons[index] = self._replays.end(topic_filter)
             elif topic_filter in self._subscriptions.granted:
                 reasons[index] = ReasonCode.SUCCESS
                 self._subscriptions.remove(topic_filter)

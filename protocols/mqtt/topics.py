@@ -52,6 +52,8 @@ class AutoSubscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Rewriting:
     """The rules as they are for one client. `name` and `filter` give what is published to and subscribed to instead."""
 
+    __slots__ = ("_client_id", "_of_filters", "_of_names", "_over_limit", "_user_name")
+
     def __init__(
         self,
         rules: Sequence[TopicRewrite],
@@ -59,10 +61,11 @@ class Rewriting:
         user_name: str,
         over_limit: Callable[[str], str | None],
     ) -> None:
-        self._client = {"c": client_id, "u": user_name}
+        self._client_id = client_id
+        self._user_name = user_name
         self._over_limit = over_limit
-        self._of_names = [(re.compile(rule.match), rule.to) for rule in rules if rule.action != "subscribe"]
-        self._of_filters = [(re.compile(rule.match), rule.to) for rule in rules if rule.action != "publish"]
+        self._of_names = tuple((re.compile(rule.match), rule.to) for rule in rules if rule.action != "subscribe")
+        self._of_filters = tuple((re.compile(rule.match), rule.to) for rule in rules if rule.action != "publish")
 
     def name(self, topic: str) -> str:
         """The topic to publish to."""
@@ -72,7 +75,7 @@ class Rewriting:
         """The filter to subscribe to."""
         return self._rewritten(topic_filter, self._of_filters, check_topic_filter)
 
-    def _rewritten(self, topic: str, rules: list[tuple[re.Pattern[str], str]], check: Callable[[str], None]) -> str:
+    def _rewritten(self, topic: str, rules: Sequence[tuple[re.Pattern[str], str]], check: Callable[[str], None]) -> str:
         for expression, to in rules:
             found = expression.fullmatch(topic)
             if found is not None:
@@ -90,7 +93,7 @@ class Rewriting:
         def value(one: re.Match[str]) -> str:
             number, letter = one.groups()
             if letter:
-                return self._client[letter]
+                return self._client_id if letter == "c" else self._user_name
             return (found[int(number)] or "") if found is not None else one[0]
 
         return _VARIABLE.sub(value, text)

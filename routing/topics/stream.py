@@ -206,13 +206,14 @@ class Stream:
 
     async def _find_time(self, wanted: tuple[_Cursor, int]) -> None:
         cursor, timestamp_ms = wanted
+        end = self._reader.end  # what comes while the log is searched is later than any time that was asked for
         try:
             found = await self._reader.log.offset_for_timestamp_cold(timestamp_ms)
         except (LogError, OSError) as error:
             logger.error("cannot find a time in %s: %s", self._reader.log.directory, error)
             self._loaded(cursor, error)
         else:
-            cursor.offset = found[0] if found is not None else self._reader.end
+            cursor.offset = found[0] if found is not None else end
             cursor.tracked = cursor.offset if cursor.group else -1
             cursor.waiting = False
             self.wake()
