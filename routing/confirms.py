@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, cast
 
 from routing.cluster.streams import Stream, Watch
 from routing.commits import Done
-from routing.errors import BrokerError
+from routing.errors import BrokerError, StorageUnavailable
 from routing.message import Slab
 from routing.queues.runs_of import runs_of
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
-    from routing.queues.queue_partition import QueuePartition
+    from routing.queues.home import Home
     from routing.session import Session
 
 _Requirements = dict["PartitionLog", int]
@@ -56,7 +56,7 @@ class Confirms:
         """The last sequence number."""
         self._session = session
         self._noted = 0
-        self._written: list[tuple[Collection[QueuePartition], Done]] = []
+        self._written: list[tuple[Collection[Home], Done]] = []
         self._pending: list[_Pending] = []
         self._requirements: _Requirements = {}
         self._needs_sync = False
@@ -128,7 +128,7 @@ class Confirms:
         self._parts.append((last, self._requirements, self._needs_sync, None, watches))
         self._requirements, self._needs_sync = {}, False
 
-    def when_written(self, homes: Collection[QueuePartition], done: Done) -> None:
+    def when_written(self, homes: Collection[Home], done: Done) -> None:
         """Call `done` when what was settled or released in these homes so far is committed, see `CommitWaiter`."""
         for home in homes:
             home.settlements_due()
@@ -146,6 +146,9 @@ class Confirms:
         if self._written:
             written, self._written = self._written, []
             for homes, done in written:
+                if any(home.retired for home in homes):
+                    done(StorageUnavailable("another broker leads a home partition now"))
+                    continue
                 needed = [(home.log, home.log.log_end_offset) for home in homes]
                 self._session.broker.commits.when_committed(needed, done)
 

@@ -262,7 +262,9 @@ class MqttAdapter:
         present = lasting is not None and lasting.present
         self.outbox.write(self.wire.connack(ReasonCode.SUCCESS, session_present=present, properties=told))
         log.debug("MQTT %s: client %r connected", self.peer, connect.client_id)
-        self.inflight.resume()
+        await self.inflight.resume()
+        if self.closed:
+            return
         await self.subscribing.resume()
         await self.subscribing.subscribe_unasked()
 

@@ -208,6 +208,9 @@ class Delivering:
         """Publishes [start, stop) with packet ids, as many as there are ids for."""
         for packet_id, count in self.inflight.take(consumer, first_id, stop - start, redelivered):
             end = start + count
+            if not packet_id:
+                first_id, start = first_id + count, end
+                continue
             some = heads if isinstance(heads, bytes) else heads[start:end]
             props = blocks if isinstance(blocks, bytes) else blocks[start:end]
             packets = encode_publishes_with_ids(some, bodies[start:end], packet_id, props)
@@ -370,6 +373,9 @@ class Delivering:
         at_once, start = not self.inflight.may_wait(consumer, way.qos), 0
         for packet_id, count in self.inflight.take(consumer, first_id, last - first, redelivered):
             end = start + count
+            if not packet_id:
+                start = end
+                continue
             props = blocks if isinstance(blocks, bytes) else blocks[start:end]
             packets = encode(
                 topics[start:end], bodies[start:end], way.qos, flags, props, first_packet_id=packet_id, at_once=at_once

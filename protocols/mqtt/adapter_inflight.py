@@ -7,31 +7,54 @@
 2. At QoS 2 such a message is sent when it is committed: its offset is nobody else's then. PUBREC settles it and has the
    queue hold its offset in the same record (`routing/queues/receipts.py`); PUBREL is sent when that is committed, and
    again to whoever comes back. PUBCOMP ends it. So the receiver has each message once, whoever is killed.
-3. The window counts what is not completed (MQTT-3.3.4-9): what the engine counts as settled after PUBREC is taken off.
+3. Where another broker leads the session's queue it tells where deliveries lie, and what is received and completed is
+   told to it by that (`queues/receipts.py`), also when another leads it by then. What a new leader delivers again that
+   this connection has been sent is not sent twice: it is acknowledged under the id that it has.
+4. The window counts what is not completed (MQTT-3.3.4-9): what the engine counts as settled after PUBREC is taken off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from protocols.mqtt.events import AcknowledgementKind, Acknowledgements
 from protocols.mqtt.inflight import PacketIds
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.wire import PACKET_ID_BYTES
+from routing.cluster.orders import receive_anywhere
+from routing.cluster.remote_queue import RemoteQueue
+from routing.errors import LedHere
 from routing.queues.queue import Queue
 from routing.queues.receipts import complete
 from routing.queues.runs_of import runs_of
 from routing.session import Consumer, Outcome, Session
-from routing.unsettled import entry_at
+from routing.unsettled import Unsettled, entry_at
 
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
     from protocols.mqtt.adapter_sessions import LastingSession
     from routing.errors import BrokerError
-    from routing.queues.queue_partition import QueuePartition
+    from routing.queues.home import Home
 
 
 OWN_ID_MAX = 32_767
+
+
+def _offsets(entry: Unsettled, first: int, stop: int) -> Sequence[int]:
+    """Where deliveries of a session's queue lie in its home."""
+    found = entry.offsets_of(first, stop)
+    if isinstance(entry.queue, RemoteQueue):
+        there = entry.queue.offsets_of(found)
+        assert there is not None, "an exclusive consumer is told where its deliveries lie"
+        return there
+    return found
+
+
+def _silently(queue: object) -> AbstractContextManager[None]:
+    """What is settled in the block is told to who leads the queue by other means."""
+    return queue.told() if isinstance(queue, RemoteQueue) else nullcontext()
 
 
 def own_id(offset: int) -> int:
@@ -63,22 +86,22 @@ class Inflight:
     # --- sending -------------------------------------------------------------------------
 
     def _own(self, consumer: Consumer) -> Queue | None:
-        """The session's queue, if that is what is consumed, and it is led here."""
+        """The session's queue, if that is what is consumed."""
         queue = consumer.queue
-        if self._lasting is None or not isinstance(queue, Queue) or queue.elsewhere:
+        if self._lasting is None or not isinstance(queue, Queue):
             return None
         return queue if queue.name == self._lasting.name else None
 
     def take(self, consumer: Consumer, first_id: int, count: int, redelivered: bool) -> list[tuple[int, int]]:
-        """Packet ids for deliveries, as (first, count). Where they do not suffice for all, `collided` is true, and the
-        others were given back.
+        """Packet ids for deliveries, as (first, count); 0 where the client has been sent them. Where they do not
+        suffice for all, `collided` is true, and the others were given back.
         """
         if self._own(consumer) is None:
             return self.packet_ids.take(first_id, count)
         taken: list[tuple[int, int]] = []
         done = 0
         entry = entry_at(self._session.unsettled, first_id)
-        for offset, length in runs_of(entry.offsets_of(first_id, first_id + count)):
+        for offset, length in runs_of(_offsets(entry, first_id, first_id + count)):
             while length:
                 packet_id = own_id(offset)
                 some = min(length, OWN_ID_MAX - packet_id + 1)
@@ -86,11 +109,38 @@ class Inflight:
                 if claimed:
                     taken.append((packet_id, claimed))
                     done += claimed
+                if claimed < some and self._has(packet_id + claimed, offset + claimed, first_id + done):
+                    taken.append((0, 1))
+                    done += 1
+                    claimed += 1
+                    offset, length = offset + claimed, length - claimed
+                    continue
                 if claimed < some:
                     self.give_back(first_id + done, first_id + count - 1, redelivered)
                     return taken
                 offset, length = offset + some, length - some
         return taken
+
+    def _has(self, packet_id: int, offset: int, delivery: int) -> bool:
+        """Whether a packet id is in use for this very message, which another leader of the queue delivers again."""
+        session = self._session
+        entry = entry_at(session.unsettled, delivery)
+        if self._held.get(packet_id) == offset:
+            if isinstance(entry.queue, RemoteQueue):  # else what was told of it is about to settle it
+                with _silently(entry.queue):
+                    session.settle(delivery, delivery, Outcome.ACK)
+            return True
+        before = self.packet_ids.delivery_of(packet_id)
+        if before < 0:
+            return False
+        there = entry_at(session.unsettled, before)
+        if there.queue is entry.queue and not isinstance(there.queue, RemoteQueue):
+            return False
+        if list(_offsets(there, before, before + 1)) != [offset]:
+            return False
+        self.packet_ids.rebind(packet_id, delivery)
+        session.settle(before, before, Outcome.ACK)  # of a former leader: it means nothing
+        return True
 
     @property
     def collided(self) -> bool:
@@ -105,11 +155,11 @@ class Inflight:
 
     def may_wait(self, consumer: Consumer, qos: int) -> bool:
         """Whether `write` may send other packets before these."""
-        return qos == 2 and self._own(consumer) is not None
+        return qos == 2 and not isinstance(consumer.queue, RemoteQueue) and self._own(consumer) is not None
 
     def write(self, consumer: Consumer, packets: bytes, qos: int, last_id: int) -> None:
         """Send publishes, the last of which is this delivery: at QoS 2 when it is committed."""
-        own = self._own(consumer) if qos == 2 else None
+        own = self._own(consumer) if self.may_wait(consumer, qos) else None
         if own is not None:
             end = entry_at(self._session.unsettled, last_id).offsets_of(last_id, last_id + 1)[0] + 1
             if self._waiting or own.partition.log.committed_offset < end:
@@ -135,18 +185,33 @@ class Inflight:
         if self._waiting:
             self._ask(queue)
 
-    def resume(self) -> None:
-        """Send PUBREL for what the client had received before (MQTT-4.4.0-1)."""
+    async def resume(self) -> None:
+        """Send PUBREL for what the client had received before (MQTT-4.4.0-1). Raises BrokerError."""
         queue = self._lasting.queue if self._lasting is not None else None
+        if queue is not None and queue.elsewhere:
+            elsewhere = self._adapter.broker.elsewhere
+            assert elsewhere is not None
+            try:
+                self._hold(await elsewhere.held(queue))
+            except LedHere:
+                await self.resume()
+            else:
+                if self._held and not self._adapter.closed:
+                    self._release(list(self._held))
+                    self._limit()
+            return
         if queue is None or queue.held is None or not queue.held.count:
             return
-        for first, count in queue.held.ranges():
-            for offset in range(first, first + count):
-                self._held[own_id(offset)] = offset
-                self.packet_ids.hold_unsent(own_id(offset), own_id(offset))
+        self._hold(queue.held.ranges())
         told = list(self._held)
         self._session.confirms.when_written([queue.partition], lambda error: self._safe(told, error))
         self._limit()
+
+    def _hold(self, ranges: Iterable[tuple[int, int]]) -> None:
+        for first, count in ranges:
+            for offset in range(first, first + count):
+                self._held[own_id(offset)] = offset
+                self.packet_ids.hold_unsent(own_id(offset), own_id(offset))
 
     # --- acknowledgements ------------------------------------------------------------------
 
@@ -173,7 +238,7 @@ class Inflight:
                 self._session.settle(first_delivery, last_delivery, Outcome.DISCARD)
         told: list[int] = []
         unknown: list[int] = []
-        homes: dict[QueuePartition, None] = {}
+        homes: dict[Home, None] = {}
         for first, last in event.ranges:
             for low, high, delivery in self.packet_ids.hold(first, last):
                 if delivery >= 0:
@@ -202,10 +267,13 @@ class Inflight:
         entry = entry_at(session.unsettled, delivery)
         queue, count = entry.queue, high - low + 1
         own = self._lasting is not None and queue.name == self._lasting.name and isinstance(queue, Queue)
-        if not own or not isinstance(queue, Queue) or queue.elsewhere:
+        current = self._lasting.queue if self._lasting is not None else None
+        if not own or not isinstance(queue, Queue) or current is None:
             self._held.update(dict.fromkeys(range(low, high + 1), -1))
             session.settle(delivery, delivery + count - 1, Outcome.ACK)
             return None
+        if current.elsewhere or queue is not current:
+            return self._receive_elsewhere(low, high, delivery, current)
         done = 0
         while done < count:
             entry = entry_at(session.unsettled, delivery + done)
@@ -215,6 +283,26 @@ class Inflight:
             done += some
         session.settle(delivery, delivery + count - 1, Outcome.RECEIVED)
         return queue
+
+    def _receive_elsewhere(self, low: int, high: int, delivery: int, current: Queue) -> Queue:
+        """The same of what another broker leads, or has led when it was sent."""
+        session, done, count = self._session, 0, high - low + 1
+        received: list[int] = []
+        while done < count:
+            entry = entry_at(session.unsettled, delivery + done)
+            some = min(count - done, entry.end - delivery - done)
+            first = delivery + done
+            offsets = _offsets(entry, first, first + some)
+            self._held.update(zip(range(low + done, low + done + some), offsets))
+            received += offsets
+            with _silently(entry.queue):
+                session.settle(first, first + some - 1, Outcome.ACK)
+            done += some
+        if isinstance(current, RemoteQueue):
+            current.received(received)
+        else:
+            receive_anywhere(current, received, [session])
+        return current
 
     def _safe(self, packet_ids: list[int], error: BrokerError | None) -> None:
         if error is not None:
@@ -240,8 +328,11 @@ class Inflight:
         queue = self._lasting.queue if self._lasting is not None else None
         if offsets and queue is not None:
             offsets.sort()
-            complete(queue, offsets)
-        if self._collided and queue is not None and not queue.elsewhere:
+            if isinstance(queue, RemoteQueue):
+                queue.completed(offsets)
+            else:
+                complete(queue, offsets)
+        if self._collided and queue is not None:
             # An id is another message's when nobody can bring back that it was this one's.
             self._session.confirms.when_written([queue.partition], lambda _error: self._free())
         self._limit()

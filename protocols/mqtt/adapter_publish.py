@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from protocols.mqtt.adapter import MqttAdapter
     from protocols.mqtt.adapter_sessions import LastingSession
-    from routing.queues.queue_partition import QueuePartition
+    from routing.queues.home import Home
     from routing.session import Session
 
 EXCHANGE = "amq.topic"
@@ -254,7 +254,7 @@ class Publishing:
     def _wait_for_all(self, answer: _Answer) -> None:
         """What an earlier connection published is safe when all is that had been published by now."""
         topology = self._adapter.broker.topology
-        needed: list[tuple[PartitionLog, int]] = [(home.log, home.next_offset) for home in topology.led]
+        needed: list[tuple[PartitionLog, int]] = [(home.log, home.next_offset) for home in topology.stripes]
         for topic in topology.topics.values():
             needed += [(partition.log, partition.log.log_end_offset) for partition in topic.partitions]
         self._adapter.broker.commits.when_committed(needed, self._waiting(answer))
@@ -363,14 +363,14 @@ class Publishing:
 
     # --- the end of the exactly-once exchange ----------------------------------------------
 
-    def _release_numbers(self, ids: array[int]) -> tuple[list[QueuePartition], set[int]]:
+    def _release_numbers(self, ids: array[int]) -> tuple[list[Home], set[int]]:
         """Ids are nobody's any more: the homes that have to write that, and which of them they knew."""
-        homes: list[QueuePartition] = []
+        homes: list[Home] = []
         known: set[int] = set()
         queue = self._lasting.queue if self._lasting is not None else None
         if queue is not None:
-            for home in self._adapter.broker.topology.led:
-                found = home.numbers.known(queue.id, ids)
+            for home in self._adapter.broker.topology.stripes:
+                found = set(ids) if home.numbers is None else home.numbers.known(queue.id, ids)
                 if found:
                     known |= found
                     release(home, queue.id, found)

@@ -114,6 +114,18 @@ class PacketIds:
         self._insert(bisect_right(self._firsts, first), first, last, _HELD + first)
         self.outstanding += last - first + 1
 
+    def delivery_of(self, packet_id: int) -> int:
+        """The delivery that an identifier stands for; negative: none."""
+        at = bisect_right(self._firsts, packet_id)
+        first = self._firsts[at - 1] if at else 0
+        last, delivery = self._runs.get(first, (0, -1))
+        return delivery + packet_id - first if last >= packet_id and delivery >= 0 else -1
+
+    def rebind(self, packet_id: int, delivery: int) -> None:
+        """An identifier that is in use stands for another delivery, of the same message."""
+        self._cut(packet_id, packet_id)
+        self._insert(bisect_right(self._firsts, packet_id), packet_id, packet_id, delivery)
+
     def held(self) -> list[tuple[int, int]]:
         """The identifiers that are held, as inclusive ranges."""
         return [(first, self._runs[first][0]) for first in self._firsts if self._runs[first][1] < 0]

@@ -24,6 +24,7 @@ from protocols.peer.connection import Acceptor, Dialer
 from protocols.peer.values import pack_value, unpack_value
 from protocols.peer.wire import ErrorCode, PeerError
 from protocols.peer.wire_engine import AnyEngineFrame
+from protocols.peer.wire_places import Numbered, NumberedEntry, Placed, PlacedEntry
 from protocols.peer.wire_transactions import TransactionFrame
 from protocols.sansio import Outbox
 from routing import errors
@@ -33,7 +34,9 @@ from routing.cluster.remote_queue import Attachment
 from routing.cluster.served_logs import LogRead
 from routing.cluster.serving import ServedBroker
 from routing.cluster.streams import Kept, Records, Slabs
+from routing.message import Numbered as Numbers
 from routing.message import Slab
+from routing.queues.publish_numbers import pack_numbers, unpack_numbers
 from routing.unsettled import Outcome
 
 _FRAME_BYTES = 32 << 20
@@ -93,6 +96,7 @@ class ForwardingAdapter(_EngineAdapter):
         self._slabs = SlabReader()
         self._publish = wire.Publish(0, [], [], [])
         self._publish_bytes = 0
+        self._numbered: list[NumberedEntry] = []
         self._settled: list[wire.SettleEntry] = []
         self._credit: dict[int, wire.CreditEntry] = {}
 
@@ -107,6 +111,9 @@ class ForwardingAdapter(_EngineAdapter):
             ids = list(what.queue_ids)
             entry = wire.PublishEntry(log, leader_epoch, kept.position, ids, what.once_in_ms, begins + 2 * again, slab)
             self._publish.slabs.append(entry)
+            if what.slab.once is not None:
+                publisher, numbers = what.slab.once
+                self._numbered.append(NumberedEntry(log, kept.position, publisher, pack_numbers(numbers)))
         else:
             self._publish.records.append(_records_entry(log, leader_epoch, kept, what, begins))
         self._publish_bytes += kept.size_bytes
@@ -142,6 +149,9 @@ class ForwardingAdapter(_EngineAdapter):
         publish = self._publish
         if publish.slabs or publish.records or publish.waiting:
             publish.revision = self._forwarding.revision
+            if self._numbered:
+                self._write(Numbered(self._numbered))
+                self._numbered = []
             self._write(publish)
             self._publish = wire.Publish(0, [], [], [])
             self._publish_bytes = 0
@@ -224,6 +234,9 @@ class ForwardingAdapter(_EngineAdapter):
             for entry in frame.entries:
                 slab = self._slabs.read(entry.slab)
                 forwarding.delivered(self, entry.number, entry.first_id, entry.redelivered, slab)
+        elif isinstance(frame, Placed):
+            for placed in frame.entries:
+                forwarding.placed(placed.number, placed.first_id, _pairs(placed.offsets))
         elif isinstance(frame, wire.Done):
             for done in frame.entries:
                 forwarding.done(done.log, done.leader_epoch, done.written, done.committed, _pairs(done.refused))
@@ -292,6 +305,8 @@ class ServedAdapter(_EngineAdapter):
         self._slabs = SlabReader()
         self._deliveries: list[wire.DeliverEntry] = []
         self._deliveries_bytes = 0
+        self._placed: list[PlacedEntry] = []
+        self._numbered: dict[tuple[str, int], NumberedEntry] = {}
         self._done: list[wire.DoneEntry] = []
 
     # ---- `ServedLink`
@@ -300,6 +315,10 @@ class ServedAdapter(_EngineAdapter):
     def writable(self) -> bool:
         """See `ServedLink`."""
         return self._outbox.writable
+
+    def placed(self, number: int, first_id: int, ranges: Sequence[int]) -> None:
+        """See `ServedLink`."""
+        self._placed.append(PlacedEntry(number, first_id, list(ranges)))
 
     def deliver(self, number: int, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """See `ServedLink`."""
@@ -313,6 +332,9 @@ class ServedAdapter(_EngineAdapter):
             self._send_deliveries()
 
     def _send_deliveries(self) -> None:
+        if self._placed:
+            self._write(Placed(self._placed))
+            self._placed = []
         if self._deliveries:
             self._write(wire.Deliver(self._deliveries))
             self._deliveries = []
@@ -396,6 +418,9 @@ class ServedAdapter(_EngineAdapter):
         if isinstance(frame, wire.Publish):
             for entry in frame.slabs:
                 slab = self._slabs.read(entry.slab)
+                numbered = self._numbered.get((entry.log, entry.position)) if self._numbered else None
+                if numbered is not None:
+                    slab.once = _once(numbered, slab)
                 served.publish(
                     entry.log,
                     entry.leader_epoch,
@@ -410,6 +435,9 @@ class ServedAdapter(_EngineAdapter):
                 self._take_records(served, records)
             for waiting in frame.waiting:
                 served.wait(waiting.log, waiting.leader_epoch, waiting.heard_before)
+            self._numbered = {}
+        elif isinstance(frame, Numbered):
+            self._numbered = {(one.log, one.position): one for one in frame.entries}
         elif isinstance(frame, wire.Settle):
             for settled in frame.entries:
                 served.settle(settled.number, _OUTCOMES[settled.outcome], _pairs(settled.ranges))
@@ -457,6 +485,14 @@ class ServedAdapter(_EngineAdapter):
         blocks = columns.split_or_common(entry.header_blocks, count)
         records = Records(keys, blocks, columns.split(entry.bodies, count))
         served.append(entry.log, entry.leader_epoch, entry.position, records, begins=entry.begins)
+
+
+def _once(numbered: NumberedEntry, slab: Slab) -> Numbers:
+    """Who numbers the messages of a slab, and how. Raises PeerError."""
+    numbers = unpack_numbers(numbered.numbers)
+    if len(numbers) != len(slab.bodies):
+        raise PeerError(ErrorCode.MALFORMED_FRAME, "another number of numbers than of messages")
+    return numbered.publisher, numbers
 
 
 def _pairs(ranges: Sequence[int]) -> Sequence[int]:

@@ -102,14 +102,14 @@ class ClientsElsewhere:
 
     # ---- leaders
 
-    async def ask_leader(self, log: str, question: Any) -> bytes:
-        """Ask whoever leads a log. Raises StorageUnavailable, LedHere."""
+    async def ask_leader(self, log: str, question: Any, *, is_here: Callable[[], bool]) -> bytes:
+        """Ask whoever leads a log. Raises StorageUnavailable, and LedHere when it `is_here`."""
         cluster = self._engine.cluster
         until = trio.current_time() + _PATIENCE_S
         while True:
-            leader = cluster.leader_of(log)[0]
-            if leader == cluster.broker_id:
+            if is_here():
                 raise LedHere(f"{log} is led here now")
+            leader = cluster.leader_of(log)[0]
             link = self._engine.coordinator_links.get(leader) if leader is not None else None
             error = StorageUnavailable(f"{log} {self._engine.forwarding.whereabouts(log)}")
             if link is not None:
@@ -126,7 +126,7 @@ class ClientsElsewhere:
         LedHere.
         """
         question = AskHeld(f"home-{queue.partition.index}", queue.id)
-        ranges = _ranges.decode(await self.ask_leader(question.log, question))
+        ranges = _ranges.decode(await self.ask_leader(question.log, question, is_here=lambda: queue.deleted))
         return [(first, last - first + 1) for first, last in zip(ranges[::2], ranges[1::2], strict=True)]
 
     async def held_here(self, log: str, queue_id: int) -> list[int]:

@@ -265,6 +265,12 @@ class Forwarding:
         else:
             unseen(link, number, first_id, len(slab.bodies), redelivered)
 
+    def placed(self, number: int, first_id: int, ranges: Sequence[int]) -> None:
+        """Where deliveries lie that come next."""
+        queue = self.numbers.get(number)
+        if queue is not None:
+            queue.placed(number, first_id, ranges)
+
     def over(self, number: int, *, queue_is_gone: bool) -> None:
         """A consumer is gone at the leader."""
         queue = self.numbers.get(number)

@@ -28,7 +28,7 @@ from routing.cluster.log_names import RETAINED, log_of_kind
 from routing.cluster.orders import fields_of, order
 from routing.cluster.streams import Slabs, Stream
 from routing.commits import storage_error
-from routing.errors import LimitExceeded, StorageUnavailable
+from routing.errors import LedHere, LimitExceeded, StorageUnavailable
 from routing.message import Slab
 from routing.retained import Retained, Row, slabs_of
 from routing.wills import Will
@@ -276,7 +276,10 @@ class Keeping:
             found = await self._stores.at(0, _WHAT, may_forward=lambda: True)
             if isinstance(found, int):
                 question = AskRetained(name_of(vhost), name_of(pattern), None if after is None else name_of(after))
-                more, told = _pages.decode(await self._engine.elsewhere.ask_leader(self.log_name, question))
+                try:
+                    more, told = _pages.decode(await self._ask(question))
+                except LedHere:
+                    continue
                 rows = [(text(name), tag, body, left_ms) for name, tag, body, left_ms in told]
             else:
                 await found[1].committed()
@@ -286,6 +289,11 @@ class Keeping:
                 yield slabs_of(rows, exchange)
             if not more or not rows:
                 return
+
+    async def _ask(self, question: object) -> bytes:
+        """Raises StorageUnavailable, LedHere."""
+        elsewhere = self._engine.elsewhere
+        return await elsewhere.ask_leader(self.log_name, question, is_here=lambda: self.led is not None)
 
     async def page_here(self, vhost: str, pattern: str, after: str | None) -> Any:
         """See `LedKeeping.page`; raises StorageUnavailable where it is not led here."""
@@ -307,7 +315,10 @@ class Keeping:
         question = AskRetainedOperation(name, name_of(vhost), name_of(pattern), limit, start)
         found = await self._stores.at(0, _WHAT, may_forward=lambda: True)
         if isinstance(found, int):
-            return msgspec.msgpack.decode(await self._engine.elsewhere.ask_leader(self.log_name, question))
+            try:
+                return msgspec.msgpack.decode(await self._ask(question))
+            except LedHere:
+                pass
         return await self.operate_here(question)
 
     async def operate_here(self, question: AskRetainedOperation) -> Any:

@@ -91,6 +91,9 @@ class Loopback:
     def find_time(self, request: int, log: str, leader_epoch: int, timestamp_ms: int) -> None:
         """Never."""
 
+    def placed(self, number: int, first_id: int, ranges: Sequence[int]) -> None:
+        """Never."""
+
     def deliver(self, number: int, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """Never."""
 

@@ -37,6 +37,7 @@ class RemoteHome:
     durable = True
     suspended = False
     for_others = False
+    retired = False
     instead = None
     numbers: PublishNumbers | None = None
     """What its leader knows of publishes that were numbered it does not tell: there they may come twice."""

@@ -17,10 +17,12 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
+from routing.cluster.places import Places
 from routing.errors import BrokerError, LedHere, StorageUnavailable
 from routing.message import Slab
 from routing.queues.queue import Queue
 from routing.queues.queue_rules import QueueRules
+from routing.queues.receipts import RECEIVED, complete, tell
 from routing.queues.retries import Cause
 from routing.queues.runs_of import runs_of
 from routing.queues.settings import QueueSettings
@@ -100,7 +102,9 @@ class _RemoteRules(QueueRules):
 class RemoteQueue(Queue):
     """See the module; made by `RemoteHome.make_queue`."""
 
-    __slots__ = ("_attachments", "_by_consumer", "_counts", "_getter", "_is_told", "home", "joining", "retired")
+    __slots__ = (
+        "_attachments", "_by_consumer", "_counts", "_getter", "_is_told", "_places", "home", "joining", "retired",
+    )  # fmt: skip
     elsewhere = True
     home: RemoteHome
 
@@ -117,6 +121,7 @@ class RemoteQueue(Queue):
         self.retired = False
         """Another object is this queue now."""
         self._is_told = False
+        self._places = Places()
 
     @property
     def _forwarding(self) -> Forwarding:
@@ -347,6 +352,10 @@ class RemoteQueue(Queue):
         attachment.buffer.append((first_id, slab, 0, redelivered))
         self.wake()
 
+    def placed(self, number: int, first_id: int, ranges: Sequence[int]) -> None:
+        """Where the deliveries lie that come next."""
+        self._places.add(number << NUMBER_SHIFT | first_id, ranges)
+
     def pump(self) -> None:
         """See `Queue.pump`: pass on what has come, and say what else may come."""
         for consumer, attachment in list(self._by_consumer.items()):
@@ -374,7 +383,12 @@ class RemoteQueue(Queue):
             attachment.handed_bytes += slab.size * count // there
             if not consumer.no_ack:
                 attachment.unsettled += count
-            consumer.session.hand_over(consumer, slab, start, stop, place | first_id + start, redelivered)
+            for first, some in self._places.fresh(place | first_id + start, count):
+                at = (first & ID_MASK) - first_id
+                consumer.session.hand_over(consumer, slab, at, at + some, first, redelivered)
+                count -= some
+            if not consumer.no_ack:
+                attachment.unsettled -= count  # what was received is settled by that
 
     # ---- messages back
 
@@ -387,7 +401,22 @@ class RemoteQueue(Queue):
             return None
         return attachment.link.broker, attachment.number, [offset & ID_MASK for offset in offsets]
 
+    def offsets_of(self, places: Sequence[int]) -> Sequence[int] | None:
+        """Where deliveries to an exclusive consumer lie in the home, whoever leads it by now; None: nobody knows."""
+        return self._places.offsets_of(places)
+
+    def received(self, offsets: Sequence[int]) -> None:
+        """Its leader is told that these are received (`queues/receipts.py`); what it sends of them yet is dropped."""
+        self._places.receive(offsets)
+        tell(self, RECEIVED, offsets)
+
+    def completed(self, offsets: Sequence[int]) -> None:
+        """They are completed."""
+        self._places.complete(offsets)
+        complete(self, offsets)
+
     def _say(self, offsets: Sequence[int], outcome: Outcome) -> None:
+        self._places.settle(offsets)
         attachment = self._attachments.get(offsets[0] >> NUMBER_SHIFT)
         if attachment is None:
             return  # rule 3

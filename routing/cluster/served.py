@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from routing.consumer import Consumer
 from routing.message import Slab
+from routing.queues.runs_of import runs_of
+from routing.unsettled import entry_at
 
 if TYPE_CHECKING:
     from routing.cluster.leader_questions import Answer
@@ -24,6 +26,9 @@ class ServedLink(Protocol):
     @property
     def writable(self) -> bool:
         """It takes deliveries."""
+
+    def placed(self, number: int, first_id: int, ranges: Sequence[int]) -> None:
+        """Deliveries that come next lie at these offsets."""
 
     def deliver(self, number: int, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """Messages [start, stop) of a slab for a consumer."""
@@ -83,6 +88,10 @@ class Sink:
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         assert isinstance(consumer, PeerConsumer)
         consumer.went(stop - start, slab.size * (stop - start) // len(slab.bodies))
+        if consumer.exclusive and not consumer.no_ack:
+            offsets = entry_at(consumer.session.unsettled, first_id).offsets_of(first_id, first_id + stop - start)
+            ranges = [one for first, count in runs_of(offsets) for one in (first, first + count - 1)]
+            self._link.placed(self._number, first_id, ranges)
         self._link.deliver(self._number, first_id, slab, start, stop, redelivered)
 
     def confirm(self, up_to: int) -> None:

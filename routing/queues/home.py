@@ -43,6 +43,8 @@ class Home(Protocol):
     durable: bool
     queues: dict[int, Queue]
     """By id; histories of queues are among them."""
+    retired: bool
+    """Another object is this home now."""
     for_others: bool
     """What is published now is published again by somebody else if it is lost: see `for_others`."""
 

@@ -2,6 +2,7 @@
 
     python -m tests.faults.mqtt_rounds --rounds 100
     python -m tests.faults.mqtt_rounds --rounds 20 --seed 1234
+    python -m tests.faults.mqtt_rounds --rounds 20 --brokers 3      # `mqtt_cluster_rounds.py`
 
 1. A publisher and a subscriber of each version (paho-mqtt, 3.1.1 and 5) have sessions that last. What a client knows of
    its session survives, as on a device that writes it down; its connection is cut in the middle of anything.
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,9 +41,19 @@ _SETTLED_S = 0.05
 
 
 class SoundClient(Client):  # type: ignore[misc]
-    """paho forgets with its second attempt to reconnect in a row that a PUBREL is to be sent again, and publishes the
+    """A client that may look for another broker when it comes back (`elsewhere`).
+
+    paho forgets with its second attempt to reconnect in a row that a PUBREL is to be sent again, and publishes the
     message once more instead, under the id that it had released: no broker can know that.
     """
+
+    elsewhere: Callable[[], tuple[str, int]] | None = None
+
+    def reconnect(self) -> Any:
+        """See `Client`."""
+        if self.elsewhere is not None:
+            self._host, self._port = self.elsewhere()
+        return super().reconnect()
 
     def _messages_reconnect_reset_out(self) -> None:
         for message in self._out_messages.values():
@@ -53,7 +65,9 @@ class SoundClient(Client):  # type: ignore[misc]
 class Device:
     """A client with a session that lasts, in a thread of its own."""
 
-    def __init__(self, port: int, name: str, version: str) -> None:
+    def __init__(
+        self, port: int, name: str, version: str, elsewhere: Callable[[], tuple[str, int]] | None = None
+    ) -> None:
         self.name = name
         self.version = version
         self.sessions_lost = 0
@@ -65,6 +79,7 @@ class Device:
         self.client.max_queued_messages_set(0)
         self.client.on_connect = self._connected
         self.client.connect_timeout = 2.0
+        self.client.elsewhere = elsewhere
         if version == "311":
             self.client.connect(HOST, port, keepalive=30)
         else:
@@ -103,10 +118,12 @@ class Device:
 class Subscriber(Device):
     """Writes down what it gets, by topic."""
 
-    def __init__(self, port: int, name: str, version: str) -> None:
+    def __init__(
+        self, port: int, name: str, version: str, elsewhere: Callable[[], tuple[str, int]] | None = None
+    ) -> None:
         self.found: dict[str, list[int]] = defaultdict(list)
         self._asked = False
-        super().__init__(port, name, version)
+        super().__init__(port, name, version, elsewhere)
         self.client.on_message = self._got
         self.client.on_subscribe = lambda *_: self.ready.set()
 
@@ -127,8 +144,10 @@ class Subscriber(Device):
 class Publisher(Device):
     """Publishes numbers, two topics in turn, until it is stopped."""
 
-    def __init__(self, port: int, name: str, version: str) -> None:
-        super().__init__(port, name, version)
+    def __init__(
+        self, port: int, name: str, version: str, elsewhere: Callable[[], tuple[str, int]] | None = None
+    ) -> None:
+        super().__init__(port, name, version, elsewhere)
         self.sent = 0
         self._acknowledged = 0
         self._ended = threading.Event()
@@ -181,6 +200,14 @@ def check(subscriber: Subscriber, publishers: list[Publisher], *, final: bool) -
             assert len(once) == publisher.sent, f"{who}: {len(once)} of {publisher.sent} at QoS 1"
 
 
+def report(subscribers: list[Subscriber]) -> None:
+    """Print what went wrong."""
+    for one in subscribers:
+        for topic, numbers in one.found.items():
+            late = [(at, n) for at, n in enumerate(numbers) if at and n <= numbers[at - 1]]
+            print(one.name, topic, len(numbers), "going back:", late[:5], flush=True)
+
+
 def run(rounds: int, seed: int) -> None:
     """Kill `rounds` times. Raises AssertionError."""
     dice = random.Random(seed)
@@ -208,7 +235,7 @@ def run(rounds: int, seed: int) -> None:
                 print(f"round {number}: {', '.join(killed)}; {[one.sent for one in publishers]} sent", flush=True)
             for publisher in publishers:
                 publisher.finish()
-            _until_complete(subscribers, publishers)
+            until_complete(subscribers, publishers)
             for subscriber in subscribers:
                 check(subscriber, publishers, final=True)
             lost = [one.name for one in (*subscribers, *publishers) if one.sessions_lost]
@@ -217,10 +244,7 @@ def run(rounds: int, seed: int) -> None:
                 f"{sum(2 * one.sent for one in publishers)} messages are with everybody as they should be", flush=True
             )
         except BaseException:
-            for one in subscribers:
-                for topic, numbers in one.found.items():
-                    late = [(at, n) for at, n in enumerate(numbers) if at and n <= numbers[at - 1]]
-                    print(one.name, topic, len(numbers), "going back:", late[:5], flush=True)
+            report(subscribers)
             print(broker.log()[-5000:], flush=True)
             raise
         finally:
@@ -228,7 +252,7 @@ def run(rounds: int, seed: int) -> None:
                 device.stop()
 
 
-def _until_complete(subscribers: list[Subscriber], publishers: list[Publisher]) -> None:
+def until_complete(subscribers: list[Subscriber], publishers: list[Publisher]) -> None:
     """Wait as long as more comes."""
     before, deadline = -1, 0.0
     wanted = 2 * sum(one.sent for one in publishers) * len(subscribers)
@@ -248,10 +272,16 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--brokers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    run(options.rounds, options.seed)
+    if options.brokers == 1:
+        run(options.rounds, options.seed)
+    else:
+        from tests.faults import mqtt_cluster_rounds
+
+        mqtt_cluster_rounds.run(options.rounds, options.seed, options.brokers)
 
 
 if __name__ == "__main__":

@@ -190,6 +190,10 @@ class Answering(_End):
         self.forwarding = other.engine.forwarding
         self._asking = asking
 
+    def placed(self, number: int, first_id: int, ranges: Sequence[int]) -> None:
+        told = list(ranges)
+        self._say(lambda: self.forwarding.placed(number, first_id, told))
+
     def deliver(self, number: int, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         part = slab.part(start, stop)
         self._say(lambda: self.forwarding.delivered(self._asking, number, first_id, redelivered, part))

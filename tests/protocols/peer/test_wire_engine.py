@@ -18,6 +18,7 @@ from protocols.peer import columns
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter_slabs import SlabReader, to_entry
 from protocols.peer.wire import ErrorCode, PeerError
+from protocols.peer.wire_places import Numbered, NumberedEntry, Placed, PlacedEntry
 from protocols.peer.wire_transactions import (
     AskCoordinator,
     AskPlaces,
@@ -105,6 +106,8 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
         wire.Fetched(1, "", "", 2, MAX, 3, [memoryview(LARGE), memoryview(b"")]),
         [30, 1, "", "", 2, MAX, 3, [LARGE, b""]],
     ),
+    (Numbered([NumberedEntry("home-1", 2, MAX, b"\1\0\2\0")]), [39, [["home-1", 2, MAX, b"\1\0\2\0"]]]),
+    (Placed([PlacedEntry(1, MAX, [3, 4, 9, 9])]), [40, [[1, MAX, [3, 4, 9, 9]]]]),
     (wire.Wanted(-1, True, [], []), [32, -1, True, [], []]),
     (
         wire.Wanted(

@@ -1,0 +1,48 @@
+"""What goes before messages on links of kind `engine` where they are handed over once (`routing/queues/receipts.py`):
+numbers of publishes, and offsets of deliveries. The codec is `wire_engine.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from protocols.peer.wire import LogName, Number
+
+ENTRIES_MAX = 100_000
+RANGES_MAX = 2_000_000
+NUMBERS_BYTES_MAX = 1 << 20
+
+
+class _Frame(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    pass
+
+
+class NumberedEntry(_Frame):
+    """The slab at this position of a log is numbered by a publisher: uint16, little-endian, one for each message."""
+
+    log: LogName
+    position: Number
+    publisher: Number
+    numbers: Annotated[bytes, Meta(max_length=NUMBERS_BYTES_MAX)]
+
+
+class Numbered(_Frame, tag=39):
+    """About slabs of the `Publish` that follows."""
+
+    entries: Annotated[list[NumberedEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class PlacedEntry(_Frame):
+    """Deliveries of a consumer, from an id on, lie at these offsets: first and last of each range."""
+
+    number: Number
+    first_id: Number
+    offsets: Annotated[list[Number], Meta(max_length=RANGES_MAX)]
+
+
+class Placed(_Frame, tag=40):
+    """About deliveries of the `Deliver` that follows, to consumers that are exclusive and acknowledge."""
+
+    entries: Annotated[list[PlacedEntry], Meta(max_length=ENTRIES_MAX)]
