@@ -60,7 +60,8 @@ def remove(client: BlockingClient, broker: int) -> None:
 def move(client: BlockingClient, topic: str, partition: int, brokers: str, wait: bool) -> None:
     """Have the replicas of PARTITION of TOPIC on BROKERS, such as 2,3,1: the first is the preferred leader.
 
-    Homes of queues are partitions of __queues, group offsets of __offsets, transactions of __transactions.
+    Homes of queues are partitions of __queues, group offsets of __offsets, transactions of __transactions,
+    retained messages of __retained.
     """
     try:
         replicas = [int(broker) for broker in brokers.split(",")]

@@ -78,7 +78,11 @@ class Subscribing:
             for topic_filter, options in self._lasting.subscriptions():
                 self._subscriptions.grant(topic_filter, options)
             self._changed()
-            self._consumer = await self._session.consume(self._queue, tag="", no_ack=False, exclusive=True)
+            elsewhere = self._adapter.broker.elsewhere
+            if elsewhere is None:
+                self._consumer = await self._session.consume(self._queue, tag="", no_ack=False, exclusive=True)
+            else:
+                self._consumer = await elsewhere.consume(self._session, self._queue)
             await self.shares.resume(self._queue, self._adapter.connect.session_expiry_s)
 
     async def subscribe(self, event: Subscribe) -> None:

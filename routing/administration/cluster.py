@@ -1,8 +1,8 @@
 """What operators change of a cluster, by way of any broker: who drains or is gone, and where partitions lie.
 
 Partitions are named as `cluster.partitions` names them: the homes of queues are those of `__queues`, group offsets of
-`__offsets`, of transactions those of `__transactions`. What is answered is that it is asked for; `cluster.moving` is
-what is still under way.
+`__offsets`, of transactions those of `__transactions`, of retained messages those of `__retained`. What is answered is
+that it is asked for; `cluster.moving` is what is still under way.
 """
 
 from __future__ import annotations

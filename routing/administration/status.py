@@ -1,7 +1,7 @@
 """What an operator sees of the brokers and of the partitions: who runs, who leads, and what is not as it should be.
 
 1. A partition of the homes of queues is one of the topic `__queues`, of group offsets one of `__offsets`,
-   of transactions that were decided one of `__transactions`.
+   of transactions that were decided one of `__transactions`, of retained messages one of `__retained`.
 2. What the metadata says (leader, epoch, replicas, ISR) is the same whoever is asked, but for the moment that a change
    takes to arrive. How far a log has come is what the broker that is asked knows: of its own log where it has a
    replica, and nothing where not. `offsets_of` names that broker; ask the leader for the leader's own.

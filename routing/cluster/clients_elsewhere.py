@@ -2,8 +2,8 @@
 
 1. A client that connects here is nobody else's from then on: all others that are there are asked to end what they have
    of it (`take_over`), and answer when it is over and all that was published and settled for it is where it belongs.
-   One that is not there, or does not answer for `_PATIENCE_S`, is not waited for: what it still has of the client is
-   the leaders' of its queues to refuse.
+   One that there is no link to for `_UNLINKED_S`, or that does not answer for `_PATIENCE_S`, is not waited for: what it
+   still has of the client is the leaders' of its queues to refuse.
 2. Where two brokers ask each other at the same moment the one with the higher id has the client.
 """
 
@@ -17,15 +17,18 @@ import trio
 
 from core_log.errors import LogUnavailable
 from routing.cluster.asked import AskHeld, TakeOver, encode, name_of, text
-from routing.errors import LedHere, StorageUnavailable
+from routing.errors import AccessRefused, LedHere, StorageUnavailable
 from routing.queues.queue import Queue
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.broker import Broker
     from routing.cluster.engine import Engine
+    from routing.consumer import Consumer
+    from routing.session import Session
 
 _PATIENCE_S = 5.0
+_UNLINKED_S = 1.0
 _RETRY_S = 0.05
 
 Position = list[tuple["PartitionLog", int]]
@@ -66,6 +69,7 @@ class ClientsElsewhere:
         return all(verdicts)
 
     async def _ask_to_give_up(self, broker: int, question: bytes) -> bool:
+        unlinked_until = trio.current_time() + _UNLINKED_S
         with trio.move_on_after(_PATIENCE_S):
             while broker in self._engine.others():
                 link = self._engine.coordinator_links.get(broker)
@@ -74,6 +78,8 @@ class ClientsElsewhere:
                         return _verdicts.decode(await link.ask(question))
                     except StorageUnavailable:
                         pass
+                elif trio.current_time() >= unlinked_until:
+                    break
                 await trio.sleep(_RETRY_S)
         return True
 
@@ -84,6 +90,19 @@ class ClientsElsewhere:
             return True
         beaten = question.broker > self._engine.cluster.broker_id
         return await found(text(question.vhost), text(question.name), beaten)
+
+    async def consume(self, session: Session, queue_name: str) -> Consumer:
+        """Be the exclusive consumer of a client's queue, as soon as its leader knows that nobody else is. Raises as
+        `Session.consume`.
+        """
+        until = trio.current_time() + _PATIENCE_S
+        while True:
+            try:
+                return await session.consume(queue_name, tag="", no_ack=False, exclusive=True)
+            except AccessRefused:
+                if session.closed or trio.current_time() >= until:
+                    raise
+            await trio.sleep(_RETRY_S)
 
     def position(self) -> Position:
         """How far has to be got for all that was said to other brokers so far to be where it belongs."""

@@ -97,16 +97,23 @@ class LedKeeping:
                 except (BatchTooLarge, CorruptBatch) as error:
                     logger.error("what is said of a will is not understood: %s", error)
             return self.log.log_end_offset
-        parts = [slab] if kind == KEPT else [slab.part(at, at + 1) for at in range(len(slab.bodies))]
-        for at, part in enumerate(parts):
-            try:
-                self.retained.put(self.retained.plan(slab.exchange, part))
-            except (LimitExceeded, BatchTooLarge) as error:
-                logger.debug("not retained: %s", error)
-                self.retained.refused += len(part.bodies)
-                if kind == KEPT:
-                    taken.refuse(position + at, position + at + len(part.bodies) - 1)
+        count = len(slab.bodies)
+        if not self._keep(slab):
+            if kind == KEPT:
+                self.retained.refused += count
+                taken.refuse(position, position + count - 1)
+            else:
+                kept = sum(self._keep(slab.part(at, at + 1)) for at in range(count))
+                self.retained.refused += count - kept
         return self.log.log_end_offset
+
+    def _keep(self, slab: Slab) -> bool:
+        try:
+            self.retained.put(self.retained.plan(slab.exchange, slab))
+        except (LimitExceeded, BatchTooLarge) as error:
+            logger.debug("not retained: %s", error)
+            return False
+        return True
 
     def page(self, vhost: str, pattern: str, after: str | None) -> tuple[bool, list[Row]]:
         """Messages whose keys match a pattern, in the order of the keys, behind one; whether there are more."""
