@@ -221,9 +221,7 @@ class MqttAdapter:
         try:
             if not assigned and self.broker.elsewhere is not None and not await sessions.take_over(self):
                 self.end("the client connected elsewhere", logging.DEBUG)
-                self._forget()
-                return
-            lasting = await open_session(self, connect)
+            lasting = None if self.closed else await open_session(self, connect)
         except BrokerError as error:
             self.outbox.write(self.wire.connack(reason_of(error, CONNACK_REASONS)))
             self.end(f"no session: {error}")

@@ -193,7 +193,7 @@ class System:
             "messages/sent": traffic.answers + traffic.publishes_sent,
             "messages/stored": retained.count + waiting,
             "store/messages/count": retained.count + waiting, "store/messages/bytes": retained.size_bytes,
-            "subscriptions/count": sum(len(one.subscribing.filters) for one in clients),
+            "subscriptions/count": sum(len(one.subscribing.filters) for one in clients if one.has_begun),
             "shared_subscriptions/count": 0,
             "retained messages/count": retained.count,
             "publish/messages/received": traffic.publishes_received, "publish/messages/sent": traffic.publishes_sent,
