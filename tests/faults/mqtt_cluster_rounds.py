@@ -36,6 +36,7 @@ from tests.support.cluster import ClusterProcesses, cluster_processes
 
 _WILLS = 3
 _DELAY_S = 2
+_SETTLED_S = 0.3
 _SETTINGS = "[engine]\nwill_grace_ms = 100\n"
 
 
@@ -91,7 +92,8 @@ def _publish_retained(cluster: ClusterProcesses, number: int, topic: str, body: 
     one.stop()
 
 
-def _retained_at(cluster: ClusterProcesses, number: int) -> dict[str, bytes]:
+def _retained_at(cluster: ClusterProcesses, number: int, count: int) -> dict[str, bytes]:
+    """What a broker gives out, at once, to who subscribes: so many messages, and what comes a moment later."""
     found: queue.Queue[MQTTMessage] = queue.Queue()
     one = Mortal(cluster, number, f"asker-{number}", delay_s=0, will=False)
     one.client.on_message = lambda *given: found.put(given[2])
@@ -99,7 +101,7 @@ def _retained_at(cluster: ClusterProcesses, number: int) -> dict[str, bytes]:
     there: dict[str, bytes] = {}
     try:
         while True:
-            message = found.get(timeout=1.0)
+            message = found.get(timeout=_SETTLED_S if len(there) >= count else PATIENCE_S)
             there[message.topic] = message.payload
     except queue.Empty:
         pass
@@ -151,7 +153,8 @@ class _Round:
         if final:
             assert wills.keys() == self.wanted, f"wills are missing: {self.wanted - wills.keys()}"
         number = self.dice.choice(list(self.cluster.brokers))
-        assert _retained_at(self.cluster, number) == self.retained, f"retained messages at broker {number}"
+        there = _retained_at(self.cluster, number, len(self.retained))
+        assert there == self.retained, f"retained messages at broker {number} are {there}, not {self.retained}"
 
 
 def run(rounds: int, seed: int, brokers: int = 3) -> None:
