@@ -53,6 +53,7 @@ from routing.queues.home_status import HomeStatus, warn_of_pinned_bytes
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.reclaim import give_back
+from routing.queues.reservations import reserved_count
 from routing.retained import Retained
 from routing.rights import Rights
 from routing.session import DeliverySink, Session
@@ -235,7 +236,7 @@ class Broker:
             self.transactions.close()
         for partition in self.topology.led:
             log = partition.log
-            if any(queue.outstanding for queue in partition.queues.values()):
+            if any(queue.outstanding != reserved_count(queue) for queue in partition.queues.values()):
                 logger.error("%s: deliveries are left over, the next start goes by the log", log.directory)
             elif log.error is None and log.committed_offset >= partition.next_offset:
                 try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from spark_bridge.offsets import OptionError, included, parse_options, parse_sink_options
+from spark_bridge.consuming import ConsumingStreamReader
+from spark_bridge.options import OptionError, included, parse_options, parse_sink_options
 from spark_bridge.reader import FilteringReader, MillraceReader
 from spark_bridge.schema import default_columns, names_of, spark_schema
 from spark_bridge.sink import MillraceStreamWriter, MillraceWriter, check_columns
@@ -37,7 +38,8 @@ class MillraceDataSource(DataSource):  # type: ignore[misc]
 
     def streamReader(self, schema: StructType) -> MillraceStreamReader:
         """The reader of a stream. Raises `OptionError` as `reader` does."""
-        return MillraceStreamReader(parse_options(self.options, columns=names_of(schema), streaming=True))
+        options = parse_options(self.options, columns=names_of(schema), streaming=True)
+        return ConsumingStreamReader(options) if options.consumes else MillraceStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> MillraceWriter:
         """The writer of a batch. Raises `OptionError` for wrong options or columns."""

@@ -103,8 +103,8 @@ def narrowed(client: OffsetSource, ranges: Iterable[OffsetRange], wanted: Wanted
             continue
         start, end = max(one.start_offset, wanted.first_offset), min(one.end_offset, wanted.end_offset)
         if start < end:
-            chosen.append(OffsetRange(one.topic, one.partition, start, end))
-    if not wanted.since_ms or not chosen:
+            chosen.append(replace(one, start_offset=start, end_offset=end))
+    if not wanted.since_ms or not chosen or chosen[0].reader is not None:
         return chosen
     found = client.list_many_offsets([(one.topic, one.partition, wanted.since_ms) for one in chosen])
     late = [

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +22,14 @@ from protocols.native.client_tls import tls_context
 from protocols.native.errors import ConnectionLost, OffsetOutOfRange
 from spark_bridge.columns import decode_batches
 from spark_bridge.filters import Wanted, narrowed, wanted_by
-from spark_bridge.offsets import DataLoss, OffsetRange, ReadOptions, divide, resolve
+from spark_bridge.offsets import DataLoss, OffsetRange, divide, resolve
+from spark_bridge.options import ReadOptions
 from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
 from spark_bridge.segments import directory_of, read_directly
+from spark_bridge.sources import FETCH_BYTES_MAX, queue_batches, source_of
 
 ROWS_PER_BATCH = 10_000
 BYTES_PER_BATCH = 8 << 20
-FETCH_BYTES_MAX = 1 << 20
 
 
 class MillraceReader(DataSourceReader):  # type: ignore[misc]
@@ -40,7 +42,11 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> list[InputPartition]:
         """An input partition for each range. Raises `OptionError`, `DataLoss`, `MillraceError`."""
         with connect(self.options) as client:
-            ranges = narrowed(client, resolve(client, self.options), self.wanted)
+            source = source_of(client, self.options)
+            ranges = resolve(source.log, source.options)
+            if source.reader is not None:
+                ranges = [replace(one, reader=source.reader) for one in ranges]
+            ranges = narrowed(source.log, ranges, self.wanted)
         return [InputPartition(one) for one in divide(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -72,7 +78,8 @@ def read_range(options: ReadOptions, one: OffsetRange) -> Iterator[pa.RecordBatc
         "with_headers": not names.isdisjoint(MADE_OF_HEADERS),
     }
     with connect(options) as client:
-        for batches in _grouped(_batches(client, one, options)):
+        found = _batches(client, one, options) if one.reader is None else queue_batches(client, one, options)
+        for batches in _grouped(found):
             columns = decode_batches(batches, **parts)
             first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset])
             if first < last:

@@ -28,7 +28,8 @@ from pyspark.sql.types import (
 
 from spark_bridge.columns import HEADERS_TYPE, Columns
 from spark_bridge.message_columns import MESSAGE_COLUMNS, PROPERTIES_TYPE, message_columns
-from spark_bridge.offsets import OffsetRange, OptionError
+from spark_bridge.offsets import OffsetRange
+from spark_bridge.options import OptionError
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _TYPES: dict[str, tuple[DataType, pa.DataType]] = {

@@ -30,7 +30,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Stri
 
 from protocols.native.blocking_transactional import BlockingTransactionalProducer
 from protocols.native.client_tls import tls_context
-from spark_bridge.offsets import OptionError, SinkOptions
+from spark_bridge.options import OptionError, SinkOptions
 from spark_bridge.placing import hashed_partitions
 from spark_bridge.records import ColumnDraft, header_blocks
 

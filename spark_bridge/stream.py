@@ -31,17 +31,10 @@ from pyspark.sql.streaming.datasource import (
 
 from protocols.native.blocking import BlockingClient
 from protocols.native.errors import MillraceError
-from spark_bridge.offsets import (
-    DataLoss,
-    OffsetRange,
-    OptionError,
-    ReadOptions,
-    check_named,
-    divide,
-    partitions_of,
-    placed,
-)
+from spark_bridge.offsets import DataLoss, OffsetRange, check_named, divide, partitions_of, placed
+from spark_bridge.options import OptionError, ReadOptions
 from spark_bridge.reader import connect, read_range
+from spark_bridge.sources import Source, source_of
 
 Offsets = dict[str, dict[str, int]]
 """A stream's offset; see the module's rule 1."""
@@ -58,6 +51,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self._client: BlockingClient | None = None
+        self._source: Source | None = None
         self._target: Places | None = None
         """Where to stop, with `availableNow`."""
         self._known_ends: Places = {}
@@ -67,14 +61,14 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lease_due = 0.0
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_client": None}
+        return {**self.__dict__, "_client": None, "_source": None}
 
     def initialOffset(self) -> Offsets:
         """Where a query without a checkpoint begins. Raises `OptionError`, `MillraceError`."""
-        client = self._connected()
-        partitions = partitions_of(client, self.options)
+        source = self._connected_source()
+        partitions = partitions_of(source.log, source.options)
         check_named(self.options.start, partitions)
-        found = placed(client, partitions, [self.options.start])
+        found = placed(source.log, partitions, [self.options.start])
         return _offset({one: self._start(*one, latest, *places) for one, (_, latest, places) in zip(partitions, found)})
 
     def latestOffset(self, start: Offsets | None = None, limit: ReadLimit | None = None) -> Offsets:
@@ -104,7 +98,9 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """An input partition for each range. Raises `DataLoss`, `MillraceError`."""
         begin, stop = _places(start), _places(end)
         begin |= self._beginnings(stop.keys() - begin.keys())
-        ranges = [OffsetRange(*one, begin[one], last) for one, last in sorted(stop.items()) if begin[one] < last]
+        reader = self._connected_source().reader
+        pairs = [(one, last) for one, last in sorted(stop.items()) if begin[one] < last]
+        ranges = [OffsetRange(*one, begin[one], last, reader) for one, last in pairs]
         return [InputPartition(one) for one in divide(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -120,12 +116,17 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The query is over."""
         if self._client is not None:
             self._client.close()
-            self._client = None
+            self._client = self._source = None
 
     def _connected(self) -> BlockingClient:
         if self._client is None:
             self._client = connect(self.options)
         return self._client
+
+    def _connected_source(self) -> Source:
+        if self._source is None:
+            self._source = source_of(self._connected(), self.options)
+        return self._source
 
     def _start(self, topic: str, partition: int, latest: int, place: int | None) -> int:
         boundary = self.options.start
@@ -141,16 +142,16 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return place
 
     def _ends(self) -> Places:
-        client = self._connected()
-        partitions = partitions_of(client, self.options)
-        found = client.list_many_offsets([(*one, "latest") for one in partitions])
+        source = self._connected_source()
+        partitions = partitions_of(source.log, source.options)
+        found = source.log.list_many_offsets([(*one, "latest") for one in partitions])
         self._known_ends = {one: end or 0 for one, end in zip(partitions, found, strict=True)}
         return dict(self._known_ends)
 
     def _beginnings(self, partitions: Iterable[tuple[str, int]]) -> Places:
         """Where these begin."""
         wanted = sorted(partitions)
-        found = self._connected().list_many_offsets([(*one, "earliest") for one in wanted]) if wanted else []
+        found = self._connected_source().log.list_many_offsets([(*one, "earliest") for one in wanted]) if wanted else []
         return {one: start or 0 for one, start in zip(wanted, found, strict=True)}
 
     def _check_kept(self, begin: Places, ends: Places) -> None:
@@ -171,6 +172,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         try:
             client = self._connected()
+            if self._connected_source().reader is not None:
+                return
             if places != self._told:
                 client.commit_offsets(self.options.group, places, metadata="spark")
                 self._told = places

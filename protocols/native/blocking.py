@@ -176,6 +176,10 @@ class BlockingClient(BlockingGroups):
         """
         return self._any.call(wire.Administer(0, operation, arguments), wire.AdministerReply, repeat=False).result
 
+    def look(self, operation: str, /, **arguments: Any) -> Any:
+        """As `administer`, for operations that may be done twice: asked again where the connection was lost."""
+        return self._any.call(wire.Administer(0, operation, arguments), wire.AdministerReply).result
+
     def bind_topic(
         self, topic: str, exchange: str, pattern: str, arguments: Mapping[str, wire.Argument] | None = None
     ) -> None:

@@ -5,6 +5,7 @@ from routing.administration import (
     connections,
     policies,
     queues,
+    readers,
     retained,
     rights,
     status,
@@ -15,6 +16,6 @@ from routing.administration import (
 from routing.administration.operations import CHANGES, LOOKS, OPERATIONS, administer, require_tag
 
 __all__ = [
-    "CHANGES", "LOOKS", "OPERATIONS", "administer", "cluster", "connections", "policies", "queues", "require_tag",
-    "retained", "rights", "status", "topics", "topology", "transactions",
+    "CHANGES", "LOOKS", "OPERATIONS", "administer", "cluster", "connections", "policies", "queues", "readers",
+    "require_tag", "retained", "rights", "status", "topics", "topology", "transactions",
 ]  # fmt: skip

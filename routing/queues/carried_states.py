@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from routing.queues import reservations
 from routing.queues.publish_numbers import encode_numbers
 from routing.queues.settlement import (
     NUMBERED_KEY,
@@ -46,6 +47,7 @@ def carried_states(partition: QueuePartition) -> Iterator[tuple[bytes, bytes]]:
         yield from _returns(queue, start)
         if queue.held is not None and queue.held.count:
             yield RECEIVED_KEY, encode_settled([(queue.id, *one) for one in queue.held.ranges()])
+        yield from reservations.records(queue)
 
 
 def _ids(queue: Queue) -> Iterator[tuple[bytes, bytes]]:

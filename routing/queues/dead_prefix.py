@@ -25,7 +25,9 @@ def delete_dead_prefix(partition: QueuePartition) -> None:
         return
     before = min(partition.first_live_offset, log.committed_offset if partition.durable else log.written_offset)
     queues = partition.queues.values()
-    states = any(one.seen or one.rules.sizes or (one.held is not None and one.held.count) for one in queues)
+    states = any(
+        one.seen or one.rules.sizes or one.reserved or (one.held is not None and one.held.count) for one in queues
+    )
     kept = partition.durable and (partition.moves or partition.numbers or states)
     if kept and before > partition.checkpointed:
         # Ids and sizes stand in what would go, and returns of what was moved: a checkpoint keeps them first.

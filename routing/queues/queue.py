@@ -40,6 +40,7 @@ from routing.queues.settings import QueueSettings
 if TYPE_CHECKING:
     from routing.queues.host import MessageStore, QueueHost
     from routing.queues.queue_partition import QueuePartition
+    from routing.queues.reservations import Reservation
     from routing.session import Consumer
 
 _GATHERED_MAX = 512
@@ -55,8 +56,8 @@ class Queue:
     __slots__ = (
         "__weakref__", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
         "formerly", "fresh", "gave_way", "groups", "held", "history", "host", "id", "levels", "line", "name",
-        "outstanding", "owner", "partition", "redelivered_before", "returns", "rules", "seen", "settings", "start",
-        "store", "turns", "vhost",
+        "outstanding", "owner", "partition", "redelivered_before", "reserved", "returns", "rules", "seen", "settings",
+        "start", "store", "turns", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -78,8 +79,7 @@ class Queue:
         self.name = name
         self.vhost = "/"
         self.partition = partition
-        self.store: MessageStore = partition
-        """What has its messages: its home, unless it is a view."""
+        self.store: MessageStore = partition  # what has its messages: its home, unless it is a view
         self.start = start  # of a view, where each partition of its topic began
         self.durable = durable
         self.exclusive = exclusive
@@ -105,9 +105,9 @@ class Queue:
         self.returns: Returns | None = None
         self.seen: SeenIds | None = None
         self.held: OffsetSet | None = None  # what was received and is not completed (`receipts.py`)
+        self.reserved: dict[str, Reservation] | None = None  # by reader (`reservations.py`)
         self.groups: Groups | None = None
-        self.history: Queue | None = None
-        """What it has done with, if that is retained."""
+        self.history: Queue | None = None  # what it has done with, if that is retained
         self.duplicates = 0  # publishes that were not taken because they had been before
         self.gave_way = 0  # messages that had to leave because of its length
         self.apply_settings(self.settings)

@@ -42,6 +42,7 @@ from routing.queues.live_counts import LiveCounts
 from routing.queues.moves import Moves
 from routing.queues.publish_numbers import PublishNumbers
 from routing.queues.queue import Queue
+from routing.queues.reservations import let_go
 from routing.queues.runs_of import runs_of
 from routing.queues.settlement import DESTINATIONS_KEY, Taken, encode_destinations
 from routing.queues.slab_cache import SlabCache
@@ -446,6 +447,7 @@ class QueuePartition:
     def remove(self, queue: Queue) -> None:
         """A queue is deleted: what waits in it is forgotten, what is delivered when it comes back."""
         self.queues.pop(queue.id, None)
+        let_go(queue)
         for first, count in live_ranges(queue):
             queue.store.forget(first, count)
         if self.durable:

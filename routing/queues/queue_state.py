@@ -3,6 +3,7 @@
 A state is a mapping as MessagePack takes it, without what is empty:
 
     "held"      packed ranges of messages that were received and are not completed (`Queue.held`)
+    "reserved"  what is set aside for readers (`reservations.py`)
     "returns"   offset -> (counts, due time in ms), of messages that came back (`returns.py`)
     "seen"      [(time in ms, whether it is a whole table, hashes)] of ids, in order (`seen_ids.py`)
     "sizes"     [(first offset, bytes of each message)], where their sum is limited (`message_sizes.py`)
@@ -16,15 +17,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from routing.queues import reservations
 from routing.queues.packed_ranges import COUNT_BITS, Range, from_bytes, holds, merged, pack, to_bytes, unpack, without
 from routing.queues.settlement import (
     CARRIED_KEY,
     COMPLETED_KEY,
     RECEIVED_KEY,
+    RESERVED_KEY,
     RETURNED_KEY,
     SEEN_KEY,
     SIZES_KEY,
     TAKEN_KEY,
+    Reserved,
+    decode_reserved,
     decode_returned,
     decode_seen,
     decode_settled,
@@ -44,6 +49,7 @@ class StateChanges:
         self._returns: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
         self._held: dict[int, list[tuple[bool, int, int]]] = defaultdict(list)
         """(whether received or completed, first offset, count), in order."""
+        self._reserved: dict[int, list[Reserved]] = defaultdict(list)
         self._seen: dict[int, list[tuple[int, bool, bytes]]] = defaultdict(list)
         self._sizes: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
         self.views = ViewChanges()
@@ -56,6 +62,9 @@ class StateChanges:
         elif key in (RECEIVED_KEY, COMPLETED_KEY):
             for queue_id, first, count in decode_settled(value):
                 self._held[queue_id].append((key == RECEIVED_KEY, first, count))
+        elif key == RESERVED_KEY:
+            one = decode_reserved(value)
+            self._reserved[one.queue_id].append(one)
         elif key == SEEN_KEY:
             for queue_id, seen_ms, hashes in decode_seen(value):
                 self._seen[queue_id].append((seen_ms, False, hashes))
@@ -94,6 +103,10 @@ class StateChanges:
                 held = _held(state.pop("held", b""), self._held[queue_id])
                 if held:
                     state["held"] = held
+            if queue_id in self._reserved or "reserved" in state:
+                reserved = reservations.fold(state.pop("reserved", {}), self._reserved.get(queue_id, ()), packed)
+                if reserved:
+                    state["reserved"] = reserved
             if queue_id in self._seen:
                 seen = [*state.get("seen", ()), *self._seen[queue_id]]
                 state["seen"] = sorted((lot for lot in seen if lot[0] >= seen_since_ms), key=lambda lot: lot[0])
@@ -108,6 +121,7 @@ class StateChanges:
                 folded[queue_id] = state
         self._returns.clear()
         self._held.clear()
+        self._reserved.clear()
         self._seen.clear()
         self._sizes.clear()
         self.views.clear()

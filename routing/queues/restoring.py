@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from routing.queues import reservations
 from routing.queues.offset_set import OffsetSet, Range
-from routing.queues.packed_ranges import from_bytes, pack, to_bytes, unpack
+from routing.queues.packed_ranges import from_bytes, pack, to_bytes, unpack, without
 from routing.queues.settings import EXPIRY_MS_MAX
 from routing.queues.view_queue import ViewQueue
 from routing.queues.view_state import VIEW
@@ -22,6 +23,8 @@ def state_of(queue: Queue) -> Any:
         state["returns"] = queue.returns.dump()
     if queue.held is not None and queue.held.count:
         state["held"] = to_bytes(pack(queue.held.ranges()))
+    if reserved := reservations.state_of(queue):
+        state["reserved"] = reserved
     if queue.seen is not None:
         state["seen"] = list(queue.seen.dump(queue.host.now_ms()))
     if queue.rules.sizes is not None:
@@ -43,6 +46,10 @@ def restore(
 
     `state` is what `state_of` said.
     """
+    if state and "reserved" in state:
+        reservations.restore(queue, state["reserved"])
+        aside = reservations.reserved_ranges(queue)
+        ready, returned = (unpack(without(pack(ranges), aside)) for ranges in (ready, returned))
     queue.redelivered_before = redelivered_before
     rules = queue.rules
     if queue.levels is None and not queue.store.facts:

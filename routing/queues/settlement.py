@@ -14,6 +14,8 @@ int16.
     COMPLETED      as SETTLED
     RELEASED       value: (publisher uint32, count uint32, numbers uint16 each, little-endian) repeated
     NUMBERED       the same
+    RESERVED       value: queue id uint32, lease in ms uint64, position uint64, length of the reader's name uint16, that
+                   name, then (first offset uint64, count uint32) repeated
 
 A destination set is defined once per log before its first use and then named by id, so a body that goes to a thousand
 queues carries four bytes. Settlements follow their messages in the log: deleting a prefix never takes away the
@@ -21,6 +23,8 @@ settlement of a message that stays. Of several RETURNED of a message the last co
 TAKEN says which records of its topic a view has taken in, and as which messages (`view.py`); with a count of 0, that it
 goes on at this offset. CARRIED says it once more, for who has not been told.
 RECEIVED settles messages that their receiver still knows by what they are called, until COMPLETED (`receipts.py`).
+RESERVED says what is set aside for a reader behind what was, at a position; without ranges, that nothing is any more
+(`reservations.py`).
 RELEASED says which numbers of a publisher may be used again (`publish_numbers.py`), NUMBERED that some still may not.
 """
 
@@ -37,6 +41,8 @@ _RETURNED = struct.Struct(">IQIQ")
 _SEEN = struct.Struct(">IIQ")
 _SIZES = struct.Struct(">IIQ")
 _TAKEN = struct.Struct(">IIQQI")
+_RESERVED = struct.Struct(">IQQH")
+_RANGE = struct.Struct(">QI")
 _COUNT_MAX = (1 << 32) - 1
 
 DESTINATIONS_KEY = _KEY.pack(0, 0x4D01)
@@ -50,6 +56,7 @@ RECEIVED_KEY = _KEY.pack(0, 0x4D08)
 COMPLETED_KEY = _KEY.pack(0, 0x4D09)
 RELEASED_KEY = _KEY.pack(0, 0x4D0A)
 NUMBERED_KEY = _KEY.pack(0, 0x4D0B)
+RESERVED_KEY = _KEY.pack(0, 0x4D0C)
 
 
 def encode_destinations(set_id: int, queue_ids: Iterable[int]) -> bytes:
@@ -144,6 +151,40 @@ def encode_taken(taken: Iterable[Taken]) -> bytes:
 def decode_taken(value: bytes) -> Iterator[Taken]:
     """What a TAKEN record says."""
     return map(Taken._make, _TAKEN.iter_unpack(value[: len(value) // _TAKEN.size * _TAKEN.size]))
+
+
+class Reserved(NamedTuple):
+    """From a position on these messages of a queue are a reader's."""
+
+    queue_id: int
+    reader: str
+    lease_ms: int
+    position: int
+    ranges: list[tuple[int, int]]
+
+
+def encode_reserved(one: Reserved) -> bytes:
+    """The value of a RESERVED record."""
+    name = one.reader.encode("utf-8", "surrogateescape")
+    return _RESERVED.pack(one.queue_id, one.lease_ms, one.position, len(name)) + name + encode_ranges(one.ranges)
+
+
+def decode_reserved(value: bytes) -> Reserved:
+    """What a RESERVED record says."""
+    queue_id, lease_ms, position, length = _RESERVED.unpack_from(value)
+    end = _RESERVED.size + length
+    reader = value[_RESERVED.size : end].decode("utf-8", "surrogateescape")
+    return Reserved(queue_id, reader, lease_ms, position, decode_ranges(value[end:]))
+
+
+def encode_ranges(ranges: Iterable[tuple[int, int]]) -> bytes:
+    """(first offset, count) each, in any order."""
+    return b"".join([_RANGE.pack(*one) for one in ranges])
+
+
+def decode_ranges(packed: bytes) -> list[tuple[int, int]]:
+    """The inverse."""
+    return list(_RANGE.iter_unpack(packed[: len(packed) // _RANGE.size * _RANGE.size]))
 
 
 def pack_sizes(sizes: Sequence[int]) -> bytes:

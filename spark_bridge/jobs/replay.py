@@ -22,7 +22,8 @@ from uuid import uuid4
 
 from spark_bridge.jobs.places import Places, only_one
 from spark_bridge.jobs.session import JobError, sentence_of
-from spark_bridge.offsets import parse_options, resolve
+from spark_bridge.offsets import resolve
+from spark_bridge.options import parse_options
 from spark_bridge.reader import connect
 
 OFFSETS_PER_STEP = 2_000_000

@@ -10,7 +10,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from core_log.record_batch import BatchBuilder
 from spark_bridge.data_source import MillraceDataSource
-from spark_bridge.offsets import OptionError
+from spark_bridge.options import OptionError
 from spark_bridge.schema import RECORD_COLUMNS, names_of, spark_schema
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
 

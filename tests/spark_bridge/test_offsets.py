@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.native.errors import UnknownTopic
-from spark_bridge.offsets import DataLoss, OffsetRange, OptionError, ReadOptions, divide, parse_options, resolve
+from spark_bridge.offsets import DataLoss, OffsetRange, divide, resolve
+from spark_bridge.options import OptionError, ReadOptions, parse_options
 
 
 class Log:
@@ -118,7 +119,7 @@ def test_ranges(given: dict[str, str], expected: list[tuple[str, int, int, int]]
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, "one of the options subscribe, subscribePattern, assign is needed"),
+        ({}, "one of the options subscribe, subscribePattern, assign, queue, mqtt.filter is needed"),
         ({"subscribe": "a", "assign": '{"a": [0]}'}, "subscribe and assign contradict"),
         ({"subscribe": "a", "startingTimestamp": "1", "startingOffsets": "earliest"}, "contradict"),
         ({"subscribe": "a", "endingTimestamp": "1", "endingOffsetsByTimestamp": "{}"}, "contradict"),

@@ -16,7 +16,8 @@ from core_log.record_batch import BatchBuilder, Compression, CorruptBatch, encod
 from protocols.native.errors import ConnectionLost
 from spark_bridge import reader as reader_module
 from spark_bridge.data_source import MillraceDataSource
-from spark_bridge.offsets import DataLoss, OptionError
+from spark_bridge.offsets import DataLoss
+from spark_bridge.options import OptionError
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
 
 

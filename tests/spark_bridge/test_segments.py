@@ -13,7 +13,8 @@ import pytest
 from millrace import BlockingClient, BlockingProducer, BlockingTransactionalProducer
 from protocols.native.blocking import FetchResult
 from spark_bridge.data_source import MillraceDataSource
-from spark_bridge.offsets import DataLoss, OptionError, parse_options
+from spark_bridge.offsets import DataLoss
+from spark_bridge.options import OptionError, parse_options
 from spark_bridge.segments import directory_of
 from tests.support import BrokerProcess
 

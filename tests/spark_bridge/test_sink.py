@@ -17,7 +17,7 @@ from millrace import BlockingClient, BlockingConsumer, ConsumerRecord, MillraceE
 from spark_bridge import sink
 from spark_bridge.columns import HEADERS_TYPE
 from spark_bridge.data_source import MillraceDataSource
-from spark_bridge.offsets import Access, OptionError, SinkOptions
+from spark_bridge.options import Access, OptionError, SinkOptions
 from spark_bridge.sink import write_rows
 from tests.support import BrokerProcess
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import paho.mqtt.publish
 import pytest
 
 from examples import spark_batch
@@ -22,6 +23,7 @@ from tests.spark_bridge.spark_jobs import (  # noqa: F401
     test_an_export_that_is_killed_is_gone_on_with,
     test_the_commands_say_what_is_wrong,
 )
+from tests.spark_bridge.test_queues import channel_of, publish
 from tests.spark_bridge.test_reader import batch
 from tests.spark_bridge.test_sink import made, numbers
 from tests.support import BrokerProcess
@@ -252,3 +254,48 @@ def test_a_query_writes_each_row_once_though_a_micro_batch_comes_again(spark: An
     produce(server, source, range(1000, 1200))
     run()
     assert numbers(server, target) == list(range(1200))
+
+
+# Queues and filters.
+
+
+def test_a_query_takes_what_is_in_a_queue_and_goes_on(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:
+    server = f"127.0.0.1:{shared_broker.native_port}"
+
+    def run() -> list[int]:
+        table = spark.readStream.format("millrace").schema("value binary, offset bigint, messageId string")
+        query = (
+            table.options(**{"millrace.servers": server, "queue": "taken-by-spark", "queue.mode": "consume"})
+            .option("maxOffsetsPerTrigger", "40")
+            .load()
+            .selectExpr("int(string(value)) n", "offset", "messageId")
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "rows"))
+        )
+        assert query.awaitTermination(120)
+        rows = spark.read.parquet(str(tmp_path / "rows")).orderBy("offset").collect()
+        assert [row.offset for row in rows] == list(range(len(rows)))
+        assert [row.messageId for row in rows] == [f"m{row.n}" for row in rows]
+        return [row.n for row in rows]
+
+    with channel_of(shared_broker) as channel:
+        channel.queue_declare("taken-by-spark", durable=True)
+        publish(channel, "taken-by-spark", range(100))
+        assert frame(spark, server, queue="taken-by-spark").count() == 100
+        assert run() == list(range(100))
+        assert channel.queue_declare("taken-by-spark", passive=True).method.message_count == 0
+        publish(channel, "taken-by-spark", range(100, 110))
+        assert run() == list(range(110))
+
+
+def test_a_filter_is_a_table(spark: Any, shared_broker: BrokerProcess) -> None:
+    paho.mqtt.publish.single(
+        "house/attic/temp", b"11", qos=1, retain=True, hostname="127.0.0.1", port=shared_broker.mqtt_port
+    )
+    given = {"mqtt.filter": "house/+/temp", "includeProperties": "true"}
+    rows = (
+        frame(spark, f"127.0.0.1:{shared_broker.native_port}", **given).selectExpr("mqttTopic", "properties").collect()
+    )
+    assert [(row.mqttTopic, row.properties) for row in rows] == [("house/attic/temp", {})]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_bridge.offsets import DataLoss, OptionError
+from spark_bridge.offsets import DataLoss
+from spark_bridge.options import OptionError
 from spark_bridge.stream import MillraceStreamReader, shared_out
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
 from tests.spark_bridge.test_reader import batch, source

@@ -1,0 +1,175 @@
+"""Operations of readers that are no consumers: queues read as logs are, and logs of what MQTT filters match.
+
+Who may read a queue may do these with it; none needs a tag. A reader that reserves (`queues/reservations.py`) takes
+messages as a consumer does.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from routing.administration.forwarded import ask_leader
+from routing.administration.operations import operation
+from routing.errors import InvalidArgument, NotFound
+from routing.queue_reading import Read, browse, durable, reserved
+from routing.queues import reservations
+from routing.topology.route import Route
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+    from routing.queues.queue import Queue
+
+BYTES_MAX = 4 << 20
+"""Most of messages that one answer has, but that one message may be larger."""
+READER_BYTES_MAX = 255
+_MQTT_EXCHANGE = "amq.topic"
+_FILTER_PREFIX = "millrace.mqtt."
+
+
+@operation("queues.ends", tags=None)
+async def ends(broker: Broker, user: str, name: str, vhost: str = "/") -> dict[str, Any]:
+    """The topic of a stream; of a queue where the offsets of its home end that are committed, and how many messages
+    wait in it.
+    """
+    _may_read(broker, user, vhost, name)
+    stream = broker.topology.vhost(vhost).streams.get(name)
+    if stream is not None:
+        return {"topic": stream.topic.name, "end": 0, "ready": 0}
+    queue = _queue(broker, vhost, name)
+    if queue.elsewhere:
+        there: dict[str, Any] = await ask_leader(queue, "queues.ends", {"name": name, "vhost": vhost})
+        return there
+    queue.require_led()
+    end = await durable(broker, queue)
+    return {"topic": None, "end": end, "ready": queue.message_count}
+
+
+@operation("queues.browse", tags=None)
+async def browse_queue(
+    broker: Broker, user: str, name: str, offset: int, before: int, bytes_max: int = 1 << 20, vhost: str = "/"
+) -> dict[str, Any]:
+    """Record batches of what waits in a queue between two offsets, and the offset to go on with. It stays there."""
+    _may_read(broker, user, vhost, name)
+    queue = _queue(broker, vhost, name)
+    if queue.elsewhere:
+        told = {"name": name, "offset": offset, "before": before, "bytes_max": bytes_max, "vhost": vhost}
+        there: dict[str, Any] = await ask_leader(queue, "queues.browse", told)
+        return there
+    queue.require_led()
+    return _shown(await browse(queue, max(offset, 0), before, _room(bytes_max)))
+
+
+@operation("queues.reserve", tags=None)
+async def reserve(
+    broker: Broker,
+    user: str,
+    name: str,
+    reader: str,
+    position: int,
+    count: int,
+    lease_ms: int,
+    vhost: str = "/",
+) -> dict[str, int]:
+    """Be done with all before a position, and have as many messages as `count` set aside from there on: up to which
+    position, when that is durable, and how many still wait. They stand in line again when the reader is not heard of
+    for `lease_ms` or the broker's limit.
+    """
+    _may_read(broker, user, vhost, name)
+    if position < 0 or not 0 < len(reader.encode("utf-8", "replace")) <= READER_BYTES_MAX:
+        raise InvalidArgument(f"a position from 0, and a reader's name of 1 to {READER_BYTES_MAX} bytes are needed")
+    queue = _queue(broker, vhost, name)
+    if queue.elsewhere:
+        told = {"name": name, "reader": reader, "position": position, "count": count, "lease_ms": lease_ms}
+        there: dict[str, int] = await ask_leader(queue, "queues.reserve", told | {"vhost": vhost})
+        return there
+    lease_ms = min(max(lease_ms, 1), broker.config.reader_lease_ms_max)
+    found = reservations.reserve(queue, reader, position, count, lease_ms)
+    end, ready = min(found.end, position + max(count, 0)), queue.message_count
+    await durable(broker, queue)
+    return {"position": position, "end": end, "reserved": found.end, "ready": ready}
+
+
+@operation("queues.reserved", tags=None)
+async def read_reserved(
+    broker: Broker,
+    user: str,
+    name: str,
+    reader: str,
+    position: int,
+    before: int,
+    bytes_max: int = 1 << 20,
+    vhost: str = "/",
+) -> dict[str, Any]:
+    """Record batches of what is set aside for a reader between two positions, and the position to go on with."""
+    _may_read(broker, user, vhost, name)
+    queue = _queue(broker, vhost, name)
+    if queue.elsewhere:
+        told = {"name": name, "reader": reader, "position": position, "before": before, "bytes_max": bytes_max}
+        there: dict[str, Any] = await ask_leader(queue, "queues.reserved", told | {"vhost": vhost})
+        return there
+    queue.require_led()
+    found = (queue.reserved or {}).get(reader)
+    if found is not None:
+        reservations.renew(queue, reader, found)
+    return _shown(await reserved(queue, reader, position, before, _room(bytes_max)))
+
+
+@operation("queues.give_back", tags=None)
+async def give_back(broker: Broker, user: str, name: str, reader: str, vhost: str = "/") -> int:
+    """What is set aside for a reader stands in line again; how many messages."""
+    _may_read(broker, user, vhost, name)
+    queue = _queue(broker, vhost, name)
+    if queue.elsewhere:
+        told = {"name": name, "reader": reader, "vhost": vhost}
+        there: int = await ask_leader(queue, "queues.give_back", told)
+        return there
+    queue.require_led()
+    count = reservations.give_back(queue, reader)
+    await durable(broker, queue)
+    return count
+
+
+@operation("topics.of_filter", tags=None)
+async def topic_of_filter(broker: Broker, user: str, pattern: str) -> str:
+    """The topic that keeps what an MQTT filter (with `.` for `/`) matches. It is made when it is not there, and begins
+    with what is retained.
+    """
+    grants = broker.rights.grants(user)
+    grants.require("read", "exchange", _MQTT_EXCHANGE)
+    grants.require_keys("read", _MQTT_EXCHANGE, (pattern,))
+    name = _FILTER_PREFIX + sha256(pattern.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    made = name not in broker.topology.topics
+    await broker.declare_queue(name, durable=True, arguments={"x-queue-type": "stream"})
+    await broker.bind("queue", name, _MQTT_EXCHANGE, pattern, {}, syntax="mqtt")
+    if made:
+        names = broker.retained.matching("/", pattern, "mqtt")
+        topic = broker.topology.topic(name)
+        route = Route([], [topic])
+        for slab in broker.retained.slabs("/", sorted(names), _MQTT_EXCHANGE):
+            route.deliver(slab)
+            broker.end_turn()
+            await broker.wait_for_room()
+    return name
+
+
+def _shown(found: Read) -> dict[str, Any]:
+    return {"batches": found.batches, "next": found.following}
+
+
+def _room(bytes_max: int) -> int:
+    return min(max(bytes_max, 1), BYTES_MAX)
+
+
+def _may_read(broker: Broker, user: str, vhost: str, name: str) -> None:
+    """Raises AccessRefused. Another broker has seen to it that its user may."""
+    if user:
+        broker.rights.grants(user, vhost).require("read", "queue", name)
+
+
+def _queue(broker: Broker, vhost: str, name: str) -> Queue:
+    """Raises NotFound, ResourceLocked (another connection's alone), NotImplementedYet (a stream)."""
+    found = broker.topology.vhost(vhost)
+    if name not in found.queues and name not in found.streams and name not in found.away:
+        raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
+    return found.queue(name, None, "reading")

@@ -1,0 +1,406 @@
+"""The options of a read and of a write, checked.
+
+1. Options and their meanings are those of Spark's own Kafka source, so that a job can change the format and stay as it
+   is. What is unknown or contradictory is refused with a sentence; nothing is ignored.
+2. Plain data only: options are pickled into other processes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Literal
+
+EARLIEST = -2
+LATEST = -1
+
+_SERVERS = ("millrace.servers", "bootstrap.servers", "kafka.bootstrap.servers")
+_TOPICS = ("subscribe", "subscribePattern", "assign", "queue", "mqtt.filter")
+_MODE = "queue.mode"
+_STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+_ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_ACCESS = (
+    "millrace.user",
+    "millrace.password",
+    "millrace.tls",
+    "millrace.tls.ca",
+    "millrace.tls.cert",
+    "millrace.tls.key",
+)
+_ISOLATION = ("isolation.level", "kafka.isolation.level")
+_OTHERS = (
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "includeHeaders",
+    "includeProperties",
+    "minPartitions",
+    _MODE,
+    "maxRecordsPerPartition",
+    "read.mode",
+    "read.dataDir",
+    *_ISOLATION,
+)
+_PUSH_DOWN = "filterPushdown"
+_STREAM = ("maxOffsetsPerTrigger", "groupIdPrefix", "kafka.group.id", "leaseMs")
+_BATCH_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, *_OTHERS, *_ACCESS)
+_STREAM_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_STREAM, *_OTHERS, *_ACCESS)
+_COMPRESSION = ("compression", "kafka.compression.type")
+_TRANSACTION = ("txnAppId", "txnVersion")
+_SINK_OPTIONS = (
+    *_SERVERS, "topic", *_COMPRESSION, *_TRANSACTION, "transactionTimeoutMs", "checkpointLocation", *_ACCESS,
+)  # fmt: skip
+KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, *_STREAM, *_OTHERS, *_ACCESS)
+GROUP_PREFIX = "spark-millrace-source"
+LEASE_MS = 3_600_000
+CONSUME_LEASE_MS = 86_400_000
+
+ByPartition = dict[str, dict[int, int]]
+
+
+class OptionError(ValueError):
+    """An option of the read is missing, unknown, malformed or at odds with another one."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """One end of what is read: a number for all partitions or one for each, offsets or timestamps in ms."""
+
+    value: int | ByPartition
+    is_time: bool
+    option: str
+
+    def of(self, topic: str, partition: int) -> int:
+        """The number for one partition."""
+        return self.value if isinstance(self.value, int) else self.value[topic][partition]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How to connect: a user, and files in PEM for TLS. All are read where a task runs."""
+
+    credentials: tuple[str, str] | None = None
+    tls: bool = False
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """The options of one read, checked. Exactly one of `topics`, `pattern`, `assignment`, `queue` and `mqtt_filter` is
+    set.
+    """
+
+    servers: tuple[str, ...]
+    topics: tuple[str, ...] | None
+    pattern: str | None
+    assignment: dict[str, list[int]] | None
+    start: Boundary
+    end: Boundary
+    fail_on_data_loss: bool
+    columns: tuple[str, ...]
+    """What is made of records; see `schema.py`."""
+    start_time_missing: Literal["error", "latest"]
+    input_partitions_min: int
+    access: Access = Access()
+    records_per_partition_max: int = 0
+    """Ranges of more records than that are cut; 0 is no limit."""
+    offsets_per_trigger_max: int = 0
+    """How much a micro-batch takes at most, 0 is all there is."""
+    lease_ms: int = 0
+    """For how long what a stream has not read is kept for it; 0 is not at all."""
+    push_down: bool = False
+    """Whether filters of queries may be looked at, to read less."""
+    group: str = ""
+    """The group by whose offsets the broker shows how far a stream has come; the reader for whom messages of a queue
+    are set aside.
+    """
+    queue: str | None = None
+    consumes: bool = False
+    """Whether messages leave the queue."""
+    mqtt_filter: str | None = None
+    data_dir: str | None = None
+    """Where tasks may read the broker's files themselves."""
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """The options of a write, checked."""
+
+    servers: tuple[str, ...]
+    topic: str | None
+    compression: str | None
+    transaction_timeout_ms: int
+    access: Access = Access()
+    job: str | None = None
+    """Of a batch write: under which name it is known, so that it takes effect once."""
+    version: int = 0
+    """The number of the write among those of its job; they rise."""
+
+
+def included(options: Mapping[str, str]) -> tuple[bool, bool]:
+    """Whether headers, and what a message is besides, were asked for. Raises `OptionError`."""
+    given = _known(options, KNOWN_OPTIONS, "of a read")
+    return _flag(given, "includeHeaders", default=False), _flag(given, "includeProperties", default=False)
+
+
+def parse_options(options: Mapping[str, str], *, columns: tuple[str, ...] = (), streaming: bool = False) -> ReadOptions:
+    """Check the options of a read (names in any case). Raises `OptionError`."""
+    included(options)
+    known = _STREAM_OPTIONS if streaming else _BATCH_OPTIONS
+    given = _known(options, known, "of readStream" if streaming else "of read")
+    servers = _one_of(given, _SERVERS, required=True)
+    chosen = _one_of(given, _TOPICS, required=True)
+    start = _boundary(given, _STARTS, default=LATEST if streaming else EARLIEST, refused=None if streaming else LATEST)
+    end = _boundary(given, _ENDS, default=LATEST, refused=EARLIEST)
+    _check_isolation(given)
+    consumes = _consumes(given, start, streaming=streaming)
+    return ReadOptions(
+        servers=_names("the list of servers", given[str(servers)]),
+        topics=_names("subscribe", given["subscribe"]) if chosen == "subscribe" else None,
+        pattern=_pattern(given["subscribePattern"]) if chosen == "subscribePattern" else None,
+        assignment=_assignment(given["assign"]) if chosen == "assign" else None,
+        start=start,
+        end=end,
+        fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
+        columns=columns,
+        start_time_missing=_strategy(given, start),
+        input_partitions_min=_count(given, "minPartitions"),
+        access=access_of(given),
+        records_per_partition_max=_count(given, "maxRecordsPerPartition", default=0),
+        offsets_per_trigger_max=_count(given, "maxOffsetsPerTrigger", default=0),
+        lease_ms=_lease(given, consumes=consumes) if streaming else 0,
+        push_down=_flag(given, _PUSH_DOWN, default=False),
+        group=_group(given, consumes=consumes) if streaming else "",
+        queue=given.get("queue"),
+        data_dir=_data_dir(given),
+        consumes=consumes,
+        mqtt_filter=_filter(given["mqtt.filter"]) if chosen == "mqtt.filter" else None,
+    )
+
+
+def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Check the options of a write. Raises `OptionError`."""
+    given = _known(options, _SINK_OPTIONS, "of write")
+    servers = _one_of(given, _SERVERS, required=True)
+    compression = _one_of(given, _COMPRESSION)
+    codec = None if compression is None or given[compression] == "none" else given[compression]
+    if codec not in (None, "gzip", "snappy", "lz4", "zstd"):
+        raise OptionError(f"{compression} must be none, gzip, snappy, lz4 or zstd, not {codec!r}")
+    if ("txnAppId" in given) != ("txnVersion" in given):
+        raise OptionError("txnAppId and txnVersion are given together or not at all")
+    return SinkOptions(
+        servers=_names("the list of servers", given[str(servers)]),
+        topic=given.get("topic"),
+        compression=codec,
+        transaction_timeout_ms=_count(given, "transactionTimeoutMs", default=300_000),
+        access=access_of(given),
+        job=given.get("txnAppId"),
+        version=_count(given, "txnVersion", default=0, least=0),
+    )
+
+
+def _known(options: Mapping[str, str], known: tuple[str, ...], what: str) -> dict[str, str]:
+    """Options by the names as they are written here. Raises `OptionError` for one that is not among them."""
+    by_lower_name = {name.lower(): name for name in known}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        found = by_lower_name.get(name.lower())
+        if found is None:
+            raise OptionError(f"unknown option {name!r}; the options {what} are {', '.join(known)}")
+        given[found] = value
+    return given
+
+
+def _check_isolation(given: Mapping[str, str]) -> None:
+    chosen = _one_of(given, _ISOLATION)
+    if chosen is not None and given[chosen] != "read_committed":
+        raise OptionError(f"{chosen}: only read_committed is there, not {given[chosen]!r}")
+
+
+def _data_dir(given: Mapping[str, str]) -> str | None:
+    mode = given.get("read.mode", "fetch").lower()
+    if mode not in ("fetch", "direct"):
+        raise OptionError(f"read.mode must be fetch or direct, not {mode!r}")
+    if (mode == "direct") != ("read.dataDir" in given):
+        raise OptionError("read.mode=direct and read.dataDir, the broker's data directory, are given together")
+    return given.get("read.dataDir")
+
+
+def _consumes(given: Mapping[str, str], start: Boundary, *, streaming: bool) -> bool:
+    mode = given.get(_MODE, "browse").lower()
+    if mode not in ("browse", "consume"):
+        raise OptionError(f"{_MODE} must be browse or consume, not {given[_MODE]!r}")
+    if _MODE in given and "queue" not in given:
+        raise OptionError(f"{_MODE} needs the option queue")
+    if "queue" in given and (start.is_time or any(name.endswith(("Timestamp", "ByTimestamp")) for name in given)):
+        raise OptionError("a queue is not read by time: filter by the column timestamp")
+    if mode == "browse":
+        return False
+    if not streaming:
+        raise OptionError(
+            f"{_MODE}=consume is for streams, where Spark says what is done: readStream with "
+            "trigger(availableNow=True) takes what is there, and ends"
+        )
+    if any(name in given for name in _STARTS) and start.value != EARLIEST:
+        raise OptionError(f"{_MODE}=consume begins with what waits first: leave {start.option} out")
+    return True
+
+
+def _lease(given: Mapping[str, str], *, consumes: bool) -> int:
+    """What is taken out of a queue is the query's for longer: others get it afterwards, done or not."""
+    return _count(given, "leaseMs", default=CONSUME_LEASE_MS if consumes else LEASE_MS, least=int(consumes))
+
+
+def _filter(text: str) -> str:
+    levels = text.split("/")
+    if (
+        not text
+        or "#" in text[:-1]
+        or any(level not in ("+", "#") and ("+" in level or "#" in level) for level in levels)
+    ):
+        raise OptionError(f"mqtt.filter: {text!r} is no filter: + is a whole level, and # the last one")
+    if text.startswith("$"):
+        raise OptionError(f"mqtt.filter: {text!r} cannot be kept: it is no filter of ordinary topics")
+    return text
+
+
+def _group(given: Mapping[str, str], *, consumes: bool) -> str:
+    """The same for the same read, so that a query has one name over its restarts; whose messages a query has taken
+    out of a queue does not depend on how it is tuned.
+    """
+    if "kafka.group.id" in given:
+        return given["kafka.group.id"]
+    named = {name: value for name, value in given.items() if name not in _ACCESS and (name == "queue" or not consumes)}
+    digest = sha256(json.dumps(sorted(named.items())).encode()).hexdigest()
+    return f"{given.get('groupIdPrefix', GROUP_PREFIX)}-{digest[:12]}"
+
+
+def _one_of(given: Mapping[str, str], names: tuple[str, ...], *, required: bool = False) -> str | None:
+    chosen = [name for name in names if name in given]
+    if len(chosen) > 1:
+        raise OptionError(f"the options {' and '.join(chosen)} contradict each other: give one of them")
+    if not chosen and required:
+        raise OptionError(f"one of the options {', '.join(names)} is needed")
+    return chosen[0] if chosen else None
+
+
+def _boundary(given: Mapping[str, str], names: tuple[str, ...], *, default: int, refused: int | None) -> Boundary:
+    chosen = _one_of(given, names)
+    if chosen is None:
+        return Boundary(default, False, names[0])
+    text = given[chosen].strip()
+    if chosen.endswith("Timestamp") and not chosen.endswith("ByTimestamp"):
+        return Boundary(_timestamp(chosen, text), True, chosen)
+    by_time = chosen.endswith("ByTimestamp")
+    words = {} if by_time else {"earliest": EARLIEST, "latest": LATEST}
+    value: int | ByPartition = words[text.lower()] if text.lower() in words else _by_partition(chosen, text)
+    numbers = [value] if isinstance(value, int) else [one for each in value.values() for one in each.values()]
+    for number in numbers:
+        if number < (0 if by_time else EARLIEST):
+            raise OptionError(f"{chosen}: {number} is no {'timestamp' if by_time else 'offset'}")
+        if number == refused and not by_time:
+            side, word = ("start", "latest (-1)") if refused == LATEST else ("end", "earliest (-2)")
+            raise OptionError(f"{chosen}: a batch read cannot {side} at {word}")
+    return Boundary(value, by_time, chosen)
+
+
+def _by_partition(option: str, text: str) -> ByPartition:
+    parsed = _json_object(option, text)
+    try:
+        return {topic: {int(part): _integer(number) for part, number in each.items()} for topic, each in parsed.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise OptionError(f'{option} must look like {{"topic": {{"0": 23, "1": -2}}}}, not {text}') from None
+
+
+def _assignment(text: str) -> dict[str, list[int]]:
+    parsed = _json_object("assign", text)
+    try:
+        assignment = {topic: [_integer(number) for number in numbers] for topic, numbers in parsed.items()}
+    except (TypeError, ValueError):
+        raise OptionError(f'assign must look like {{"topic": [0, 1]}}, not {text}') from None
+    if not any(assignment.values()):
+        raise OptionError("assign names no partition")
+    return assignment
+
+
+def _json_object(option: str, text: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"{option} is not JSON ({error}): {text}") from None
+    if not isinstance(parsed, dict):
+        raise OptionError(f"{option} must be a JSON object, not {text}")
+    return parsed
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError
+    return value
+
+
+def _timestamp(option: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise OptionError(f"{option} must be milliseconds since 1970, not {text!r}")
+    return int(text)
+
+
+def _names(what: str, text: str) -> tuple[str, ...]:
+    names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
+    if not names:
+        raise OptionError(f"{what} is empty")
+    return names
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise OptionError(f"subscribePattern is not a regular expression: {error}") from None
+    return text
+
+
+def access_of(given: Mapping[str, str]) -> Access:
+    """How to connect. Raises `OptionError`."""
+    user = given.get("millrace.user")
+    if user is None and "millrace.password" in given:
+        raise OptionError("millrace.password needs millrace.user")
+    files = {name: given.get(f"millrace.tls.{name}") for name in ("ca", "cert", "key")}
+    tls = _flag(given, "millrace.tls", default=any(files.values()))
+    if not tls and any(files.values()):
+        raise OptionError("millrace.tls is false: millrace.tls.ca, millrace.tls.cert and millrace.tls.key need it")
+    if files["key"] is not None and files["cert"] is None:
+        raise OptionError("millrace.tls.key needs millrace.tls.cert")
+    return Access(None if user is None else (user, given.get("millrace.password", "")), tls, **files)
+
+
+def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = given.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise OptionError(f"{name} must be true or false, not {given[name]!r}")
+    return text == "true"
+
+
+def _count(given: Mapping[str, str], name: str, *, default: int = 1, least: int = 1) -> int:
+    text = given.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise OptionError(f"{name} must be a number from {least}, not {text!r}")
+    return int(text)
+
+
+def _strategy(given: Mapping[str, str], start: Boundary) -> Literal["error", "latest"]:
+    name = "startingOffsetsByTimestampStrategy"
+    text = given.get(name, "error").lower()
+    if name in given and not start.is_time:
+        raise OptionError(f"{name} is for startingTimestamp and startingOffsetsByTimestamp")
+    if text == "error":
+        return "error"
+    if text == "latest":
+        return "latest"
+    raise OptionError(f"{name} must be error or latest, not {given[name]!r}")

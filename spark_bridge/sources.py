@@ -1,0 +1,96 @@
+"""What stands behind the options of a read: topics, what an MQTT filter keeps, a queue.
+
+1. An MQTT filter has a topic that keeps what it matches; the broker makes it when it is first asked for (the operation
+   `topics.of_filter`). From there on it is a topic like any other, and so is a queue that is a stream.
+2. What waits in another queue is read in the order in which it came, under its offsets in the log behind the queue, and
+   stays there. Offsets of other queues' messages are gaps.
+3. What a query takes out of a queue is set aside for it by the broker, under positions that follow each other
+   (`consuming.py`). Either kind comes as whole record batches, like a topic's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from protocols.native.blocking import BlockingClient, Which
+from protocols.native.errors import MillraceError, NotFound, PreconditionFailed
+from protocols.native.records import split_batches
+from spark_bridge.offsets import DataLoss, OffsetRange, OffsetSource
+from spark_bridge.options import OptionError, ReadOptions
+
+FETCH_BYTES_MAX = 1 << 20
+_SWAPPED = str.maketrans("/.", "./")
+"""Topics of MQTT as routing keys, and back."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is read, as `options` name it: topics. With a `reader` they are queues; see `OffsetRange.reader`."""
+
+    log: OffsetSource
+    options: ReadOptions
+    reader: str | None = None
+
+
+def source_of(client: BlockingClient, options: ReadOptions) -> Source:
+    """What the options mean. Raises `OptionError`, `MillraceError`."""
+    if options.mqtt_filter is not None:
+        topic = client.look("topics.of_filter", pattern=options.mqtt_filter.translate(_SWAPPED))
+        return Source(client, replace(options, topics=(topic,)))
+    if options.queue is None:
+        return Source(client, options)
+    log = QueueLog(client, options.queue)
+    if log.topic is not None:
+        if options.consumes:
+            raise OptionError(f"queue.mode=consume: {options.queue!r} is a stream, nothing is taken from it: browse it")
+        return Source(client, replace(options, topics=(log.topic,)))
+    reader = options.group if options.consumes else ""
+    return Source(log, replace(options, topics=(options.queue,)), reader)
+
+
+class QueueLog:
+    """A queue as one partition of a topic. `topic` is another one if it is a stream."""
+
+    def __init__(self, client: BlockingClient, name: str) -> None:
+        self._client = client
+        self._name = name
+        self.topic: str | None = self._ends()[0]
+
+    def _ends(self) -> tuple[str | None, int]:
+        try:
+            found = self._client.look("queues.ends", name=self._name)
+        except NotFound:
+            raise OptionError(f"there is no queue {self._name!r}") from None
+        return found["topic"], found["end"]
+
+    def metadata(self, topics: list[str] | None = None) -> dict[str, list[int]]:
+        """It has one partition."""
+        return {self._name: [0]}
+
+    def list_many_offsets(self, wanted: Sequence[tuple[str, int, Which]]) -> list[int | None]:
+        """See `OffsetSource`; there is no looking up by time."""
+        end = self._ends()[1] if any(which == "latest" for _, _, which in wanted) else 0
+        return [end if which == "latest" else 0 for _, _, which in wanted]
+
+
+def queue_batches(client: BlockingClient, one: OffsetRange, options: ReadOptions) -> Iterator[memoryview]:
+    """The record batches of a range of a queue. Raises `DataLoss`, `MillraceError`."""
+    operation = "queues.reserved" if one.reader else "queues.browse"
+    said: dict[str, str | int] = {"reader": one.reader} if one.reader else {}
+    number = "position" if one.reader else "offset"
+    at = one.start_offset
+    while at < one.end_offset:
+        said |= {"name": one.topic, number: at, "before": one.end_offset, "bytes_max": FETCH_BYTES_MAX}
+        try:
+            found = client.look(operation, **said)
+        except (PreconditionFailed, NotFound) as error:
+            if options.fail_on_data_loss:
+                raise _lost(one, error) from None
+            return
+        yield from split_batches(memoryview(found["batches"]))
+        at = found["next"]
+
+
+def _lost(one: OffsetRange, error: MillraceError) -> DataLoss:
+    return DataLoss(f"what was to be read of the queue {one.topic!r} is not there any more: {error}")
