@@ -230,7 +230,11 @@ def brokers(options: argparse.Namespace) -> Iterator[list[Fleet]]:
         config = directory / "config.toml"
         config.write_text(CONFIG)
         broker = stack.enter_context(
-            broker_process(directory / "data", doors=("mqtt",), arguments=("--config", str(config), "--amqp", "off"))
+            broker_process(
+                directory / "data",
+                doors=("mqtt",),
+                arguments=("--config", str(config), "--amqp", "off", "--native", "off"),
+            )
         )
         found = [Fleet(OURS, broker.mqtt_port, broker.pid, directory / "data", options)]
         if not options.ours_only and peers.mosquitto_path():
