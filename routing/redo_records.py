@@ -1,6 +1,7 @@
 """The redo record of a transaction: what is published, where each slab goes, and what is settled, as MessagePack.
 
-Only what outlives the process is in it: durable queues by their ids, topics by their names.
+Only what outlives the process is in it: durable queues by their ids, topics by their names. That of a step which takes
+effect once (`published_once.py`) also says by what its messages are known, and where the logs that they go to ended.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ class Published(NamedTuple):
     delayed: bool
 
 
+class Places(NamedTuple):
+    """By what bytes in their headers the messages of a step are known, and where logs ended before they got them."""
+
+    marker: bytes
+    homes: list[tuple[int, int]]
+    """(index, offset) of home partitions."""
+    topics: list[tuple[str, int, int]]
+    """(topic, partition, offset)."""
+
+
 def published(routed: Iterable[tuple[Route, Slab, bool]]) -> list[Published]:
     """What of routed slabs outlives the process."""
     found = []
@@ -43,7 +54,7 @@ def published(routed: Iterable[tuple[Route, Slab, bool]]) -> list[Published]:
     return [one for one in found if one.queue_ids or one.topics]
 
 
-def encode(publishes: Sequence[Published], settled: Sequence[Settled]) -> bytes:
+def encode(publishes: Sequence[Published], settled: Sequence[Settled], places: Places | None = None) -> bytes:
     """The record."""
     written = []
     for slab, queue_ids, topics, delayed in publishes:
@@ -55,19 +66,26 @@ def encode(publishes: Sequence[Published], settled: Sequence[Settled]) -> bytes:
             ]
         )  # fmt: skip
     done = [list(entry) for entry in settled]
-    packed: bytes = msgpack.packb([_VERSION, written, done], unicode_errors=NAME_ENCODING_ERRORS)
+    said = [_VERSION, written, done] + ([] if places is None else [list(places)])
+    packed: bytes = msgpack.packb(said, unicode_errors=NAME_ENCODING_ERRORS)
     return packed
 
 
 def decode(record: bytes) -> tuple[list[Published], list[Settled]]:
+    """The inverse of `encode`, but for places. Raises CorruptBatch."""
+    return decode_step(record)[:2]
+
+
+def decode_step(record: bytes) -> tuple[list[Published], list[Settled], Places | None]:
     """The inverse of `encode`. Raises CorruptBatch."""
     try:
-        version, written, done = msgpack.unpackb(
+        version, written, done, *more = msgpack.unpackb(
             record, unicode_errors=NAME_ENCODING_ERRORS, max_str_len=len(record), max_bin_len=len(record)
         )
         if version != _VERSION:
             raise CorruptBatch(f"a transaction of version {version}")
-        return [_published(*item) for item in written], [Settled(*item) for item in done]
+        places = Places(*more[0]) if more else None
+        return [_published(*item) for item in written], [Settled(*item) for item in done], places
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise CorruptBatch(f"a damaged transaction: {error}") from error
 

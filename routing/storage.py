@@ -209,7 +209,9 @@ class Storage:
         """
         bytes_max = self._config.transaction_bytes_max
         store = self._open_store("transactions/0", batch_bytes_max=bytes_max + _BATCH_ROOM_BYTES) if alone else None
-        transactions = Transactions(store, topology, commits, bytes_max, self._now_ms)
+        transactions = Transactions(
+            store, topology, commits, bytes_max, self._now_ms, self._config.group_offsets_retention_ms
+        )
         transactions.recover()
         return transactions
 

@@ -8,6 +8,7 @@
    the whole is applied in one go, and the record is removed when the logs it concerns are durable.
 4. At a start what is still recorded is applied again. What a crash left of the first time may come twice, and is marked
    redelivered; settlements of messages that are gone change nothing.
+   Those of steps that take effect once (`published_once.py`) are found there, and do not come twice.
    In a cluster it is `cluster/transactions.py` that has records, with replicas, and sees to it.
 5. A rejected message that goes to a dead letter exchange leaves its queue when its copy is committed, as always: a
    crash before brings it back.
@@ -31,10 +32,11 @@ from routing.deduplication import put
 from routing.errors import BrokerError, LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.log_transactions.store import is_redo_record
 from routing.message import Slab
+from routing.published_once import Redo, Step, Writers
 from routing.queues.home import for_others
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
-from routing.redo_records import Settled, decode, encode, published
+from routing.redo_records import Places, Settled, decode_step, encode, published
 from routing.topology.route import Route
 from routing.topology.topology import Topology
 from routing.unsettled import Outcome, Unsettled
@@ -144,6 +146,11 @@ class Plan:
             for route, slab, mandatory in self.routed:
                 session.deliver_to(route, slab, mandatory)
 
+    def places(self, marker: bytes) -> Places:
+        """Where the logs here end that it publishes to."""
+        homes = [(home.index, home.next_offset) for home in self.published if isinstance(home, QueuePartition)]
+        return Places(marker, homes, [(one.topic_name, one.index, one.next_offset) for one in self.topics])
+
     def seal(self) -> list[QueuePartition]:
         """Write what was applied to the home partitions and topics here; these home partitions."""
         homes = [home for home in {**self.published, **self.settled} if isinstance(home, QueuePartition)]
@@ -177,8 +184,11 @@ class Transactions:
         commits: CommitWaiter,
         bytes_max: int,
         now_ms: Callable[[], int],
+        writers_kept_ms: int = 604_800_000,
     ) -> None:
         self.store = store
+        self.writers = None if store is None else Writers(store, writers_kept_ms)
+        """Who publishes in steps that take effect once."""
         self._topology = topology
         self._commits = commits
         self._bytes_max = bytes_max
@@ -200,9 +210,10 @@ class Transactions:
         """An empty one."""
         return Transaction(self._bytes_max)
 
-    async def commit(self, session: Session, transaction: Transaction) -> None:
-        """Let it take effect; returns when that cannot be lost any more. Raises StorageUnavailable or, in a cluster,
-        PreconditionFailed, and then the session has back what it had settled.
+    async def commit(self, session: Session, transaction: Transaction, step: Step | None = None) -> None:
+        """Let it take effect; returns when that cannot be lost any more. As a `step` it is known by its messages, and
+        takes effect once. Raises StorageUnavailable or, in a cluster, PreconditionFailed, and then the session has back
+        what it had settled.
         """
         try:
             self.under_way[transaction] = None
@@ -211,17 +222,17 @@ class Transactions:
             finally:
                 del self.under_way[transaction]
             plan.prepare()
-            direct = self._direct_home(plan)
+            direct = None if step else self._direct_home(plan)
             if direct is not None:
                 await self._commit_directly(plan, direct)
                 return
-            if not (plan.published or plan.settled or plan.topics):
+            if not (plan.published or plan.settled or plan.topics or step):
                 plan.apply()
                 return
             await self._say_what_views_took(plan)
             if self.shared is None:
                 with trio.CancelScope(shield=True):
-                    await self._commit_by_record(plan)
+                    await self._commit_by_record(plan, step)
                 return
         except (LogUnavailable, BatchTooLarge, StorageUnavailable) as error:
             session.take_back(transaction)
@@ -301,7 +312,7 @@ class Transactions:
 
     # --- by record ---------------------------------------------------------------------------
 
-    async def _commit_by_record(self, plan: Plan) -> None:
+    async def _commit_by_record(self, plan: Plan, step: Step | None) -> None:
         assert self.store is not None
         key = self._next_id.to_bytes(8, "big")
         self._next_id += 1
@@ -309,7 +320,8 @@ class Transactions:
             Settled(queue.id, list(entry.offsets_of(entry.first, entry.end)), rejected)
             for queue, entry, rejected in plan.endings()
         ]
-        await self.store.change([(key, encode(published(plan.routed), settled))])
+        puts, places = ([], None) if step is None else (step.puts, plan.places(step.marker))
+        await self.store.change([*puts, (key, encode(published(plan.routed), settled, places))])
         while True:
             try:
                 plan.prepare()
@@ -349,13 +361,17 @@ class Transactions:
         """
         queues = {queue.id: queue for home in self._topology.led for queue in home.queues.values()}
         for key, value in self._records():
-            publishes, settled = decode(value)
+            publishes, settled, places = decode_step(value)
             logs: dict[PartitionLog, None] = {}
             for entry in settled:
                 queue = queues.get(entry.queue_id)
                 if queue is not None:
                     queue.settle_waiting(entry.offsets, rejected=entry.rejected)
                     logs[queue.partition.log] = None
+            if places is not None:
+                homes = {home.index: home for home in self._topology.led}
+                logs |= Redo(queues, homes, self._topology.topics, self._now_ms).do(publishes, places)
+                publishes = []
             for slab, queue_ids, topics, delayed in publishes:
                 there = [queues[queue_id] for queue_id in queue_ids if queue_id in queues]
                 found = [self._topology.topics[name] for name in topics if name in self._topology.topics]

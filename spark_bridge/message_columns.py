@@ -20,12 +20,13 @@ from spark_bridge.columns import Columns
 MESSAGE_COLUMNS = ("messageId", "protocol", "exchange", "routingKey", "mqttTopic", "properties")
 PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
 
-_PREFIX = "millrace."
-_EXCHANGE = f"{_PREFIX}exchange"
-_MESSAGE_ID = f"{_PREFIX}message-id"
+PREFIX = "millrace."
+"""Of the names of headers that are no application's."""
+_EXCHANGE = f"{PREFIX}exchange"
+_MESSAGE_ID = f"{PREFIX}message-id"
 _MQTT_EXCHANGE = "amq.topic"
-_PROPERTIES = frozenset(
-    _PREFIX + name
+PROPERTIES = frozenset(
+    PREFIX + name
     for name in (
         "content-type", "content-encoding", "priority", "correlation-id", "reply-to", "expiration-ms", "message-id",
         "timestamp-s", "type", "user-id", "app-id",
@@ -79,7 +80,7 @@ def message_columns(columns: Columns, wanted: Collection[str]) -> dict[str, pa.A
         protocols = [name for name in headers.names if _is_protocol(name)]
         at = headers.of(protocols)
         at = at[headers.places[at] < _SOURCE_PLACES]
-        shown = pa.array([name.removeprefix(_PREFIX) for name in headers.names], pa.string())
+        shown = pa.array([name.removeprefix(PREFIX) for name in headers.names], pa.string())
         protocol = headers.column(at, shown.take(pa.array(headers.codes[at])))
         exchange = _text_column(headers, [_EXCHANGE])
         known = pc.or_(pc.is_valid(protocol), pc.is_valid(exchange))
@@ -93,7 +94,7 @@ def message_columns(columns: Columns, wanted: Collection[str]) -> dict[str, pa.A
 
 
 def _is_protocol(name: str) -> bool:
-    return name.startswith(_PREFIX) and name != _EXCHANGE and name not in _PROPERTIES
+    return name.startswith(PREFIX) and name != _EXCHANGE and name not in PROPERTIES
 
 
 def _text_column(headers: _Headers, names: Collection[str]) -> pa.Array:
@@ -102,9 +103,9 @@ def _text_column(headers: _Headers, names: Collection[str]) -> pa.Array:
 
 
 def _properties(headers: _Headers) -> pa.Array:
-    at = headers.of(_PROPERTIES)
+    at = headers.of(PROPERTIES)
     at = at[np.asarray(headers.values.is_valid())[at]]
-    shown = pa.array([name.removeprefix(_PREFIX) for name in headers.names], pa.string())
+    shown = pa.array([name.removeprefix(PREFIX) for name in headers.names], pa.string())
     ends = np.zeros(headers.count + 1, np.int32)
     np.cumsum(np.bincount(headers.records[at], minlength=headers.count), out=ends[1:])
     names = shown.take(pa.array(headers.codes[at]))

@@ -50,7 +50,8 @@ _STREAM_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_STREAM, *_OTHERS, *_ACCESS)
 _COMPRESSION = ("compression", "kafka.compression.type")
 _TRANSACTION = ("txnAppId", "txnVersion")
 _SINK_OPTIONS = (
-    *_SERVERS, "topic", *_COMPRESSION, *_TRANSACTION, "transactionTimeoutMs", "checkpointLocation", *_ACCESS,
+    *_SERVERS, "topic", "exchange", "routingKey", *_COMPRESSION, *_TRANSACTION, "transactionTimeoutMs",
+    "checkpointLocation", *_ACCESS,
 )  # fmt: skip
 KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, *_STREAM, *_OTHERS, *_ACCESS)
 GROUP_PREFIX = "spark-millrace-source"
@@ -139,6 +140,9 @@ class SinkOptions:
     """Of a batch write: under which name it is known, so that it takes effect once."""
     version: int = 0
     """The number of the write among those of its job; they rise."""
+    exchange: str | None = None
+    """Rows are published to it, instead of written to a topic."""
+    routing_key: str | None = None
 
 
 def included(options: Mapping[str, str]) -> tuple[bool, bool]:
@@ -192,6 +196,9 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         raise OptionError(f"{compression} must be none, gzip, snappy, lz4 or zstd, not {codec!r}")
     if ("txnAppId" in given) != ("txnVersion" in given):
         raise OptionError("txnAppId and txnVersion are given together or not at all")
+    _one_of(given, ("topic", "exchange"))
+    if "routingKey" in given and "exchange" not in given:
+        raise OptionError("routingKey needs the option exchange")
     return SinkOptions(
         servers=_names("the list of servers", given[str(servers)]),
         topic=given.get("topic"),
@@ -200,6 +207,8 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         access=access_of(given),
         job=given.get("txnAppId"),
         version=_count(given, "txnVersion", default=0, least=0),
+        exchange=given.get("exchange"),
+        routing_key=given.get("routingKey"),
     )
 
 

@@ -23,7 +23,7 @@ from protocols.native.errors import ConnectionLost, OffsetOutOfRange
 from spark_bridge.columns import decode_batches
 from spark_bridge.filters import Wanted, narrowed, wanted_by
 from spark_bridge.offsets import DataLoss, OffsetRange, divide, resolve
-from spark_bridge.options import ReadOptions
+from spark_bridge.options import ReadOptions, SinkOptions
 from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
 from spark_bridge.segments import directory_of, read_directly
 from spark_bridge.sources import FETCH_BYTES_MAX, queue_batches, source_of
@@ -86,7 +86,7 @@ def read_range(options: ReadOptions, one: OffsetRange) -> Iterator[pa.RecordBatc
                 yield arrow_rows(columns.part(int(first), int(last)), one, options.columns)
 
 
-def connect(options: ReadOptions) -> BlockingClient:
+def connect(options: ReadOptions | SinkOptions) -> BlockingClient:
     """A client of the first server that answers. Raises ConnectionLost when none does."""
     access = options.access
     tls = tls_context(access.ca, access.cert, access.key) if access.tls else None

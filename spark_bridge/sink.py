@@ -30,8 +30,10 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Stri
 
 from protocols.native.blocking_transactional import BlockingTransactionalProducer
 from protocols.native.client_tls import tls_context
+from spark_bridge.exchange_sink import check_exchange_columns, publish_rows
 from spark_bridge.options import OptionError, SinkOptions
 from spark_bridge.placing import hashed_partitions
+from spark_bridge.reader import connect
 from spark_bridge.records import ColumnDraft, header_blocks
 
 GROUP_PREFIX = "spark-millrace-sink"
@@ -55,6 +57,9 @@ class Written(WriterCommitMessage):  # type: ignore[misc]
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
     """Raises `OptionError` for columns that cannot be written."""
+    if options.exchange is not None:
+        check_exchange_columns(schema, options, _is_headers)
+        return
     kinds: dict[str, tuple[DataType, ...]] = {
         "key": _BYTES,
         "value": _BYTES,
@@ -137,6 +142,9 @@ def write_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, query: s
     """Write the rows of micro-batch `number`, task `part`, unless that was done before. Raises MillraceError."""
     name = f"{GROUP_PREFIX}-{query}-{part}"
     access = options.access
+    if options.exchange is not None:
+        with connect(options) as client:
+            return Written(*publish_rows(client, batches, options, name, number))
     with BlockingTransactionalProducer(
         options.servers,
         name,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from routing.administration.operations import LOOKS, operation, table
-from routing.errors import NotFound
+from routing.errors import InvalidArgument, NotFound
 from routing.grants import EVERYTHING
+from routing.published_once import publish_once
 from routing.tracing import trace
 
 if TYPE_CHECKING:
@@ -70,6 +71,21 @@ async def delete_vhost(broker: Broker, user: str, name: str) -> None:
 
 
 # --- exchanges ---------------------------------------------------------------------------
+
+
+_WRITER_BYTES_MAX = 255
+
+
+@operation("exchanges.publish_once", tags=None)
+async def publish_step(
+    broker: Broker, user: str, name: str, writer: str, number: int, batches: list[bytes], vhost: str = "/"
+) -> int:
+    """Publish the records of batches to an exchange as a step of a writer, unless a step of this number or a later one
+    was published before: how many messages, -1 if it was.
+    """
+    if number < 0 or not 0 < len(writer.encode("utf-8", "replace")) <= _WRITER_BYTES_MAX:
+        raise InvalidArgument(f"a number from 0, and a writer's name of 1 to {_WRITER_BYTES_MAX} bytes are needed")
+    return await publish_once(broker, broker.rights.grants(user, vhost), name, writer, number, batches)
 
 
 @operation("exchanges.list", tags=LOOKS)

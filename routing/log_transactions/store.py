@@ -1,6 +1,7 @@
 """The transactional ids of one log of `transactions`: their states, beside the redo records of other transactions.
 
-A key of a redo record is a number and begins with a zero byte; that of an id begins with `_PREFIX`.
+A key of a redo record is a number and begins with a zero byte; that of an id begins with `_PREFIX`, that of a writer
+(`published_once.py`) with `ONCE_PREFIX`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from routing.log_transactions.state import IdState, decode, encode
 logger = logging.getLogger(__name__)
 
 _PREFIX = b"id:"
+ONCE_PREFIX = b"once:"
 
 
 def is_redo_record(key: bytes) -> bool:
     """It is none of these."""
-    return not key.startswith(_PREFIX)
+    return not key.startswith((_PREFIX, ONCE_PREFIX))
 
 
 class TransactionalId:

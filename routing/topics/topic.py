@@ -404,10 +404,10 @@ class Topic:
     def _work_out(self, slab: Slab) -> list[_Column]:
         blocks = self._header_block(slab) if slab.raws is None else self._varied_blocks(slab, slab.raws)
         if slab.keys is None and (slab.raws is None or not self._names_keys(slab.raws)):
-            key, partition = self._place(self._key_of(slab, 0))
+            key, partition = self.place(self.key_of(slab, 0))
             return [_Column(partition, key, blocks, slab.bodies, slab.size)]
-        names = self._key_of if self._names_keys(slab.raws or [slab.properties.raw]) else Slab.key_of
-        places = [self._place(names(slab, index)) for index in range(len(slab.bodies))]
+        names = self.key_of if self._names_keys(slab.raws or [slab.properties.raw]) else Slab.key_of
+        places = [self.place(names(slab, index)) for index in range(len(slab.bodies))]
         if len(self.partitions) == 1:
             return [_Column(self.partitions[0], [key for key, _ in places], blocks, slab.bodies, slab.size)]
         found: dict[TopicPartition, tuple[list[bytes], list[bytes], list[bytes]]] = {}
@@ -424,7 +424,7 @@ class Topic:
         """Whether a message may name a key of its own."""
         return not self.is_stream and any(_HEADER_BYTES in raw for raw in raws)
 
-    def _key_of(self, slab: Slab, index: int) -> str:
+    def key_of(self, slab: Slab, index: int) -> str:
         """The key of one record; that of a stream is always the routing key."""
         raw = slab.properties.raw if slab.raws is None else slab.raws[index]
         if not self.is_stream and _HEADER_BYTES in raw:
@@ -433,7 +433,8 @@ class Topic:
                 return chosen
         return slab.key_of(index)
 
-    def _place(self, key: str) -> tuple[bytes, TopicPartition]:
+    def place(self, key: str) -> tuple[bytes, TopicPartition]:
+        """A key as it stands in records, and the partition that it is in."""
         found = self._partition_of_key.get(key)
         if found is None:
             if len(self._partition_of_key) >= _KEYS_MAX:

@@ -299,3 +299,38 @@ def test_a_filter_is_a_table(spark: Any, shared_broker: BrokerProcess) -> None:
         frame(spark, f"127.0.0.1:{shared_broker.native_port}", **given).selectExpr("mqttTopic", "properties").collect()
     )
     assert [(row.mqttTopic, row.properties) for row in rows] == [("house/attic/temp", {})]
+
+
+def test_a_query_publishes_to_an_exchange(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:
+    """Each row once, though a micro-batch comes again."""
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    source = made(server, "to-exchange")
+
+    def run() -> None:
+        query = (
+            spark.readStream.format("millrace")
+            .options(**{"millrace.servers": server, "subscribe": source, "startingOffsets": "earliest"})
+            .load()
+            .selectExpr("value", "concat('spark.', string(key)) as routingKey", "string(offset) as messageId")
+            .writeStream.format("millrace")
+            .options(**{"millrace.servers": server, "exchange": "amq.topic"})
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    with channel_of(shared_broker) as channel:
+        channel.queue_declare("from-spark", durable=True)
+        channel.queue_bind("from-spark", "amq.topic", "spark.#")
+        produce(server, source, range(100))
+        run()
+        commits = tmp_path / "checkpoint" / "commits"
+        last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
+        last.unlink()
+        (commits / f".{last.name}.crc").unlink(missing_ok=True)
+        produce(server, source, range(100, 120))
+        run()
+        rows = frame(spark, server, queue="from-spark", includeProperties="true").collect()
+        assert sorted(int(row.value) for row in rows) == list(range(120))
+        assert {row.routingKey for row in rows} == {f"spark.k{number}" for number in range(7)}
