@@ -157,9 +157,23 @@ def test_what_is_kept_outlives_the_leader_and_wills_come_once(cluster: ClusterPr
         Device(cluster, leader, "doomed", will=("will/doomed", b"gone"))
         late = Device(cluster, leader, "doomed-late", lasting=True, will=("will/late", b"later"), will_delay_s=1)
         back = Device(cluster, leader, "back", lasting=True, will=("will/back", b"no"), will_delay_s=5)
+        workers = [Device(cluster, number, f"busy-{number}", manual=True) for number in (leader, others[0])]
+        for worker in workers:
+            worker.subscribe("$share/busy/jobs")
+        for number in range(4):
+            keeper.publish("jobs", b"%d" % number)
+        jobs = [[int(worker.next()[1]) for _ in range(2)] for worker in workers]
+        once = Device(cluster, others[1], "once", lasting=True)
+        once.subscribe("once/#", 2)
+        twice = Device(cluster, others[0], "publisher-once", lasting=True)
+        under_way = [twice.client.publish("once/number", b"%d" % number, 2) for number in range(300)]
         began = time.monotonic()
         cluster.kill9(leader)
+        under_way += [twice.client.publish("once/number", b"%d" % number, 2) for number in range(300, 600)]
         with Device(cluster, others[1], "back", lasting=True):
+            left = set(jobs[0])  # what the dead one had; its own come again, too, if their leader was killed
+            while left:
+                left.discard(int(workers[1].next()[1]))
             found = {watcher.next()[:2] for _ in range(2)}
             took_s = time.monotonic() - began
             assert found == {("will/doomed", b"gone"), ("will/late", b"later")}
@@ -170,8 +184,12 @@ def test_what_is_kept_outlives_the_leader_and_wills_come_once(cluster: ClusterPr
                 assert {reader.next() for _ in range(2)} == {("safe/a", b"1", True), ("safe/b", b"2", True)}
                 reader.subscribe("will/#")
                 assert {reader.next()[0] for _ in range(2)} == {"will/doomed", "will/late"}
+            for one in under_way:
+                one.wait_for_publish(PATIENCE_S)
+            assert [int(once.next()[1]) for _ in under_way] == list(range(600)), "QoS 2, in order"
             cluster.restart(leader)
             cluster.until_whole()
             assert watcher.silent(1.0)
-        for one in (late, back):
+            assert once.silent()
+        for one in (late, back, once, twice, *workers):
             one.client.loop_stop()
