@@ -2,7 +2,7 @@
 
 1. The newest connector that is to be had; its helper for tokens in a version of its own, since registries have been
    seen that lack it.
-2. The jars lie in $MILLRACE_SPARK_JARS, or in a directory of the user's cache.
+2. The jars lie in $SPARK_KAFKA_JARS, or in a directory of the user's cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROVIDED = ("hadoop-client", "scala-library", "scala-parallel", "slf4j-api", "j
 def directory() -> Path:
     """Where the jars are, or would be."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return Path(os.environ.get("MILLRACE_SPARK_JARS", cache / "millrace" / "spark-kafka"))
+    return Path(os.environ.get("SPARK_KAFKA_JARS", cache / "millrace" / "spark-kafka"))
 
 
 def jars() -> list[str]:

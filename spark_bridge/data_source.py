@@ -52,7 +52,7 @@ class MillraceDataSource(DataSource):  # type: ignore[misc]
     def streamWriter(self, schema: StructType, overwrite: bool) -> MillraceStreamWriter:
         """The writer of a stream. Raises `OptionError` as `writer` does."""
         if overwrite:
-            raise OptionError('a topic cannot be overwritten: say outputMode("append") or outputMode("update")')
+            raise OptionError('a topic cannot be overwritten: say outputMode("append")')
         options = parse_sink_options(self.options)
         if options.job is not None:
             raise OptionError("txnAppId and txnVersion are for batch writes: a stream has its own name and numbers")

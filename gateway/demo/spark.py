@@ -1,4 +1,4 @@
-"""The Spark part: read the whole topic with `format("millrace")` and compute mean delays by carrier and month.
+"""The Spark part: stream the whole topic with `format("millrace")` and compute mean delays by carrier and month.
 
 Spark's own output goes to a file, since it would tear the progress bars; the file is shown when the part fails.
 """
@@ -75,7 +75,8 @@ def _session(directory: str) -> Any:
 def _means(session: Any, server: str, topic: str) -> dict[tuple[str, int], Means]:
     from pyspark.sql import functions as f
 
-    records = session.read.format("millrace").option("millrace.servers", server).option("subscribe", topic).load()
+    records = session.readStream.format("millrace").option("millrace.servers", server).option("subscribe", topic)
+    records = records.option("startingOffsets", "earliest").load()
     flight = f.from_json(f.col("value").cast("string"), FLIGHT_SCHEMA)
     table = (
         records.select(flight.alias("flight"))
@@ -83,4 +84,7 @@ def _means(session: Any, server: str, topic: str) -> dict[tuple[str, int], Means
         .groupBy("carrier", "month")
         .agg(f.count("*").alias("flights"), f.avg("dep_delay").alias("dep"), f.avg("arr_delay").alias("arr"))
     )
-    return {(row.carrier, row.month): Means(row.flights, row.dep, row.arr) for row in table.collect()}
+    query = table.writeStream.format("memory").queryName("means").outputMode("complete").trigger(availableNow=True)
+    query.start().awaitTermination()
+    rows = session.table("means").collect()
+    return {(row.carrier, row.month): Means(row.flights, row.dep, row.arr) for row in rows}

@@ -103,6 +103,9 @@ def replay_topics(
         "startingOffsetsByTimestampStrategy": None if since_ms is None else "latest",
     }
 
+    if any(name.lower() == "queue" for name in source):
+        raise JobError("a queue has no range to replay: export it, or bind a topic beside it")
+
     def plan() -> list[Any]:
         options = parse_options({**source, **{name: str(value) for name, value in times.items() if value is not None}})
         with connect(options) as client:
@@ -125,7 +128,7 @@ def replay_topics(
     kept = {
         name: value
         for name, value in source.items()
-        if not name.lower().startswith(("starting", "ending", "subscribe", "assign"))
+        if not name.lower().startswith(("starting", "ending", "subscribe", "assign", "mqtt."))
     }
 
     def rows(step: Sequence[Any]) -> Any:

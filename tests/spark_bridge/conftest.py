@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.spark_jars import jars
 from spark_bridge.java import supplied_java_home
 
-pytest.register_assert_rewrite("tests.spark_bridge.spark_examples", "tests.spark_bridge.spark_jobs")
+pytest.register_assert_rewrite(
+    "tests.spark_bridge.spark_connector", "tests.spark_bridge.spark_examples", "tests.spark_bridge.spark_jobs"
+)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -45,6 +48,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             .config("spark.driver.memory", "1g")
             .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
             .config("spark.log.level", "ERROR")
+            .config("spark.jars", ",".join(jars()))
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.warehouse.dir", str(directory / "warehouse"))

@@ -12,6 +12,9 @@ import pytest
 from examples import spark_batch
 from millrace import BlockingClient, BlockingConsumer, BlockingProducer
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
+from tests.spark_bridge.spark_connector import (  # noqa: F401
+    test_sparks_own_connector_reads_and_writes_as_the_source_does,
+)
 from tests.spark_bridge.spark_examples import (  # noqa: F401
     test_a_stream_is_joined_with_a_table,
     test_dead_letters_are_a_table,
