@@ -53,7 +53,7 @@ class WatchedLog(ReplicaLog):
 
     def append_replica(self, batch: BytesLike) -> int:
         end = super().append_replica(batch)
-        self._appended((end, self.epochs.latest, bytes(batch)))
+        self._mirrored((end, self.epochs.latest, bytes(batch)))
         return end
 
     def append(self, batch: BytesLike, *, base_offset: int | None = None) -> int:
@@ -61,10 +61,10 @@ class WatchedLog(ReplicaLog):
         patched = b"".join((pack(">q", base), batch[8:12], pack(">i", self.leader_epoch), batch[16:]))
         if not self.process.ended:
             self.truth.led(self)
-            self._appended((self.log_end_offset, self.leader_epoch, patched))
+            self._mirrored((self.log_end_offset, self.leader_epoch, patched))
         return base
 
-    def _appended(self, entry: Entry) -> None:
+    def _mirrored(self, entry: Entry) -> None:
         if not self.process.ended:
             self.mirror.append(entry)
             self.truth.appended(self, entry)
