@@ -11,7 +11,9 @@
    what listeners and the turn append goes into the next job, not into the one after it.
 4. `enlist` costs next to nothing and may be called for each append: the log is looked at when the event loop comes
    round. `submit` is for those who wait.
-5. A log whose job failed is tried again each `retry_interval_s`.
+5. Whoever appends what can only come from one place, as a follower does, need not wait for others: between `hold` and
+   `release` logs are collected, and handed over at the end of it.
+6. A log whose job failed is tried again each `retry_interval_s`.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class LogFlusher:
         self._enlisted: dict[PartitionLog, None] = {}
         self._failed: dict[PartitionLog, None] = {}
         self._refusing: set[PartitionLog] = set()
+        self._holding = False
         self._sync_due: dict[PartitionLog, float] = {}
         self._server: trio.lowlevel.Task | None = None
         """The task of `_serve` while it is parked."""
@@ -100,6 +103,25 @@ class LogFlusher:
         """There is something to do for `log`, soon: after the tasks that are runnable now."""
         self._enlisted[log] = None
         if self._server is not None:
+            self._wake()
+
+    def hold(self) -> None:
+        """From now on nothing is handed over but by `submit`, until `release`."""
+        self._holding = True
+
+    def release(self) -> None:
+        """Hand over all that was enlisted. What is written at once is taken, as a turn will end in any case."""
+        self._holding = False
+        logs = list(self._enlisted)
+        self._enlisted.clear()
+        for log in logs:
+            self.submit(log)
+        while self._done:
+            job = self._done.popleft()
+            if not job.applied:
+                self._apply(job)
+        self._tell_of_room()
+        if self._enlisted:
             self._wake()
 
     def submit(self, log: PartitionLog) -> None:
@@ -187,6 +209,8 @@ class LogFlusher:
     # ---- the task that owns completion
 
     def _wake(self) -> None:
+        if self._holding:
+            return
         task, self._server = self._server, None
         if task is not None:
             trio.lowlevel.reschedule(task)
@@ -220,11 +244,14 @@ class LogFlusher:
             if not job.applied:
                 self._apply(job)
                 self._enlisted[job.log] = None
-        if self._has_room():
-            self._progress.set()
-            self._progress = trio.Event()
+        self._tell_of_room()
         if self.after_turn is not None:
             self.after_turn()
+
+    def _tell_of_room(self) -> None:
+        if self._has_room() and self._progress.statistics().tasks_waiting:
+            self._progress.set()
+            self._progress = trio.Event()
 
     def _apply(self, job: FlushJob) -> None:
         log = job.log

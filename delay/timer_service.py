@@ -1,7 +1,7 @@
 """All timers of the process in one task: heartbeats, keep-alive, fetch waits, housekeeping.
 
 1. `at` and `Timer.cancel` are synchronous and cheap; the task sleeps until the earliest deadline, and for ever when
-   there is none. It is woken only by a timer earlier than the one it sleeps for.
+   there is none. A timer earlier than the one it sleeps for makes its sleep shorter, and does not wake it.
 2. A timer is never early and at most about a millisecond late, as long as the loop keeps up.
 3. Callbacks are synchronous and must not raise. They run in bites of at most `_BITE` with a checkpoint between; after
    each bite `after_turn` is called, so that what they wrote is sent.
@@ -54,7 +54,7 @@ class TimerService:
         self._timers: dict[int, Timer] = {}
         self._next_key = 0
         self._sleeping_until_ms: float = math.inf
-        self._wake = trio.Event()
+        self._scope = trio.CancelScope()
 
     def __len__(self) -> int:
         """How many timers are waiting."""
@@ -74,8 +74,8 @@ class TimerService:
         self._wheel.add(deadline_ms, key)
         timer = self._timers[key] = Timer(self, key, callback)
         if deadline_ms < self._sleeping_until_ms:
-            self._sleeping_until_ms = -math.inf  # one wake-up is enough
-            self._wake.set()
+            self._sleeping_until_ms = deadline_ms
+            self._scope.deadline = deadline_ms / 1000
         return timer
 
     def _forget(self, key: int) -> None:
@@ -91,11 +91,9 @@ class TimerService:
                 await trio.lowlevel.checkpoint()
                 continue
             self._sleeping_until_ms = math.inf if due_ms is None else due_ms
-            with trio.move_on_at(self._sleeping_until_ms / 1000):
-                await self._wake.wait()
+            with trio.CancelScope(deadline=self._sleeping_until_ms / 1000) as self._scope:
+                await trio.sleep_forever()
             self._sleeping_until_ms = -math.inf
-            if self._wake.is_set():
-                self._wake = trio.Event()
 
     def _fire(self) -> None:
         keys = self._wheel.advance(math.floor(_milliseconds(self._clock())), _BITE)

@@ -116,7 +116,6 @@ class FairReads:
         self._last = neighbours.reads = neighbours.reads + 1
         size, seconds = self.size, ended_s - began_s
         self.full = count >= size
-        self.gives_way = seconds > LONG_TURN_S and (self.full or not alone)
         self._since_s = min(self._since_s, began_s)
         self._busy_s += seconds
         if ended_s - self._since_s > _WINDOW_S:
@@ -127,6 +126,7 @@ class FairReads:
         byte_s = seconds / max(count, 1)
         seconds = min(byte_s, self._byte_s) * count
         self._byte_s = byte_s
+        self.gives_way = seconds > LONG_TURN_S and (self.full or not alone)
         turn_s = neighbours.turn_s(ended_s)
         if seconds > turn_s:
             size = min(size, count) >> 1

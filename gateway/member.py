@@ -72,6 +72,7 @@ class Member:
             outboxes=outboxes,
             timers=broker.timers,
             end_turn=broker.end_turn,
+            turn_is_due=broker.turn_is_due,
             has_room=lambda: flusher.unflushed_bytes <= flusher.unflushed_bytes_max,
             revision=lambda: self.part.store.revision,
             engine=broker.engine,

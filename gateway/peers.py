@@ -129,13 +129,15 @@ class Peers:
         outboxes: Outboxes,
         timers: TimerService,
         end_turn: Callable[[], None],
+        turn_is_due: Callable[[], bool] = lambda: True,
         has_room: Callable[[], bool] = lambda: True,
         revision: Callable[[], int] = lambda: 0,
         engine: Engine | None = None,
         certificates: PeerCertificates | None = None,
     ) -> None:
         """Without `engine` there are links for replicas alone, with `certificates` they speak TLS. `end_turn` ends the
-        turn of `Replicas` and `Engine` as well, before the outboxes are flushed.
+        turn of `Replicas` and `Engine` as well, before the outboxes are flushed; what comes from peers need not make
+        it due, as most reports do not.
         """
         self._config = config
         self._directory = directory
@@ -149,7 +151,9 @@ class Peers:
         self._has_room = has_room
         self._revision = revision
         limits = msgspec.structs.replace(limits, connections_max=_LINKS_MAX)
-        self.shell = Shell(limits, outboxes, timers, end_turn, _no_wait)
+        self._end_turn, self._turn_is_due = end_turn, turn_is_due
+        self._outboxes = outboxes
+        self.shell = Shell(limits, outboxes, timers, self._end_turn_if_due, _no_wait)
         self._changed = trio.Event()
         self._told: dict[object, str] = {}
         self._me = directory.me
@@ -169,6 +173,10 @@ class Peers:
             self._directory.listeners.remove(self._tell)
             listener.close()
 
+    def _end_turn_if_due(self) -> None:
+        if self._outboxes.dirty or self._turn_is_due():
+            self._end_turn()
+
     def say_goodbye(self, reason: str) -> None:
         """The broker stops: tell the peers."""
         for connection in list(self.shell.connections):
@@ -184,7 +192,7 @@ class Peers:
             self._replicas.tick()
             if self._engine is not None:
                 self._engine.tick()
-            self.shell.end_turn()
+            self._end_turn()
 
     # ---- accepting
 

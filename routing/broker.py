@@ -346,6 +346,27 @@ class Broker:
         if self.after_turn is not None:
             self.after_turn()
 
+    def turn_is_due(self) -> bool:
+        """Whether there is anything that the end of a turn would bring out, in a broker of a cluster. Most of what
+        replicas say to each other brings nothing.
+        """
+        cluster, engine, dead_letters = self.cluster, self.engine, self.dead_letters
+        return bool(
+            self._runnable
+            or self._dirty
+            or self.confirming
+            or self.traces
+            or dead_letters.due
+            or dead_letters.published
+            or self.groups.saver.unsaved
+            or cluster is None
+            or cluster.replicas.has_news
+            or cluster.has_no_lease
+            or engine is None
+            or engine.has_news
+            or (self.homes is not None and self.homes.is_behind)
+        )
+
     def _replicate(self, replicas: Replicas) -> None:
         """Tell other brokers what is new. What that makes committed is given out."""
         replicas.end_turn()

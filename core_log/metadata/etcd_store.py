@@ -5,10 +5,11 @@
    applied as one revision: what is gone first, the latest first, then what is there, the oldest first.
 2. Each second the key `clock`, which every change puts, is read from the member that is watched, by a read that a
    quorum answers. A watch that is behind it for longer than that, or a member that does not answer, is left for
-   another. If etcd itself is behind (a backup was restored), everything is read anew.
+   another. If etcd itself is behind (a backup was restored), everything is read anew. While that member renews the
+   lease at the very revision that is applied here, nothing happens, and it is asked each `_CHECK_IDLE_S` only.
 3. Every change leaves a name of its own in `clock`. A transaction whose answer was lost is sent again, if it guards all
    that it puts: then it cannot be made twice. When the second is refused, the name tells whether the first was made.
-4. The lease is renewed each quarter of its time, and a member has as long to answer before another is asked.
+4. The lease is renewed each third of its time; a member has a quarter of it to answer before another is asked.
    `lease_deadline` is reckoned from when the renewal was *sent*, with a tenth to spare, so here it ends before it does
    there. A lease that etcd does not know any more is lost for good.
 """
@@ -37,7 +38,7 @@ PAGE_KEYS = 5_000
 LEASE_TTL_S = 3
 KEYS_MAX = 300_000
 """How many keys a cluster may have."""
-_CHECK_S = 1.0
+_CHECK_S, _CHECK_IDLE_S = 1.0, 4.0
 _TIMEOUT_S = 5.0
 
 
@@ -81,6 +82,8 @@ class EtcdStore:
         self._granting = trio.Lock()
         self._watching = trio.CancelScope()
         self._watched_member = 0
+        self._matched_until = 0.0
+        """Until when nothing speaks for a watch that is behind."""
         self._must_read = False
 
     # --- reading -----------------------------------------------------------------------
@@ -241,11 +244,11 @@ class EtcdStore:
         failing = False
         while True:
             hurry = failing and trio.current_time() < self.lease_deadline
-            await trio.sleep(PAUSE_S if hurry else self._lease_ttl_s / 4)
+            await trio.sleep(PAUSE_S if hurry else self._lease_ttl_s / 3)
             lease_id = self.lease_id
             if not lease_id:
                 continue
-            sent = trio.current_time()
+            sent, member = trio.current_time(), self._client.member
             try:
                 renewed = await self._client.attempt(
                     wire.LEASE_KEEPALIVE, wire.lease(lease_id), timeout_s=self._lease_ttl_s / 4
@@ -261,6 +264,8 @@ class EtcdStore:
                 self._lost(lease_id)
             elif lease_id == self.lease_id:
                 self.lease_deadline = sent + 0.9 * answer.ttl_s
+                matches = answer.revision == self.revision and member == self._watched_member
+                self._matched_until = sent + self._lease_ttl_s / 2 if matches else 0.0
 
     def _lost(self, lease_id: int) -> None:
         if lease_id != self.lease_id:
@@ -334,9 +339,13 @@ class EtcdStore:
         raise Unreachable("the connection was closed", sent=True)
 
     async def _check(self) -> None:
-        behind = False
+        behind, checked = False, 0.0
         while True:
             await trio.sleep(_CHECK_S)
+            now = trio.current_time()
+            if now < self._matched_until and now < checked + _CHECK_IDLE_S - _CHECK_S / 2:
+                continue
+            checked = now
             member, here = self._watched_member, self.revision
             try:
                 with trio.fail_after(_CHECK_S):

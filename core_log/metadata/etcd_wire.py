@@ -75,6 +75,8 @@ class Lease(NamedTuple):
 
     id: int
     ttl_s: int
+    revision: int = 0
+    """Of the member that answers, when it was asked; 0 where it did not say."""
 
 
 class WatchAnswer(NamedTuple):
@@ -219,7 +221,7 @@ def parse_lease(answer: Mapping[str, Any]) -> Lease:
     """The answer to a grant or a renewal; a renewal of a lease that is gone has no TTL. Raises EtcdError."""
     with _understood():
         result = answer.get("result", answer)
-        return Lease(int(result["ID"]), _number(result, "TTL"))
+        return Lease(int(result["ID"]), _number(result, "TTL"), _number(result.get("header", {}), "revision"))
 
 
 def authenticate(user: str, password: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@
 3. Its high watermark is the leader's, as far as it has the bytes.
 4. Only what follows its end is appended: what came before may have been dropped.
 5. A disk that refuses says so in the next position; nothing is asked for and nothing kept meanwhile.
+6. A little that it has got, and that nobody waits for, is no news by itself (`position`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Follower:
         self._tag = 0
         self._missed = False
         self._told: tuple[tuple[int, int, int, int, bool], bool] | None = None
+        self.unsaid_bytes = 0
+        """Appended since the last position."""
 
     @property
     def needs_repair(self) -> bool:
@@ -54,8 +57,10 @@ class Follower:
         self._missed = False
         self._told = self.refused = None
 
-    def position(self, *, again: bool = False) -> Position | None:
-        """What to tell the leader; None while the log is cut, and when there is nothing new (unless `again`)."""
+    def position(self, *, again: bool = False, little_bytes: int = 0) -> Position | None:
+        """What to tell the leader; None while the log is cut, and when there is nothing new (unless `again`): what was
+        appended and is not to be reported yet is not, where it is less than `little_bytes`.
+        """
         log = self.log
         if self.needs_repair or log.truncating or log.closed or (self.refused is not None and not again):
             return None
@@ -66,9 +71,12 @@ class Follower:
             log.log_start_offset,
             log.error is not None,
         )
-        if (news, self._missed) == self._told and not again:
-            return None
+        if not again and self._told is not None and self._missed == self._told[1]:
+            told = self._told[0]
+            if news == told or (news[1:] == told[1:] and self.unsaid_bytes < little_bytes):
+                return None
         self._told = news, self._missed
+        self.unsaid_bytes = 0
         return Position(self.name, self.epoch, *news, self._tag, self._missed)
 
     def on_batches(self, message: Batches) -> None:
@@ -98,6 +106,7 @@ class Follower:
             for batch in batches:
                 validate(batch, may_be_empty=True)
                 self.log.append_replica(batch)
+                self.unsaid_bytes += len(batch)
         except LogUnavailable:
             self._missed = True
         except CorruptBatch as error:

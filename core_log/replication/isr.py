@@ -22,7 +22,7 @@ class ReplicationConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     replica_lag_time_max_s: float = 5.0
     link_down_max_s: float = 1.0
-    grant_s: float = 1.0
+    grant_s: float = 1.5
     """How long a follower that reports promises not to lead itself."""
     grant_share: float = 0.9
     """What part of that the leader counts on: clocks run apart."""

@@ -19,6 +19,9 @@ from protocols.sansio import Outbox
 class PeerAdapter:
     """See the module and `protocols.sansio.Adapter`."""
 
+    beats = 1
+    """Signs of life come each so many heartbeats."""
+
     def __init__(self, link: Link, outbox: Outbox, *, clock: Callable[[], float], config: PeerConfig) -> None:
         self.link = link
         self.failure: PeerError | None = None
@@ -66,18 +69,19 @@ class PeerAdapter:
 
     def next_timer_at(self) -> float:
         """When there has been silence for too long."""
-        return self._heard_s + self._config.silence_ms_max / 1000 if self.opened else self._handshake_until_s
+        silence_s = self.beats * self._config.silence_ms_max / 1000
+        return self._heard_s + silence_s if self.opened else self._handshake_until_s
 
     def handle_timer(self, now: float) -> None:
         """Give up a peer that is silent."""
         due = self.next_timer_at()
-        heartbeat_s = self._config.heartbeat_ms / 1000
+        heartbeat_s = self.beats * self._config.heartbeat_ms / 1000
         if not self.opened:
             self.end(PeerError(ErrorCode.TIMED_OUT, f"no handshake in {self._config.handshake_timeout_ms} ms"))
         elif now - due > heartbeat_s:
             self._heard_s += now - due + heartbeat_s  # what it said meanwhile is still to be read
         else:
-            self.end(PeerError(ErrorCode.TIMED_OUT, f"silent for {self._config.silence_ms_max} ms"))
+            self.end(PeerError(ErrorCode.TIMED_OUT, f"silent for {self.beats * self._config.silence_ms_max} ms"))
 
     def connection_lost(self) -> None:
         """The transport is gone."""
@@ -114,7 +118,7 @@ class PeerAdapter:
 
     def _silent(self) -> bool:
         """Whether the peer has heard nothing of this side for long enough."""
-        return self._clock() - self._said_s >= self._config.heartbeat_ms / 2000
+        return self._clock() - self._said_s >= (self.beats - 0.5) * self._config.heartbeat_ms / 1000
 
     async def _take_all(self, frames: Sequence[AnyFrame]) -> None:
         for frame in frames:
@@ -163,6 +167,7 @@ class AcceptedAdapter(PeerAdapter):
     def _link_opened(self) -> None:
         self._real = real = self._make()
         real.opened = True
+        self.beats = real.beats
         real.ended = self.ended
         real._link_opened()
 

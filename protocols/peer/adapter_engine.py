@@ -66,6 +66,8 @@ _OUTCOMES: dict[str, Outcome] = {outcome.value: outcome for outcome in Outcome}
 class _EngineAdapter(PeerAdapter):
     """What both ends have in common."""
 
+    beats = 2
+
     def _write(self, frame: AnyEngineFrame) -> None:
         self._said_s = self._clock()
         for piece in wire.encode(frame):

@@ -96,6 +96,11 @@ class LeaderAdapter(PeerAdapter):
         self._credit_bytes = config.credit_bytes
         self._said_revision = 0
 
+    @property
+    def credit_is_due(self) -> bool:
+        """See `LeaderLink`."""
+        return self._credit_bytes - self._received_bytes < self._config.credit_bytes * 3 // 4
+
     def send(self, positions: Sequence[messages.Position]) -> None:
         """Say all of this in one frame; nothing is a sign of life, if one is due, or tells which revision is applied,
         if that is news.
@@ -120,8 +125,7 @@ class LeaderAdapter(PeerAdapter):
     def _take(self, frame: AnyFrame) -> None:
         try:
             if isinstance(frame, wire.Batches):
-                for entry in frame.entries:
-                    self._take_batches(entry)
+                self._replicas.on_replies(self, map(self._batches_of, frame.entries))
             elif isinstance(frame, wire.Diverging):
                 self._replicas.on_reply(self, messages.Diverging(*msgspec.structs.astuple(frame)))
             elif isinstance(frame, wire.Refused):
@@ -131,11 +135,11 @@ class LeaderAdapter(PeerAdapter):
         except CorruptBatch as error:
             raise PeerError(ErrorCode.MALFORMED_FRAME, f"a batch that is none: {error}") from None
 
-    def _take_batches(self, entry: wire.BatchesEntry) -> None:
+    def _batches_of(self, entry: wire.BatchesEntry) -> messages.Batches:
         if entry.batches and self._received_bytes >= self._credit_bytes:
             raise PeerError(ErrorCode.CREDIT_EXCEEDED, f"batches without credit, beyond {self._credit_bytes} bytes")
         self._received_bytes += sum(map(len, entry.batches))
-        batches = messages.Batches(
+        return messages.Batches(
             entry.log,
             entry.leader_epoch,
             entry.tag,
@@ -146,4 +150,3 @@ class LeaderAdapter(PeerAdapter):
             entry.end,
             tuple(entry.batches),
         )
-        self._replicas.on_reply(self, batches)

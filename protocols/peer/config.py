@@ -29,10 +29,10 @@ class PeerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     beyond it."""
     read_bytes_max: Annotated[int, Meta(ge=1024)] = 1 << 20
     """Most bytes of record batches of one log in a frame, but for a single batch that is larger."""
-    heartbeat_ms: Positive = 200
-    """How often each side says something at least."""
-    silence_ms_max: Positive = 700
-    """A peer that said nothing for so long is taken for gone."""
+    heartbeat_ms: Positive = 500
+    """How often each side says something at least; on links for clients it is half as often."""
+    silence_ms_max: Positive = 1_600
+    """A peer that said nothing for so long is taken for gone; on links for clients it is twice that."""
     dial_timeout_ms: Positive = 1000
     """How long a peer has to take a connection."""
     redial_ms_min: Positive = 50

@@ -19,8 +19,8 @@ import trio
 
 from core_log import high_watermarks
 from core_log.files import Files
-from core_log.flusher import Flusher
 from core_log.log_config import LogConfig
+from core_log.log_flusher import LogFlusher
 from core_log.metadata.store import LeasedStore, MetadataEntry
 from core_log.replica_log import ReplicaLog
 from core_log.replication.isr import ReplicationConfig
@@ -79,7 +79,7 @@ class Cluster:
     def begin(
         self,
         files: Files,
-        flusher: Flusher,
+        flusher: LogFlusher,
         *,
         spawn: Callable[..., Any],
         want_turn: Callable[[], None],
@@ -93,7 +93,7 @@ class Cluster:
         self._wall_clock_ms = wall_clock_ms
         self._saved = high_watermarks.load(files, "")
         self._trust = Trust(files, self.members.record.boot)
-        self.replicas = Replicas(clock=self._clock, spawn=spawn, want_turn=want_turn)
+        self.replicas = Replicas(clock=self._clock, spawn=spawn, want_turn=want_turn, flusher=flusher)
         self.replicas.assumed = self._look
         self.revisions = Revisions(self.store, self.members, self.replicas, want_turn=want_turn)
         self.states = LogStates(self.store, self.members, self.replicas, spawn=spawn, clock=self._clock)
@@ -237,6 +237,11 @@ class Cluster:
     def lease(self) -> tuple[float, float]:
         """Now, and until when this broker has its lease: for `Leader.may_serve`, where it is asked of several."""
         return self._clock(), self.store.lease_deadline
+
+    @property
+    def has_no_lease(self) -> bool:
+        """Others decide whether it may serve, as long as their word is fresh."""
+        return self._clock() >= self.store.lease_deadline
 
     def may_append(self, name: str) -> bool:
         """Whether this broker leads a log and may serve now. Whether what is appended can be committed, too, is

@@ -111,6 +111,11 @@ class Engine:
         await self.forwarding.wait_for_room()
         await self.interests.wait_for_room()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `end_turn` has something to do."""
+        return bool(self.unsent or self.forwarding.dirty or self.interests.has_news or self.serving.has_news)
+
     def end_turn(self) -> None:
         """Send what the turn has brought. Most turns bring nothing."""
         self.serving.end_turn()

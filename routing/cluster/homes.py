@@ -298,6 +298,11 @@ class Homes:
         except LogUnavailable:
             pass  # another turn
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether `end_turn` has something to do."""
+        return bool(self._behind)
+
     def end_turn(self) -> None:
         """What waited for homes that may be published to again was sent: it goes on as if they had not stood still."""
         for here in list(self._behind):

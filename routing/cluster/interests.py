@@ -122,6 +122,11 @@ class Interests:
             del self._noted[link.broker]
             self._wake()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell."""
+        return self._wanted.has_news
+
     def end_turn(self) -> None:
         """Tell what is news."""
         if self._wanted.has_news:

@@ -4,8 +4,8 @@
    to whom, and when. Logs note that they have news; a turn looks at those only, and says all to each peer at once.
 2. A turn ends with it after the logs were written to and before anything is sent: what was appended goes to the
    followers while this disk writes it, too.
-3. A follower acknowledges what it got when that is written, and is told of the high watermark with the next batches, or
-   with the next tick: so a batch costs one frame each way.
+3. A follower acknowledges what it got when that is kept as the log's `fsync` says, and is told of the high watermark
+   with the next batches, or `_TELL_S` later: so a batch costs one frame each way.
 4. A follower that has no credit, or takes nothing, is told of watermarks all the same; batches wait until it has.
 5. Logs of which a follower is not in sync come after all others, and share `catch_up_bytes_per_s`. What is not in
    memory any more is read in a thread, for two logs at a time.
@@ -16,12 +16,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import trio
 
 from core_log.errors import BelowHighWatermark, CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.log_flusher import LogFlusher
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
 from core_log.replication.follower import Follower
@@ -36,6 +37,9 @@ CATCH_UP_BYTES_PER_S = 64 << 20
 _COLD_READS_MAX = 2
 _RETRY_S = 1.0
 _ASK_AGAIN_S = 0.005
+_TELL_S = 0.1
+_LITTLE_BYTES = 16 << 10
+"""Batches that nobody waits for are acknowledged as late as that, if they are smaller."""
 _RETRIES_MAX = 6
 """Later ones come with the tick."""
 _PASSES_MAX = 4
@@ -74,6 +78,10 @@ class LeaderLink(Protocol):
     def broker(self) -> int:
         """Its id."""
 
+    @property
+    def credit_is_due(self) -> bool:
+        """So much has come that the leader should be given more credit."""
+
     def send(self, positions: Sequence[Position]) -> None:
         """Say all of this, or with nothing that this broker lives."""
 
@@ -104,7 +112,7 @@ class Allowance:
 
 
 class Replicas:
-    """See the module. `tick` is to be called every fifth of a second or so, `end_turn` whenever a turn ends."""
+    """See the module. `tick` is to be called every half a second or so, `end_turn` whenever a turn ends."""
 
     def __init__(
         self,
@@ -112,10 +120,13 @@ class Replicas:
         clock: Callable[[], float],
         spawn: Callable[..., Any],
         want_turn: Callable[[], None],
+        flusher: LogFlusher | None = None,
         read_bytes_max: int = 1 << 20,
         catch_up_bytes_per_s: int = CATCH_UP_BYTES_PER_S,
     ) -> None:
-        """`spawn` starts a task, `want_turn` has a turn soon; `read_bytes_max` is for one log in one turn."""
+        """`spawn` starts a task, `want_turn` has a turn soon; with a `flusher` what comes is handed to the disk at
+        once. `read_bytes_max` is for one log in one turn.
+        """
         self.by_name: dict[str, Replica] = {}
         self.followers: dict[int, FollowerLink] = {}
         """Links to brokers that follow, by their id."""
@@ -134,10 +145,15 @@ class Replicas:
         self._clock = clock
         self._spawn = spawn
         self._want_turn = want_turn
+        self._flusher = flusher
         self._read_bytes_max = read_bytes_max
         self._by_log: dict[PartitionLog, Replica] = {}
         self._news: dict[ReplicaLog, None] = {}
         self._held: dict[int, dict[ReplicaLog, None]] = {}
+        self._kept: dict[ReplicaLog, None] = {}
+        """More of these is kept here, or committed, than when a turn ended last."""
+        self._untold: dict[ReplicaLog, None] = {}
+        """What is committed of these has not been told to a follower, or what was got of them to the leader."""
         self._busy: set[object] = set()
         self._cold_reads = trio.CapacityLimiter(_COLD_READS_MAX)
 
@@ -159,7 +175,16 @@ class Replicas:
         self._news.pop(replica.log, None)
 
     def _log_changed(self, log: PartitionLog) -> None:
-        self._news[self._by_log[log].log] = None
+        replica = self._by_log[log]
+        if isinstance(replica.role, Leader):
+            self._kept[replica.log] = None  # what it appends is news by itself
+        else:
+            self._news[replica.log] = None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to say when the turn ends."""
+        return bool(self._news or self._kept) or self.revision_due
 
     def on_state(self, name: str, state: LogState, revision: int) -> None:
         """What the metadata says of a log."""
@@ -254,6 +279,17 @@ class Replicas:
         """What waited for credit, or for the socket, may go on."""
         self._news |= self._held.pop(link.broker, {})
 
+    def on_replies(self, link: LeaderLink, replies: Iterable[Reply]) -> None:
+        """What a leader says at a time. Raises CorruptBatch for what is no batch."""
+        if self._flusher is not None:
+            self._flusher.hold()
+        try:
+            for reply in replies:
+                self.on_reply(link, reply)
+        finally:
+            if self._flusher is not None:
+                self._flusher.release()
+
     def on_reply(self, link: LeaderLink, reply: Reply) -> None:
         """What a leader says. Raises CorruptBatch for what is no batch."""
         replica = self.by_name.get(reply.log)
@@ -307,12 +343,22 @@ class Replicas:
 
     def end_turn(self) -> None:
         """Say what is new."""
+        while self._kept:
+            self._look_at_kept(self._kept.popitem()[0])
         if self._news:
             self._end_turn(self._clock())
         if self.revision_due:
             self.revision_due = False
             for link in list(self.leaders.values()):
                 link.send(())
+
+    def _look_at_kept(self, log: ReplicaLog) -> None:
+        replica = self._by_log.get(log)
+        role = replica.role if replica is not None else None
+        if isinstance(role, Leader):
+            role.log_advanced()
+            if any(progress.told[0] < log.high_watermark for progress in role.followers.values()):
+                self._tell_soon(log)
 
     def _end_turn(self, now_s: float, *, tick: bool = False) -> None:
         for _ in range(_PASSES_MAX):
@@ -364,6 +410,29 @@ class Replicas:
             leader.send(orders)
 
     # ---- leading
+
+    def _tell_soon(self, log: ReplicaLog) -> None:
+        if not self._untold:
+            self._spawn(self._tell_untold)
+        self._untold[log] = None
+
+    async def _tell_untold(self) -> None:
+        """Rule 3."""
+        await trio.sleep(_TELL_S)
+        untold, self._untold = self._untold, {}
+        positions: dict[LeaderLink, list[Position]] = {}
+        led: list[ReplicaLog] = []
+        for log in untold:
+            replica = self._by_log.get(log)
+            role = replica.role if replica is not None else None
+            if isinstance(role, Leader):
+                led.append(log)
+            elif replica is not None and role is not None and role.unsaid_bytes:
+                self._follow(replica, role, positions, again=True)
+        for link, orders in positions.items():
+            link.send(orders)
+        self._pass(led, self._clock(), tick=True)
+        self._want_turn()
 
     def _lead(
         self,
@@ -434,10 +503,14 @@ class Replicas:
                 self._spawn(self._repair, replica, role)
             return
         link = self.leaders.get(role.leader)
-        position = role.position(again=again) if link is not None else None
-        if link is not None and position is not None:
+        if link is None:
+            return
+        position = role.position(again=again, little_bytes=0 if link.credit_is_due else _LITTLE_BYTES)
+        if position is not None:
             replica.promise(self._clock())
             positions.setdefault(link, []).append(position)
+        elif role.unsaid_bytes:
+            self._tell_soon(replica.log)
 
     async def _repair(self, replica: Replica, role: Follower) -> None:
         what = f"cut to {role.cut_to}" if role.cut_to is not None else f"begun anew at {role.restart_at}"

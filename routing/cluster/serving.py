@@ -429,6 +429,11 @@ class Serving:
             del self.links[served.link.broker]
         served.lost()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell."""
+        return any(one.publisher is not None and one.publisher.news for one in self.links.values())
+
     def end_turn(self) -> None:
         """Tell what the turn has brought."""
         for served in tuple(self.links.values()):

@@ -17,7 +17,7 @@ from routing.cluster.cluster import Cluster
 logger = logging.getLogger(__name__)
 
 UNREACHABLE_S = 1.0
-_INTERVAL_S = 0.25
+_INTERVAL_S = 0.5
 
 
 class Standing:
@@ -29,7 +29,7 @@ class Standing:
         self._away_since_s: dict[int, float] = {}
 
     async def run(self) -> None:
-        """Look every quarter of a second, until cancelled."""
+        """Look every half a second, until cancelled."""
         while True:
             await trio.sleep(_INTERVAL_S)
             await self.look()

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 15.0
 _KEEP_PATIENCE_S = 5.0
 _RETRY_S = 0.1
-_LOOK_S = 0.5
+_LOOK_S = 1.0
 _WHAT = "the records of transactions"
 
 

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 _ID_BITS = 62
 _RETRY_S = 0.1
 _RETRY_S_MAX = 2.0
-_LOOK_S = 0.25
+_LOOK_S, _LOOK_IDLE_S = 0.25, 1.0
 _ID_CHARACTERS_MAX = 1024
 _OWNER_CHARACTERS_MAX = 256
 _TELLS_MAX = 32
@@ -365,7 +365,8 @@ class TransactionCoordinator:
         if self._alone is not None:
             self._recover(self._alone)
         while True:
-            await trio.sleep(_LOOK_S)
+            stores = self._led.values() if self._alone is None else (self._alone,)
+            await trio.sleep(_LOOK_S if any(store.open for store in stores) else _LOOK_IDLE_S)
             now_ms = self._now_ms()
             for store in list(self._here()):
                 for one in list(store.open.values()):

@@ -33,6 +33,7 @@ class Wire:
     """What one broker says to another."""
 
     room_bytes = 8 << 20
+    credit_is_due = False
 
     def __init__(self, sender: Member, receiver: Member, take: Callable[[Wire, Any], None]) -> None:
         self.broker = receiver.me

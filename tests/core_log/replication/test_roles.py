@@ -137,8 +137,8 @@ def test_a_leader_serves_by_its_lease_or_by_everybodys_promise() -> None:
     assert not leader.may_serve(1.4, 0.0), "only one has promised"
     for now_s in (1.1, 1.5):
         exchange(leader, 3, followers[3], now_s)
-    assert leader.may_serve(1.89, 0.0)
-    assert not leader.may_serve(1.91, 0.0), "a promise counts from when its question was sent"
+    assert leader.may_serve(2.34, 0.0)
+    assert not leader.may_serve(2.36, 0.0), "a promise counts from when its question was sent"
     later = position(followers[3].log, 2)
     answer = leader.on_position(3, later, 1.5)
     assert isinstance(answer, Refused)
@@ -155,7 +155,7 @@ def test_a_follower_that_is_elected_waits_its_promise_out() -> None:
     replica.promise(5.0)
     replica.on_state(state.led_by(2, 20), 101, 5.1)
     assert isinstance(replica.role, Leader)
-    assert [replica.role.may_serve(now_s, 100.0) for now_s in (5.1, 5.99, 6.0)] == [False, False, True]
+    assert [replica.role.may_serve(now_s, 100.0) for now_s in (5.1, 6.49, 6.5)] == [False, False, True]
     replica.on_state(state.led_by(1, 10), 101, 5.2)
     assert isinstance(replica.role, Leader), "not later than what it knows"
     replica.registered(21)

@@ -174,6 +174,7 @@ class Process:
                     outboxes=outboxes,
                     timers=broker.timers,
                     end_turn=broker.end_turn,
+                    turn_is_due=broker.turn_is_due,
                     has_room=lambda: flusher.unflushed_bytes <= flusher.unflushed_bytes_max,
                     revision=lambda: store.revision,
                     engine=broker.engine,
