@@ -120,6 +120,7 @@ class LogFlusher:
             job = self._done.popleft()
             if not job.applied:
                 self._apply(job)
+                self._enlisted[job.log] = None
         self._tell_of_room()
         if self._enlisted:
             self._wake()

@@ -14,6 +14,8 @@
 6. If it is not the first of the replicas, it hands over to that one, when that has everything there is.
 7. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time; but who
    would join has to keep what is committed.
+8. As long as a follower has to report what somebody waits for, it gets no more: what comes then goes in one when it has
+   reported, as the leader's own disk gets it. Otherwise each write here would cost both sides a turn of its own.
 """
 
 from __future__ import annotations
@@ -39,12 +41,18 @@ _UNANSWERED_MAX = 256
 """Messages whose times are kept for a follower that answers none; promises that answer later ones do not count."""
 
 
+_AWAITED_S = 0.1
+_WAITING_BYTES_MAX = 256 << 10
+"""Rule 8 is for no longer than that, and for no more."""
+
+
 class Progress:
     """What the leader knows of a follower."""
 
     __slots__ = (
-        "accepted", "asked", "began_again", "caught_up_s", "down_since_s", "epoch", "granted_until_s", "last_end",
-        "last_end_s", "last_sent_s", "log_start", "next_offset", "refusing", "reported", "sent_s", "tag", "told",
+        "accepted", "asked", "awaited", "began_again", "caught_up_s", "down_since_s", "epoch", "granted_until_s",
+        "last_end", "last_end_s", "last_sent_s", "log_start", "next_offset", "refusing", "reported", "sent_at",
+        "sent_s", "tag", "told",
     )  # fmt: skip
 
     def __init__(self, epoch: int, now_s: float) -> None:
@@ -67,6 +75,10 @@ class Progress:
         self.last_sent_s = now_s
         self.sent_s: dict[int, float] = {}
         self.granted_until_s = 0.0
+        self.awaited = 0
+        """What it has to report, as somebody waits for it."""
+        self.sent_at = 0
+        """The size of the log when it was sent batches last."""
         self.told = (-1, -1, -1)
         """Watermark, log start and sync order that it was sent last."""
 
@@ -187,6 +199,7 @@ class Leader:
         progress.accepted = progress.asked = False
         progress.tag = progress.began_again = 0
         progress.sent_s.clear()
+        progress.awaited = 0
         progress.told = (-1, -1, -1)
 
     def link_down(self, broker: int, now_s: float) -> None:
@@ -228,10 +241,13 @@ class Leader:
             progress.sent_s = {tag: at_s for tag, at_s in progress.sent_s.items() if tag >= position.tag}
         again = position.missed and position.tag >= progress.began_again
         if not progress.accepted or position.tag >= progress.tag or again:
+            if position.fetch_offset < progress.next_offset:
+                progress.awaited = 0
             progress.next_offset = position.fetch_offset
             progress.began_again = progress.tag + 1
         progress.accepted = progress.asked = True
-        self._advance()
+        if position.reported > self.log.high_watermark:
+            self._advance()
         return None
 
     def _compare(self, position: Position) -> Reply | None:
@@ -264,17 +280,30 @@ class Leader:
             return None
         log = self.log
         batches: tuple[BytesLike, ...] = ()
-        if bytes_max > 0 and progress.next_offset < log.log_end_offset and not progress.refusing:
+        due = progress.asked and now_s - progress.last_sent_s >= self.config.grant_s / 5  # its promises need an answer
+        if progress.next_offset >= log.log_end_offset or progress.refusing:
+            pass
+        elif self.waits(progress, now_s):
+            if not due:
+                return None
+        elif bytes_max > 0:
             try:
                 batches = tuple(log.read_replica(progress.next_offset, bytes_max) or ())
             except OffsetOutOfRange:
                 progress.accepted = False
                 return None
         told = (log.high_watermark, log.log_start_offset, self.sync_before())
-        due = progress.asked and now_s - progress.last_sent_s >= self.config.grant_s / 5  # its promises need an answer
         if not batches and told == progress.told and not due:
             return None
         return self.sending(broker, batches, now_s)
+
+    def waits(self, progress: Progress, now_s: float) -> bool:
+        """Whether what there is for a follower is to wait: rule 8."""
+        return (
+            progress.reported < progress.awaited
+            and now_s - progress.last_sent_s <= _AWAITED_S
+            and self.log.size_bytes - progress.sent_at < _WAITING_BYTES_MAX
+        )
 
     def owes(self, broker: int) -> bool:
         """Whether a follower has not been sent all that there is."""
@@ -303,6 +332,10 @@ class Leader:
         progress.next_offset = max(after, parse_header(batches[-1]).next_offset if batches else end)
         progress.asked = False
         progress.told = told = (log.high_watermark, log.log_start_offset, self.sync_before())
+        if batches:
+            progress.sent_at = log.size_bytes
+            if log.config.fsync != "commit" or progress.next_offset <= told[2]:
+                progress.awaited = progress.next_offset
         return Batches(self.name, self.epoch, progress.tag, *told, after, progress.next_offset, batches)
 
     def sync_before(self) -> int:
@@ -316,10 +349,15 @@ class Leader:
     def _advance(self) -> None:
         if self.log.local_committed <= self.log.high_watermark:
             return  # as a rule: most of what is heard comes before the last disk has it
+        maximal = self.maximal()
+        for broker in maximal:
+            one = self.followers.get(broker)
+            if one is not None and one.reported <= self.log.high_watermark:
+                return
         reported = {broker: progress.reported for broker, progress in self.followers.items()}
         reported[self.me] = self.log.local_committed
         state, before = self.state, self.log.high_watermark
-        offset = high_watermark(reported, len(state.isr), self.maximal(), state.min_insync, before)
+        offset = high_watermark(reported, len(state.isr), maximal, state.min_insync, before)
         if offset > before:
             self.log.advance_high_watermark(offset)
 

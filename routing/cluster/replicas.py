@@ -451,6 +451,8 @@ class Replicas:
         progress = role.followers[link.broker]
         if not progress.accepted or progress.refusing or progress.next_offset >= role.log.log_end_offset:
             return
+        if message is None and role.waits(progress, now_s):
+            return  # its next report brings it here
         # There is more. It goes on when the follower has taken this.
         self._held.setdefault(link.broker, {})[replica.log] = None
         key = (role, link.broker)

@@ -47,9 +47,9 @@ ANSWERS: list[tuple[Any, str, Any]] = [
         f'{{"result":{{{HEADER},"canceled":true,"cancel_reason":"no permission"}}}}',
         WatchAnswer([], True, 0, "no permission"),
     ),
-    (wire.parse_lease, f'{{{HEADER},"ID":"2324035530889970443","TTL":"3"}}', Lease(2324035530889970443, 3)),
-    (wire.parse_lease, f'{{"result":{{{HEADER},"ID":"5","TTL":"3"}}}}', Lease(5, 3)),
-    (wire.parse_lease, f'{{"result":{{{HEADER},"ID":"5"}}}}', Lease(5, 0)),
+    (wire.parse_lease, f'{{{HEADER},"ID":"2324035530889970443","TTL":"3"}}', Lease(2324035530889970443, 3, 3)),
+    (wire.parse_lease, f'{{"result":{{{HEADER},"ID":"5","TTL":"3"}}}}', Lease(5, 3, 3)),
+    (wire.parse_lease, f'{{"result":{{{HEADER},"ID":"5"}}}}', Lease(5, 0, 3)),
     (wire.parse_token, f'{{{HEADER},"token":"abc.12"}}', "abc.12"),
     (wire.parse_version, f'{{{HEADER},"version":"3.5.1","dbSize":"20480"}}', "3.5.1"),
 ]
