@@ -36,6 +36,8 @@ class ReplicaLog(PartitionLog):
     """Where it notes that there is something to tell a follower or leader; whoever does that empties it."""
     on_cut: Callable[[int], None] | None = None
     """Called with the new end when records are cut off; with -1 when all are, of which the leader may have some."""
+    on_lost: Callable[[], None] | None = None
+    """Called before records are cut off that were committed."""
 
     @classmethod
     def open_replica(
@@ -206,6 +208,8 @@ class ReplicaLog(PartitionLog):
         """`truncate`, also below the high watermark, which falls: after an unclean election what was committed is not
         in the leader's log any more. Raises OSError, LogUnavailable while `error` is set.
         """
+        if self.on_lost is not None:
+            self.on_lost()
         await truncation.truncate(self, self._flusher, end_offset, committed=True)
 
     def started_anew(self, cut: truncation.Cut) -> None:

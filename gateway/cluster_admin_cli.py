@@ -104,7 +104,8 @@ def moving(client: BlockingClient, as_json: bool) -> None:
 def unclean_elections(client: BlockingClient, topic: str, allowed: str) -> None:
     """Let replicas of TOPIC lead that may lack confirmed records, where no other is left: what they lack is lost.
 
-    Where nobody leads a partition now, somebody does within moments.
+    Where nobody leads a partition now, somebody does within moments. TOPIC is __queues for the homes of queues,
+    __offsets for group offsets.
     """
     client.administer("cluster.unclean_elections", topic=topic, on=allowed == "on")
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from routing.administration.operations import LOOKS, operation, table
 from routing.cluster import operating
-from routing.cluster.health import names_by_id, place
-from routing.cluster.log_names import topic_log
+from routing.cluster.health import OFFSETS, QUEUES, names_by_id, place
+from routing.cluster.log_names import HOME, number_of, topic_log
+from routing.cluster.log_names import OFFSETS as OFFSETS_LOG
 from routing.errors import NotFound, PreconditionFailed
 
 if TYPE_CHECKING:
@@ -70,9 +71,14 @@ async def rebalance(broker: Broker, user: str, dry_run: bool = False) -> dict[st
 @operation("cluster.unclean_elections")
 async def allow_unclean_elections(broker: Broker, user: str, topic: str, on: bool) -> None:
     """Whether replicas that may lack what was confirmed lead partitions of a topic where nobody else is left: at once
-    where nobody leads now.
+    where nobody leads now. `__queues` are the homes of queues, `__offsets` the group offsets.
     """
     cluster = _cluster_of(broker)
+    kind = {QUEUES: HOME, OFFSETS: OFFSETS_LOG}.get(topic)
+    if kind is not None:
+        logs = [log for log in cluster.elections.logs if number_of(log, kind) is not None]
+        await operating.allow_unclean(cluster, logs, on=on)
+        return
     found = broker.topics.get(topic)
     if found is None:
         raise NotFound(f"no topic '{topic}'")

@@ -12,6 +12,8 @@
 4. One task for each log here sees to both, so that they never overlap. When a role is gone before a promotion has
    ended, what it has made was seen by nobody.
 5. Whether this broker may serve is asked once a turn (`begin_turn`), before anything is given out.
+6. After an unclean election something is cut off that a standby, or its checkpoint, may have taken in: both are dropped
+   before that, and another begins with the log.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -64,6 +67,8 @@ class _Here:
         self.over = trio.Event()
         self.said: tuple[bool, bool, bool, bool] | None = None
         self.silent_since_s: float | None = None
+        self.lost = False
+        """Its standby knows of what is not in the log any more."""
 
     def wake(self) -> None:
         """There is something new for its task."""
@@ -124,6 +129,7 @@ class Homes:
                 self._broker.spawn(self._look_again, index)
                 return
             here = self._here[index] = _Here(index, log, Waiting(self._broker, log, name))
+            log.on_lost = partial(self._forget, here)
             self._broker.spawn(self._conduct, here)
         role = self._cluster.role_of(name)
         if role is not here.role:
@@ -159,10 +165,19 @@ class Homes:
                     await changed.wait()
                 if here.feed is not None:
                     await here.feed.stop()
-                    if here.role is None and not here.closed:
+                    if here.lost:
+                        here.feed, here.lost = None, False
+                        self._broker.checkpoints.drop(here.log)  # it may have saved one meanwhile
+                    elif here.role is None and not here.closed:
                         here.feed = None  # its task is over; another takes up from the last checkpoint
         finally:
             here.over.set()
+
+    def _forget(self, here: _Here) -> None:
+        logger.warning("%s: what was committed is cut off, its queues are what the log says", home_log(here.index))
+        here.lost = True
+        self._broker.checkpoints.drop(here.log)
+        here.wake()
 
     def _feed(self, here: _Here) -> StandbyFeed:
         broker = self._broker

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -30,6 +30,7 @@ from core_log.replication.leader import Leader
 from core_log.replication.messages import Batches, Diverging, Position, Refused, Reply
 from core_log.replication.replica import Replica
 from core_log.replication.state import LogState
+from routing.cluster.replica_links import Allowance, FollowerLink, LeaderLink
 
 logger = logging.getLogger(__name__)
 
@@ -44,71 +45,6 @@ _RETRIES_MAX = 6
 """Later ones come with the tick."""
 _PASSES_MAX = 4
 """What is committed may make something else committed within a turn, but not for ever."""
-
-
-class FollowerLink(Protocol):
-    """To a broker that follows logs led here."""
-
-    @property
-    def broker(self) -> int:
-        """Its id."""
-
-    @property
-    def broker_epoch(self) -> int:
-        """The epoch of its process."""
-
-    @property
-    def room_bytes(self) -> int:
-        """How many bytes of batches may be sent now."""
-
-    def send(self, batches: Sequence[Batches]) -> None:
-        """Say all of this, or with nothing that this broker lives."""
-
-    def answer(self, reply: Diverging | Refused) -> None:
-        """Answer a position that cannot be followed."""
-
-    def replaced(self) -> None:
-        """The same broker has another link now: end."""
-
-
-class LeaderLink(Protocol):
-    """To a broker that leads logs followed here."""
-
-    @property
-    def broker(self) -> int:
-        """Its id."""
-
-    @property
-    def credit_is_due(self) -> bool:
-        """So much has come that the leader should be given more credit."""
-
-    def send(self, positions: Sequence[Position]) -> None:
-        """Say all of this, or with nothing that this broker lives."""
-
-    def replaced(self) -> None:
-        """The same broker has another link now: end."""
-
-
-class Allowance:
-    """So many bytes a second, as they come; at most one second's are kept."""
-
-    def __init__(self, bytes_per_s: int, now_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-        self.taken_bytes = 0
-        """Since there is one."""
-        self._bytes = float(bytes_per_s)
-        self._at_s = now_s
-
-    def left(self, now_s: float) -> int:
-        """How many there are now."""
-        self._bytes = min(self._bytes + (now_s - self._at_s) * self.bytes_per_s, self.bytes_per_s)
-        self._at_s = now_s
-        return int(self._bytes)
-
-    def take(self, count: int) -> None:
-        """Use some; a single batch may be more than there are."""
-        self.taken_bytes += count
-        self._bytes -= count
 
 
 class Replicas:

@@ -203,6 +203,15 @@ class Checkpoints:
         self._under_way: set[QueuePartition] = set()
         self._stopped = False
 
+    def drop(self, log: PartitionLog) -> None:
+        """Have none of a log any more, if there is one. Blocks, as it is hardly ever done."""
+        try:
+            self._files.remove(checkpoint_path(log))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            logger.error("%s: its checkpoint cannot be removed: %s", log.directory, error)
+
     def take(self, partition: QueuePartition) -> None:
         """Have a checkpoint made if enough was written since the last one."""
         log = partition.log

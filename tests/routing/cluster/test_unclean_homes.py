@@ -1,0 +1,51 @@
+"""Homes that may be led by who lacks something, where nobody else is left."""
+
+from __future__ import annotations
+
+import trio
+
+from routing.cluster import operating
+from routing.cluster.log_names import home_log
+from tests.routing.cluster.test_homes import all_committed, home_of
+from tests.support.home_cluster import mesh, until
+
+
+async def test_queues_are_what_the_log_of_an_unclean_leader_says() -> None:
+    async with mesh(checkpoint_interval_bytes=1, housekeeping_interval_ms=20) as brokers:
+        one = brokers.members[1]
+        await one.queue("q")
+        index = home_of(one, "q")
+        log = home_log(index)
+        await one.client().publish_safely("q", *range(10))
+        await all_committed(one, index)
+        late = await brokers.kill(3)
+        await until(lambda: len(one.part.state_of(log).isr) == 2)
+        await one.client().publish_safely("q", *range(10, 20))  # of which the third has nothing
+        leader = brokers.leader(index)
+        reader = leader.client()
+        for _ in range(5):
+            assert await reader.session.get("q", no_ack=True)
+        leader.turn()
+        await all_committed(leader, index)
+        for member in brokers.members.values():
+            if member is not leader:  # its standby has taken all of it in, and says so in a checkpoint
+                await until(lambda member=member: member.files.exists(f"queues/{index}/checkpoint"))  # type: ignore[misc]
+        three = await brokers.add(3, late)
+        three.cut()
+        disks = {me: await brokers.kill(me) for me in (1, 2)}
+        await until(lambda: three.part.state_of(log).leader is None)
+        await trio.sleep(0.05)
+        assert three.part.state_of(log).leader is None, "nobody leads who lacks something"
+        await operating.allow_unclean(three.part, [log], on=True)
+        await until(lambda: three.part.state_of(log).unclean_epoch > 0)
+        for me, disk in disks.items():
+            await brokers.add(me, disk)
+        assert await brokers.settled(index) is three
+        assert three.count("q") == 10
+        await three.client().publish_safely("q", *range(20, 25))
+        await all_committed(three, index)
+        await brokers.kill(3)
+        leader = await brokers.settled(index)
+        assert leader.me in disks, "it had what is lost now, and a checkpoint that knew of it"
+        expected = [*range(10), *range(20, 25)]
+        assert await leader.drain("q") == [(str(n), True) for n in expected]
