@@ -71,9 +71,9 @@ class StandbyFeed:
         self._log.listeners.append(self._log_advanced)
         try:
             with self._scope:
-                await self._load()
                 while True:
                     try:
+                        await self._load()
                         await self._catch_up()
                     except (OSError, CorruptBatch, OffsetOutOfRange) as error:
                         logger.error("%s: its standby cannot go on: %s", self._log.directory, error)
