@@ -15,13 +15,11 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
-from core_log.absent_log import AbsentLog
 from core_log.disk_space import DiskSpace
 from core_log.files import Files
 from core_log.log_flusher import LogFlusher
 from core_log.metadata.store import MetadataStore
 from core_log.partition_log import PartitionLog
-from core_log.replica_log import ReplicaLog
 from delay.timer_service import Timer, TimerService
 from routing import directories
 from routing.alarms import Alarms
@@ -36,30 +34,27 @@ from routing.cluster.replicas import Replicas
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
-from routing.consumer_timeouts import ConsumerTimeouts
 from routing.control import Control
 from routing.dead_letters import DeadLetters
 from routing.delayed_records import DelayedRecords
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
+from routing.housekeeping import close, housekeep
 from routing.later import Later
 from routing.log_transactions.coordinator import TransactionCoordinator
 from routing.message import Slab
 from routing.poison_records import PoisonRecords
 from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host, Runnable
-from routing.queues.checkpoints import Checkpoints, clean_checkpoint
-from routing.queues.home_status import HomeStatus, warn_of_pinned_bytes
+from routing.queues.checkpoints import Checkpoints
+from routing.queues.home_status import HomeStatus
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
-from routing.queues.reclaim import give_back
-from routing.queues.reservations import reserved_count
 from routing.retained import Retained
 from routing.rights import Rights
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, fitted, wall_clock_ms
 from routing.topic_control import TopicControl
-from routing.topics import upkeep
 from routing.topics.compaction import Compaction
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic, TopicPartition
@@ -100,7 +95,6 @@ class Broker:
         self.message_bytes_max = config.message_bytes_max
         self.refused_messages = 0  # what a failing log could not take (who asked for confirms was told), or was shed
         self._nursery = nursery
-        self._timeouts = ConsumerTimeouts()
         self.clock = Clock(wall_clock_ms)
         self._runnable: deque[Runnable] = deque()
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
@@ -214,55 +208,6 @@ class Broker:
         self.delete_topic = topics.delete_topic
         self.set_policy = policies.set_policy
         self.delete_policy = policies.delete_policy
-
-    # --- stopping ----------------------------------------------------------------------
-
-    async def close(self) -> None:
-        """Write down where everything stands. Sessions must be closed; a log that refuses writes is left as it is."""
-        await self.wills.finish()
-        for session in list(self.sessions):
-            session.close()
-        if self.homes is not None:
-            await self.homes.close()
-        await self.checkpoints.stop()
-        for partition in self.topology.led:
-            partition.settlements_due()
-        self.end_turn()
-        logs = [*self._home_logs(), *self._topic_logs()]
-        await self._settled_disk(logs)
-        self.dead_letters.put_back()
-        await upkeep.save_producers(self.topology.topics.values())
-        if all(log.error is None for log in logs):
-            self.transactions.close()
-        for partition in self.topology.led:
-            log = partition.log
-            if any(queue.outstanding != reserved_count(queue) for queue in partition.queues.values()):
-                logger.error("%s: deliveries are left over, the next start goes by the log", log.directory)
-            elif log.error is None and log.committed_offset >= partition.next_offset:
-                try:
-                    self.checkpoints.save(log, clean_checkpoint(partition))
-                except OSError as error:
-                    logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
-        for log in [*logs, *self.storage.stores]:
-            log.close()
-        if self.cluster is not None:
-            self.cluster.close()
-
-    async def _settled_disk(self, logs: list[PartitionLog]) -> None:
-        finished = trio.Event()
-        # What waits for other brokers may wait for ever.
-        own = [log for log in logs if not isinstance(log, ReplicaLog)]
-        needed = [(log, log.log_end_offset) for log in own if log.error is None]
-        self.commits.when_committed(needed, lambda _error: finished.set())
-        with trio.move_on_after(10):
-            await finished.wait()
-
-    def _home_logs(self) -> list[PartitionLog]:
-        return [partition.log for partition in (*self.topology.led, self.topology.transient)]
-
-    def _topic_logs(self) -> list[PartitionLog]:
-        logs = [partition.log for topic in self.topology.topics.values() for partition in topic.partitions]
-        return [log for log in logs if not isinstance(log, AbsentLog)]
 
     # --- turns -------------------------------------------------------------------------
 
@@ -451,47 +396,6 @@ class Broker:
         """All topics by name, and by id."""
         return self.topology.topics
 
-    # --- housekeeping ------------------------------------------------------------------
-
-    async def housekeep(self) -> None:
-        """Checkpoints, dead prefixes and retention, for ever."""
-        retention_due = reclaim_due = 0.0
-        while True:
-            await trio.sleep(self.config.housekeeping_interval_ms / 1000)
-            await self._tend_disk()
-            self.retained.tidy(self.spawn)
-            if self.storage.topic_logs is not None:
-                self.storage.topic_logs.retry()
-            for partition in (*self.topology.led, self.topology.transient):
-                partition.tidy()
-            for partition in self.topology.led:
-                self.checkpoints.take(partition)
-                partition.delete_dead_prefix()
-                warn_of_pinned_bytes(partition)
-            transient = self.topology.transient
-            self.refused_messages += transient.shed(self.config.scratch_bytes_max)
-            transient.delete_dead_prefix()
-            self._timeouts.look(self.host.impatient, self.clock.now_ms())
-            if trio.current_time() >= reclaim_due or self.blocked:
-                reclaim_due = trio.current_time() + self.config.reclaim_interval_ms / 1000
-                for partition in (*self.topology.led, transient):
-                    give_back(partition)
-            if trio.current_time() >= retention_due or self.blocked:
-                retention_due = trio.current_time() + self.config.retention_check_interval_ms / 1000
-                await upkeep.apply_retention(self.topology.topics.values())
-                await self.groups.expire()
-            self.end_turn()
-
-    async def _tend_disk(self) -> None:
-        alarms = self.alarms
-        if alarms.space.total_bytes:
-            try:
-                await trio.to_thread.run_sync(alarms.space.tend, alarms.disk_free_bytes_min)
-            except OSError as error:
-                logger.warning("cannot keep a reserve on the disk: %s", error)
-        alarms.measure_memory()
-        alarms.check()
-
     def home_statuses(self) -> list[HomeStatus]:
         """Every home partition in figures; stripe -1 is that of transient queues."""
         return [partition.status for partition in (*self.topology.led, self.topology.transient)]
@@ -531,7 +435,7 @@ async def open_broker(
             metadata,
             cluster,
         )
-        nursery.start_soon(broker.housekeep)
+        nursery.start_soon(housekeep, broker)
         nursery.start_soon(Compaction(flusher, config, broker.topology.topics.values).run)
         if cluster is not None:
             nursery.start_soon(Health(cluster, lambda: names_by_id(broker.topics.values())).run)
@@ -539,5 +443,5 @@ async def open_broker(
             yield broker
         finally:
             with trio.CancelScope(shield=True):
-                await broker.close()
+                await close(broker)
             nursery.cancel_scope.cancel()

@@ -16,7 +16,7 @@ from protocols.peer import columns
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter import PeerAdapter
 from protocols.peer.adapter_feed import FeedIn, FeedOut, Feeds
-from protocols.peer.adapter_slabs import SlabReader, to_entry
+from protocols.peer.adapter_slabs import SlabReader, records_entry, to_entry
 from protocols.peer.adapter_transactions import TransactionsIn, TransactionsOut
 from protocols.peer.columns import NAMES
 from protocols.peer.config import PeerConfig
@@ -117,7 +117,7 @@ class ForwardingAdapter(_EngineAdapter):
                 publisher, numbers = what.slab.once
                 self._numbered.append(NumberedEntry(log, kept.position, publisher, pack_numbers(numbers)))
         else:
-            self._publish.records.append(_records_entry(log, leader_epoch, kept, what, begins))
+            self._publish.records.append(records_entry(log, leader_epoch, kept, what, begins))
         self._publish_bytes += kept.size_bytes
         if self._publish_bytes > _FRAME_BYTES:
             self.flush()
@@ -275,20 +275,6 @@ class ForwardingAdapter(_EngineAdapter):
 def _error_of(name: str, text: str) -> Exception | None:
     """What an answer says; None: it says of no error."""
     return _ERRORS.get(name, errors.StorageUnavailable)(text) if name else None
-
-
-def _records_entry(log: str, leader_epoch: int, kept: Kept, what: Records, begins: bool) -> wire.RecordsEntry:
-    keys, blocks = what.keys, what.header_blocks
-    return wire.RecordsEntry(
-        log,
-        leader_epoch,
-        kept.position,
-        begins,
-        len(what.bodies),
-        columns.common(keys) if isinstance(keys, bytes) else columns.joined(keys),
-        columns.common(blocks) if isinstance(blocks, bytes) else columns.joined(blocks),
-        columns.joined(what.bodies),
-    )
 
 
 class ServedAdapter(_EngineAdapter):

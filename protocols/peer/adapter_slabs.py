@@ -8,7 +8,8 @@ from __future__ import annotations
 from protocols.peer import columns
 from protocols.peer.columns import NAMES
 from protocols.peer.wire import ErrorCode, PeerError
-from protocols.peer.wire_engine import SlabEntry
+from protocols.peer.wire_engine import RecordsEntry, SlabEntry
+from routing.cluster.streams import Kept, Records
 from routing.facts import DELAYED_FROM, PERSISTENT, delay_ms_of, without_delay
 from routing.message import Properties, Slab, is_registered
 
@@ -34,6 +35,21 @@ def to_entry(slab: Slab, start: int = 0, stop: int | None = None) -> SlabEntry:
         None if slab.keys is None else columns.joined_text(slab.keys),
         None if slab.raws is None else columns.joined(slab.raws),
         None if slab.facts is None else columns.joined_facts(slab.facts),
+    )
+
+
+def records_entry(log: str, leader_epoch: int, kept: Kept, what: Records, begins: bool) -> RecordsEntry:
+    """Records of one log as they travel."""
+    keys, blocks = what.keys, what.header_blocks
+    return RecordsEntry(
+        log,
+        leader_epoch,
+        kept.position,
+        begins,
+        len(what.bodies),
+        columns.common(keys) if isinstance(keys, bytes) else columns.joined(keys),
+        columns.common(blocks) if isinstance(blocks, bytes) else columns.joined(blocks),
+        columns.joined(what.bodies),
     )
 
 

@@ -310,7 +310,7 @@ class Life:
     async def heal(self) -> None:
         self.files.failing.clear()
         broker = self.running.broker
-        logs = [*broker._home_logs(), *broker.storage.stores]
+        logs = [home.log for home in (*broker.topology.led, broker.topology.transient)] + broker.storage.stores
         await self.running.until(lambda: all(log.error is None and log.job is None for log in logs))
         self.failing = False
 

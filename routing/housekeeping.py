@@ -1,0 +1,116 @@
+"""What a broker does now and then, and last of all."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+from core_log.absent_log import AbsentLog
+from core_log.partition_log import PartitionLog
+from core_log.replica_log import ReplicaLog
+from routing.alarms import Alarms
+from routing.consumer_timeouts import ConsumerTimeouts
+from routing.queues.checkpoints import clean_checkpoint
+from routing.queues.home_status import warn_of_pinned_bytes
+from routing.queues.reclaim import give_back
+from routing.queues.reservations import reserved_count
+from routing.topics import upkeep
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+_DISK_PATIENCE_S = 10
+
+
+async def housekeep(broker: Broker) -> None:
+    """Checkpoints, dead prefixes and retention, for ever."""
+    config, timeouts = broker.config, ConsumerTimeouts()
+    retention_due = reclaim_due = 0.0
+    while True:
+        await trio.sleep(config.housekeeping_interval_ms / 1000)
+        await _tend_disk(broker.alarms)
+        broker.retained.tidy(broker.spawn)
+        if broker.storage.topic_logs is not None:
+            broker.storage.topic_logs.retry()
+        led, transient = broker.topology.led, broker.topology.transient
+        for partition in (*led, transient):
+            partition.tidy()
+        for partition in broker.topology.led:
+            broker.checkpoints.take(partition)
+            partition.delete_dead_prefix()
+            warn_of_pinned_bytes(partition)
+        broker.refused_messages += transient.shed(config.scratch_bytes_max)
+        transient.delete_dead_prefix()
+        timeouts.look(broker.host.impatient, broker.clock.now_ms())
+        if trio.current_time() >= reclaim_due or broker.blocked:
+            reclaim_due = trio.current_time() + config.reclaim_interval_ms / 1000
+            for partition in (*broker.topology.led, transient):
+                give_back(partition)
+        if trio.current_time() >= retention_due or broker.blocked:
+            retention_due = trio.current_time() + config.retention_check_interval_ms / 1000
+            await upkeep.apply_retention(broker.topology.topics.values())
+            await broker.groups.expire()
+        broker.end_turn()
+
+
+async def _tend_disk(alarms: Alarms) -> None:
+    if alarms.space.total_bytes:
+        try:
+            await trio.to_thread.run_sync(alarms.space.tend, alarms.disk_free_bytes_min)
+        except OSError as error:
+            logger.warning("cannot keep a reserve on the disk: %s", error)
+    alarms.measure_memory()
+    alarms.check()
+
+
+async def close(broker: Broker) -> None:
+    """Write down where everything stands. Sessions must be closed; a log that refuses writes is left as it is."""
+    await broker.wills.finish()
+    for session in list(broker.sessions):
+        session.close()
+    if broker.homes is not None:
+        await broker.homes.close()
+    await broker.checkpoints.stop()
+    topology = broker.topology
+    for partition in topology.led:
+        partition.settlements_due()
+    broker.end_turn()
+    logs = [partition.log for partition in (*topology.led, topology.transient)] + topic_logs(broker)
+    await _settled_disk(broker, logs)
+    broker.dead_letters.put_back()
+    await upkeep.save_producers(topology.topics.values())
+    if all(log.error is None for log in logs):
+        broker.transactions.close()
+    for partition in topology.led:
+        log = partition.log
+        if any(queue.outstanding != reserved_count(queue) for queue in partition.queues.values()):
+            logger.error("%s: deliveries are left over, the next start goes by the log", log.directory)
+        elif log.error is None and log.committed_offset >= partition.next_offset:
+            try:
+                broker.checkpoints.save(log, clean_checkpoint(partition))
+            except OSError as error:
+                logger.warning("cannot save the checkpoint of %s: %s", log.directory, error)
+    for log in [*logs, *broker.storage.stores]:
+        log.close()
+    if broker.cluster is not None:
+        broker.cluster.close()
+
+
+def topic_logs(broker: Broker) -> list[PartitionLog]:
+    """Those of topics that are here."""
+    logs = [partition.log for topic in broker.topology.topics.values() for partition in topic.partitions]
+    return [log for log in logs if not isinstance(log, AbsentLog)]
+
+
+async def _settled_disk(broker: Broker, logs: list[PartitionLog]) -> None:
+    finished = trio.Event()
+    # What waits for other brokers may wait for ever.
+    own = [log for log in logs if not isinstance(log, ReplicaLog)]
+    needed = [(log, log.log_end_offset) for log in own if log.error is None]
+    broker.commits.when_committed(needed, lambda _error: finished.set())
+    with trio.move_on_after(_DISK_PATIENCE_S):
+        await finished.wait()
