@@ -206,16 +206,12 @@ class Delivering:
         stop: int,
     ) -> None:
         """Publishes [start, stop) with packet ids, as many as there are ids for."""
-        for packet_id, count in self.inflight.take(consumer, first_id, stop - start, redelivered):
-            end = start + count
-            if not packet_id:
-                first_id, start = first_id + count, end
-                continue
-            some = heads if isinstance(heads, bytes) else heads[start:end]
-            props = blocks if isinstance(blocks, bytes) else blocks[start:end]
-            packets = encode_publishes_with_ids(some, bodies[start:end], packet_id, props)
-            self.inflight.write(consumer, packets, qos, first_id + count - 1)
-            first_id, start = first_id + count, end
+        for packet_id, at, count in self.inflight.take(consumer, first_id, stop - start, redelivered):
+            first, end = start + at, start + at + count
+            some = heads if isinstance(heads, bytes) else heads[first:end]
+            props = blocks if isinstance(blocks, bytes) else blocks[first:end]
+            packets = encode_publishes_with_ids(some, bodies[first:end], packet_id, props)
+            self.inflight.write(consumer, packets, qos, first_id + at + count - 1)
 
     def _deliver_mixed(
         self,
@@ -274,15 +270,14 @@ class Delivering:
         blocks: Blocks,
     ) -> None:
         """Publishes with a topic each at the QoS and with the flags of `way`, as many as there are ids for."""
-        (qos, flags), start = way, 0
-        for packet_id, count in self.inflight.take(consumer, first_id, len(bodies), redelivered):
+        qos, flags = way
+        for packet_id, start, count in self.inflight.take(consumer, first_id, len(bodies), redelivered):
             end = start + count
             props = blocks if isinstance(blocks, bytes) else blocks[start:end]
             packets = encode_varied(
                 topics[start:end], bodies[start:end], qos, flags=flags, blocks=props, first_packet_id=packet_id
             )
             self.inflight.write(consumer, packets, qos, first_id + end - 1)
-            start = end
 
     @staticmethod
     def _kinds(
@@ -370,18 +365,14 @@ class Delivering:
         if not way.qos:
             self._adapter.outbox.write(encode(topics, bodies, 0, flags, blocks))
             return
-        at_once, start = not self.inflight.may_wait(consumer, way.qos), 0
-        for packet_id, count in self.inflight.take(consumer, first_id, last - first, redelivered):
+        at_once = not self.inflight.may_wait(consumer, way.qos)
+        for packet_id, start, count in self.inflight.take(consumer, first_id, last - first, redelivered):
             end = start + count
-            if not packet_id:
-                start = end
-                continue
             props = blocks if isinstance(blocks, bytes) else blocks[start:end]
             packets = encode(
                 topics[start:end], bodies[start:end], way.qos, flags, props, first_packet_id=packet_id, at_once=at_once
             )
             self.inflight.write(consumer, packets, way.qos, first_id + end - 1)
-            start = end
 
     def _route_on_terms(self, routing_key: str) -> Route:
         route = self._routes_on_terms.get(routing_key)

@@ -92,14 +92,17 @@ class Inflight:
             return None
         return queue if queue.name == self._lasting.name else None
 
-    def take(self, consumer: Consumer, first_id: int, count: int, redelivered: bool) -> list[tuple[int, int]]:
-        """Packet ids for deliveries, as (first, count); 0 where the client has been sent them. Where they do not
-        suffice for all, `collided` is true, and the others were given back.
+    def take(self, consumer: Consumer, first_id: int, count: int, redelivered: bool) -> list[tuple[int, int, int]]:
+        """Packet ids for deliveries, as (first id, place of the first, count). Those that the client has been sent are
+        left out. Where ids do not suffice for all, `collided` is true, and the others were given back.
         """
-        if self._own(consumer) is None:
-            return self.packet_ids.take(first_id, count)
-        taken: list[tuple[int, int]] = []
+        taken: list[tuple[int, int, int]] = []
         done = 0
+        if self._own(consumer) is None:
+            for packet_id, some in self.packet_ids.take(first_id, count):
+                taken.append((packet_id, done, some))
+                done += some
+            return taken
         entry = entry_at(self._session.unsettled, first_id)
         for offset, length in runs_of(_offsets(entry, first_id, first_id + count)):
             while length:
@@ -107,10 +110,9 @@ class Inflight:
                 some = min(length, OWN_ID_MAX - packet_id + 1)
                 claimed = self.packet_ids.claim(packet_id, first_id + done, some)
                 if claimed:
-                    taken.append((packet_id, claimed))
+                    taken.append((packet_id, done, claimed))
                     done += claimed
                 if claimed < some and self._has(packet_id + claimed, offset + claimed, first_id + done):
-                    taken.append((0, 1))
                     done += 1
                     claimed += 1
                     offset, length = offset + claimed, length - claimed
