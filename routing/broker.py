@@ -209,6 +209,10 @@ class Broker:
         self.set_policy = policies.set_policy
         self.delete_policy = policies.delete_policy
 
+    async def close(self) -> None:
+        """Write down where everything stands. Sessions must be closed."""
+        await close(self)
+
     # --- turns -------------------------------------------------------------------------
 
     def _mark_dirty(self, partition: QueuePartition | TopicPartition) -> None:
@@ -443,5 +447,5 @@ async def open_broker(
             yield broker
         finally:
             with trio.CancelScope(shield=True):
-                await close(broker)
+                await broker.close()
             nursery.cancel_scope.cancel()

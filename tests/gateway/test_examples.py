@@ -51,4 +51,5 @@ def test_native_log(shared_broker: BrokerProcess) -> None:
 
 @pytest.mark.parametrize("example", sorted((CHECKOUT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_examples_are_small(example: Path) -> None:
-    assert len(example.read_text().splitlines()) <= 60
+    most = 110 if example.stem.startswith("spark_") else 60  # a whole job takes its session and its plan
+    assert len(example.read_text().splitlines()) <= most

@@ -125,7 +125,8 @@ async def test_a_fourth_broker_gets_its_share_and_the_first_one_goes(etcd: EtcdP
         assert planned
         assert all(4 in after or set(before) == set(after) for _, _, before, after in planned)
         assert (await client.administer("cluster.rebalance"))["rows"] == planned
-        await until(lambda: is_settled(brokers[1]))
+        for one in brokers.values():
+            await until(lambda one=one: is_settled(one))  # type: ignore[misc]
         held = [index for index in range(4) if 4 in state_of(brokers[2], "t", index).replicas]
         assert len(held) == 3
         for index in held:

@@ -211,8 +211,8 @@ def believes_replicas_that_were_dropped() -> Iterator[None]:
 Mutation = Callable[[], Any]
 
 CAUGHT_BY: dict[Mutation, int] = {
-    truncates_to_the_watermark: 0,
-    cuts_by_the_leaders_epoch_alone: 760,
+    truncates_to_the_watermark: 1,
+    cuts_by_the_leaders_epoch_alone: 238,
     reports_what_is_not_synced: 14,
     elects_anybody: 12,
     counts_a_smaller_isr_before_it_is_one: 1,
@@ -222,9 +222,11 @@ CAUGHT_BY: dict[Mutation, int] = {
     keeps_the_epoch: 0,
     serves_without_a_lease: 12,
     breaks_its_promise: 91,
-    heeds_old_answers: 165,
-    fills_gaps_with_what_comes: 103,
+    fills_gaps_with_what_comes: 15,
 }
+
+RARELY_CAUGHT: tuple[Mutation, ...] = (heeds_old_answers,)
+"""Not by one schedule in a thousand, since a follower that has to report is sent nothing else meanwhile."""
 
 CAUGHT_WITH_MOVES_BY: dict[Mutation, int] = {
     drops_replicas_before_others_joined: 0,
