@@ -16,7 +16,7 @@ from gateway.etcd_process import EtcdProcess
 from protocols.native.client import Client, Link
 from protocols.native.errors import ErrorCode, MillraceError
 from tests.gateway.test_member import Running, config, refused, three, until
-from tests.gateway.test_member_topics import leaders, link, produce
+from tests.gateway.test_member_topics import FOREVER, leaders, link, produce
 
 RETRY_BACKOFF_S = 0.1
 """A producer's default."""
@@ -79,7 +79,7 @@ async def test_a_broker_is_drained_under_load(etcd: EtcdProcess, tmp_path: Path)
     async with three(etcd, tmp_path, "drain") as (nursery, brokers), AsyncExitStack() as stack:
         links = {number: await stack.enter_async_context(link(broker)) for number, broker in brokers.items()}
         async with client_of(brokers[2]) as client:
-            await client.create_topic("t", partitions=6)
+            await client.create_topic("t", partitions=6, config=FOREVER)
             load = Load(links, "t", 6)
             nursery.start_soon(load.run)
             await until(lambda: min(load.sent) > 50)
@@ -109,7 +109,7 @@ async def test_a_broker_is_drained_under_load(etcd: EtcdProcess, tmp_path: Path)
 
 async def test_a_fourth_broker_gets_its_share_and_the_first_one_goes(etcd: EtcdProcess, tmp_path: Path) -> None:
     async with three(etcd, tmp_path, "grow") as (nursery, brokers), client_of(brokers[2]) as client:
-        await client.create_topic("t", partitions=4)
+        await client.create_topic("t", partitions=4, config=FOREVER)
         async with link(brokers[2]) as asked:
             for number in (1, 2, 3):
                 async with link(brokers[number]) as to:

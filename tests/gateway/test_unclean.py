@@ -13,6 +13,7 @@ from millrace import Consumer, LogTruncated, Producer
 from protocols.native.client import Client
 from protocols.native.errors import MillraceError
 from tests.gateway.test_member import Running, three, until
+from tests.gateway.test_member_topics import FOREVER
 from tests.support.replica_node import bytes_of
 
 
@@ -42,7 +43,7 @@ async def test_who_is_left_leads_when_told_to_and_readers_learn_what_is_lost(
             await nursery.start(brokers[number].run)
 
         async with Client(servers()) as client:
-            await client.create_topic("t", config={"min.insync.replicas": "1"})
+            await client.create_topic("t", config={**FOREVER, "min.insync.replicas": "1"})
         with trio.fail_after(60):
             await write(servers(), "kept", 3)
             log = f"topic-{brokers[1].server.broker.topics['t'].uid}-0"
