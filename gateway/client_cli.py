@@ -23,8 +23,6 @@ PAGE_ROWS = 1000
 
 Command = Callable[..., None]
 
-_FILE = click.Path(exists=True, dir_okay=False)
-
 
 class Terms(NamedTuple):
     """How to reach the broker, as a user has said it."""
@@ -34,18 +32,40 @@ class Terms(NamedTuple):
     tls: SSLContext | None
 
 
+def connection_options(file: click.ParamType[str]) -> Callable[[Command], Command]:
+    """Adds the options to connect and log in; `file` is what certificates are named by."""
+    options = (
+        click.option(
+            "--server", metavar="HOST:PORT", default=DEFAULT_SERVER, show_default=True, help="The native door."
+        ),
+        click.option("--user", help="Log in with this name."),
+        click.option("--password", help="The user's password; without it you are asked."),
+        click.option("--tls", is_flag=True, help="Speak TLS."),
+        click.option("--tls-ca", metavar="FILE", type=file, help="Verify the broker with these certificates (PEM)."),
+        click.option("--tls-cert", metavar="FILE", type=file, help="Show this certificate (PEM)."),
+        click.option("--tls-key", metavar="FILE", type=file, help="Its private key (PEM)."),
+    )
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def asked_password(given: str | None) -> str:
+    """What was given as password; else the user is asked."""
+    found: str = click.prompt("Password", hide_input=True, err=True) if given is None else given
+    return found
+
+
 def with_terms(command: Command) -> Command:
     """Add the options to connect and log in, pass them as `Terms`, and make what the broker answers a line and exit
     code 1.
     """
 
-    @click.option("--server", metavar="HOST:PORT", default=DEFAULT_SERVER, show_default=True, help="The native door.")
-    @click.option("--user", help="Log in with this name.")
-    @click.option("--password", help="The user's password; without it you are asked.")
-    @click.option("--tls", is_flag=True, help="Speak TLS.")
-    @click.option("--tls-ca", metavar="FILE", type=_FILE, help="Verify the broker with these certificates (PEM).")
-    @click.option("--tls-cert", metavar="FILE", type=_FILE, help="Show this certificate (PEM).")
-    @click.option("--tls-key", metavar="FILE", type=_FILE, help="Its private key (PEM).")
+    @connection_options(click.Path(exists=True, dir_okay=False))
     @functools.wraps(command)
     def wrapped(
         server: str,
@@ -61,10 +81,7 @@ def with_terms(command: Command) -> Command:
         from protocols.native.connection import addresses_of
         from protocols.native.errors import MillraceError
 
-        credentials = None
-        if user is not None:
-            given = click.prompt("Password", hide_input=True, err=True) if password is None else password
-            credentials = (user, given)
+        credentials = None if user is None else (user, asked_password(password))
         try:
             context = tls_context(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert else None
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import DEFAULT_SERVER
+from gateway.client_cli import asked_password, connection_options
 
 if TYPE_CHECKING:
     from spark_bridge.jobs.export import Exported
@@ -55,13 +55,7 @@ _PAIRS: Any = {"metavar": "NAME=VALUE", "multiple": True, "callback": _pairs}
 def _job(command: Command) -> Command:
     """Add what all jobs take; make a `JobError` a line and exit code 1."""
 
-    @click.option("--server", metavar="HOST:PORT", default=DEFAULT_SERVER, show_default=True, help="The native door.")
-    @click.option("--user", help="Log in with this name.")
-    @click.option("--password", help="The user's password; without it you are asked.")
-    @click.option("--tls", is_flag=True, help="Speak TLS.")
-    @click.option("--tls-ca", metavar="FILE", help="Verify the broker with these certificates (PEM).")
-    @click.option("--tls-cert", metavar="FILE", help="Show this certificate (PEM).")
-    @click.option("--tls-key", metavar="FILE", help="Its private key (PEM).")
+    @connection_options(click.STRING)  # the files are where Spark's workers are
     @click.option("--master", metavar="URL", help=f"Where Spark runs. Default: {MASTER}, or what spark-submit says.")
     @click.option("--conf", "settings", **_PAIRS, help="A setting of Spark; several may be given.")
     @click.option("--quiet", is_flag=True, help="Say nothing of the progress.")
@@ -81,8 +75,7 @@ def _job(command: Command) -> Command:
     ) -> None:
         access = {"millrace.servers": server}
         if user is not None:
-            given = click.prompt("Password", hide_input=True, err=True) if password is None else password
-            access |= {"millrace.user": user, "millrace.password": given}
+            access |= {"millrace.user": user, "millrace.password": asked_password(password)}
         files = {"millrace.tls.ca": tls_ca, "millrace.tls.cert": tls_cert, "millrace.tls.key": tls_key}
         access |= {name: file for name, file in files.items() if file is not None}
         if tls:

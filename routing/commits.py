@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+import trio
+
 from core_log.errors import LogUnavailable, MetadataUnavailable
 from core_log.partition_log import PartitionLog
 from routing.errors import StorageUnavailable
@@ -96,6 +98,20 @@ class CommitWaiter:
                 line.synced.append((offset, waiter))
             else:
                 line.written.append((offset, waiter))
+
+    async def committed(self, requirements: Iterable[tuple[PartitionLog, int]]) -> None:
+        """Return once every log has committed all below its offset. Raises StorageUnavailable."""
+        over = trio.Event()
+        errors: list[StorageUnavailable] = []
+
+        def done(error: StorageUnavailable | None) -> None:
+            errors.extend(() if error is None else (error,))
+            over.set()
+
+        self.when_committed(requirements, done)
+        await over.wait()
+        if errors:
+            raise errors[0]
 
     def _line(self, log: PartitionLog) -> _Line:
         line = self._lines.get(log)

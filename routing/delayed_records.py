@@ -150,16 +150,8 @@ class DelayedRecords:
         with storage_errors():
             targets = put(route, slab, broker.clock.now_ms)
         broker.end_turn()  # it is appended, so that its sync can be asked for
-        safe, errors = trio.Event(), list[StorageUnavailable | None]()
-
-        def done(error: StorageUnavailable | None) -> None:
-            errors.append(error)
-            safe.set()
-
-        broker.commits.when_committed(targets, done)
-        await safe.wait()
-        if errors[0] is not None:
-            raise errors[0]
+        broker.want_turn()  # followers are asked to sync then
+        await broker.commits.committed(targets)
 
     async def _run(self) -> None:
         """Work on what was parked before this process, or by others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -12,6 +13,7 @@ from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
 from routing.alarms import Alarms
 from routing.consumer_timeouts import ConsumerTimeouts
+from routing.errors import StorageUnavailable
 from routing.queues.checkpoints import clean_checkpoint
 from routing.queues.home_status import warn_of_pinned_bytes
 from routing.queues.reclaim import give_back
@@ -79,7 +81,7 @@ async def close(broker: Broker) -> None:
     for partition in topology.led:
         partition.settlements_due()
     broker.end_turn()
-    logs = [partition.log for partition in (*topology.led, topology.transient)] + topic_logs(broker)
+    logs = [partition.log for partition in (*topology.led, topology.transient)] + _topic_logs(broker)
     await _settled_disk(broker, logs)
     broker.dead_letters.put_back()
     await upkeep.save_producers(topology.topics.values())
@@ -100,17 +102,15 @@ async def close(broker: Broker) -> None:
         broker.cluster.close()
 
 
-def topic_logs(broker: Broker) -> list[PartitionLog]:
+def _topic_logs(broker: Broker) -> list[PartitionLog]:
     """Those of topics that are here."""
     logs = [partition.log for topic in broker.topology.topics.values() for partition in topic.partitions]
     return [log for log in logs if not isinstance(log, AbsentLog)]
 
 
 async def _settled_disk(broker: Broker, logs: list[PartitionLog]) -> None:
-    finished = trio.Event()
     # What waits for other brokers may wait for ever.
     own = [log for log in logs if not isinstance(log, ReplicaLog)]
     needed = [(log, log.log_end_offset) for log in own if log.error is None]
-    broker.commits.when_committed(needed, lambda _error: finished.set())
-    with trio.move_on_after(_DISK_PATIENCE_S):
-        await finished.wait()
+    with trio.move_on_after(_DISK_PATIENCE_S), suppress(StorageUnavailable):
+        await broker.commits.committed(needed)

@@ -21,8 +21,6 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-import trio
-
 from core_log.batch_header import parse_header
 from core_log.committed import committed
 from core_log.errors import LogError
@@ -122,16 +120,8 @@ class PoisonRecords:
         builder = BatchBuilder(0, 0, partition.log.wall_clock_ms())
         builder.add(0, record.key, record.value, [*record.headers, *headers])
         target = append_anywhere(broker.topics[name].partitions[0], builder.build())
-        safe, errors = trio.Event(), list[StorageUnavailable | None]()
-
-        def done(error: StorageUnavailable | None) -> None:
-            errors.append(error)
-            safe.set()
-
-        broker.commits.when_committed([target], done)
-        await safe.wait()
-        if errors[0] is not None:
-            raise errors[0]
+        broker.want_turn()
+        await broker.commits.committed([target])
 
 
 async def _record_at(partition: TopicPartition, offset: int) -> Record | None:

@@ -18,7 +18,7 @@ from core_log.batch_header import parse_header
 from core_log.errors import OffsetOutOfRange
 from core_log.record_batch import BatchBuilder
 from core_log.varint import varint
-from routing.errors import BrokerError, PreconditionFailed
+from routing.errors import PreconditionFailed
 from routing.message import NAME_ENCODING_ERRORS, Slab, record_encoder
 from routing.queues.waiting import waiting_between
 from routing.topics.stream_records import source_lead
@@ -98,18 +98,9 @@ async def durable(broker: Broker, queue: Queue) -> int:
     home = queue.partition
     end = home.next_offset
     if home.durable:
-        finished = trio.Event()
-        failures: list[BrokerError] = []
-
-        def done(error: BrokerError | None) -> None:
-            failures.extend([error] if error is not None else [])
-            finished.set()
-
         broker.end_turn()
-        broker.commits.when_committed([(home.log, end)], done)
-        await finished.wait()
-        if failures:
-            raise failures[0]
+        broker.want_turn()  # followers are asked to sync then
+        await broker.commits.committed([(home.log, end)])
     return end
 
 

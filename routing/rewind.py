@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from routing.errors import BrokerError, LimitExceeded, NotFound, PreconditionFailed
+from routing.errors import LimitExceeded, NotFound, PreconditionFailed
 from routing.message import Properties, Slab
 from routing.property_editors import editable, editor_of
 from routing.queues.offset_set import Range
@@ -144,15 +144,6 @@ def _marked(slab: Slab) -> Slab:
 
 async def _committed(broker: Broker, route: Route) -> None:
     """Wait until everything is safe. Raises StorageUnavailable."""
-    finished = trio.Event()
-    failures: list[BrokerError] = []
-
-    def done(error: BrokerError | None) -> None:
-        failures.extend([error] if error is not None else [])
-        finished.set()
-
-    broker.commits.when_committed([(home.log, home.next_offset) for home in route.durable_homes], done)
     broker.end_turn()
-    await finished.wait()
-    if failures:
-        raise failures[0]
+    broker.want_turn()  # followers are asked to sync then
+    await broker.commits.committed([(home.log, home.next_offset) for home in route.durable_homes])

@@ -160,24 +160,21 @@ class Session:
         no_ack: bool,
         exclusive: bool = False,
         arguments: dict[str, Any] | None = None,
+        prefetch: int | None = None,
         context: object = None,
     ) -> Consumer:
         """Subscribe to a queue; deliveries begin when the turn ends. A queue of this broker is not waited for.
+        `prefetch` is how many messages at once; the default is the session's.
 
         Raises NotFound, ResourceLocked (another connection's exclusive queue) and AccessRefused (an exclusive consumer
         is there, or is asked for and others are); of a stream PreconditionFailed and NotImplementedYet, too.
         """
         queue = self.vhost.source(queue_name, self.owner)
         consumer = Consumer(
-            self,
-            queue,
-            tag,
-            no_ack=no_ack,
-            exclusive=exclusive,
-            prefetch=self.prefetch_default,
-            context=context,
+            self, queue, tag, no_ack=no_ack, exclusive=exclusive, context=context,
+            prefetch=self.prefetch_default if prefetch is None else prefetch,
             priority=consumer_priority(arguments, queue),
-        )
+        )  # fmt: skip
         attached = queue.attach(consumer, arguments or {})
         if attached is not None:
             await attached

@@ -299,16 +299,11 @@ class Transactions:
 
     async def _committed(self, log: PartitionLog) -> bool:
         """Wait for all of a log; False: the disk refuses."""
-        event = trio.Event()
-        failed: list[StorageUnavailable | None] = []
-
-        def done(error: StorageUnavailable | None) -> None:
-            failed.append(error)
-            event.set()
-
-        self._commits.when_committed([(log, log.log_end_offset)], done)
-        await event.wait()
-        return failed == [None]
+        try:
+            await self._commits.committed([(log, log.log_end_offset)])
+        except StorageUnavailable:
+            return False
+        return True
 
     # --- by record ---------------------------------------------------------------------------
 

@@ -24,9 +24,13 @@ def inner(topic_filter: str) -> str:
     return topic_filter.removeprefix(PREFIX)
 
 
+def _key(topic_filter: str) -> str:
+    return PREFIX + inner(topic_filter)
+
+
 def _claimants(adapter: MqttAdapter, topic_filter: str) -> set[tuple[str, str]]:
     matcher = adapter.broker.topology.vhost(adapter.config.virtual_host).exchanges[_CLAIMS].matcher
-    return set(matcher.match(PREFIX + inner(topic_filter), NeutralProperties))
+    return set(matcher.match(_key(topic_filter), NeutralProperties))
 
 
 async def claim(adapter: MqttAdapter, topic_filter: str, queue_name: str) -> bool:
@@ -34,7 +38,7 @@ async def claim(adapter: MqttAdapter, topic_filter: str, queue_name: str) -> boo
     own = {("queue", queue_name)}
     if _claimants(adapter, topic_filter) - own:
         return False
-    vhost, key = adapter.config.virtual_host, PREFIX + inner(topic_filter)
+    vhost, key = adapter.config.virtual_host, _key(topic_filter)
     await adapter.broker.bind("queue", queue_name, _CLAIMS, key, {}, syntax="mqtt", owner=adapter, vhost=vhost)
     if _claimants(adapter, topic_filter) == own:
         return True
@@ -45,5 +49,5 @@ async def claim(adapter: MqttAdapter, topic_filter: str, queue_name: str) -> boo
 async def release(adapter: MqttAdapter, topic_filter: str, queue_name: str) -> None:
     """It is nobody's any more, if it was this client's. Raises BrokerError."""
     if ("queue", queue_name) in _claimants(adapter, topic_filter):
-        vhost, key = adapter.config.virtual_host, PREFIX + inner(topic_filter)
+        vhost, key = adapter.config.virtual_host, _key(topic_filter)
         await adapter.broker.unbind("queue", queue_name, _CLAIMS, key, {}, syntax="mqtt", owner=adapter, vhost=vhost)

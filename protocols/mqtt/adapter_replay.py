@@ -112,11 +112,9 @@ class Replays:
         session = self._session
         arguments = {OFFSET_ARGUMENT: datetime.fromtimestamp(since_ms / 1000, UTC)}
         # Consumers of a stream need a window of their own; the session's counts besides.
-        default, session.prefetch_default = session.prefetch_default, session.prefetch
-        try:
-            return await session.consume(stream, tag="", no_ack=False, arguments=arguments, context=part)
-        finally:
-            session.prefetch_default = default
+        return await session.consume(
+            stream, tag="", no_ack=False, arguments=arguments, prefetch=session.prefetch, context=part
+        )
 
     def _streams(self) -> list[str]:
         """The streams that have what was published."""

@@ -137,11 +137,11 @@ class Subscribing:
     async def _grant(self, request: SubscriptionRequest, subscription_id: int) -> int:
         """Make one filter effective; returns its reason code in SUBACK."""
         topic_filter, granted = request.topic_filter, self._subscriptions.granted
-        others = {**self.shares.granted, **self._replays.granted}
+        shares, replays = self.shares.granted, self._replays.granted
         if self._adapter.closed or self._adapter.config.over_limit(topic_filter):
             return ReasonCode.TOPIC_FILTER_INVALID
-        there = topic_filter in granted or topic_filter in others
-        if not there and len(granted) + len(others) >= self._adapter.config.subscriptions_max:
+        there = topic_filter in granted or topic_filter in shares or topic_filter in replays
+        if not there and len(granted) + len(shares) + len(replays) >= self._adapter.config.subscriptions_max:
             return ReasonCode.QUOTA_EXCEEDED
         options = SubscriptionOptions(request.qos, request.no_local, request.retain_as_published, subscription_id)
         if topic_filter.startswith(PREFIX):

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -113,11 +114,9 @@ class ClientsElsewhere:
         """Wait for that, or until it is known that it will not be."""
         for log, _ in position:
             log.request_sync()
-        over = trio.Event()
-        self._broker.commits.when_committed(position, lambda _error: over.set())
         self._engine.want_turn()
-        with trio.move_on_after(_PATIENCE_S):
-            await over.wait()
+        with trio.move_on_after(_PATIENCE_S), suppress(StorageUnavailable):
+            await self._broker.commits.committed(position)
 
     # ---- leaders
 

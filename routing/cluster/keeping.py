@@ -241,19 +241,8 @@ class Keeping:
 
     async def until_committed(self, end: int) -> None:
         """Return when the stream has got so far. Raises StorageUnavailable."""
-        done = trio.Event()
-        errors: list[StorageUnavailable] = []
-
-        def over(error: StorageUnavailable | None) -> None:
-            if error is not None:
-                errors.append(error)
-            done.set()
-
-        self._broker.commits.when_committed([(cast("PartitionLog", self.stream), end)], over)
         self._engine.want_turn()
-        await done.wait()
-        if errors:
-            raise errors[0]
+        await self._broker.commits.committed([(cast("PartitionLog", self.stream), end)])
 
     # ---- retained messages
 

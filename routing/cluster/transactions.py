@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -224,13 +225,8 @@ class SharedTransactions:
         """Wait until all of it is committed; False: it will not be by itself."""
         for log, end, stands in targets:
             while stands() and log.committed_offset < end:
-                event = trio.Event()
-
-                def done(_: StorageUnavailable | None, event: trio.Event = event) -> None:
-                    event.set()
-
-                self._broker.commits.when_committed([(log, end)], done)
-                await event.wait()
+                with suppress(StorageUnavailable):
+                    await self._broker.commits.committed([(log, end)])
                 if log.committed_offset < end:
                     await trio.sleep(_RETRY_S / 2)
             if not stands():

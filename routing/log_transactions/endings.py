@@ -96,15 +96,8 @@ class Endings:
         except LogError as error:
             raise StorageUnavailable(str(error)) from error
         log = partition.log
-        event, failed = trio.Event(), list[StorageUnavailable | None]()
-
-        def done(error: StorageUnavailable | None) -> None:
-            failed.append(error)
-            event.set()
-
-        self._broker.commits.when_committed([(log, end)], done)
         self._broker.want_turn()
         with trio.move_on_after(_COMMIT_PATIENCE_S):
-            await event.wait()
-        if failed != [None]:
-            raise (failed[0] if failed else None) or NotLeader(f"{log.directory} is not committed yet")
+            await self._broker.commits.committed([(log, end)])
+            return
+        raise NotLeader(f"{log.directory} is not committed yet")
