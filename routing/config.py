@@ -117,6 +117,10 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     will_grace_ms: Annotated[int, Meta(ge=0)] = 30_000
     """After a start wills of clients that were there before wait so long for these to come back."""
     retention_check_interval_ms: int = 300_000
+    filter_stream_expires_ms: Annotated[int, Meta(ge=0)] = 604_800_000
+    """The stream as which an MQTT filter is read keeps messages for so long, and goes when nobody has read it for so
+    long; 0: both stay.
+    """
     reader_lease_ms_max: Annotated[int, Meta(ge=0)] = 86_400_000
     """For how long a reader may have records kept that retention would delete, without saying so again."""
     compaction_check_interval_ms: Annotated[int, Meta(ge=1)] = 15_000

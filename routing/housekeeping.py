@@ -11,6 +11,7 @@ import trio
 from core_log.absent_log import AbsentLog
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
+from routing import filter_streams
 from routing.alarms import Alarms
 from routing.consumer_timeouts import ConsumerTimeouts
 from routing.errors import StorageUnavailable
@@ -56,6 +57,7 @@ async def housekeep(broker: Broker) -> None:
             retention_due = trio.current_time() + config.retention_check_interval_ms / 1000
             await upkeep.apply_retention(broker.topology.topics.values())
             await broker.groups.expire()
+            await filter_streams.expire(broker)
         broker.end_turn()
 
 

@@ -74,7 +74,9 @@ class ConsumingStreamReader(MillraceStreamReader):
 
     def _reserve(self, position: int, count: int) -> Any:
         options = self.options
-        said = {"name": options.queue, "reader": options.group, "lease_ms": options.lease_ms}
+        said = {
+            "name": options.queue, "vhost": options.vhost, "reader": options.group, "lease_ms": options.lease_ms,
+        }  # fmt: skip
         return self._connected().look("queues.reserve", position=position, count=count, **said)
 
     def _position(self, offset: Offsets) -> int:

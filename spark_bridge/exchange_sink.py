@@ -89,7 +89,7 @@ def publish_rows(
         )
     if not made:
         return 0, False
-    said = {"name": options.exchange, "writer": writer, "number": number, "batches": made}
+    said = {"name": options.exchange, "vhost": options.vhost, "writer": writer, "number": number, "batches": made}
     return maker.rows, client.look("exchanges.publish_once", **said) < 0
 
 

@@ -16,10 +16,12 @@ from typing import Any, Literal
 
 EARLIEST = -2
 LATEST = -1
+DEFAULT_VHOST = "/"
 
 _SERVERS = ("millrace.servers", "bootstrap.servers", "kafka.bootstrap.servers")
 _TOPICS = ("subscribe", "subscribePattern", "assign", "queue", "mqtt.filter")
 _MODE = "queue.mode"
+_VHOST = "millrace.vhost"
 _STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _ACCESS = (
@@ -38,6 +40,7 @@ _OTHERS = (
     "includeProperties",
     "minPartitions",
     _MODE,
+    _VHOST,
     "maxRecordsPerPartition",
     "read.mode",
     "read.dataDir",
@@ -50,7 +53,7 @@ _STREAM_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_STREAM, *_OTHERS, *_ACCESS)
 _COMPRESSION = ("compression", "kafka.compression.type")
 _TRANSACTION = ("txnAppId", "txnVersion")
 _SINK_OPTIONS = (
-    *_SERVERS, "topic", "exchange", "routingKey", *_COMPRESSION, *_TRANSACTION, "transactionTimeoutMs",
+    *_SERVERS, "topic", "exchange", "routingKey", _VHOST, *_COMPRESSION, *_TRANSACTION, "transactionTimeoutMs",
     "checkpointLocation", *_ACCESS,
 )  # fmt: skip
 KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, *_STREAM, *_OTHERS, *_ACCESS)
@@ -123,6 +126,8 @@ class ReadOptions:
     consumes: bool = False
     """Whether messages leave the queue."""
     mqtt_filter: str | None = None
+    vhost: str = DEFAULT_VHOST
+    """The virtual host of queue or filter."""
     data_dir: str | None = None
     """Where tasks may read the broker's files themselves."""
 
@@ -143,6 +148,8 @@ class SinkOptions:
     exchange: str | None = None
     """Rows are published to it, instead of written to a topic."""
     routing_key: str | None = None
+    vhost: str = DEFAULT_VHOST
+    """Of the exchange."""
 
 
 def included(options: Mapping[str, str]) -> tuple[bool, bool]:
@@ -183,6 +190,7 @@ def parse_options(options: Mapping[str, str], *, columns: tuple[str, ...] = (), 
         data_dir=_data_dir(given),
         consumes=consumes,
         mqtt_filter=_filter(given["mqtt.filter"]) if chosen == "mqtt.filter" else None,
+        vhost=_vhost(given, ("queue", "mqtt.filter")),
     )
 
 
@@ -209,6 +217,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         version=_count(given, "txnVersion", default=0, least=0),
         exchange=given.get("exchange"),
         routing_key=given.get("routingKey"),
+        vhost=_vhost(given, ("exchange",)),
     )
 
 
@@ -228,6 +237,12 @@ def _check_isolation(given: Mapping[str, str]) -> None:
     chosen = _one_of(given, _ISOLATION)
     if chosen is not None and given[chosen] != "read_committed":
         raise OptionError(f"{chosen}: only read_committed is there, not {given[chosen]!r}")
+
+
+def _vhost(given: Mapping[str, str], needs: tuple[str, ...]) -> str:
+    if _VHOST in given and not any(name in given for name in needs):
+        raise OptionError(f"{_VHOST} needs the option {' or '.join(needs)}: topics are of no virtual host")
+    return given.get(_VHOST, DEFAULT_VHOST)
 
 
 def _data_dir(given: Mapping[str, str]) -> str | None:
@@ -283,7 +298,8 @@ def _group(given: Mapping[str, str], *, consumes: bool) -> str:
     """
     if "kafka.group.id" in given:
         return given["kafka.group.id"]
-    named = {name: value for name, value in given.items() if name not in _ACCESS and (name == "queue" or not consumes)}
+    matter = ("queue", _VHOST) if consumes else set(given).difference(_ACCESS)
+    named = {name: value for name, value in given.items() if name in matter}
     digest = sha256(json.dumps(sorted(named.items())).encode()).hexdigest()
     return f"{given.get('groupIdPrefix', GROUP_PREFIX)}-{digest[:12]}"
 

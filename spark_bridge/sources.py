@@ -17,7 +17,7 @@ from protocols.native.blocking import BlockingClient, Which
 from protocols.native.errors import MillraceError, NotFound, PreconditionFailed
 from protocols.native.records import split_batches
 from spark_bridge.offsets import DataLoss, OffsetRange, OffsetSource
-from spark_bridge.options import OptionError, ReadOptions
+from spark_bridge.options import DEFAULT_VHOST, OptionError, ReadOptions
 
 FETCH_BYTES_MAX = 1 << 20
 _SWAPPED = str.maketrans("/.", "./")
@@ -36,11 +36,11 @@ class Source:
 def source_of(client: BlockingClient, options: ReadOptions) -> Source:
     """What the options mean. Raises `OptionError`, `MillraceError`."""
     if options.mqtt_filter is not None:
-        topic = client.look("topics.of_filter", pattern=options.mqtt_filter.translate(_SWAPPED))
+        topic = client.look("topics.of_filter", pattern=options.mqtt_filter.translate(_SWAPPED), vhost=options.vhost)
         return Source(client, replace(options, topics=(topic,)))
     if options.queue is None:
         return Source(client, options)
-    log = QueueLog(client, options.queue)
+    log = QueueLog(client, options.queue, options.vhost)
     if log.topic is not None:
         if options.consumes:
             raise OptionError(f"queue.mode=consume: {options.queue!r} is a stream, nothing is taken from it: browse it")
@@ -52,16 +52,18 @@ def source_of(client: BlockingClient, options: ReadOptions) -> Source:
 class QueueLog:
     """A queue as one partition of a topic. `topic` is another one if it is a stream."""
 
-    def __init__(self, client: BlockingClient, name: str) -> None:
+    def __init__(self, client: BlockingClient, name: str, vhost: str) -> None:
         self._client = client
         self._name = name
+        self._vhost = vhost
         self.topic: str | None = self._ends()[0]
 
     def _ends(self) -> tuple[str | None, int]:
         try:
-            found = self._client.look("queues.ends", name=self._name)
+            found = self._client.look("queues.ends", name=self._name, vhost=self._vhost)
         except NotFound:
-            raise OptionError(f"there is no queue {self._name!r}") from None
+            where = "" if self._vhost == DEFAULT_VHOST else f" in virtual host {self._vhost!r}"
+            raise OptionError(f"there is no queue {self._name!r}{where}") from None
         return found["topic"], found["end"]
 
     def metadata(self, topics: list[str] | None = None) -> dict[str, list[int]]:
@@ -77,7 +79,7 @@ class QueueLog:
 def queue_batches(client: BlockingClient, one: OffsetRange, options: ReadOptions) -> Iterator[memoryview]:
     """The record batches of a range of a queue. Raises `DataLoss`, `MillraceError`."""
     operation = "queues.reserved" if one.reader else "queues.browse"
-    said: dict[str, str | int] = {"reader": one.reader} if one.reader else {}
+    said: dict[str, str | int] = {"vhost": options.vhost} | ({"reader": one.reader} if one.reader else {})
     number = "position" if one.reader else "offset"
     at = one.start_offset
     while at < one.end_offset:

@@ -118,6 +118,7 @@ class Door:
         if leader_epoch >= 0 and leader_epoch != partition.leader_epoch:
             fenced = leader_epoch < partition.leader_epoch
             raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH if fenced else ErrorCode.UNKNOWN_LEADER_EPOCH)
+        partition.leases.used = True
         return partition
 
     async def create_missing(self, name: str) -> Topic | None:

@@ -312,6 +312,8 @@ class NativeAdapter:
         refused = partition.leadership.refusal() if partition.leadership is not None else None
         if refused is not None:
             raise refused
+        if access == "read":
+            partition.leases.used = True
         return partition
 
     def _check_in_flight(self) -> None:

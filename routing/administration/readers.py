@@ -6,15 +6,15 @@ messages as a consumer does.
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from routing import filter_streams
 from routing.administration.forwarded import ask_leader
 from routing.administration.operations import operation
 from routing.errors import InvalidArgument, NotFound
+from routing.filter_streams import MQTT_EXCHANGE
 from routing.queue_reading import Read, browse, durable, reserved
 from routing.queues import reservations
-from routing.topology.route import Route
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 BYTES_MAX = 4 << 20
 """Most of messages that one answer has, but that one message may be larger."""
 READER_BYTES_MAX = 255
-_MQTT_EXCHANGE = "amq.topic"
-_FILTER_PREFIX = "millrace.mqtt."
 
 
 @operation("queues.ends", tags=None)
@@ -131,26 +129,14 @@ async def give_back(broker: Broker, user: str, name: str, reader: str, vhost: st
 
 
 @operation("topics.of_filter", tags=None)
-async def topic_of_filter(broker: Broker, user: str, pattern: str) -> str:
+async def topic_of_filter(broker: Broker, user: str, pattern: str, vhost: str = "/") -> str:
     """The topic that keeps what an MQTT filter (with `.` for `/`) matches. It is made when it is not there, and begins
-    with what is retained.
+    with what is retained; it goes when nobody reads it for long (`filter_streams.py`).
     """
-    grants = broker.rights.grants(user)
-    grants.require("read", "exchange", _MQTT_EXCHANGE)
-    grants.require_keys("read", _MQTT_EXCHANGE, (pattern,))
-    name = _FILTER_PREFIX + sha256(pattern.encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    made = name not in broker.topology.topics
-    await broker.declare_queue(name, durable=True, arguments={"x-queue-type": "stream"})
-    await broker.bind("queue", name, _MQTT_EXCHANGE, pattern, {}, syntax="mqtt")
-    if made:
-        names = broker.retained.matching("/", pattern, "mqtt")
-        topic = broker.topology.topic(name)
-        route = Route([], [topic])
-        for slab in broker.retained.slabs("/", sorted(names), _MQTT_EXCHANGE):
-            route.deliver(slab)
-            broker.end_turn()
-            await broker.wait_for_room()
-    return name
+    grants = broker.rights.grants(user, vhost)
+    grants.require("read", "exchange", MQTT_EXCHANGE)
+    grants.require_keys("read", MQTT_EXCHANGE, (pattern,))
+    return await filter_streams.topic_of_filter(broker, vhost, pattern)
 
 
 def _shown(found: Read) -> dict[str, Any]:

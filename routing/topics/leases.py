@@ -22,11 +22,20 @@ logger = logging.getLogger(__name__)
 class Leases:
     """Those of one partition."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_held", "idle_since_ms", "used")
 
     def __init__(self) -> None:
+        self.used = True
+        """Somebody read of the partition, or asked where it ends, since that was last looked at."""
+        self.idle_since_ms = 0
+        """When it was last seen to be used, where somebody looks; 0: nobody has."""
         self._held: dict[str, tuple[int, int]] = {}
         """By reader: the offset, and until when (ms)."""
+
+    @property
+    def held(self) -> bool:
+        """Whether there are any, ended ones that nobody noticed among them."""
+        return bool(self._held)
 
     def renew(self, reader: str, offset: int, until_ms: int, now_ms: int) -> None:
         """Keep what lies from `offset` on. Raises LimitExceeded when there are too many readers."""

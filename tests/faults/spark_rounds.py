@@ -1,14 +1,16 @@
-"""A stream of Spark and SIGKILL: what is published is counted by a query, whose counts are written to another topic.
+"""A stream of Spark and SIGKILL: what is published over AMQP and MQTT is counted by one query, which writes its counts.
 
     python -m tests.faults.spark_rounds --rounds 50
     python -m tests.faults.spark_rounds --rounds 5 --seed 1234
 
-1. Each id is published once; who does not hear whether it was stored goes on with the next. The query counts by id and
-   second, and writes a count when its second is over for good.
+1. Each id is published once, to a queue or to a topic of MQTT; who does not hear whether it was stored goes on with
+   the next. The query takes the messages out of the queue, reads those of a filter, counts them by id and second, and
+   writes a count to a topic when its second is over for good.
 2. In each round the driver (with Java and all it started), one of Spark's Python processes or the broker is killed, and
    started again where Spark does not do so itself.
 3. In the end the output has each id of the input once, with the count 1, as a native consumer of committed records
-   reads it: nothing was lost, read twice or written twice.
+   reads it: nothing was lost, read twice or written twice. The input is what publishers were told is stored, and of the
+   filter exactly what the broker keeps; of the rest nothing is there more than once. The queue is empty.
 """
 
 from __future__ import annotations
@@ -24,21 +26,25 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.peers import descendants
-from millrace import BlockingClient, BlockingConsumer, BlockingProducer, MillraceError
+from benchmarks.wire_proto import BrokerError
+from millrace import BlockingClient, BlockingConsumer
+from tests.faults.wire_clients import AmqpPublisher, MqttPublisher, Stream
 from tests.support import BrokerProcess, broker_process
 from tests.support.broker_process import CHECKOUT
 
-SOURCE, TARGET = "ids", "counts"
+OVER_AMQP, OVER_MQTT = "rounds-amqp", "rounds-mqtt"
+"""How ids begin; the first is the queue as well."""
+TARGET = "counts"
+PUBLISH_TO, FILTER = "plant/7/temp", "plant/+/temp"
 PARTITIONS = 3
 PUBLISHED_AT_ONCE = 50
 PAUSE_S = 0.05
 LATE_S = 10
 """How long a second is kept open."""
-END = b"end"
-"""Is published behind all ids, so that their seconds are over."""
 KINDS = ("driver", "worker", "broker")
 START_TIMEOUT_S = 90
 END_TIMEOUT_S = 180
@@ -56,10 +62,13 @@ def drive(server: str, directory: str) -> None:
     }  # fmt: skip
     spark = session("rounds", master="local[2,4]", settings=settings)
     while True:
-        rows = spark.readStream.format("millrace").option("millrace.servers", server).option("subscribe", SOURCE)
-        rows = rows.option("startingOffsets", "earliest").load()
-        rows = rows.withWatermark("timestamp", f"{LATE_S} seconds")
-        counts = rows.groupBy(f.window("timestamp", "1 second"), f.col("value").cast("string").alias("key")).count()
+        rows = spark.readStream.format("millrace").option("millrace.servers", server)
+        taken = rows.option("queue", OVER_AMQP).option("queue.mode", "consume").load()
+        rows = spark.readStream.format("millrace").option("millrace.servers", server)
+        kept = rows.option("mqtt.filter", FILTER).option("startingOffsets", "earliest").load()
+        ids = taken.union(kept).selectExpr("timestamp", "substring_index(string(value), ' ', 2) as key")
+        ids = ids.withWatermark("timestamp", f"{LATE_S} seconds")
+        counts = ids.groupBy(f.window("timestamp", "1 second"), "key").count()
         written = counts.select("key", f.concat_ws(" ", "key", "count").alias("value")).writeStream.format("millrace")
         written = written.option("millrace.servers", server).option("topic", TARGET)
         query = written.option("checkpointLocation", f"{directory}/checkpoint").start()
@@ -120,27 +129,25 @@ def _kill(pid: int) -> None:
         pass
 
 
-def _publish(server: str, over: threading.Event, done: list[int]) -> None:
-    number = 0
+def _publish(open_publisher: Callable[[], AmqpPublisher | MqttPublisher], over: threading.Event) -> None:
+    def sizes() -> Iterator[int]:
+        while not over.wait(PAUSE_S):
+            yield PUBLISHED_AT_ONCE
+
     while not over.is_set():
         try:
-            with BlockingProducer(server, timeout_s=5) as producer:
-                while not over.wait(PAUSE_S):
-                    for _ in range(PUBLISHED_AT_ONCE):
-                        number += 1
-                        producer.send(SOURCE, b"%d" % number, b"%d" % number)
-                    producer.flush()
-                    done[0] = number
-        except (MillraceError, OSError):
-            over.wait(0.2)
+            open_publisher().run(sizes())
+        except (OSError, BrokerError):
+            pass
+        over.wait(0.2)
 
 
-def _values(server: str, topic: str) -> list[str]:
+def _values(server: str, topic: str) -> list[bytes]:
     with BlockingConsumer(server, auto_offset_reset="earliest") as consumer:
         consumer.assign(topic)
-        found: list[str] = []
+        found: list[bytes] = []
         while more := consumer.fetch(100_000, timeout_ms=500):
-            found += [(one.value or b"").decode() for one in more]
+            found += [one.value or b"" for one in more]
         return found
 
 
@@ -162,51 +169,96 @@ def _round(kind: str, rng: random.Random, driver: Driver, broker: BrokerProcess)
 
 
 def run(rounds: int, seed: int, kinds: tuple[str, ...] = KINDS) -> dict[str, int]:
-    """Raises AssertionError when something was lost or is there twice; how often each kind was killed, and records."""
+    """Raises AssertionError when something was lost or is there twice; how often each kind was killed, and ids."""
     rng = random.Random(seed)
     killed: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="spark-rounds-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         with broker_process(directory / "data") as broker:
-            server = f"127.0.0.1:{broker.native_port}"
-            with BlockingClient(server) as client:
-                for topic in (SOURCE, TARGET):
-                    client.create_topic(topic, partitions=PARTITIONS)
-            driver, over, done = Driver(server, directory), threading.Event(), [0]
-            publisher = threading.Thread(target=_publish, args=(server, over, done))
+            world = _World(broker)
+            driver = Driver(world.server, directory)
             try:
                 driver.start()
-                publisher.start()
+                world.start()
                 for number in range(rounds):
                     time.sleep(rng.uniform(0.5, 4))
                     kind = rng.choice(kinds)
                     killed[kind] += 1
                     _round(kind, rng, driver, broker)
-                    print(f"round {number + 1}: killed the {kind}, {done[0]:,} published", flush=True)
-                over.set()
-                publisher.join()
-                _compare(server, driver)
-                return {**killed, "records": len(_values(server, TARGET))}
+                    print(f"round {number + 1}: killed the {kind}; {world}", flush=True)
+                world.stop()
+                return {**killed, "ids": world.compare(driver)}
             finally:
-                over.set()
+                world.stop()
                 driver.kill9()
 
 
-def _compare(server: str, driver: Driver) -> None:
-    """Wait until the query has done all, and for what would come too much."""
-    time.sleep(LATE_S + 2)
-    with BlockingProducer(server) as producer:
-        producer.send(SOURCE, END)
-    wanted = Counter(f"{value} 1" for value in _values(server, SOURCE) if value != END.decode())
-    assert set(wanted.values()) == {1}
-    end = time.monotonic() + END_TIMEOUT_S
-    while sum((found := Counter(_values(server, TARGET))).values()) < len(wanted) and time.monotonic() < end:
-        time.sleep(1)
-    time.sleep(3)
-    found = Counter(_values(server, TARGET))
-    lost, more = wanted - found, found - wanted
-    assert not lost, f"{len(lost)} lost, such as {sorted(lost)[:5]}; {driver.log.read_text()[-2000:]}"
-    assert not more, f"{len(more)} too much, such as {sorted(more)[:5]}"
+class _World:
+    """Who publishes, and what is known of it."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self.broker = broker
+        self.server = f"127.0.0.1:{broker.native_port}"
+        self.taken, self.kept = Stream(OVER_AMQP), Stream(OVER_MQTT)
+        with BlockingClient(self.server) as client:
+            client.create_topic(TARGET, partitions=PARTITIONS)
+            self.topic = client.look("topics.of_filter", pattern=FILTER.replace("/", "."))
+        self._open_amqp().connection.sock.close()  # there is a queue
+        self._over = threading.Event()
+        openers = (self._open_amqp, self._open_mqtt)
+        self._threads = [threading.Thread(target=_publish, args=(opener, self._over)) for opener in openers]
+
+    def __str__(self) -> str:
+        return f"{len(self.taken.confirmed):,} over AMQP, {len(self.kept.confirmed):,} over MQTT"
+
+    def _open_amqp(self) -> AmqpPublisher:
+        return AmqpPublisher(self.broker.amqp_port, self.taken)
+
+    def _open_mqtt(self) -> MqttPublisher:
+        return MqttPublisher(self.broker.mqtt_port, self.kept, PUBLISH_TO)
+
+    def start(self) -> None:
+        """Publish from now on."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Publish no more."""
+        self._over.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _keys(self) -> Counter[str]:
+        """The ids in the output, which all have the count 1."""
+        found = Counter(value.decode() for value in _values(self.server, TARGET))
+        odd = [text for text in found if not text.endswith(" 1")]
+        assert not odd, f"{len(odd)} were counted more than once, such as {sorted(odd)[:5]}"
+        return Counter({text.removesuffix(" 1"): count for text, count in found.items()})
+
+    def compare(self, driver: Driver) -> int:
+        """Wait until the query has done all, and for what would come too much; how many ids there are."""
+        time.sleep(LATE_S + 2)
+        kept = {" ".join(value.decode().split(" ", 2)[:2]) for value in _values(self.server, self.topic)}
+        wanted = kept | {f"{OVER_AMQP} {number}" for number in self.taken.confirmed}
+        assert kept >= {f"{OVER_MQTT} {number}" for number in self.kept.confirmed}
+        possible = kept | {f"{OVER_AMQP} {number}" for number in range(self.taken.published)}
+        for publisher in (self._open_amqp(), self._open_mqtt()):
+            publisher.run(iter([1]))  # so that the seconds of all before are over
+        end = time.monotonic() + END_TIMEOUT_S
+        while not wanted <= self._keys().keys() and time.monotonic() < end:
+            time.sleep(1)
+        time.sleep(3)
+        found = self._keys()
+        lost, more, twice = wanted - found.keys(), found.keys() - possible, [k for k, n in found.items() if n > 1]
+        assert not lost, f"{len(lost)} lost, such as {sorted(lost)[:5]}; {driver.log.read_text()[-2000:]}"
+        assert not more, f"{len(more)} were never published, such as {sorted(more)[:5]}"
+        assert not twice, f"{len(twice)} are there twice, such as {sorted(twice)[:5]}"
+        with BlockingClient(self.server) as client:
+            answer = client.administer("queues.list")
+        (row,) = (dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"] if OVER_AMQP in row)
+        assert (row["ready"], row["unacknowledged"]) == (0, 0), row
+        return len(found)
 
 
 def main() -> None:

@@ -7,17 +7,19 @@ import json
 from typing import Any
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import iterate_records, parse_header
+from routing import filter_streams
 from routing.administration import administer
 from routing.errors import AccessRefused, BrokerError, InvalidArgument, NotFound, PreconditionFailed, StorageUnavailable
 from routing.facts import pack
 from routing.grants import Permission
 from routing.message import Properties, Slab
 from routing.session import Outcome
-from tests.routing.harness import PERSISTENT, PROTOCOL, Engine, engine, killed, passing, with_headers
+from tests.routing.harness import PERSISTENT, PROTOCOL, Engine, engine, killed, passing, wall_clock_ms, with_headers
 
 HOUR_MS = 3_600_000
 
@@ -338,3 +340,38 @@ async def test_the_topic_of_a_filter_begins_with_what_is_retained() -> None:
             (b"plant.2.temp", b"plant.2.temp"),
             (b"plant.3.temp", b"new"),
         ]
+
+
+async def test_the_stream_of_a_filter_goes_when_nobody_has_read_it_for_long(autojump_clock: MockClock) -> None:
+    files = MemoryFiles()
+    async with engine(files, filter_stream_expires_ms=HOUR_MS) as running:
+        broker = running.broker
+        await broker.set_vhost("other")
+        await broker.rights.set_permission("other", "guest", Permission(".*", ".*", ".*"))
+        names = {}
+        for vhost in ("/", "other"):
+            for pattern in ("a.+", "b.+"):
+                said = {"pattern": pattern, "vhost": vhost}
+                names[vhost, pattern] = await administer(broker, "guest", "topics.of_filter", said)
+        assert broker.topology.topic(names["/", "a.+"]).config["retention.ms"] == str(HOUR_MS)
+        await filter_streams.expire(broker)
+        read, leased = (broker.topology.topic(names[one]).partitions[0].leases for one in names if one[1] == "a.+")
+        for _ in range(4):
+            await trio.sleep(1000)
+            read.used = True
+            leased.renew("r", 0, wall_clock_ms() + 1, wall_clock_ms())
+            await filter_streams.expire(broker)
+        gone = [one for one, name in names.items() if name not in broker.topology.topics]
+        assert gone == [("/", "b.+"), ("other", "b.+")]
+        for (vhost, pattern), name in names.items():
+            assert await administer(broker, "guest", "topics.of_filter", {"pattern": pattern, "vhost": vhost}) == name
+        leased.give_back("r")
+    # Nobody knows who read before the start, so time begins anew.
+    async with engine(files, filter_stream_expires_ms=HOUR_MS) as running:
+        await filter_streams.expire(running.broker)
+        await trio.sleep(3599)
+        await filter_streams.expire(running.broker)
+        assert set(names.values()) <= running.broker.topology.topics.keys()
+        await trio.sleep(1)
+        await filter_streams.expire(running.broker)
+        assert running.broker.topology.topics.keys().isdisjoint(names.values())

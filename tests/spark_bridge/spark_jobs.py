@@ -11,16 +11,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pika
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
-from millrace import BlockingProducer
+from millrace import BlockingClient, BlockingProducer
 from spark_bridge.jobs.export import export
 from spark_bridge.jobs.replay import replay_files, replay_topics
 from spark_bridge.jobs.session import JobError
 from tests.spark_bridge.conftest import CHECKOUT
+from tests.spark_bridge.test_queues import channel_of
 from tests.spark_bridge.test_sink import made, numbers, records
 from tests.support import BrokerProcess
 
@@ -119,6 +121,37 @@ def test_a_replay_that_is_done_again_writes_nothing_twice(
     assert {one.partition: 0 for one in records(server, target)} == dict.fromkeys(range(3), 0)
     with pytest.raises(JobError, match="the checkpoint is of another replay, from topics"):
         replay_files(spark, str(tmp_path), sink, checkpoint=str(notes))
+
+
+def test_queues_and_filters_are_exported(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:
+    """A queue as it is looked into, one that is emptied, and what a filter matches."""
+    ways = {
+        "seen": ["--queue", "export-seen"],
+        "taken": ["--queue", "export-taken", "--option", "queue.mode=consume"],
+        "kept": ["--mqtt-filter", "export/+/v", "--text"],
+    }
+
+    def export_by(name: str) -> tuple[int, list[int]]:
+        arguments = ["spark", "export", str(tmp_path / name), *ways[name], "--json", "--quiet"]
+        arguments += ["--server", f"127.0.0.1:{shared_broker.native_port}"]
+        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout.splitlines()[-1])["records"], exported(tmp_path / name)
+
+    with BlockingClient(f"127.0.0.1:{shared_broker.native_port}") as client:
+        client.look("topics.of_filter", pattern="export.+.v")
+    with channel_of(shared_broker) as channel:
+        for queue in ("export-seen", "export-taken"):
+            channel.queue_declare(queue, durable=True)
+            channel.queue_bind(queue, "amq.topic", "export.#")
+        for number in range(80):
+            properties = pika.BasicProperties(delivery_mode=2)
+            channel.basic_publish("amq.topic", "export.1.v", b"%d" % number, properties)
+            if number == 69:
+                assert [export_by(name) for name in ways] == [(70, list(range(70)))] * 3
+        assert export_by("taken") == (10, list(range(80)))
+        found = [channel.queue_declare(queue, passive=True) for queue in ("export-seen", "export-taken")]
+        assert [one.method.message_count for one in found] == [80, 0]
 
 
 @pytest.mark.soak  # starts another Java

@@ -8,13 +8,15 @@ from typing import Any
 
 import paho.mqtt.publish
 import pika
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from millrace import BlockingClient
 from spark_bridge.data_source import MillraceDataSource
 from spark_bridge.offsets import DataLoss
-from spark_bridge.options import OptionError, parse_options
+from spark_bridge.options import OptionError, parse_options, parse_sink_options
+from spark_bridge.sink import write_rows
 from spark_bridge.stream import MillraceStreamReader
 from tests.support import BrokerProcess
 from tests.support.broker_process import broker_process
@@ -54,10 +56,10 @@ def channel(shared_broker: BrokerProcess) -> Iterator[Any]:
         yield found
 
 
-def channel_of(broker: BrokerProcess) -> Any:
+def channel_of(broker: BrokerProcess, vhost: str = "/") -> Any:
     class Channel:
         def __enter__(self) -> Any:
-            self.connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port))
+            self.connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port, vhost))
             found = self.connection.channel()
             found.confirm_delivery()
             return found
@@ -208,9 +210,37 @@ def test_a_filter_keeps_what_it_matches(shared_broker: BrokerProcess) -> None:
     reader.stop()
 
 
+def test_queues_filters_and_exchanges_of_another_virtual_host(shared_broker: BrokerProcess) -> None:
+    server, vhost = f"127.0.0.1:{shared_broker.native_port}", "spark/2"
+    with BlockingClient(server) as client:
+        client.administer("vhosts.add", name=vhost)
+    with channel_of(shared_broker, vhost) as channel:
+        for name, kind in (("host-q", "classic"), ("host-s", "stream")):
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
+            channel.queue_bind(name, "amq.topic", "host.#")
+        there = {"millrace_vhost": vhost}
+        assert table(shared_broker, "value", mqtt_filter="host/+/v", **there) == []
+        sink = parse_sink_options(
+            {"millrace.servers": server, "exchange": "amq.topic", "routingKey": "host.1.v", "millrace.vhost": vhost}
+        )
+        batch = pa.record_batch({"value": pa.array([b"%d" % number for number in range(5)])})
+        assert [write_rows(iter([batch]), sink, "host", 0, 0).again for _ in range(2)] == [False, True]
+        for asked in ({"queue": "host-q"}, {"queue": "host-s"}, {"mqtt_filter": "host/+/v"}):
+            assert [int(body) for (body,) in table(shared_broker, "value", **asked, **there)] == list(range(5)), asked
+        reader = stream(shared_broker, queue="host-q", queue_mode="consume", **there)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        assert bodies(reader, start, end) == list(range(5))
+        reader.commit(end)
+        assert channel.queue_declare("host-q", passive=True).method.message_count == 0
+    with pytest.raises(OptionError, match="there is no queue 'host-q'"):
+        table(shared_broker, "value", queue="host-q")
+
+
 @pytest.mark.parametrize(
     ("given", "streaming", "sentence"),
     [
+        ({"subscribe": "t", "millrace.vhost": "v"}, False, "millrace.vhost needs the option queue or mqtt.filter"),
         ({"queue": "q", "subscribe": "t"}, False, "subscribe and queue contradict"),
         ({"queue.mode": "consume", "subscribe": "t"}, True, "queue.mode needs the option queue"),
         ({"queue": "q", "queue.mode": "take"}, True, "queue.mode must be browse or consume, not 'take'"),

@@ -24,6 +24,7 @@ from tests.spark_bridge.spark_jobs import (  # noqa: F401
     test_a_replay_that_is_done_again_writes_nothing_twice,
     test_an_export_takes_what_came_since_the_last_one,
     test_an_export_that_is_killed_is_gone_on_with,
+    test_queues_and_filters_are_exported,
     test_the_commands_say_what_is_wrong,
 )
 from tests.spark_bridge.test_queues import channel_of, publish
