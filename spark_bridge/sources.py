@@ -79,7 +79,9 @@ class QueueLog:
 def queue_batches(client: BlockingClient, one: OffsetRange, options: ReadOptions) -> Iterator[memoryview]:
     """The record batches of a range of a queue. Raises `DataLoss`, `MillraceError`."""
     operation = "queues.reserved" if one.reader else "queues.browse"
-    said: dict[str, str | int] = {"vhost": options.vhost} | ({"reader": one.reader} if one.reader else {})
+    said: dict[str, str | int] = {"vhost": options.vhost}
+    if one.reader:
+        said["reader"] = one.reader
     number = "position" if one.reader else "offset"
     at = one.start_offset
     while at < one.end_offset:
