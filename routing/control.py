@@ -231,6 +231,8 @@ class Control:
                 await queue.refresh()
             except LedHere:
                 return await self.check_queue(name, owner, vhost=vhost)
+        else:
+            queue.rules.used()
         return QueueInfo(name, queue.message_count, queue.consumer_count)
 
     async def delete_queue(

@@ -2,7 +2,7 @@
 
     bit 0        persistent; messages of one slab agree in it
     bits 1-8     priority, 0 to 255
-    bits 9-41    time to live in ms, plus one; 0 is for ever
+    bits 9-41    time to live in ms, plus one; 0 is for ever; above 49 days a step is 128 ms
     bits 42-     delay in ms; 0 is none
 
 A time to live and a delay count from when the message was published. A delay is honoured where the route says so
@@ -12,7 +12,10 @@ A time to live and a delay count from when the message was published. A delay is
 from __future__ import annotations
 
 PRIORITY_MAX = 255
-TTL_MS_MAX = 1 << 32
+TTL_MS_MAX = 315_360_000_000
+"""Ten years, as in RabbitMQ."""
+TTL_EXACT_MS_MAX = 1 << 32
+"""A time to live up to here is its bits less one; longer ones (49 days) are rounded up to the next step."""
 DELAY_MS_MAX = (1 << 41) - 1
 """Some 69 years."""
 
@@ -25,11 +28,14 @@ DELAYED_FROM = 1 << DELAY_BITS
 """Facts from here on have a delay."""
 
 TTL_MASK = (1 << 33) - 1
+_STEP_BITS = 7
 
 
 def pack(persistent: bool, priority: int = 0, ttl_ms: int | None = None, delay_ms: int = 0) -> int:
     """The facts of a message. All values are within the limits above; a delay of 0 or less is none."""
     ttl = 0 if ttl_ms is None else ttl_ms + 1
+    if ttl > TTL_EXACT_MS_MAX + 1:
+        ttl = TTL_EXACT_MS_MAX + 1 - (TTL_EXACT_MS_MAX + 1 - ttl >> _STEP_BITS)
     return (delay_ms << DELAY_BITS if delay_ms > 0 else 0) | ttl << 9 | priority << 1 | persistent
 
 
@@ -41,6 +47,8 @@ def priority_of(facts: int) -> int:
 def ttl_ms_of(facts: int) -> int | None:
     """How long it lives once it may be delivered; None is for ever."""
     ttl = facts >> 9 & TTL_MASK
+    if ttl > TTL_EXACT_MS_MAX + 1:
+        return TTL_EXACT_MS_MAX + (ttl - TTL_EXACT_MS_MAX - 1 << _STEP_BITS)
     return ttl - 1 if ttl else None
 
 

@@ -204,7 +204,7 @@ class Session:
         queue = self.vhost.queue(queue_name, self.owner, "basic.get")
         if queue.elsewhere:
             return await get_elsewhere(self, queue, no_ack=no_ack)
-        queue.rules.used()
+        queue.rules.asked()
         while True:
             queue.require_led()
             first, count, redelivered = queue.head() if queue.groups is None else queue.groups.first()

@@ -28,6 +28,7 @@ from routing.facts import (
     DELAY_MS_MAX,
     DELAYED_FROM,
     PRIORITY_MAX,
+    TTL_EXACT_MS_MAX,
     TTL_MASK,
     TTL_MS_MAX,
     pack,
@@ -52,6 +53,7 @@ REPLY_TO = "amq.rabbitmq.reply-to"
 
 _REPLY_TO = wire.short_string(REPLY_TO)
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_DELAY_DIGITS_MAX = 20
 _INTERNED_MAX = 4096
 _INTERNED_BYTES_MAX = 1024
 _interned: dict[bytes, Properties | SpecialProperties | AmqpError] = {}
@@ -252,7 +254,7 @@ def facts_of(raw: bytes, user: str) -> int | None:
                 if not digits.isdigit() or len(raw) < stop:
                     return None
                 ttl_ms = int(digits)
-                if ttl_ms > TTL_MS_MAX:
+                if ttl_ms > TTL_EXACT_MS_MAX:
                     return None
                 facts |= ttl_ms + 1 << 9
                 pos = stop
@@ -272,7 +274,8 @@ def facts_of(raw: bytes, user: str) -> int | None:
 
 
 def ruled_facts(facts: int, priorities: bytes, digits: list[bytes], delays: list[int]) -> list[int]:
-    """See `mixed_runs.RuledFacts`. An expiration has so few digits that it is no greater than `TTL_MS_MAX`."""
+    """See `mixed_runs.RuledFacts`. An expiration has so few digits that it is no greater than
+    `TTL_EXACT_MS_MAX`."""
     if delays:
         facts = without_delay(facts)
         if min(delays) < 0 or max(delays) > DELAY_MS_MAX:
@@ -294,15 +297,17 @@ def ruled_facts(facts: int, priorities: bytes, digits: list[bytes], delays: list
 
 
 def _delay_ms(headers: dict[str, Any]) -> int:
-    """The header `x-delay`, a number of milliseconds; anything else, or one below zero, is no delay."""
+    """The header `x-delay`, a number of milliseconds, or a text of digits; anything else, or below zero, is no delay."""
     value = headers.get(DELAY_HEADER)
+    if isinstance(value, str) and len(value) <= _DELAY_DIGITS_MAX and _INTEGER.fullmatch(value):
+        value = int(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
         return int(max(0, min(value, DELAY_MS_MAX)))
     return 0
 
 
 def _is_expiration(text: str) -> bool:
-    return text.isascii() and text.isdigit() and int(text) <= TTL_MS_MAX
+    return _INTEGER.fullmatch(text) is not None and 0 <= int(text) <= TTL_MS_MAX
 
 
 def _expiration_fault(text: str) -> str:
@@ -312,7 +317,7 @@ def _expiration_fault(text: str) -> str:
         return "no_integer"
     if found.end() < len(text):
         return f'{{leftover_string,"{text[found.end() :]}"}}'
-    return f"{{{'value_negative' if text.startswith('-') else 'value_too_large'},{int(text)}}}"
+    return f"{{{'value_negative' if int(text) < 0 else 'value_too_large'},{int(text)}}}"
 
 
 def _to_bytes(text: str | None) -> bytes | None:

@@ -222,7 +222,7 @@ def slab_of(run: PublishRun, exchange: str, key: str, keys: list[str] | None, ma
 
 
 def facts_for(qos: int, expiry_s: int | None) -> int:
-    """The facts of a message. One that lives longer than the engine can count (49 days) lives for ever."""
+    """The facts of a message. One that lives longer than the engine can count (ten years) lives for ever."""
     ttl_ms = None if expiry_s is None or expiry_s * 1000 > TTL_MS_MAX else expiry_s * 1000
     return pack(qos > 0, ttl_ms=ttl_ms)
 

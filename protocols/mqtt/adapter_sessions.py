@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Position = list[tuple["PartitionLog", int]]
 
 EXPIRY_S_MAX = EXPIRY_MS_MAX // 1000
-"""The longest expiry but for "never", some 49 days; who asks for more is told so."""
+"""The longest expiry but for "never", ten years; who asks for more is told so."""
 _AT_ONCE_MS = 1
 _LEFT_MAX = 1000
 

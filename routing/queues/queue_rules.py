@@ -93,11 +93,19 @@ class QueueRules:
     # --- alarms ------------------------------------------------------------------------
 
     def used(self) -> None:
-        """Somebody declared the queue, or took from it, or stopped consuming: it lives on for `expires_ms`."""
+        """Somebody declared the queue, or looked for it, or took from it, or stopped consuming: it lives on for
+        `expires_ms`.
+        """
         expires_ms = self._queue.settings.expires_ms
         if expires_ms and not self._queue.deleted:
             self._used_ms = self._host.now_ms()
             self._wake_at(self._used_ms + expires_ms)
+
+    def asked(self) -> None:
+        """Somebody is about to take a message: what lives for 0 ms is gone before."""
+        self.used()
+        if self._queue.fresh:
+            self.sort_in()
 
     def _wake_at(self, due_ms: int) -> None:
         if due_ms < self._alarm_ms:
@@ -136,13 +144,16 @@ class QueueRules:
             self._become_due(timing, due)
             if queue.turns.consumers:
                 self._read_ahead(timing, now_ms)
+        self._drop_expired(timing, now_ms)
+        timing.sweep(queue.message_count, self._present)
+
+    def _drop_expired(self, timing: Timing, now_ms: int) -> None:
         for first, end in timing.opened(now_ms):
             self._open_slab(first, end)
         expired = timing.expired(now_ms)
         if expired:
             self._again.difference_update(expired)
             self._expire(sorted(offset for line in self._queue.lines() for offset in line.discard(expired)))
-        timing.sweep(queue.message_count, self._present)
 
     def _present(self, offsets: list[int]) -> set[int]:
         self._again.clear()
@@ -279,6 +290,9 @@ class QueueRules:
             self._need_timing()
         for arrival, first, end in parts:
             self._watch(arrival, first, end)
+        timing, now_ms = self._need_timing(), self._host.now_ms()
+        if (timing.next_ms() or _NEVER) <= now_ms:  # a time to live of 0: nobody is to find it here
+            self._drop_expired(timing, now_ms)
         self._arm()
 
     def _watch(self, arrival: Arrival, first: int, end: int) -> None:

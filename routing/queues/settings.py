@@ -18,7 +18,8 @@ import msgspec
 from routing.errors import InvalidArgument
 from routing.facts import PRIORITY_MAX
 
-EXPIRY_MS_MAX = 1 << 32
+EXPIRY_MS_MAX = 315_360_000_000
+"""Ten years, as in RabbitMQ."""
 """RabbitMQ's largest timer, some 49 days."""
 VIEW = "view"
 """The type of a queue that is a view of a topic."""
@@ -202,7 +203,7 @@ def retained_ms(value: Any) -> int:
 def _retain(value: Any) -> str | None:
     if isinstance(value, str):
         ms = retained_ms(value)
-        return None if 0 <= ms <= EXPIRY_MS_MAX else "{not_milliseconds_or_an_interval_up_to_49D}"
+        return None if 0 <= ms <= EXPIRY_MS_MAX else "{not_milliseconds_or_an_interval_up_to_10Y}"
     return _milliseconds(value)
 
 

@@ -17,7 +17,7 @@ from protocols.amqp.connection import HEARTBEAT_FRAME, PROTOCOL_HEADER
 from protocols.amqp.errors import AmqpError
 from protocols.amqp.properties import BasicProperties, decode_properties, encode_properties
 from routing import errors
-from routing.facts import ttl_ms_of
+from routing.facts import delay_ms_of, ttl_ms_of
 from routing.message import NeutralProperties, Properties, register_decoder
 from tests.protocols.amqp.conftest import World
 from tests.protocols.amqp.wire import CAPABILITIES, PERSISTENT, START_OK, TUNE_OK, call, publish
@@ -481,13 +481,25 @@ def test_equal_properties_are_one_object() -> None:
 
 @pytest.mark.parametrize(
     ("text", "legal"),
-    [("0", True), ("4294967296", True), ("4294967297", False), ("-1", False), ("", False), ("²", False)],
-)
+    [
+        ("0", True), ("4294967296", True), ("4294967296000", False), ("315360000000", True), ("315360000001", False),
+        ("+5", True), ("-0", True), ("-1", False), ("", False), ("²", False),
+    ],
+)  # fmt: skip
 def test_expirations(text: str, legal: bool) -> None:
     found = intern(encode_properties(BasicProperties(expiration=text)), "guest")
     assert isinstance(found, Properties if legal else AmqpError)
     if isinstance(found, Properties):
         assert ttl_ms_of(found.facts) == int(text)
+
+
+@pytest.mark.parametrize(
+    ("header", "delay_ms"), [(5, 5), (5.9, 5), ("5", 5), ("+5", 5), ("-5", 0), ("5 s", 0), ("9" * 30, 0), (True, 0)]
+)
+def test_delays_may_be_texts(header: object, delay_ms: int) -> None:
+    found = intern(encode_properties(BasicProperties(headers={"x-delay": header})), "guest")
+    assert isinstance(found, Properties)
+    assert delay_ms_of(found.facts) == delay_ms
 
 
 def test_a_user_id_must_be_ones_own() -> None:
