@@ -297,7 +297,7 @@ def ruled_facts(facts: int, priorities: bytes, digits: list[bytes], delays: list
 
 
 def _delay_ms(headers: dict[str, Any]) -> int:
-    """The header `x-delay`, a number of milliseconds, or a text of digits; anything else, or below zero, is no delay."""
+    """The header `x-delay`, a number of milliseconds or a text of digits; anything else, or one below zero, is none."""
     value = headers.get(DELAY_HEADER)
     if isinstance(value, str) and len(value) <= _DELAY_DIGITS_MAX and _INTEGER.fullmatch(value):
         value = int(value)

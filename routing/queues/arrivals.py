@@ -37,8 +37,8 @@ def is_mortal(arrival: Arrival) -> bool:
 
 
 def shortest_life(arrival: Arrival, first: int, end: int) -> int:
-    """The least time to live of messages [first, end) as `facts.py` packs it, no less than one more than the milliseconds
-    if that is exact; 0 if all are for ever.
+    """The least time to live of messages [first, end) as `facts.py` packs it: one more than the milliseconds, or less
+    than that (where it is not exact); 0 if all are for ever.
     """
     facts = arrival.facts
     if isinstance(facts, int):

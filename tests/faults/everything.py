@@ -349,7 +349,8 @@ def read(channel: Any, queue: str) -> Iterator[tuple[Any, Any, bytes]]:
         if method is not None:
             yield method, properties, body
         elif not other.queue_declare(queue, passive=True).method.message_count:
-            break
+            if not channel.get_waiting_message_count():  # the last ones may have come just before that answer
+                break
     channel.cancel()
     other.close()
 
