@@ -345,12 +345,12 @@ def wait_for_due(broker: BrokerProcess, count: Callable[[str], int], timeout_s: 
 def read(channel: Any, queue: str) -> Iterator[tuple[Any, Any, bytes]]:
     """All that waits in a queue, until a while has passed in which nothing came and nothing waits."""
     other = channel.connection.channel()
+    coming = channel.get_waiting_message_count
     for method, properties, body in channel.consume(queue, inactivity_timeout=0.15):
         if method is not None:
             yield method, properties, body
-        elif not other.queue_declare(queue, passive=True).method.message_count:
-            if not channel.get_waiting_message_count():  # the last ones may have come just before that answer
-                break
+        elif not other.queue_declare(queue, passive=True).method.message_count and not coming():
+            break  # nothing came just before that answer either
     channel.cancel()
     other.close()
 
