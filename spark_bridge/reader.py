@@ -4,7 +4,8 @@
    that runs again gives the same rows. Both connect for themselves: no state of the driver is used.
 2. Whole record batches are fetched and decoded many at once, column by column (`columns.py`); rows before and after the
    range are cut off. Offsets may have gaps. Control batches are no rows.
-3. An Arrow batch is given out for `ROWS_PER_BATCH` rows or `BYTES_PER_BATCH` bytes as fetched, whichever comes first.
+3. `ROWS_AT_ONCE` rows or `BYTES_AT_ONCE` bytes as fetched are decoded together, whichever comes first, and given out as
+   Arrow batches of `ROWS_PER_BATCH`: that is what a task needs memory for.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
 from spark_bridge.segments import directory_of, read_directly
 from spark_bridge.sources import FETCH_BYTES_MAX, queue_batches, source_of
 
+ROWS_AT_ONCE = 30_000
+BYTES_AT_ONCE = 8 << 20
 ROWS_PER_BATCH = 10_000
-BYTES_PER_BATCH = 8 << 20
 
 
 class MillraceReader(DataSourceReader):  # type: ignore[misc]
@@ -81,9 +83,9 @@ def read_range(options: ReadOptions, one: OffsetRange) -> Iterator[pa.RecordBatc
         found = _batches(client, one, options) if one.reader is None else queue_batches(client, one, options)
         for batches in _grouped(found):
             columns = decode_batches(batches, **parts)
-            first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset])
-            if first < last:
-                yield arrow_rows(columns.part(int(first), int(last)), one, options.columns)
+            first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset]).tolist()
+            for start in range(first, last, ROWS_PER_BATCH):
+                yield arrow_rows(columns.part(start, min(start + ROWS_PER_BATCH, last)), one, options.columns)
 
 
 def connect(options: ReadOptions | SinkOptions) -> BlockingClient:
@@ -138,14 +140,14 @@ def _lost(one: OffsetRange, offset: int) -> DataLoss:
 
 
 def _grouped(batches: Iterator[memoryview]) -> Iterator[list[memoryview]]:
-    """As many batches together as make a good Arrow batch; see the module's rule 3."""
+    """As many batches together as are decoded at once; see the module's rule 3."""
     group: list[memoryview] = []
     count = size = 0
     for batch in batches:
         group.append(batch)
         count += parse_header(batch).record_count
         size += len(batch)
-        if count >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
+        if count >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
             yield group
             group, count, size = [], 0, 0
     if group:

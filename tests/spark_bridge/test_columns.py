@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core_log.record_batch import BatchBuilder, Compression, CorruptBatch, decode_columns
+from spark_bridge import columns
 from spark_bridge.columns import Columns, decode_batches
 
 pieces = st.one_of(st.none(), st.binary(max_size=20), st.binary(min_size=120, max_size=140))
@@ -72,7 +73,17 @@ def following(batches: list[list[Any]], **options: Any) -> list[bytes]:
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.fixture(params=[0, 1 << 40], ids=["in step", "one by one"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to find where records begin."""
+    monkeypatch.setattr(columns, "_STEPS_WORTH", request.param)
+
+
+both_ways = pytest.mark.usefixtures("way")
+
+
+@both_ways
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(records, min_size=1, max_size=12), min_size=1, max_size=4), st.sampled_from(Compression))
 def test_columns_are_what_the_other_decoder_says(batches: list[list[Any]], compression: Compression) -> None:
     made = following(batches, compression=compression)
@@ -84,10 +95,13 @@ def test_nothing_is_nothing() -> None:
     assert as_lists(columns) == ([], [], [], [], [])
 
 
+@both_ways
 @pytest.mark.parametrize("size", [0, 1, 11, 12, 13, 63, 64, 8191, 8192, 1 << 20, 3 << 20])
 def test_every_size_of_a_length(size: int) -> None:
-    batch = built([(1, 0, bytes(size), b"v" * size, [("n" * min(size, 9000), bytes(size))])])
-    assert as_lists(decode_batches([batch], with_headers=True)) == expected([batch])
+    large, small = (1, 0, bytes(size), b"v" * size, [("n" * min(size, 9000), bytes(size))]), (1, 0, b"k", b"v", [])
+    for records in ([[large]], [[small], [large], [small] * 3], [[small, large, large], [small]]):
+        made = following(records)
+        assert as_lists(decode_batches(made, with_headers=True)) == expected(made)
 
 
 def test_without_headers_there_is_no_column_of_them() -> None:
@@ -109,21 +123,25 @@ def test_a_part() -> None:
     assert as_lists(columns.part(2, 5)) == tuple(column[2:5] for column in whole)
 
 
+@both_ways
 def test_whatever_the_bytes_are_only_corrupt_batch_comes_of_it() -> None:
     rng = random.Random(3)
     whole = built([(1, 5, b"key", b"value" * 30, [("name", b"x"), ("other", None)]) for _ in range(5)])
-    for _ in range(4000):
+    more = built([(1, 5, b"k", b"v", [])])
+    for number in range(2000):
         changed = bytearray(whole)
         for _ in range(rng.randrange(1, 4)):
             changed[rng.randrange(61, len(whole))] = rng.choice((0, 1, 2, 127, 128, 255, rng.randrange(256)))
         batch = sealed(bytes(changed))
+        made = [batch] if number % 2 else [batch, more, batch]
         try:
-            found = as_lists(decode_batches([batch], with_headers=True))
+            found = as_lists(decode_batches(made, with_headers=True))
         except CorruptBatch:
             continue
-        assert found == expected([batch]), "both decoders take it, so both say the same"
+        assert found == expected(made), "both decoders take it, so both say the same"
 
 
+@both_ways
 def test_a_batch_that_ends_early() -> None:
     whole = built([(1, 5, b"key", b"value" * 30, [("name", b"x")])] * 3)
     for end in range(62, len(whole)):

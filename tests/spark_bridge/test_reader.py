@@ -157,8 +157,8 @@ def test_large_logs_come_in_batches_of_about_ten_thousand_rows(monkeypatch: pyte
     with log_server({"t": [Partition(builder)]}) as server:
         monkeypatch.setattr(reader_module, "FETCH_BYTES_MAX", 100_000)
         counts = [rows.num_rows for rows in read(server)]
-        assert counts == [10_500, 10_500, 10_500, 3_500]
-        monkeypatch.setattr(reader_module, "BYTES_PER_BATCH", 1)
+        assert counts == [10_000, 10_000, 10_000, 100, 4_900]
+        monkeypatch.setattr(reader_module, "BYTES_AT_ONCE", 1)
         assert {rows.num_rows for rows in read(server)} == {700}
 
 
