@@ -9,8 +9,10 @@
 4. Who serves (reads, deliveries, confirms) has a lease that lives, or a fresh promise of every other member of the
    maximal ISR not to lead. A promise is counted from when this side sent the message that it answers. A leader that was
    a follower waits its own promise out first, unless the leader before it resigned.
-5. A leader whose disk refuses, or whose broker is draining, hands over to a member of the ISR: one swap, after which it
-   serves nobody.
+5. A leader whose disk refuses, or that is asked to (`LogState.transfer`), hands over to a member of the ISR: one swap,
+   after which it serves nobody. Who is asked does so only when all that it has appended is committed, so that it has
+   answered whoever waits, and nobody sends that to the next one again; and takes nothing more only once the others have
+   shown that they keep up, so that one that does not delays it and stops nobody.
 6. If it is not the first of the replicas, it hands over to that one, when that has everything there is.
 7. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time; but who
    would join has to keep what is committed.
@@ -113,6 +115,8 @@ class Leader:
         """It was asked to be somebody else's: nobody is served unless that failed."""
         self.closed_until_s: float | None = None
         """It is to be handed over: nothing is appended, until then at most."""
+        self._asked_at: int | None = None
+        """Where the log ended when it was asked to hand over."""
         self.serve_from_s = serve_from_s
         """Before, nobody is served: this broker had promised not to lead."""
         self._sync_before = self.epoch_start
@@ -142,7 +146,7 @@ class Leader:
             if broker not in state.replicas:
                 progress.reported, progress.accepted, progress.asked = -1, False, False
         if state.transfer is None:
-            self.closed_until_s = None
+            self.closed_until_s = self._asked_at = None
         self.refused()
 
     @property
@@ -415,18 +419,22 @@ class Leader:
         """Rule 5, step by step: None while there is something to wait for."""
         progress = self.followers.get(to)
         found = self._handed_to(to, brokers, now_s, prefix) if progress is not None and progress.accepted else None
-        if self.closed_until_s is None and found is not None:
-            self.closed_until_s = now_s + self.config.transfer_max_s
-        if progress is None or found is None or self.closed_until_s is None or now_s >= self.closed_until_s:
+        if found is None or (self.closed_until_s is not None and now_s >= self.closed_until_s):
             return msgspec.structs.replace(self.state, transfer=None), []
         end = self.log.log_end_offset
+        self._asked_at = end if self._asked_at is None else self._asked_at
+        if self.closed_until_s is None and self._is_everywhere(self._asked_at):
+            self.closed_until_s = now_s + self.config.transfer_max_s
         self._sync_before = end
         self.log.sync_to(end)
-        if progress.reported < end:
-            return None, []
-        if self.log.high_watermark < end and now_s < self.closed_until_s - self.config.transfer_max_s / 2:
-            return None, []  # whoever waits for what was appended is answered here, not after a retry elsewhere
-        return found
+        return found if self.closed_until_s is not None and self._is_everywhere(end) else (None, [])
+
+    def _is_everywhere(self, offset: int) -> bool:
+        """Whether all that is before it is committed; where nothing can be, whether all of the ISR have it."""
+        if len(self.state.isr) >= self.state.min_insync:
+            return self.log.high_watermark >= offset
+        others = [self.followers[broker].reported for broker in self.maximal() if broker in self.followers]
+        return min(self.log.local_committed, *others) >= offset
 
     def resignation(
         self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes = b""

@@ -6,7 +6,8 @@
    what it led, and nobody says that a topic has more partitions now. The link to a broker that the others do not know
    any more ends.
 3. What turns out to be wrong (NOT_LEADER, a lost connection) is `stale`: nothing is sent there until the brokers were
-   asked again. They are asked, ever less often, as long as a partition that is used has no leader that is reached.
+   asked again. They are asked, ever less often, as long as a partition that is used has no leader that is reached, and
+   for `_MOVING_S` while they tell of none but who refused it: it is handing over, most likely.
 4. Requests name the leader epoch that is known here, so that a broker that is behind, or ahead, says so. A broker that
    tells of an older epoch than is known is behind, and not believed for a while (KIP-320).
 5. Nothing here repeats a request: whoever sent it knows whether it may.
@@ -32,8 +33,9 @@ _ANSWER_S_MAX = 2.0
 """A broker that takes longer is left for another, where there is one."""
 _OLDER_S_MAX = 3.0
 """Then an older epoch is that of another topic, which has the name now."""
-_ASK_AGAIN_S = 0.05
+_ASK_AGAIN_S = 0.01
 _ASK_AGAIN_S_MAX = 0.5
+_MOVING_S = 1.0
 _RECONNECT_BACKOFF_MS_MAX = 500
 """A broker that comes back is needed soon: it leads again what it led before."""
 
@@ -52,6 +54,9 @@ class Leaders:
         self._epochs: dict[Partition, tuple[int, float]] = {}
         """The latest leader epoch of each, and when it was heard of last."""
         self._stale: dict[str, None] = {}
+        self._moving: dict[Partition, tuple[int, float]] = {}
+        """Leader epochs in which partitions were refused, and until when the next one is looked for."""
+        self._ask_again_s = _ASK_AGAIN_S
         self._nodes: dict[int, tuple[Link, trio.CancelScope]] = {}
         self._addresses: dict[int, Address] = {}
         self._single = True
@@ -88,6 +93,19 @@ class Leaders:
             self._asking.set()
         known = self._epochs.get((topic, partition))
         return known[0] if known is not None and link.version > wire.VERSION_MIN else wire.NO_EPOCH
+
+    def refused(self, partition: Partition) -> int:
+        """A broker that was thought to lead a partition says that it does not: `stale`; the epoch that is known."""
+        epoch = self._epochs.get(partition, (wire.NO_EPOCH, 0.0))[0]
+        if self._moving.get(partition, (wire.NO_EPOCH - 1, 0.0))[0] < epoch:
+            self._moving[partition] = epoch, trio.current_time() + _MOVING_S
+            self._ask_again_s = _ASK_AGAIN_S
+        self.stale([partition])
+        return epoch
+
+    def has_moved(self, partition: Partition, epoch: int) -> bool:
+        """Whether a later leader epoch than this is known."""
+        return self._epochs.get(partition, (wire.NO_EPOCH, 0.0))[0] > epoch
 
     def _node(self, node: int) -> Link | None:
         if self._link.connected and self._link.node_id == node:
@@ -149,23 +167,27 @@ class Leaders:
 
     async def _ask_on(self) -> None:
         self._connect_nodes()
-        wait_s = _ASK_AGAIN_S
         while True:
             if not self._doubtful():
-                wait_s = _ASK_AGAIN_S
+                self._ask_again_s = _ASK_AGAIN_S
                 self._asking = trio.Event()
                 age_s = self._link.config.metadata_max_age_ms / 1000
                 with trio.move_on_after(age_s if self._single else min(age_s, _ASK_EVERY_S)):
                     await self._asking.wait()
             await self._ask()
+            wait_s = self._ask_again_s
+            self._ask_again_s = min(2 * wait_s, _ASK_AGAIN_S_MAX)
             await trio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _ASK_AGAIN_S_MAX)
 
     def _doubtful(self) -> bool:
         if self._stale:
             return True
         if self._single:
             return False
+        now_s = trio.current_time()
+        if any(now_s < until_s and not self.has_moved(key, epoch) for key, (epoch, until_s) in self._moving.items()):
+            return True
+        self._moving.clear()
         return any(self.link_to(*key) is None for key in self._leaders)
 
     async def _ask(self) -> None:

@@ -59,6 +59,7 @@ from protocols.native.records import (
 Acks = Literal["all", 0, 1, -1]
 _CHECKPOINT_RECORDS = 500
 _REQUEST_ENTRIES_MAX = 1000
+_REFUSED_BACKOFF_S = 0.0025
 _REQUEST_OVERHEAD_BYTES = 2048
 _FAILED_KEPT_MAX = 100
 
@@ -286,6 +287,9 @@ class Producer(Service):
     def _leaders_changed(self) -> None:
         for name, topic in self._topics.items():
             topic.grow(self._leaders.counts.get(name, 0))
+        for queue in self._active:
+            if queue.refusals and self._leaders.has_moved((queue.topic, queue.index), queue.refused_epoch):
+                queue.refusals, queue.resume_at = 0, 0.0  # who leads now has refused nothing
         self._wake.set()
 
     def _send_due(self, now: float) -> float:
@@ -402,7 +406,10 @@ class Producer(Service):
             queue.recovering = True
             if isinstance(error, SequenceOutOfOrder):
                 queue.renumber = True
-            elif isinstance(error, NotLeader | ConnectionLost):
+            elif isinstance(error, NotLeader):
+                queue.refused_epoch = self._leaders.refused((queue.topic, queue.index))
+                queue.refusals = queue.refusals or 1
+            elif isinstance(error, ConnectionLost):
                 self._leaders.stale([(queue.topic, queue.index)])
         else:
             self._finish_batch(queue, batch, base_offset, error)
@@ -410,7 +417,19 @@ class Producer(Service):
                 queue.recovering = False
         if queue.failed and not queue.in_flight:
             queue.put_back()
-            queue.resume_at = trio.current_time() + self._retry_backoff_s
+            queue.resume_at = trio.current_time() + self._backoff_s(queue)
+        elif not queue.recovering:
+            queue.refusals = 0
+
+    def _backoff_s(self, queue: Waiting) -> float:
+        """Leaders hand over within a moment: one that refuses is tried again soon, and the next one at once."""
+        if not queue.refusals:
+            return self._retry_backoff_s
+        if self._leaders.has_moved((queue.topic, queue.index), queue.refused_epoch):
+            queue.refusals = 0
+            return 0.0
+        queue.refusals += 1
+        return min(self._retry_backoff_s, _REFUSED_BACKOFF_S * 2.0**queue.refusals)
 
     def _finish_batch(self, queue: Waiting, batch: Batch, base_offset: int, error: MillraceError | None) -> None:
         batch.finish(base_offset, error)

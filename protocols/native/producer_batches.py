@@ -109,8 +109,8 @@ class Waiting:
     """What waits for one partition, in order: refused batches, full ones, the open one; and what is under way."""
 
     __slots__ = (
-        "failed", "in_flight", "index", "link", "open", "ready", "recovering", "renumber", "resume_at", "round",
-        "sequences", "topic",
+        "failed", "in_flight", "index", "link", "open", "ready", "recovering", "refusals", "refused_epoch", "renumber",
+        "resume_at", "round", "sequences", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: str, index: int, producer_id: int, epoch: int = 0) -> None:
@@ -126,6 +126,8 @@ class Waiting:
         self.failed: list[Batch] = []
         self.recovering = False
         self.resume_at = 0.0
+        self.refusals = self.refused_epoch = 0
+        """How often it was tried in vain since a broker said that it does not lead, and the epoch known at the last."""
         self.round = 0
         self.link: Link | None = None
         """By which what is under way was sent."""

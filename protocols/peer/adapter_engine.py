@@ -255,7 +255,7 @@ class ForwardingAdapter(_EngineAdapter):
         elif isinstance(frame, wire.Over):
             forwarding.over(frame.number, queue_is_gone=frame.queue_is_gone)
         elif isinstance(frame, wire.NotLed):
-            forwarding.not_led(self, frame.log, frame.leader_epoch)
+            forwarding.not_led(self, frame.log, frame.leader_epoch, last=frame.last)
         elif isinstance(frame, TransactionFrame):
             self._transactions.take(frame)
         else:
@@ -333,9 +333,11 @@ class ServedAdapter(_EngineAdapter):
         self._unsent[self] = None
         self._done.append(wire.DoneEntry(log, leader_epoch, written, committed, list(refused)))
 
-    def not_led(self, log: str, leader_epoch: int) -> None:
+    def not_led(self, log: str, leader_epoch: int, *, last: bool) -> None:
         """See `ServedLink`."""
-        self._write(wire.NotLed(log, leader_epoch))
+        if last:
+            self.flush()
+        self._write(wire.NotLed(log, leader_epoch, last))
 
     def answer(self, request: int, answer: Answer) -> None:
         """See `ServedLink`."""

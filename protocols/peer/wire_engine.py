@@ -238,10 +238,13 @@ class Over(_Frame, tag=26):
 
 
 class NotLed(_Frame, tag=27):
-    """This broker does not lead the log in that epoch, or knows nothing of its queues yet: look again."""
+    """This broker does not lead the log in that epoch, or knows nothing of its queues yet: look again. `last`: it will
+    say nothing more of what it was sent in that epoch.
+    """
 
     log: LogName
     leader_epoch: Number
+    last: bool
 
 
 class InterestEntry(_Frame):

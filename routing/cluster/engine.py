@@ -62,6 +62,7 @@ class Engine:
         """The broker has its homes."""
         forwarding = self.forwarding
         self.serving = Serving(broker)
+        self.cluster.moved.append(self.serving.moved)
         forwarding.own = Loopback(forwarding.cluster.broker_id, forwarding, self.serving, forwarding.want_turn)
         self.interests = Interests(
             broker.topology, want_turn=self.want_turn, now_ms=broker.clock.now_ms, process=forwarding.process

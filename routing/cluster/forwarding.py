@@ -133,6 +133,11 @@ class Forwarding:
         """See `Cluster.leader_of`; queues that end with a process are led by it alone."""
         return transient_of(log) or self.cluster.leader_of(log)
 
+    def was_handed_over(self, log: str) -> bool:
+        """Whether its leader was given it by the one before, who had answered everybody."""
+        state = self.cluster.state_of(log)
+        return state is not None and state.resigned
+
     def link_for(self, broker: int | None) -> EngineLink | None:
         """The link that leads to a broker."""
         if broker is None:
@@ -283,11 +288,11 @@ class Forwarding:
         if stream is not None:
             stream.done(leader_epoch, written, committed, refused)
 
-    def not_led(self, link: EngineLink, log: str, leader_epoch: int) -> None:
-        """What was published to a log was not taken."""
+    def not_led(self, link: EngineLink, log: str, leader_epoch: int, *, last: bool) -> None:
+        """What was published to a log was not taken; `last` as in `ServedLink`."""
         stream = self.streams.get(log)
         if stream is not None:
-            stream.not_led(link, leader_epoch)
+            stream.not_led(link, leader_epoch, last=last)
 
     def answered(self, request: int, answer: Answer) -> None:
         """To a question."""

@@ -55,9 +55,9 @@ class Loopback:
         """See `ServedLink`."""
         self._forwarding.done(log, leader_epoch, written, committed, refused)
 
-    def not_led(self, log: str, leader_epoch: int) -> None:
+    def not_led(self, log: str, leader_epoch: int, *, last: bool) -> None:
         """See `ServedLink`."""
-        self._forwarding.not_led(self, log, leader_epoch)
+        self._forwarding.not_led(self, log, leader_epoch, last=last)
 
     def flush(self) -> None:
         """Nothing is collected."""

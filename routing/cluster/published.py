@@ -1,7 +1,8 @@
 """What other brokers have published to the logs that this one leads: what was taken, and how far the logs are with it.
 
-Positions count what a process has sent to a log. What it sends again is known by them (`Taken.next_position`), in the
-same leader epoch: another begins anew, and so does another process.
+Positions count what a process has sent to a log. What it sends again is known by them (`Taken.next_position`), for as
+long as this broker leads the log, in one leader epoch or in several without a pause: another leader begins anew, and so
+does another process.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
+    from core_log.replication.leader import Leader
     from routing.cluster.served import ServedLink
 
 
 class Taken:
-    """What one process of another broker has published to one log, in one leader epoch."""
+    """What one process of another broker has published to one log while this broker led it."""
 
-    def __init__(self, name: str, leader_epoch: int, log: PartitionLog, publisher: Publisher) -> None:
+    def __init__(
+        self, name: str, leader_epoch: int, log: PartitionLog, publisher: Publisher, role: Leader | None
+    ) -> None:
         self.name = name
         self.leader_epoch = leader_epoch
         self.log = log
@@ -25,6 +29,7 @@ class Taken:
         self.written = self.committed = 0
         self.refused: list[int] = []
         self.sync_wanted = False
+        self.role = role
         self._told: tuple[int, int, int] = (0, 0, 0)
         self._publisher = publisher
         self._unwritten: deque[tuple[int, int]] = deque()
@@ -90,6 +95,23 @@ class Publisher:
         self.process = process
         self.logs: dict[str, Taken] = {}
         self.news: dict[Taken, None] = {}
+
+    def moved(self, name: str, leader_epoch: int, role: Leader | None, link: ServedLink | None) -> None:
+        """A log has another leader epoch, or this broker has another role in it. If the role is the same the log is
+        what it was. Else what becomes of it now is no answer to what was taken: other records may come to lie there.
+        """
+        taken = self.logs.get(name)
+        if taken is None or (taken.leader_epoch == leader_epoch and taken.role is role):
+            return
+        if role is not None and taken.role is role:
+            taken.leader_epoch = leader_epoch
+            taken.again()
+            return
+        if link is not None:
+            taken.tell(link)
+        taken.close()
+        del self.logs[name]
+        self.news.pop(taken, None)
 
     def close(self) -> None:
         """It is gone."""

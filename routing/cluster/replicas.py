@@ -207,7 +207,7 @@ class Replicas:
                 position.refusing or role.state.transfer is not None or link.broker not in role.state.isr_brokers
             ):
                 self.decide(role)  # others leave by the clock, which `tick` looks at
-            if role.owes(link.broker):
+            if role.owes(link.broker) or role.state.transfer is not None:
                 self._news[replica.log] = None  # what a report has made committed is news already
         self.has_room(link)
 
@@ -293,6 +293,9 @@ class Replicas:
         role = replica.role if replica is not None else None
         if isinstance(role, Leader):
             role.log_advanced()
+            if self.decide is not None and role.state.transfer is not None:
+                self.decide(role)  # this disk may have been the last that it waited for
+                self._news[log] = None
             if any(progress.told[0] < log.high_watermark for progress in role.followers.values()):
                 self._tell_soon(log)
 

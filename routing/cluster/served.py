@@ -36,8 +36,8 @@ class ServedLink(Protocol):
     def done(self, log: str, leader_epoch: int, written: int, committed: int, refused: Sequence[int]) -> None:
         """How far what it published is."""
 
-    def not_led(self, log: str, leader_epoch: int) -> None:
-        """What it published was not taken."""
+    def not_led(self, log: str, leader_epoch: int, *, last: bool) -> None:
+        """What it published was not taken. `last`: nothing more will be said of what it has in that epoch."""
 
     def answer(self, request: int, answer: Answer) -> None:
         """To a question."""

@@ -6,6 +6,8 @@
 2. A consumer of another broker is a session here with one consumer, whose credit that broker grants. The ids of its
    deliveries are the session's. When the link is lost all is given back at once.
 3. Nothing is done for a home that this broker does not lead now: the answer is that it does not.
+4. Who ceases to lead a log says so to all who have published to it, behind its last answer: it is the last word on what
+   they have sent. What is committed later says nothing of that any more.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from routing.unsettled import Outcome
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
+    from core_log.replication.leader import Leader
     from routing.broker import Broker
     from routing.cluster.keeping import LedKeeping
     from routing.topics.topic import TopicPartition
@@ -58,6 +61,8 @@ class ServedBroker:
         self._broker = serving.broker
         self._follows: dict[str, tuple[int, int]] = {}
         """By log: leader epoch, and the position behind what was taken last over this link."""
+        self._asked: dict[str, int] = {}
+        """By log: the leader epoch in which something was published last."""
         self._sessions: dict[int, Session] = {}
         """By the number of the consumer."""
 
@@ -83,12 +88,13 @@ class ServedBroker:
     ) -> None:
         """Take a slab for queues of a home; `begins` and `again` as in `EngineLink.publish`."""
         follows = self._follows.pop(log, None)
+        self._asked[log] = leader_epoch
         if not begins and follows != (leader_epoch, position):
             return  # what it follows was not taken: that has been said, and all of it comes again
         home = self._serving.home(log, leader_epoch)
         kept = self._serving.keeping(log, leader_epoch) if home is None else None
         if (kept is None and (home is None or home.refusal is not None)) or self.publisher is None:
-            self.link.not_led(log, leader_epoch)
+            self._not_led(log, leader_epoch)
             return
         self._follows[log] = leader_epoch, position + len(slab.bodies)
         where = home if home is not None else kept
@@ -113,7 +119,7 @@ class ServedBroker:
                 offset = self._put(home, queues, once_in_ms, slab, position, taken) if queues else 0
         except LogUnavailable:
             del self._follows[log]
-            self.link.not_led(log, leader_epoch)
+            self._not_led(log, leader_epoch)
             return
         if again and home is not None:
             for queue in queues:
@@ -155,11 +161,12 @@ class ServedBroker:
         keys, blocks, bodies = records
         end = position + len(bodies)
         follows = self._follows.pop(log, None)
+        self._asked[log] = leader_epoch
         if not begins and follows != (leader_epoch, position):
             return
         partition = self._serving.partition(log, leader_epoch)
         if partition is None or self.publisher is None or partition.error() is not None:
-            self.link.not_led(log, leader_epoch)
+            self._not_led(log, leader_epoch)
             return
         self._follows[log] = leader_epoch, end
         taken = self._taken(log, leader_epoch, partition.log)
@@ -172,6 +179,16 @@ class ServedBroker:
             bodies = bodies[skipped:]
         taken.add(end, partition.append_records(keys, blocks, bodies, sum(map(len, bodies))))
 
+    def _not_led(self, log: str, leader_epoch: int) -> None:
+        self.link.not_led(log, leader_epoch, last=self._serving.epoch_of(log) > leader_epoch)
+
+    def moved(self, log: str, leader_epoch: int, *, is_renewed: bool) -> None:
+        """Rule 4; `publisher` was told."""
+        asked = self._asked.get(log)
+        if asked is not None and asked < leader_epoch and not is_renewed:
+            del self._asked[log]
+            self.link.not_led(log, asked, last=True)
+
     def _taken(self, log: str, leader_epoch: int, where: PartitionLog) -> Taken:
         assert self.publisher is not None
         logs = self.publisher.logs
@@ -180,7 +197,8 @@ class ServedBroker:
             if found is not None:
                 found.close()
                 self.publisher.news.pop(found, None)
-            found = logs[log] = Taken(log, leader_epoch, where, self.publisher)
+            role = self._serving.role_of(log)
+            found = logs[log] = Taken(log, leader_epoch, where, self.publisher, role)
         return found
 
     def wait(self, log: str, leader_epoch: int, heard_before: int) -> None:
@@ -388,6 +406,24 @@ class Serving:
         if cluster is None or logs is None or cluster.leader_of(log) != (cluster.broker_id, leader_epoch):
             return None
         return logs.partition(log) if cluster.may_append(log) else None
+
+    def epoch_of(self, log: str) -> int:
+        """The leader epoch of a log, for all that is known here."""
+        return self.broker.cluster.leader_of(log)[1] if self.broker.cluster is not None else 0
+
+    def role_of(self, log: str) -> Leader | None:
+        """This broker's part in a log that it leads."""
+        return self.broker.cluster.role_of(log) if self.broker.cluster is not None else None
+
+    def moved(self, log: str) -> None:
+        """Its leader, or the part of this broker in it, may be another: rule 4."""
+        role, leader_epoch = self.role_of(log), self.epoch_of(log)
+        for broker, publisher in self._publishers.items():
+            served = self.links.get(broker)
+            here = served if served is not None and served.publisher is publisher else None
+            publisher.moved(log, leader_epoch, role, here.link if here is not None else None)
+        for served in tuple(self.links.values()):
+            served.moved(log, leader_epoch, is_renewed=role is not None and role.epoch == leader_epoch)
 
     @property
     def revision(self) -> int:

@@ -15,7 +15,9 @@ Positions count the messages that this process has sent to the log; they are to 
    be appended: then it comes here, as if the log were led elsewhere (`Homes`), and is sent to the broker itself
    (`loopback.py`) or to the next leader. What was appended before, and is not committed, keeps its place before it
    (`reserve`): if it is cut off the log, and only then, it is sent to the next leader, before all that came later.
-5. What a leader refuses is told apart only to those who ask beforehand (`watch`), where queues may be full. For all
+5. When a leader has handed over, what it has taken is known from its last word on that, which may come after the news
+   that another one leads: so what it has not answered is sent to the next one behind that, or `_LAST_WORD_S` later.
+6. What a leader refuses is told apart only to those who ask beforehand (`watch`), where queues may be full. For all
    others everything that is under way has failed then.
 """
 
@@ -25,12 +27,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import trio
+
 if TYPE_CHECKING:
     from routing.cluster.forwarding import EngineLink, Forwarding
     from routing.message import Slab
 
 WINDOW_BYTES = 8 << 20
 _RETRY_S = 0.05
+_LAST_WORD_S = 0.25
 _MESSAGE_BYTES = 64
 """What a message takes besides its body, about."""
 
@@ -119,6 +124,10 @@ class Stream:
         """What is sent next is what it begins with."""
         self._sent_at_all = self._had_before = 0
         """Positions below were sent to any leader; below the second they may be in the log by an earlier one."""
+        self._asked_of: tuple[EngineLink, int] | None = None
+        """Who has been sent something last, and in which leader epoch; None after its last word."""
+        self._held_until_s: float | None = None
+        """See rule 5."""
         self._away_since_s: float | None = None
         self._refused_by: tuple[EngineLink, int] | None = None
         self._refused_at_s = 0.0
@@ -179,6 +188,7 @@ class Stream:
                 link.publish(self.name, self._leader_epoch, kept, begins=self._begins, again=again)
                 self._begins = False
             self._sent_before = self._sent_at_all = self.next_position
+            self._asked_of = link, self._leader_epoch
         if self._asked_before < self.sync_before:
             self._asked_before = self.sync_before
             link.wait(self.name, self._leader_epoch, self.sync_before, self.written_offset)
@@ -247,6 +257,10 @@ class Stream:
         """Who leads the log, or whether there is a link to it, may have changed."""
         broker, leader_epoch = self._forwarding.leader_of(self.name)
         link = self._forwarding.link_for(broker)
+        if self._asked_of is not None and self._is_held(self._asked_of, broker, leader_epoch):
+            link, leader_epoch = None, self._leader_epoch
+        elif self._held_until_s is not None:
+            self._held_until_s = self._asked_of = None
         retried = link is not None and self._refused_by == (link, leader_epoch)
         if retried and self._forwarding.now_s() < self._refused_at_s + _RETRY_S:
             link = None
@@ -264,8 +278,29 @@ class Stream:
                 self._away_since_s = self.error = None
             self._forwarding.dirty[self] = None
 
-    def not_led(self, link: EngineLink, leader_epoch: int) -> None:
-        """The broker that was asked does not lead the log, or not yet."""
+    def _is_held(self, asked_of: tuple[EngineLink, int], broker: int | None, leader_epoch: int) -> bool:
+        """Rule 5."""
+        before, epoch = asked_of
+        if epoch >= leader_epoch or broker in (None, before.broker) or not self.kept:
+            return False
+        if self._forwarding.link_for(before.broker) is not before or not self._forwarding.was_handed_over(self.name):
+            return False
+        if self._held_until_s is None:
+            self._held_until_s = self._forwarding.now_s() + _LAST_WORD_S
+            self._forwarding.spawn(self._look_later)
+        return self._forwarding.now_s() < self._held_until_s
+
+    async def _look_later(self) -> None:
+        await trio.sleep(_LAST_WORD_S)
+        self.look()
+        self._forwarding.want_turn()
+
+    def not_led(self, link: EngineLink, leader_epoch: int, *, last: bool) -> None:
+        """The broker that was asked does not lead the log, or not yet; `last` as in `ServedLink`."""
+        if last and self._asked_of == (link, leader_epoch):
+            self._asked_of = None
+            if self._held_until_s is not None:
+                self.look()
         if link is self._link and leader_epoch == self._leader_epoch:
             self._refused_by, self._refused_at_s = (link, leader_epoch), self._forwarding.now_s()
             self.look()

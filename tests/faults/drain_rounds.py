@@ -2,7 +2,8 @@
 
 python -m tests.faults.drain_rounds [--rounds 6] [--partitions 6] [--pause-max 0.5]
 
-A pause is the longest time from handing a record to the producer to its answer, its retries (100 ms apart) included.
+A pause is the longest time from handing a record to the producer to its answer, its retries included, of a partition
+that another broker leads afterwards: each drain and each return of the preferred leaders has one a partition.
 """
 
 from __future__ import annotations
@@ -47,11 +48,19 @@ class Load:
             self.sent[index] += 1
             self.longest_s[index] = max(self.longest_s[index], time.monotonic() - began)
 
-    def pause_s(self) -> float:
-        """The longest since the last question."""
-        found = max(self.longest_s)
-        self.longest_s = [0.0] * len(self.longest_s)
+    def pauses_s(self) -> list[float]:
+        """The longest of each partition since the last question."""
+        found, self.longest_s = self.longest_s, [0.0] * len(self.longest_s)
         return found
+
+
+async def leaders(server: str) -> list[int | None]:
+    """Who leads the partitions of the topic."""
+    async with Client(server) as client:
+        found = await client.administer("cluster.partitions")
+    columns = [found["columns"].index(name) for name in ("topic", "partition", "leader")]
+    named = [[row[column] for column in columns] for row in found["rows"]]
+    return [leader for _, leader in sorted((partition, leader) for topic, partition, leader in named if topic == TOPIC)]
 
 
 async def drain(server: str, broker: int) -> float:
@@ -68,9 +77,9 @@ async def drain(server: str, broker: int) -> float:
                 await trio.sleep(0.01)
 
 
-async def run(cluster: ClusterProcesses, rounds: int, partitions: int) -> tuple[Load, float]:
-    """The load, and its longest pause."""
-    load, longest_s = Load(partitions), 0.0
+async def run(cluster: ClusterProcesses, rounds: int, partitions: int) -> tuple[Load, list[float]]:
+    """The load, and the pauses of all partitions that were handed over."""
+    load, pauses_s = Load(partitions), list[float]()
     async with Client(cluster.server(1)) as client:
         await client.create_topic(TOPIC, partitions=partitions)
     async with Producer(cluster.server(2), acks="all") as producer, trio.open_nursery() as nursery:
@@ -78,21 +87,33 @@ async def run(cluster: ClusterProcesses, rounds: int, partitions: int) -> tuple[
             for _ in range(4):
                 nursery.start_soon(load.send, producer, index)
         await trio.sleep(4)
-        load.pause_s()
+        load.pauses_s()
         for number in range(rounds):
             broker = number % len(cluster.brokers) + 1
             other = cluster.server(broker % len(cluster.brokers) + 1)
+            led = await leaders(other)
             took_s = await drain(other, broker)
             await trio.sleep(1)
-            away_s = load.pause_s()
+            away = await _moved(load, other, led)
+            led = await leaders(other)
             async with Client(other) as client:
                 await client.administer("cluster.undrain", broker_id=broker)
             await trio.sleep(_BACK_S)
-            back_s = load.pause_s()
-            longest_s = max(longest_s, away_s, back_s)
-            click.echo(f"broker {broker} drained in {took_s:.2f} s, pause {away_s:.3f} s; back: pause {back_s:.3f} s")
+            back = await _moved(load, other, led)
+            pauses_s += away + back
+            click.echo(f"broker {broker} drained in {took_s:.2f} s, pauses {_told(away)}; back: pauses {_told(back)}")
         load.stopping = True
-    return load, longest_s
+    return load, pauses_s
+
+
+async def _moved(load: Load, server: str, led: list[int | None]) -> list[float]:
+    """The pauses of the partitions that others lead than did."""
+    pauses_s = load.pauses_s()
+    return [pause_s for pause_s, *pair in zip(pauses_s, led, await leaders(server), strict=True) if pair[0] != pair[1]]
+
+
+def _told(pauses_s: list[float]) -> str:
+    return " ".join(f"{pause_s * 1000:.0f}" for pause_s in pauses_s) + " ms"
 
 
 @click.command()
@@ -102,8 +123,13 @@ async def run(cluster: ClusterProcesses, rounds: int, partitions: int) -> tuple[
 def main(rounds: int, partitions: int, pause_max: float) -> None:
     """Drain brokers in turn."""
     with tempfile.TemporaryDirectory() as directory, cluster_processes(Path(directory), relayed=False) as cluster:
-        load, longest_s = trio.run(run, cluster, rounds, partitions)
-    click.echo(f"{sum(load.sent)} records, {len(load.errors)} errors, longest pause {longest_s:.3f} s")
+        load, pauses_s = trio.run(run, cluster, rounds, partitions)
+    pauses_s.sort()
+    middle_s, late_s, longest_s = (pauses_s[int(share * (len(pauses_s) - 1))] for share in (0.5, 0.99, 1))
+    click.echo(
+        f"{sum(load.sent)} records, {len(load.errors)} errors; {len(pauses_s)} hand-overs, pause p50 {middle_s:.3f}, "
+        f"p99 {late_s:.3f}, longest {longest_s:.3f} s"
+    )
     if load.errors or longest_s > pause_max:
         sys.exit(1)
 

@@ -202,8 +202,8 @@ class Answering(_End):
         told = list(refused)
         self._say(lambda: self.forwarding.done(log, leader_epoch, written, committed, told))
 
-    def not_led(self, log: str, leader_epoch: int) -> None:
-        self._say(lambda: self.forwarding.not_led(self._asking, log, leader_epoch))
+    def not_led(self, log: str, leader_epoch: int, *, last: bool) -> None:
+        self._say(lambda: self.forwarding.not_led(self._asking, log, leader_epoch, last=last))
 
     def answer(self, request: int, answer: Answer) -> None:
         self._say(lambda: self.forwarding.answered(request, answer))

@@ -105,29 +105,44 @@ def leader_of(log_state: LogState) -> tuple[Leader, dict[int, Follower]]:
     return leader, followers
 
 
-def test_a_leader_that_is_asked_hands_over_when_the_other_has_all() -> None:
+def keep_up(leader: Leader, followers: dict[int, Follower]) -> None:
+    """Followers get what there is, and report it."""
+    for broker, follower in followers.items():
+        exchange(leader, broker, follower)
+        flush(follower.log)
+        exchange(leader, broker, follower)
+
+
+def test_a_leader_that_is_asked_hands_over_when_all_is_committed() -> None:
     leader, followers = leader_of(state())
     leader.log.append(make_batch([b"a"] * 5))
     leader.on_state(state(transfer=3), 101)
     assert leader.wish(BROKERS, 1.0) is None
-    assert not leader.may_append(), "it takes nothing more"
-    assert leader.may_serve(1.0, 9.0), "but serves"
+    assert leader.may_append(), "others have to show that they keep up"
     flush(leader.log)
     assert leader.log.flushed_offset == 5, "nobody had waited for it"
-    for broker in (3, 2):
-        exchange(leader, broker, followers[broker])
-        flush(followers[broker].log)
-        exchange(leader, broker, followers[broker])
-        if broker == 3:
-            assert leader.wish(BROKERS, 1.1) is None, "it has all, but clients wait for the other one"
-    change = leader.wish(BROKERS, 1.2)
+    keep_up(leader, {3: followers[3]})
+    assert leader.wish(BROKERS, 1.1) is None, "it has all, but clients wait for the other one"
+    assert leader.may_append()
+    leader.log.append(make_batch([b"b"] * 5))
+    flush(leader.log)
+    exchange(leader, 2, followers[2])
+    flush(followers[2].log)
+    exchange(leader, 2, followers[2])
+    assert leader.wish(BROKERS, 1.2) is None
+    assert not leader.may_append(), "it takes nothing more"
+    assert leader.may_serve(1.2, 9.0), "but serves"
+    flush(leader.log)
+    keep_up(leader, followers)
+    assert leader.log.high_watermark == 10
+    change = leader.wish(BROKERS, 1.3)
     assert change is not None
     assert change.state == state().led_by(3, 30, resigned=True)
     assert [(guard.key, guard.mod_revision, guard.create_revision) for guard in change.guards] == [
         (b"p/x", 101, None),
         (b"brokers/3", None, 30),
     ]
-    assert not leader.may_serve(1.2, 9.0)
+    assert not leader.may_serve(1.3, 9.0)
 
 
 def test_a_leader_that_is_asked_in_vain_leads_on() -> None:
@@ -136,10 +151,19 @@ def test_a_leader_that_is_asked_in_vain_leads_on() -> None:
     leader.on_state(state(transfer=3), 101)
     for now_s in (1.0, 1.9):
         assert leader.wish(BROKERS, now_s) is None
-    change = leader.wish(BROKERS, 2.0)
+        assert leader.may_append(), "one that stands still stops nobody"
+    flush(leader.log)
+    keep_up(leader, followers)
+    leader.log.append(make_batch([b"b"]))
+    flush(leader.log)
+    keep_up(leader, {3: followers[3]})
+    assert leader.wish(BROKERS, 2.0) is None
+    assert leader.wish(BROKERS, 2.9) is None, "what it has not answered nobody shall send to the next leader again"
+    assert not leader.may_append()
+    change = leader.wish(BROKERS, 3.0)
     assert change is not None
     assert change.state == state()
-    assert leader.may_serve(2.0, 9.0)
+    assert leader.may_serve(3.0, 9.0)
     assert not leader.may_append(), "it is not known yet whether that is so"
     leader.on_state(state(), 102)
     assert leader.may_append()
@@ -149,15 +173,19 @@ def test_a_leader_that_is_asked_in_vain_leads_on() -> None:
         assert change is not None
         assert change.state == state()
         leader.on_state(state(), leader.revision + 1)
+
+
+def test_a_leader_that_can_commit_nothing_hands_over_all_the_same() -> None:
+    leader, followers = leader_of(state(isr=ALL[:2], min_insync=3))
+    leader.log.append(make_batch([b"a"]))
     flush(leader.log)
-    exchange(leader, 3, followers[3])
-    flush(followers[3].log)
-    exchange(leader, 3, followers[3])
-    leader.on_state(state(transfer=3), leader.revision + 1)
-    assert leader.wish(BROKERS, 4.0) is None
-    change = leader.wish(BROKERS, 4.5)
+    leader.on_state(state(isr=ALL[:2], min_insync=3, transfer=2), 101)
+    here = {broker: BROKERS[broker] for broker in (1, 2)}
+    assert leader.wish(here, 1.0) is None
+    keep_up(leader, {2: followers[2]})
+    change = leader.wish(here, 1.1)
     assert change is not None
-    assert change.state.leader == 3, "one that is slow holds it up for half of the time"
+    assert change.state.leader == 2
 
 
 def test_the_same_process_leads_on_in_the_next_epoch() -> None:

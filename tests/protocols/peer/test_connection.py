@@ -83,7 +83,7 @@ def test_both_know_each_other(step: int, secret: str) -> None:
     assert dialer.open
     assert acceptor.open
     assert (dialer.peer, acceptor.peer) == (TWO, ONE)
-    assert (dialer.version, acceptor.kind) == (1, "replica")
+    assert (dialer.version, acceptor.kind) == (wire.VERSION, "replica")
     frame = wire.Positions(1, 2, [])
     acceptor_got = acceptor.receive(wire.encode(frame) * 2)
     assert acceptor_got == [frame, frame]
@@ -150,12 +150,12 @@ def test_versions_that_do_not_meet() -> None:
     dialer, acceptor = pair()
     hello = wire.decode(bytes(dialer.outgoing)[4:])
     assert isinstance(hello, wire.Hello)
-    for lowest, highest in ((0, 0), (2, 9)):
+    for lowest, highest in ((1, 1), (3, 9)):
         other = msgspec.structs.replace(hello, version_min=lowest, version_max=highest)
-        with pytest.raises(PeerError, match=f"speaks version 1 of the peer protocol, broker 1 {lowest} to {highest}"):
+        with pytest.raises(PeerError, match=f"speaks version 2 of the peer protocol, broker 1 {lowest} to {highest}"):
             Acceptor(CONFIG, TWO, b"2" * 32, welcome, loopback=True).receive(wire.encode(other))
     acceptor.receive(wire.encode(msgspec.structs.replace(hello, version_max=9)))
-    assert msgpack.unpackb(acceptor.outgoing[4:])[1] == 1
+    assert msgpack.unpackb(acceptor.outgoing[4:])[1] == 2
 
 
 def test_a_stale_epoch_is_looked_at_after_the_secret_and_by_both() -> None:

@@ -96,7 +96,7 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
     (wire.Answer(1, "NotFound", "no queue", 2, 3, None), [25, 1, "NotFound", "no queue", 2, 3, None]),
     (wire.Answer(1, "", "", 2, 3, DELIVERY), [25, 1, "", "", 2, 3, [MAX, 1, True, FULL_LIST]]),
     (wire.Over(3, True), [26, 3, True]),
-    (wire.NotLed("home-1", 4), [27, "home-1", 4]),
+    (wire.NotLed("home-1", 4, True), [27, "home-1", 4, True]),
     (wire.Fetch(1, 2, "topic-a-0", 3, 4, MAX, 8 << 20, True), [28, 1, 2, "topic-a-0", 3, 4, MAX, 8 << 20, True]),
     (wire.FindTime(1, 2, "topic-a-0", 3, -5), [29, 1, 2, "topic-a-0", 3, -5]),
     (wire.Command(1, 2, "home-1", 3, "queues.move", b"\x80"), [31, 1, 2, "home-1", 3, "queues.move", b"\x80"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -329,6 +330,73 @@ async def test_publishers_do_not_notice_that_a_home_is_handed_over() -> None:
         for member in publishers:
             own = [body for body in bodies if body.startswith(f"{member.me}-")]
             assert own == [f"{member.me}-{n}" for n in range(number[member])], "in order, and once"
+
+
+async def test_what_a_leader_has_answered_is_not_sent_to_the_next_one_however_late_the_answer_is_heard() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one, two = brokers.members[1], brokers.members[2]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        await until(lambda: "q" in two.broker.topology.queues)
+        client = two.client()
+        await client.publish_safely("q", "first")
+        assert two.broker.engine is not None
+        forwarding, late = two.broker.engine.forwarding, list[Any]()
+        done, not_led = forwarding.done, forwarding.not_led
+        forwarding.done = lambda *told: late.append(partial(done, *told))  # type: ignore[method-assign]
+        forwarding.not_led = lambda *told, last: late.append(partial(not_led, *told, last=last))  # type: ignore[method-assign]
+        client.publish("q", "second", confirm=True)
+        two.turn()
+        await until(lambda: one.count("q") == 2)
+        await one.one.members.update(draining=True)
+        await until(lambda: two.part.leader_of("home-0")[0] != 1)
+        leader = await brokers.settled(0)
+        two.turn()
+        forwarding.done, forwarding.not_led = done, not_led  # type: ignore[method-assign]
+        assert client.confirmed == 1
+        for told in late:
+            told()
+        two.turn()
+        await until(lambda: client.confirmed == 2)
+        await client.publish_safely("q", "third")
+        assert [body for body, _ in await leader.drain("q")] == ["first", "second", "third"]
+
+
+async def test_what_others_have_in_the_place_of_what_was_taken_is_no_answer_to_it() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one, two, three = (brokers.members[me] for me in (1, 2, 3))
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        await until(lambda: "q" in two.broker.topology.queues)
+        assert one.broker.engine is not None
+        publisher = two.client()
+        await publisher.publish_safely("q", "first")
+        assert two.broker.engine is not None
+        (asked,) = (link for leader, link in two.asking if leader is one)
+        answers: list[tuple[int, int]] = []
+        asked.answering.done = lambda log, epoch, written, committed, refused: answers.append((epoch, committed))  # type: ignore[method-assign]
+        for other, mine, theirs in one.links:
+            mine.is_cut = theirs.is_cut = True
+            for member, link in ((one, mine), (other, theirs)):
+                member.part.replicas.follower_lost(link)
+                member.part.replicas.leader_lost(link)
+            other.links = [link for link in other.links if link[1] is not theirs]
+        one.links = []
+        publisher.publish("q", "lost", confirm=True)
+        two.turn()
+        await until(lambda: one.broker.engine.serving.links[2].publisher.logs["home-0"].next_position == 2)  # type: ignore[union-attr]
+        await three.one.store.revoke(one.one.store.lease_id)
+        leader = await brokers.settled(0, 2)
+        client = leader.client()
+        await client.publish_safely("q", *range(20))
+        await until(lambda: one.one.members.epoch)
+        for other in (two, three):
+            one.follow(other, brokers.nursery)
+            other.follow(one, brokers.nursery)
+        await brokers.settled(0)
+        await until(lambda: one.log(0).high_watermark == leader.log(0).high_watermark)
+        one.turn()
+        assert [committed for epoch, committed in answers if epoch == 1 and committed > 1] == []
 
 
 async def test_space_is_given_back_and_definitions_are_carried_for_a_replica_that_comes_late() -> None:
