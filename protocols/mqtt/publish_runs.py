@@ -34,10 +34,10 @@ SHAPE_BYTES = 5
 Shape = tuple[int, int, int]
 """Where, from a packet's first byte on, its topic begins with its length, where that stops, and the packet."""
 
-_SHAPES_MAX = 8192
-_shapes: dict[tuple[int, int, bool], dict[bytes, Shape]] = {}
-"""By the first byte without DUP, the largest packet that is allowed, and whether there are properties. They say nothing
-of anybody, so that all connections have them together."""
+SHAPES_MAX = 8192
+_shapes: dict[tuple[int, int], dict[bytes, Shape]] = {}
+"""By the first byte without DUP, and the largest packet that is allowed. They say nothing of anybody, so that all
+connections have them together."""
 
 DUP = 0x08
 _FIRST_WINDOW, _WINDOW = 8, 128
@@ -225,9 +225,9 @@ class Found:
         self.heads: list[bytes] | None = None
 
 
-def shapes_of(first: int, packet_bytes_max: int, *, version_5: bool = False) -> dict[bytes, Shape]:
+def shapes_of(first: int, packet_bytes_max: int) -> dict[bytes, Shape]:
     """The shapes that are known of packets that begin with `first`, but for DUP."""
-    return _shapes.setdefault((first & ~DUP, packet_bytes_max, version_5), {})
+    return _shapes.setdefault((first & ~DUP, packet_bytes_max), {})
 
 
 def shape_of(
@@ -249,7 +249,7 @@ def shape_of(
         return None
     shape = body - position, topic_stop - position, stop - position
     if shape[0] + 2 <= SHAPE_BYTES:
-        if len(shapes) >= _SHAPES_MAX:
+        if len(shapes) >= SHAPES_MAX:
             shapes.clear()
         shapes[data[position : position + SHAPE_BYTES]] = shape
     return shape

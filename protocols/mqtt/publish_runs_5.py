@@ -11,21 +11,24 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import PublishRun
+from protocols.mqtt.packets import frame
 from protocols.mqtt.properties import encode_text, read_variable, with_length
 from protocols.mqtt.publish_blocks import PublishBlock, read_publish_block
 from protocols.mqtt.publish_runs import (
     DUP,
     SHAPE_BYTES,
+    SHAPES_MAX,
     STRETCH,
     TOPICS_REMEMBERED_MAX,
     Found,
     PublishRuns,
-    shape_of,
-    shapes_of,
 )
 from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
+from protocols.mqtt.wire import remaining_length
 
 _BLOCKS_REMEMBERED_MAX = 4096
 _BLOCK_REMEMBERED_BYTES_MAX = 512
@@ -35,6 +38,16 @@ _raws: dict[bytes, bytes] = {}
 Head = tuple[str, bytes, int, bytes, int, int | None]
 """Topic, properties, what is special about it, the head without an alias (b"" where the topic is not known), alias (0
 if there is none), expiry in seconds."""
+
+_special_of = itemgetter(2)
+
+_NO_TOPIC = encode_text("")
+
+Shape5 = tuple[int, int, int, int]
+"""Where, from a packet's first byte on, its topic begins with its length (0: it has none), its block, where that stops
+(0: `Shape5` does not say), and the packet."""
+_shapes: dict[tuple[int, int], dict[bytes, Shape5]] = {}
+"""See `publish_runs`."""
 
 _ALIASED, _RESOLVE, _TIMED = 1, 2, 4
 """It has an alias; the alias is still to be given a topic, or to be asked for it; there is an expiry."""
@@ -48,7 +61,10 @@ class PublishRuns5(PublishRuns):
     def __init__(self, config: MqttConfig) -> None:
         super().__init__(config)
         self._heads: dict[bytes, Head] = {}
-        self._aliases: dict[int, str] = {}
+        self._nameless: dict[bytes, Head] = {}
+        """Those with an alias in place of a topic, which is known, by their blocks."""
+        self._aliases: dict[int, tuple[str, bytes]] = {}
+        """Topics, and as they are written."""
         self._changes = 0
 
     def take(self, data: bytes, position: int, body: int, stop: int) -> tuple[PublishRun, int]:
@@ -66,10 +82,8 @@ class PublishRuns5(PublishRuns):
             raise MqttProtocolError("truncated properties of PUBLISH", "MQTT-2.2.2-1")
         raw_block = data[block:block_stop]
         raw_head = data[body:topic_stop] + raw_block
-        head = self._heads.get(raw_head) or self._new_head(raw_head)
-        topic, raw, special, plain, _, expiry_s = head
-        if special & _RESOLVE:
-            topic, plain = self._resolve(raw_head, head)
+        head = self._head_of(raw_head)
+        topic, raw, special, _, _, expiry_s = head
         found = Found(data[block_stop:stop], data[topic_stop:block])
         start = position
         if qos:
@@ -81,56 +95,61 @@ class PublishRuns5(PublishRuns):
         if expiry_s is not None:
             found.expiries_s = [expiry_s] * count
         if position + 5 < end and count < STRETCH and not (data[position] ^ first) & ~DUP:
-            found.topics, found.raws = [topic] * count, [raw] * count
-            if special & _ALIASED and not qos:
-                found.heads = [plain] * count
-            position = self._take_varied_5(data, position, first, head, found)
+            heads = [head] * count
+            position = self._take_varied_5(data, position, first, found, heads)
+            if len(heads) > count:
+                _fill(found, heads, qos)
         if qos:
             position = self.cut_at_id_0(data, start, position, found)
         return _event(first, topic, raw, found, data[start:position]), position
 
-    def _take_varied_5(self, data: bytes, position: int, first: int, previous: Head, found: Found) -> int:
-        """As `_take_varied`, for packets with blocks; `previous` is the last head."""
+    def _take_varied_5(self, data: bytes, position: int, first: int, found: Found, heads: list[Head]) -> int:
+        """As `_take_varied`, for packets with blocks, whose `heads` are added.
+
+        What is said of each message is taken from its head when all are there (`_fill`).
+        """
         id_bytes, again = (2, first ^ DUP) if first & 6 else (0, first)
-        end, packet_bytes_max, known = len(data), self._config.packet_bytes_max, self._heads.get
-        topics, raws, expiries_s, payloads = found.topics, found.raws, found.expiries_s, found.payloads
-        assert topics is not None
-        assert raws is not None
-        add_topic, add_raw, add_payload = topics.append, raws.append, payloads.append
-        packet_ids, heads = found.packet_ids, found.heads
-        shapes, equal, all_special = shapes_of(first, packet_bytes_max, version_5=True), 0, 0
+        end, packet_bytes_max = len(data), self._config.packet_bytes_max
+        known, nameless = self._heads.get, self._nameless.get
+        payloads, packet_ids, previous = found.payloads, found.packet_ids, heads[-1]
+        shapes, equal = _shapes.setdefault((first & ~DUP, packet_bytes_max), {}), 0
+        shape_bytes = _shape_bytes(first)
         while position + 5 < end:
-            start = data[position : position + SHAPE_BYTES]
             try:
-                body, topic_stop, stop = shapes[start]
+                body, at, block_stop, stop = shapes[data[position : position + shape_bytes]]
             except KeyError:
-                if start[0] != first and start[0] != again:
+                if data[position] != first and data[position] != again:
                     break
-                shape = shape_of(shapes, data, position, packet_bytes_max, id_bytes + 1)
+                shape = _shape_of(shapes, data, position, packet_bytes_max)
                 if shape is None:
                     break
-                body, topic_stop, stop = shape
+                body, at, block_stop, stop = shape
             stop += position
             if stop > end:
                 break
-            body += position
-            topic_stop += position
-            at = topic_stop + id_bytes
-            # Most blocks are short.
-            size = data[at]
-            if size < 128:
-                block_stop = at + 1 + size
-            elif at + 1 < stop and 0 < data[at + 1] < 128:
-                block_stop = at + 2 + (size & 127 | data[at + 1] << 7)
+            at += position
+            if block_stop:
+                block_stop += position
+            else:  # most blocks are short
+                size = data[at]
+                if size < 128:
+                    block_stop = at + 1 + size
+                elif at + 1 < stop and 0 < data[at + 1] < 128:
+                    block_stop = at + 2 + (size & 127 | data[at + 1] << 7)
+                else:
+                    break
+                if block_stop > stop:
+                    break
+            if not body:
+                head = nameless(data[at:block_stop])
+            elif id_bytes:
+                head = known(data[position + body : at - 2] + data[at:block_stop])
             else:
-                break
-            if block_stop > stop:
-                break
-            raw_head = data[body:topic_stop] + data[at:block_stop] if id_bytes else data[body:block_stop]
-            head = known(raw_head)
-            if head is None:
+                head = known(data[position + body : block_stop])
+            if head is None or head[2] & _RESOLVE:
+                topic = data[position + body : at - id_bytes] if body else _NO_TOPIC
                 try:
-                    head = self._new_head(raw_head)
+                    head = self._head_of(topic + data[at:block_stop])
                 except MqttProtocolError:
                     break
             if head is previous:
@@ -141,53 +160,46 @@ class PublishRuns5(PublishRuns):
                 previous = head
                 if equal:
                     equal = 0
-            topic, raw, special, plain, _, expiry_s = head
-            if special > _ALIASED:
-                if special & _RESOLVE:
-                    try:
-                        topic, plain = self._resolve(raw_head, head)
-                    except MqttProtocolError:
-                        break
-                if special & _TIMED and expiries_s is None:
-                    expiries_s = found.expiries_s = [None] * len(payloads)
-            all_special |= special
-            if heads is not None:
-                heads.append(plain)
-            if expiries_s is not None:
-                expiries_s.append(expiry_s)
-            add_topic(topic)
-            add_raw(raw)
+            heads.append(head)
             if id_bytes:
-                packet_ids += data[topic_stop:at]
-            add_payload(data[block_stop:stop])
+                packet_ids += data[at - 2 : at]
+            payloads.append(data[block_stop:stop])
             position = stop
-        found.aliased |= all_special & _ALIASED > 0
         return position
 
-    def _resolve(self, raw: bytes, head: Head) -> tuple[str, bytes]:
-        """The topic of a head with an alias, and the head without that. Raises MqttProtocolError for an alias that
-        stands for none.
+    def _head_of(self, raw: bytes) -> Head:
+        """What a head says, whose lengths were found to be right. Raises MqttProtocolError."""
+        head = self._heads.get(raw) or self._new_head(raw)
+        return self._resolve(raw, head) if head[2] & _RESOLVE else head
+
+    def _resolve(self, raw: bytes, head: Head) -> Head:
+        """A head with an alias, with the topic of that. Raises MqttProtocolError for an alias that stands for none.
 
         What an alias stands for seldom changes: then the head is as good as one with that topic.
         """
         topic, properties, special, plain, alias, expiry_s = head
         if topic:
             before = self._aliases.get(alias)
-            if before == topic:
-                return topic, plain
-            self._aliases[alias] = topic
-            if before is not None:
-                self._changes += 1
-                if self._changes <= _CHANGES_MAX:
-                    self._heads.clear()
-            return topic, plain
+            if before is None or before[0] != topic:
+                self._aliases[alias] = topic, encode_text(topic)
+                if before is not None:
+                    self._changes += 1
+                    if self._changes <= _CHANGES_MAX:
+                        self._forget()
+            return head
         if alias not in self._aliases:
             raise MqttProtocolError(f"topic alias {alias} stands for nothing", "", ReasonCode.PROTOCOL_ERROR)
-        topic = self._aliases[alias]
-        plain = encode_text(topic) + with_length(properties)
+        topic, written = self._aliases[alias]
+        plain = written + remaining_length(len(properties)) + properties
+        resolved = topic, properties, special & ~_RESOLVE, plain, alias, expiry_s
         if raw in self._heads and self._changes < _CHANGES_MAX:
-            self._heads[raw] = topic, properties, special & ~_RESOLVE, plain, alias, expiry_s
-        return topic, plain
+            self._heads[raw] = self._nameless[raw[2:]] = resolved
+        return resolved
+
+    def _forget(self) -> None:
+        """What is known of heads does not hold any more, or is too much."""
+        self._heads.clear()
+        self._nameless.clear()
 
     def _new_head(self, raw: bytes) -> Head:
         """Check topic and block, whose lengths were found to be right."""
@@ -197,27 +209,28 @@ class PublishRuns5(PublishRuns):
         comes_again = block is not None
         if block is None:
             block = _new_block(raw_block)
+        alias, expiry_s, rest = block
         topic = ""
         if topic_stop > 2:
             topic = self._topics.get(raw_topic) or self._new_topic(raw_topic)
-        elif not block.alias:
+        elif not alias:
             raise MqttProtocolError("neither topic name nor topic alias", "", ReasonCode.PROTOCOL_ERROR)
         most = self._config.topic_alias_max
-        if block.alias > most:
-            text = f"topic alias {block.alias}, at most {most} is allowed"
+        if alias > most:
+            text = f"topic alias {alias}, at most {most} is allowed"
             raise MqttProtocolError(text, "MQTT-3.3.2-9", ReasonCode.TOPIC_ALIAS_INVALID)
-        special = (_ALIASED | _RESOLVE if block.alias else 0) | (0 if block.expiry_s is None else _TIMED)
+        special = (_ALIASED | _RESOLVE if alias else 0) | (0 if expiry_s is None else _TIMED)
         plain = raw
-        if block.alias or block.expiry_s is not None:
-            plain = raw_topic + with_length(block.raw) if topic else b""
+        if special:
+            plain = raw_topic + with_length(rest) if topic else b""
         if not comes_again:
-            return topic, block.raw, special, plain, block.alias, block.expiry_s
+            return topic, rest, special, plain, alias, expiry_s
         # Properties that are the same are one object, whatever alias stood beside them: comparing those is quick.
         if len(_raws) >= _BLOCKS_REMEMBERED_MAX:
             _raws.clear()
-        head = topic, _raws.setdefault(block.raw, block.raw), special, plain, block.alias, block.expiry_s
+        head = topic, _raws.setdefault(rest, rest), special, plain, alias, expiry_s
         if len(self._heads) >= TOPICS_REMEMBERED_MAX:
-            self._heads.clear()
+            self._forget()
         self._heads[raw] = head
         return head
 
@@ -239,13 +252,58 @@ def _new_block(raw: bytes) -> PublishBlock:
     return block
 
 
+def _shape_bytes(first: int) -> int:
+    """What says how long a packet is. At QoS 0 a short block with an alias in place of the topic is in it as well."""
+    return SHAPE_BYTES if first & 6 else SHAPE_BYTES + 1
+
+
+def _shape_of(shapes: dict[bytes, Shape5], data: bytes, position: int, packet_bytes_max: int) -> Shape5 | None:
+    """The shape of the packet at `position`; None where that is not in order, or its topic none of ours."""
+    end, id_bytes, shape_bytes = len(data), 2 if data[position] & 6 else 0, _shape_bytes(data[position])
+    try:
+        body, stop = frame(data, position, end, packet_bytes_max)
+    except MqttProtocolError:
+        return None
+    # The upper byte of the topic's length is 0 in all topics that are allowed.
+    if body + 2 > end or data[body]:
+        return None
+    at, block_stop = body + 2 + data[body + 1] + id_bytes, 0
+    if at + 1 > stop:
+        return None
+    nameless = not data[body + 1]
+    if nameless and not id_bytes and at < position + shape_bytes and at < end and data[at] < 128:
+        block_stop = at + 1 + data[at]
+        if block_stop > stop:
+            return None
+        block_stop -= position
+    shape = 0 if nameless else body - position, at - position, block_stop, stop - position
+    if body + 2 <= position + SHAPE_BYTES and position + shape_bytes <= end:
+        if len(shapes) >= SHAPES_MAX:
+            shapes.clear()
+        shapes[data[position : position + shape_bytes]] = shape
+    return shape
+
+
+def _fill(found: Found, heads: list[Head], qos: int) -> None:
+    """What the heads of a run's messages say of each."""
+    found.topics = [head[0] for head in heads]
+    found.raws = [head[1] for head in heads]
+    special = max(map(_special_of, heads))
+    if special:
+        found.aliased = True  # or timed, which is no less a reason
+        if not qos:
+            found.heads = [head[3] for head in heads]
+        if special >= _TIMED:
+            found.expiries_s = [head[5] for head in heads]
+
+
 def _event(first: int, topic: str, raw: bytes, found: Found, wire: bytes) -> PublishRun:
     """The event for a run that begins with this topic and these properties."""
     qos, retain, count = first >> 1 & 3, bool(first & 1), len(found.payloads)
     topics, raws, expiries_s = found.topics, found.raws, found.expiries_s
-    if topics is not None and topics.count(topic) == count:
+    if topics is not None and topics[-1] == topic and topics.count(topic) == count:
         topics = None
-    if raws is not None and raws.count(raw) == count:
+    if raws is not None and raws[-1] == raw and raws.count(raw) == count:
         raws = None
     passes_on = not (qos or retain or expiries_s)
     return PublishRun(
