@@ -19,9 +19,14 @@ _REASONS: dict[type[Exception], ReasonCode] = {
 }
 
 
-def reason_of(error: errors.BrokerError, reasons: frozenset[ReasonCode]) -> ReasonCode:
+def reason_of(
+    error: errors.BrokerError, reasons: frozenset[ReasonCode], *, not_authorized_told: bool = True
+) -> ReasonCode:
     """The reason code for an error, in a packet that may carry these `reasons` (`protocols.mqtt.reasons`)."""
     for kind in type(error).__mro__:
         if kind in _REASONS:
-            return permitted(_REASONS[kind], reasons)
+            reason = _REASONS[kind]
+            if reason is ReasonCode.NOT_AUTHORIZED and not not_authorized_told:
+                reason = ReasonCode.UNSPECIFIED_ERROR
+            return permitted(reason, reasons)
     return ReasonCode.UNSPECIFIED_ERROR

@@ -183,7 +183,8 @@ class Publishing:
                     alone = [picked(run, [at]) for at in range(len(run.payloads))]
                     pending[:0] = [(one, ids_of(one.packet_ids) if ids else None) for one in alone]
                     continue
-                reason = reason_of(error, ACKNOWLEDGEMENT_REASONS[kind])
+                told = self._adapter.config.not_authorized_told
+                reason = reason_of(error, ACKNOWLEDGEMENT_REASONS[kind], not_authorized_told=told)
                 self._add(_Answer(kind, run.packet_ids, numbered=False, reason=reason))
                 self._answer()
             else:

@@ -100,7 +100,7 @@ class Replays:
         except BrokerError as error:
             log.warning("MQTT %s: nothing is replayed for %r: %s", adapter.peer, topic_filter, error)
             self._end(part)
-            return reason_of(error, SUBACK_REASONS)
+            return reason_of(error, SUBACK_REASONS, not_authorized_told=self._adapter.config.not_authorized_told)
         if not part.consumers:
             log.warning("MQTT %s: no stream is bound to %s that could be replayed", adapter.peer, EXCHANGE)
             return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR

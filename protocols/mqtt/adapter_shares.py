@@ -129,7 +129,7 @@ class Shares:
             await self._remember(topic_filter, options)
         except BrokerError as error:
             log.warning("MQTT %s: no shared subscription to %r: %s", adapter.peer, topic_filter, error)
-            return reason_of(error, SUBACK_REASONS)
+            return reason_of(error, SUBACK_REASONS, not_authorized_told=self._adapter.config.not_authorized_told)
         if before is not None and before.consumer is not None:
             self._session.cancel(before.consumer)
         self.granted[topic_filter] = share

@@ -154,7 +154,7 @@ class Subscribing:
             return await self._bind(topic_filter, options)
         except BrokerError as error:
             log.warning("MQTT %s: no subscription to %r: %s", self._adapter.peer, topic_filter, error)
-            return reason_of(error, SUBACK_REASONS)
+            return reason_of(error, SUBACK_REASONS, not_authorized_told=self._adapter.config.not_authorized_told)
 
     async def _bind_alone(self, topic_filter: str, options: SubscriptionOptions) -> int:
         inner = exclusive.inner(topic_filter)

@@ -89,6 +89,10 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     anonymous_user: str = "guest"
     """Who they are: the user whose rights count for clients without a user name. One that is not there: nobody."""
 
+    not_authorized_told: bool = True
+    """Whether a publish or a filter that the user has no right to is refused with 0x87 (not authorized). False: with
+    0x80, as by a server that does not wish to reveal the reason."""
+
     def over_limit(self, topic: str) -> str | None:
         """What limit a topic name or filter breaks, as a phrase; None when it breaks none."""
         if len(topic) > self.topic_bytes_max or len(topic.encode()) > self.topic_bytes_max:

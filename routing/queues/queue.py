@@ -252,9 +252,11 @@ class Queue:
         if offsets:
             self.stand_again(offsets)
 
-    def stand_again(self, offsets: Sequence[int]) -> None:
+    def stand_again(self, offsets: Sequence[int], *, delivered: bool = True) -> None:
         """Outstanding messages stand in line where they stood."""
         self.outstanding -= len(offsets)
+        if delivered and self.settings.keep_delivered:
+            self.rules.live_on(offsets)
         if self.levels is None and not self.rules.timed:
             for first, count in runs_of(offsets):
                 self.line.placed.add(first, count)
@@ -360,8 +362,10 @@ class Queue:
 
     def not_seen(self, offsets: Sequence[int], redelivered: bool) -> None:
         """Deliveries that nobody was given after all are back where they stood."""
-        if self.deleted or self.groups is not None or self.returns is not None or self.rules.timed:
+        if self.deleted or self.groups is not None or self.returns is not None:
             return self.give_back_offsets(offsets)
+        if self.rules.timed:
+            return self.stand_again(offsets, delivered=redelivered)
         self.not_taken(offsets, redelivered)
         self.wake()
 

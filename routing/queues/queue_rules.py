@@ -38,7 +38,9 @@ _SLAB_MIN = 8
 class QueueRules:
     """See the module."""
 
-    __slots__ = ("_again", "_alarm", "_alarm_ms", "_host", "_late", "_queue", "_timing", "_used_ms", "sizes")
+    __slots__ = (
+        "_again", "_alarm", "_alarm_ms", "_host", "_late", "_living_on", "_queue", "_timing", "_used_ms", "sizes",
+    )  # fmt: skip
 
     def __init__(self, queue: Queue, host: QueueHost) -> None:
         self._queue = queue
@@ -48,6 +50,8 @@ class QueueRules:
         self._alarm_ms = _NEVER
         self._again: set[int] = set()
         """Messages that were given back and are watched once more."""
+        self._living_on: frozenset[int] = frozenset()
+        """Messages that do not expire, since they have been delivered; those that are gone stay until others come."""
         self._used_ms = 0
         self._late: list[tuple[int, int]] = []
         """(due time, offset) of what became due while nothing ran."""
@@ -153,6 +157,8 @@ class QueueRules:
         expired = timing.expired(now_ms)
         if expired:
             self._again.difference_update(expired)
+            if self._living_on:
+                expired = [offset for offset in expired if offset not in self._living_on]
             self._expire(sorted(offset for line in self._queue.lines() for offset in line.discard(expired)))
 
     def _present(self, offsets: list[int]) -> set[int]:
@@ -335,6 +341,13 @@ class QueueRules:
             for line in self._queue.lines():
                 self._watch_each(line.present(offsets), arrival.at, came_ms)
 
+    def live_on(self, offsets: Sequence[int]) -> None:
+        """Messages given back do not expire any more (`keep-delivered`)."""
+        if self.timed:
+            before = sorted(self._living_on)
+            self._living_on = frozenset(offset for line in self._queue.lines() for offset in line.present(before))
+            self._living_on |= frozenset(offsets)
+
     def still_alive(self, offsets: Sequence[int]) -> Iterator[int]:
         """Those of the messages given back whose time is not over; the others die."""
         if not self.timed:
@@ -343,6 +356,9 @@ class QueueRules:
         now_ms, ttl_ms, facts = self._host.now_ms(), self._queue.settings.message_ttl_ms, self._queue.store.facts
         dead, deadlines, mortal = [], [], []
         for offset in offsets:
+            if offset in self._living_on:
+                yield offset
+                continue
             known = facts.of(offset)
             deadline_ms = None if known is None else deadline_ms_of(*known, ttl_ms)
             if deadline_ms is not None and deadline_ms <= now_ms:

@@ -66,6 +66,8 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Messages that agree in this go to one consumer at a time: `routing-key`, or the name of a header."""
     keep_transient: bool = True
     """Takes messages that are not persistent also while nobody consumes."""
+    keep_delivered: bool = False
+    """What was delivered and comes back does not expire any more."""
     delayed: bool = False
     """Honours the delay of messages that come by any exchange."""
     view_of: str | None = None
@@ -147,6 +149,7 @@ _ARGUMENT_FIRST = {
     "group-by": "group_by",
     "delayed": "delayed",
     "keep-transient": "keep_transient",
+    "keep-delivered": "keep_delivered",
 }
 
 Check = Callable[[Any], str | None]
@@ -261,6 +264,7 @@ CHECKS: dict[str, Check] = {
     "retain": _retain,
     "delayed": _boolean,
     "keep-transient": _boolean,
+    "keep-delivered": _boolean,
     "queue-type": _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\""),
     "queue-mode": _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),
     "queue-version": _version,

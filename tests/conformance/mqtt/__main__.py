@@ -26,8 +26,8 @@ from tests.support import BrokerProcess, broker_process
 
 NODE_PACKAGES = ("mqtt@5",)
 VERSIONS = (4, 5)
-CONFIG = "[mqtt]\nreceive_maximum = 100\nkeep_alive_max_s = 60\n"
-"""Limits that the Paho suites want to be told of."""
+CONFIG = "[mqtt]\nreceive_maximum = 100\nkeep_alive_max_s = 60\nnot_authorized_told = false\n"
+"""Limits that the Paho suites want to be told of; a filter that is not allowed they want refused with 0x80."""
 DOORS = ("mqtt", "mqtts", "native", "websocket", "websockets")
 
 

@@ -122,6 +122,7 @@ V5 = """
 3.1.2-29: test_refusals_5 test_mqtt_3_1_2_29_texts_come_with_nothing_but_a_disconnect
 3.3.2-5: test_refusals_5 test_mqtt_3_3_2_5_what_has_expired_is_not_sent
 3.10.4-3: test_refusals_5 test_mqtt_3_10_4_3_what_was_begun_is_completed_after_unsubscribe
+4.3.3-7: test_refusals_5 test_mqtt_4_3_3_7_what_has_been_sent_comes_again_after_its_expiry
 4.3.3-13: test_refusals_5 test_mqtt_4_3_3_13_an_exchange_that_has_begun_goes_on_after_the_expiry
 4.4.0-2: test_refusals_5 test_mqtt_4_4_0_2_what_a_subscriber_rejects_goes_to_the_dead_letter_exchange
 4.5.0-1: test_sessions test_mqtt_3_1_2_4_a_session_goes_on_until_a_clean_start
@@ -153,7 +154,6 @@ V5_NOT_OURS = """
 """Of servers that have no QoS 2 or no retained messages."""
 
 V5_OPEN = """
-4.3.3-7
 """
 
 COUNTS_3 = {

@@ -9,6 +9,7 @@ from trio.testing import MockClock
 
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_inflight import OWN_ID_MAX
+from protocols.mqtt.config import MqttConfig
 from routing.administration import administer
 from routing.broker import open_broker
 from routing.config import BrokerConfig
@@ -66,6 +67,16 @@ async def test_mqtt_3_4_2_1_each_publish_is_answered_for_itself(world: World, qo
         refused = [number for number, reason in enumerate(reasons, 1) if reason >= 0x80]
         again = await answers(client, *(publish_5("a", b"new", qos=2, packet_id=number) for number in refused))
         assert again == [(PUBREC, number, 0) for number in refused]
+
+
+async def test_a_server_that_does_not_wish_to_reveal_the_reason(world: World) -> None:
+    await world.broker.rights.set_topic_permission("/", "guest", "amq.topic", TopicPermission(write="^a", read="^a"))
+    client = world.open(config=MqttConfig(not_authorized_told=False))
+    await client.send(connect_5("s"))
+    await told(client)
+    await client.send(subscribe_5(1, ("a", 1), ("b", 1), ("$share/g/b", 1)))
+    assert await told(client) == [(SUBACK, b"\0\1\0\1\x80\x80")]
+    assert await answers(client, publish_5("b", b"x", qos=1, packet_id=7)) == [(PUBACK, 7, 0x80)]
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -219,6 +230,40 @@ async def test_mqtt_4_3_3_13_an_exchange_that_has_begun_goes_on_after_the_expiry
     packet_id = int.from_bytes(found[1][3:5], "big")
     clock.jump(10)
     await trio.testing.wait_all_tasks_blocked()
+    await client.send(acknowledge(PUBREC, packet_id))
+    assert await told(client) == [(PUBREL, packet_id.to_bytes(2, "big"))]
+    await client.send(acknowledge(0x62, packet_id))
+
+
+@pytest.mark.parametrize("away", ["before", "after"])
+async def test_mqtt_4_3_3_7_what_has_been_sent_comes_again_after_its_expiry(
+    clock: MockClock, world: World, away: str
+) -> None:
+    client = await subscribed(world, ("a", 2), expiry_s=60)
+    publisher, _ = await opened(world, "p")
+    sent = [publish_5("a", b"%d" % n, block(message_expiry=5), qos=2, packet_id=n) for n in (1, 2)]
+    await answers(publisher, sent[0])
+    (found,) = await told(client)
+    if away == "after":
+        clock.jump(10)
+        await trio.testing.wait_all_tasks_blocked()
+    client.lose()
+    await answers(publisher, sent[1])
+    clock.jump(10)
+    await trio.testing.wait_all_tasks_blocked()
+    for _ in range(2):
+        client = world.open()
+        await client.send(connect_5("s", block(session_expiry=60), flags=RESUME))
+        (_, connack), again = await told(client, 2)
+        assert connack[0] == 1, "the session is there"
+        assert again[1][:5] == found[1][:5], "the same topic and id, and not what was never sent"
+        assert again[0] == found[0] | 8
+        assert delivery(again)[2:] == (block(message_expiry=0), b"1")
+        client.lose()
+    client = world.open()
+    await client.send(connect_5("s", block(session_expiry=60), flags=RESUME))
+    await told(client, 2)
+    packet_id = int.from_bytes(found[1][3:5], "big")
     await client.send(acknowledge(PUBREC, packet_id))
     assert await told(client) == [(PUBREL, packet_id.to_bytes(2, "big"))]
     await client.send(acknowledge(0x62, packet_id))
