@@ -233,6 +233,7 @@ class Control:
                 return await self.check_queue(name, owner, vhost=vhost)
         else:
             queue.rules.used()
+            queue.rules.catch_up()
         return QueueInfo(name, queue.message_count, queue.consumer_count)
 
     async def delete_queue(
@@ -280,6 +281,7 @@ class Control:
         """
         queue = self.topology.vhost(vhost).queue(name, owner, "queue.purge")
         if not queue.elsewhere:
+            queue.rules.catch_up()
             return queue.purge()
         try:
             return await queue.purge_elsewhere()

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     Target = tuple[PartitionLog, int]
 
 
+def publish_pieces(session: Session, route: Route, slab: Slab) -> list[Target]:
+    """Publish to guarded queues without a confirm. As `Route.deliver`."""
+    targets: list[Target] = []
+    for piece in route.pieces(slab):
+        targets += publish_what_fits(session, route, piece, min(route.room(piece.bodies), len(piece.bodies)), False)
+    return targets
+
+
 def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, confirm: bool) -> list[Target]:
     """A queue takes only the first `room` messages: the others are refused, and go where they are taken. As
     `Route.deliver`.
@@ -28,7 +36,8 @@ def publish_what_fits(session: Session, route: Route, slab: Slab, room: int, con
         targets = put(route, fitting, session.broker.clock.now_ms)
         if confirm:
             confirms.require(fitting, targets, asks=route.asks, behind=count - room)
-    targets = targets + route.overflowing().deliver(slab.part(room, count))
+    if room < count:
+        targets = targets + route.overflowing().deliver(slab.part(room, count))
     if confirm:
         confirms.refuse(count - room, LimitExceeded("a queue is full"))
     return targets

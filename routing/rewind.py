@@ -119,7 +119,7 @@ async def _replay(broker: Broker, queue: Queue, route: Route, first: int, count:
     failed = route.error()
     if failed is not None:
         raise failed
-    if route.guarded and route.room() < len(slab.bodies):
+    if route.guarded and route.room(slab.bodies) < len(slab.bodies):
         raise LimitExceeded(f"queue '{queue.name}' in vhost '{queue.vhost}' is full")
     route.deliver(slab)
     broker.end_turn()

@@ -23,7 +23,7 @@ from routing.deduplication import put
 from routing.elsewhere import get_elsewhere
 from routing.errors import BrokerError, PreconditionFailed
 from routing.message import Slab
-from routing.overflowing import publish_what_fits
+from routing.overflowing import publish_pieces, publish_what_fits
 from routing.queues.receipts import receive
 from routing.queues.retries import Cause
 from routing.topics.stream import Stream
@@ -94,7 +94,8 @@ class Session:
             self.transaction.publish(slab, mandatory, copies)
             return
         for route, part in parts:
-            self._publish(route, part, mandatory, confirm)
+            for piece in route.pieces(part) if route.guarded else (part,):
+                self._publish(route, piece, mandatory, confirm)
 
     def routed(self, slab: Slab, copies: Sequence[str] = (), *, together: bool = False) -> list[tuple[Route, Slab]]:
         """The parts of a slab with their routes, see `Router.routed`. Raises NotFound, AccessRefused."""
@@ -111,8 +112,8 @@ class Session:
             if mandatory and not self.closed:
                 self.sink.returned(slab, "NO_ROUTE")
             return []
-        if route.guarded and (room := route.room()) < len(slab.bodies):
-            return publish_what_fits(self, route, slab, room, False)
+        if route.guarded:
+            return publish_pieces(self, route, slab)
         return put(route, slab, self.broker.clock.now_ms)
 
     def _publish(self, route: Route, slab: Slab, mandatory: bool, confirm: bool) -> None:
@@ -141,11 +142,9 @@ class Session:
             elif slab.properties.persistent:
                 raise failed
             return
-        if route.guarded:
-            room = route.room()
-            if room < len(slab.bodies):
-                publish_what_fits(self, route, slab, room, confirm)
-                return
+        if route.guarded and (room := route.room(slab.bodies)) < len(slab.bodies):
+            publish_what_fits(self, route, slab, room, confirm)
+            return
         targets = put(route, slab, broker.clock.now_ms)
         if confirm and targets:
             self.confirms.require(slab, targets, asks=route.asks)
@@ -204,7 +203,8 @@ class Session:
         queue = self.vhost.queue(queue_name, self.owner, "basic.get")
         if queue.elsewhere:
             return await get_elsewhere(self, queue, no_ack=no_ack)
-        queue.rules.asked()
+        queue.rules.used()
+        queue.rules.catch_up()
         while True:
             queue.require_led()
             first, count, redelivered = queue.head() if queue.groups is None else queue.groups.first()

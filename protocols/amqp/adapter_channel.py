@@ -116,10 +116,15 @@ class Channel:
             self.write(method_frame(self.number, method.encode()))
 
     def queue_name(self, name: str, method: Method) -> str:
-        """What the queue name of a method stands for: an empty one is the queue last declared. Raises AmqpError 404."""
-        if name or self.queue:
-            return name or self.queue
-        raise self._error("NOT_FOUND", "no previously declared queue", method)
+        """What the queue name of a method stands for: an empty one is the queue last declared. The queue behind an
+        address for direct replies is nobody's to name. Raises AmqpError 404.
+        """
+        name = name or self.queue
+        if not name:
+            raise self._error("NOT_FOUND", "no previously declared queue", method)
+        if name.startswith(REPLY_TO + "."):
+            raise self._error("NOT_FOUND", f"no queue '{name}' in vhost '{self.link.vhost}'", method)
+        return name
 
     # ---------------------------------------------------------------- publishing
 
@@ -222,9 +227,10 @@ class Channel:
         limit = self.link.config.consumers_per_channel_max
         if len(self._consumers) >= limit:
             raise self._error("NOT_ALLOWED", f"reached maximum ({limit}) of consumers per channel", method)
-        queue = await self._open_replies(tag, method) if method.queue == REPLY_TO else method.queue
+        replies = method.queue == REPLY_TO
+        queue = await self._open_replies(tag, method) if replies else self.queue_name(method.queue, method)
         self._consumers[tag] = await self.session.consume(
-            self.queue_name(queue, method),
+            queue,
             tag=tag,
             no_ack=method.no_ack,
             exclusive=method.exclusive,

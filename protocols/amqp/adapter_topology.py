@@ -96,6 +96,9 @@ async def declare_queue(channel: Channel, method: methods.QueueDeclare) -> None:
         info = await broker.check_queue(_clean(method.queue), channel.link, vhost=channel.link.vhost)
     else:
         arguments = method.arguments
+        if _clean(method.queue).startswith("amq."):
+            explanation = f"queue name '{_clean(method.queue)}' contains reserved prefix 'amq.*'"
+            raise AmqpError("ACCESS_REFUSED", explanation, channel=channel.number, method_id=method.IDENT)
         if arguments.get("x-queue-type") == "view":
             arguments = stream_arguments(arguments)  # where it begins may be a time
         info = await broker.declare_queue(
@@ -151,11 +154,13 @@ async def purge_queue(channel: Channel, method: methods.QueuePurge) -> None:
 
 async def delete_queue(channel: Channel, method: methods.QueueDelete) -> None:
     """`queue.delete`."""
-    count = await channel.link.broker.delete_queue(
-        _clean(channel.queue_name(method.queue, method)),
-        if_unused=method.if_unused,
-        if_empty=method.if_empty,
-        owner=channel.link,
-        vhost=channel.link.vhost,
-    )
+    count = 0
+    if not method.queue.startswith(REPLY_TO + "."):  # no queue of anybody's: nothing to delete
+        count = await channel.link.broker.delete_queue(
+            _clean(channel.queue_name(method.queue, method)),
+            if_unused=method.if_unused,
+            if_empty=method.if_empty,
+            owner=channel.link,
+            vhost=channel.link.vhost,
+        )
     _answer(channel, method.nowait, methods.QueueDeleteOk(min(count, _COUNT_MAX)))

@@ -270,7 +270,7 @@ class Interests:
             self._deliver(route.here(), part)
 
     def _deliver(self, route: Route, slab: Slab) -> None:
-        if route.guarded and (room := route.room()) < len(slab.bodies):
+        if route.guarded and (room := route.room(slab.bodies)) < len(slab.bodies):
             if room:
                 put(route, slab.part(0, room), self._now_ms)
             put(route.overflowing(), slab.part(room, len(slab.bodies)), self._now_ms)

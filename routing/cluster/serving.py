@@ -145,7 +145,7 @@ class ServedBroker:
         route = vhost.router.to_queues(queues, slab.exchange, once_in_ms)
         count = fitting = len(slab.bodies)
         if route.guarded:
-            fitting = min(route.room(), count)
+            fitting = min(route.room(slab.bodies), count)
         with for_others((home,)):
             if fitting:
                 put(route, slab.part(0, fitting), broker.clock.now_ms)
@@ -318,8 +318,10 @@ class ServedBroker:
             return
         if what == "count":
             queue.rules.used()
+            queue.rules.catch_up()
             self.link.answer(request, Answer(None, queue.message_count, queue.consumer_count))
         elif what == "purge":
+            queue.rules.catch_up()
             self.link.answer(request, Answer(None, queue.purge(), queue.consumer_count))
         else:
             self._broker.spawn(self._get, request, queue, number, what == "get_no_ack")

@@ -5,21 +5,36 @@ Limits are enforced after deliveries: what went straight through never counted. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from core_log.files import BytesLike
     from routing.queues.queue import Queue
 
 
-def room(queue: Queue) -> int:
-    """How many more messages a queue takes now before it refuses publishers: its consumers' credit counts."""
-    settings, sizes = queue.settings, queue.rules.sizes
-    left: int = 1 << 30
+def room(queue: Queue, bodies: Sequence[BytesLike]) -> tuple[int, int]:
+    """How many messages a queue takes of these before it refuses some, and how many it refuses then: one that is too
+    large does not stand in the way of smaller ones. Its consumers' credit counts.
+    """
+    settings, sizes, count = queue.settings, queue.rules.sizes, len(bodies)
+    if not settings.limited or settings.overflow == "drop-head":
+        return count, 0
+    straight = sum(max(0, min(consumer.credit(), 1 << 20)) for consumer in queue.consumers)
+    left = count
     if settings.max_length is not None:
-        left = settings.max_length - queue.message_count - queue.partition.held_for(queue)
-    if sizes is not None and settings.max_length_bytes is not None:
-        left = left if sizes.waiting_bytes < settings.max_length_bytes else 0
-    return max(0, left) + sum(max(0, min(consumer.credit(), 1 << 20)) for consumer in queue.consumers)
+        left = max(0, settings.max_length - queue.message_count - queue.partition.held_for(queue)) + straight
+    taken, over = min(left, count), max(0, count - left)
+    if sizes is not None and settings.max_length_bytes is not None and straight < taken:
+        end, lengths = straight, list(map(len, bodies))
+        space = settings.max_length_bytes - sizes.waiting_bytes
+        while end < taken and lengths[end] <= space:
+            space -= lengths[end]
+            end += 1
+        if end < taken:
+            fits = (at for at in range(end + 1, taken) if lengths[at] <= space)
+            taken, over = end, next(fits, count) - end
+    return taken, over
 
 
 def enforce(queue: Queue) -> None:
@@ -34,8 +49,14 @@ def enforce(queue: Queue) -> None:
     while over > len(dropped) and _drop_oldest(queue, over - len(dropped), dropped):
         pass
     if sizes is not None and settings.max_length_bytes is not None:
-        while sizes.waiting_bytes > settings.max_length_bytes and _drop_oldest(queue, 1, dropped):
-            pass
+        while sizes.waiting_bytes > settings.max_length_bytes:
+            if settings.overflow == "reject-publish-dlx":
+                newest = _drop_newest(queue, 1)
+                dropped += newest
+                if not newest:
+                    break
+            elif not _drop_oldest(queue, 1, dropped):
+                break
     if dropped:
         queue.gave_way += len(dropped)
         queue.host.gave_way(queue, len(dropped))

@@ -1,17 +1,17 @@
 """How many bytes wait in a queue, for those whose length is limited in bytes.
 
 Sizes are known from when the limit came: they are noted in the home's log and in checkpoints. What stood there before
-counts with the average size of its log, as does what a crash left without its note: bodies are not looked at for this.
+and is not in memory counts with the average size of its log, as does what a crash left without its note: bodies are not
+read for this.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from routing.queues.offset_set import Range
-from routing.queues.settlement import unpack_sizes
 
 _TIDY_MIN = 1024
 
@@ -21,12 +21,12 @@ class MessageSizes:
 
     __slots__ = ("_columns", "_estimate", "_firsts", "_tidy_at", "waiting_bytes")
 
-    def __init__(self, waiting: Iterable[Range], estimate: int, known: Iterable[tuple[int, bytes]] = ()) -> None:
+    def __init__(self, waiting: Iterable[Range], estimate: int, known: Mapping[int, array[int]]) -> None:
         """Messages that are there already; those whose size is not `known` have `estimate` bytes each."""
         self._firsts: list[int] = []
         self._columns: list[array[int]] = []
-        for first, packed in sorted(known):
-            self.note(first, unpack_sizes(packed))
+        for first in sorted(known):
+            self.note(first, known[first])
         self._estimate = estimate
         self._tidy_at = max(_TIDY_MIN, 2 * len(self._firsts))
         self.waiting_bytes = sum(self._sum(first, count) for first, count in waiting)

@@ -162,9 +162,6 @@ class Queue:
         self.remember(SETTINGS, settings.deduplication_window_ms)
         if settings.retain_ms or self.history is not None:
             follow(self, settings.retain_ms, self.host)
-        if settings.limited and not self.awake:
-            self.awake = True
-            self.host.runnable(self)
         self.wake()
 
     def remember(self, who: str | None, window_ms: int) -> None:
@@ -177,7 +174,8 @@ class Queue:
         """Make it a consumer of this queue: it is one unless the answer has to be awaited. Raises AccessRefused when
         there is an exclusive one, or must be none.
         """
-        if self.consumers and (consumer.exclusive or self.consumers[0].exclusive):
+        alone = consumer.exclusive and (self.consumers or self.settings.single_active_consumer)
+        if alone or (self.consumers and self.consumers[0].exclusive):
             raise AccessRefused(f"queue '{self.name}' in vhost '{self.vhost}' in exclusive use")
         self.turns.add(consumer)
         return None
@@ -218,8 +216,8 @@ class Queue:
             self.host.runnable(self)
 
     def wake(self) -> None:
-        """Something changed that may allow a delivery, if anything waits for one."""
-        if not self.awake and self.turns.consumers and not self.is_empty:
+        """Something changed that may allow a delivery, if anything waits for one, or that a limit is about."""
+        if not self.awake and (self.turns.consumers or self.settings.limited) and not self.is_empty:
             self.awake = True
             self.host.runnable(self)
 

@@ -19,6 +19,7 @@ from routing.queues.arrivals import Arrival, deadline_ms_of, is_mortal, overlaps
 from routing.queues.message_sizes import MessageSizes
 from routing.queues.offset_set import Range
 from routing.queues.priority_sort import sort_in
+from routing.queues.settlement import unpack_sizes
 from routing.queues.timing import Timing
 
 if TYPE_CHECKING:
@@ -70,8 +71,16 @@ class QueueRules:
             self._host.impatient.add(self._queue)
 
     def _sizes(self, known: Iterable[tuple[int, bytes]] = ()) -> MessageSizes:
-        waiting = (part for line in self._queue.lines() for part in line.ranges())
-        return MessageSizes(waiting, self._queue.partition.mean_bytes, known)
+        waiting = [part for line in self._queue.lines() for part in line.ranges()]
+        partition = self._queue.partition
+        columns = {first: unpack_sizes(packed) for first, packed in known}
+        for first, count in () if columns else waiting:
+            end = first + count
+            while end > first and (entry := partition.find(end - 1)) is not None:
+                start = max(entry.first, first)
+                columns[start] = array("I", map(len, entry.slab.bodies[start - entry.first : end - entry.first]))
+                end = start
+        return MessageSizes(waiting, partition.mean_bytes, columns)
 
     def restored(self, sizes: Iterable[tuple[int, bytes]]) -> None:
         """The queue has taken over what a start found: what became due meanwhile comes in the order of its times."""
@@ -94,6 +103,16 @@ class QueueRules:
         """Messages of the queue may have a time to live."""
         return self._timing is not None or self._queue.settings.message_ttl_ms is not None
 
+    def catch_up(self) -> None:
+        """What came in this turn obeys the settings now, and what is over is: somebody asks for a message, or how many
+        there are.
+        """
+        queue = self._queue
+        if queue.fresh or queue.settings.limited:
+            queue.pump()
+        if self._timing is not None:
+            self.look(self._host.now_ms())
+
     # --- alarms ------------------------------------------------------------------------
 
     def used(self) -> None:
@@ -104,12 +123,6 @@ class QueueRules:
         if expires_ms and not self._queue.deleted:
             self._used_ms = self._host.now_ms()
             self._wake_at(self._used_ms + expires_ms)
-
-    def asked(self) -> None:
-        """Somebody is about to take a message: what lives for 0 ms is gone before."""
-        self.used()
-        if self._queue.fresh:
-            self.sort_in()
 
     def _wake_at(self, due_ms: int) -> None:
         if due_ms < self._alarm_ms:

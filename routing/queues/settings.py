@@ -28,6 +28,7 @@ VIEW_TOPIC, VIEW_START = "x-view-topic", "x-stream-offset"
 QUEUE_TYPES = ("classic", "quorum", "stream", VIEW)
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 DELAYED_RETRY_TYPES = ("disabled", "all", "failed", "returned")
+LEADER_LOCATORS = ("client-local", "balanced", "random", "least-leaders")
 CONSUMER_TURNS = ("round-robin", "least-unsettled")
 QUORUM_DELIVERY_LIMIT = 20
 """RabbitMQ's since 4.0."""
@@ -183,6 +184,10 @@ def _positive_milliseconds(value: Any) -> str | None:
     return _milliseconds(value) or ("{value_zero,0}" if not value else None)
 
 
+def _positive(value: Any) -> str | None:
+    return _not_negative(value) or ("{value_zero,0}" if not value else None)
+
+
 def _priority(value: Any) -> str | None:
     return _not_negative(value) or (f"{{max_value_exceeded,{value}}}" if value > PRIORITY_MAX else None)
 
@@ -247,7 +252,7 @@ CHECKS: dict[str, Check] = {
     "overflow": _one_of(*OVERFLOWS, otherwise="invalid_overflow"),
     "dead-letter-exchange": _text,
     "dead-letter-routing-key": _text,
-    "dead-letter-strategy": _one_of("at-most-once", "at-least-once"),
+    "dead-letter-strategy": _one_of("at-most-once", "at-least-once", otherwise="invalid_dlx_strategy"),
     "max-priority": _priority,
     "priority-window": _not_negative,
     "single-active-consumer": _boolean,
@@ -268,8 +273,9 @@ CHECKS: dict[str, Check] = {
     "queue-type": _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\""),
     "queue-mode": _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),
     "queue-version": _version,
-    "queue-leader-locator": _text,
-    "quorum-initial-group-size": _not_negative,
+    "queue-leader-locator": _one_of(*LEADER_LOCATORS, otherwise="invalid_queue_locator_arg"),
+    "queue-master-locator": _anything,
+    "quorum-initial-group-size": _positive,
     "max-in-memory-length": _not_negative,
     "max-in-memory-bytes": _not_negative,
     "max-age": _text,
@@ -283,7 +289,7 @@ _STREAM_ONLY = ("max-age", "stream-max-segment-size-bytes", "initial-cluster-siz
 _QUORUM_ONLY = ("quorum-initial-group-size", "max-in-memory-length", "max-in-memory-bytes")
 _NOT_FOR = {
     "classic": (*_STREAM_ONLY, "view-topic", *_QUORUM_ONLY),
-    "quorum": (*_STREAM_ONLY, "view-topic", "queue-mode"),
+    "quorum": (*_STREAM_ONLY, "view-topic", "queue-mode", "queue-version", "queue-master-locator"),
     VIEW: (
         *_STREAM_ONLY, *_QUORUM_ONLY, "message-ttl", "max-length", "max-length-bytes", "overflow", "max-priority",
         "priority-window", "deduplication-window-ms", "group-by", "retain", "delayed", "queue-mode", "queue-version",

@@ -53,7 +53,7 @@ def _require_equal(
     """Raises PreconditionFailed for the first of the named arguments that differs."""
     for argument in names:
         one, other = asked.get(argument, _ABSENT), have.get(argument, _ABSENT)
-        if one != other:
+        if one != other and not (argument == "x-queue-type" and _classic(one) and _classic(other)):
             say = _say_one if one is _ABSENT or other is _ABSENT else _say
             raise PreconditionFailed(
                 f"inequivalent arg '{argument}' for {what} in vhost '{vhost}': received {say(one)} but current is "
@@ -158,8 +158,15 @@ def check_queue_equals(
     have = {"durable": found.durable and not found.exclusive, "auto_delete": found.auto_delete}
     _require_equal(what, vhost.name, asked, have, asked)
     if not any(_agree(arguments, known) for known in found.formerly):
-        compared = _COMPARED if found.arguments.get("x-queue-type") != VIEW else [*_COMPARED, VIEW_START]
+        kind = found.arguments.get("x-queue-type", "classic")
+        compared = _COMPARED if kind != VIEW else [*_COMPARED, VIEW_START]
+        if kind == "classic":
+            compared = [name for name in compared if name != "x-queue-leader-locator"]
         _require_equal(what, vhost.name, arguments, found.arguments, compared)
+
+
+def _classic(kind: object) -> bool:
+    return kind is _ABSENT or kind == "classic"
 
 
 def _agree(asked: Mapping[str, Any], have: Mapping[str, Any]) -> bool:
@@ -283,11 +290,11 @@ def bind(vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
 def unbind(vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
     """Remove a binding; one that is not there is no error, nor is an exchange or a queue that is not there."""
     guards = _ends(vhost, binding)
-    if binding.destination[0] == "queue" and binding.destination[1] in vhost.queues:
-        vhost.source(binding.destination[1], owner)
     exchange = vhost.exchanges.get(binding.exchange)
     if exchange is None or binding not in exchange.bindings:
         return Plan(guards=[*guards, binding.key(vhost.name)])
+    if binding.destination[0] == "queue" and binding.destination[1] in vhost.queues:
+        vhost.source(binding.destination[1], owner)
     plan = Removal(vhost).binding(binding).plan()
     plan.guards = guards
     return plan

@@ -123,8 +123,6 @@ def check_policy(
         wrong = _CHECKS[key](value)
         if wrong:
             raise _invalid(f"{value!r} is no valid value of {key}: {wrong}")
-    if "dead-letter-routing-key" in definition and "dead-letter-exchange" not in definition:
-        raise _invalid("dead-letter-routing-key without dead-letter-exchange")
     return {"pattern": pattern, "definition": dict(definition), "priority": priority, "apply-to": apply_to}
 
 

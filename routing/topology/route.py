@@ -8,7 +8,7 @@ queues whose only consumers settle nothing and wait for it is handed to them at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from routing.queues.limits import room
 from routing.topology.interest import Elsewhere
 
 if TYPE_CHECKING:
+    from core_log.files import BytesLike
     from core_log.partition_log import PartitionLog
     from routing.queues.destination_sets import DestinationSet
     from routing.queues.home import Home
@@ -139,9 +140,23 @@ class Route:
         found._avoiding, found._open = {}, None
         return found
 
-    def room(self) -> int:
-        """How many messages the fullest of the guarded queues takes now."""
-        return min((room(queue) for queue in self.guarded if not queue.elsewhere), default=_ENDLESS)
+    def room(self, bodies: Sequence[BytesLike]) -> int:
+        """How many of these messages the fullest of the guarded queues takes before it refuses one."""
+        return self._room(bodies)[0]
+
+    def _room(self, bodies: Sequence[BytesLike]) -> tuple[int, int]:
+        return min((room(queue, bodies) for queue in self.guarded if not queue.elsewhere), default=(_ENDLESS, 0))
+
+    def pieces(self, slab: Slab) -> Iterator[Slab]:
+        """A slab for guarded queues, divided so that in each piece those who are refused are the last: publish each
+        before the next is asked for.
+        """
+        at, count = 0, len(slab.bodies)
+        while at < count:
+            taken, over = self._room(slab.bodies[at:])
+            end = at + taken + over if over else count
+            yield slab.part(at, end) if end - at < count else slab
+            at = end
 
     def avoiding(self, queues: frozenset[Queue]) -> Route:
         """Where messages go that some queues must not get."""

@@ -137,7 +137,7 @@ async def test_many_are_read_back_and_come_in_bites(monkeypatch: pytest.MonkeyPa
         assert await bodies(running) == [str(number) for number in range(1000)]
 
 
-@pytest.mark.parametrize("value", ["1w", "100D", -1, True, 1.5])
+@pytest.mark.parametrize("value", ["1w", "11Y", -1, True, 1.5])
 async def test_senseless_times_are_refused(value: Any) -> None:
     async with engine(MemoryFiles()) as running:
         with pytest.raises(InvalidArgument, match="x-retain"):

@@ -36,7 +36,14 @@ class On:
     method: Method
 
 
-Step = Method | On | bytes
+@dataclass(frozen=True)
+class Other:
+    """A method for channel 1 of another connection, which lives as long as the case; its answers are no part of it."""
+
+    method: Method | bytes
+
+
+Step = Method | On | Other | bytes
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class ReplyClient:
 
     def __init__(self, port: int, login: Login | None = None, timeout_s: float = 5.0) -> None:
         self.login = login or Login()
+        self._port, self._timeout_s = port, timeout_s
+        self._other: ReplyClient | None = None
         self.transcript: list[str] = []
         self.ended = False
         self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
@@ -66,11 +75,13 @@ class ReplyClient:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
         self._open = True
+        self._begun = False
 
     def run(self, steps: list[Step]) -> list[str]:
         """Do a case; what was answered from the end of the handshake on."""
         try:
-            self._begin()
+            if not self._begun:
+                self._begin()
             for step in steps:
                 if self.ended:
                     break
@@ -80,9 +91,12 @@ class ReplyClient:
             self._leave()
         finally:
             self._socket.close()
+            if self._other is not None:
+                self._other.run([])
         return self.transcript
 
     def _begin(self) -> None:
+        self._begun = True
         login = self.login
         start_ok = methods.ConnectionStartOk(
             {"capabilities": login.capabilities}, login.mechanism, login.response, "en_US"
@@ -106,6 +120,14 @@ class ReplyClient:
     def _take_step(self, step: Step) -> None:
         if isinstance(step, bytes):
             self._send(step)
+            return
+        if isinstance(step, Other):
+            if self._other is None:
+                self._other = ReplyClient(self._port, None, self._timeout_s)
+                self._other._begin()
+            self._other._take_step(step.method)
+            if isinstance(step.method, bytes):
+                self._other._probe()
             return
         channel, method = (step.channel, step.method) if isinstance(step, On) else (1, step)
         if isinstance(method, methods.ConnectionOpen | methods.ConnectionUpdateSecret):

@@ -42,8 +42,26 @@ KNOWN |= {
     "quorum: not durable": SUPERSET,
     "quorum: auto-delete": SUPERSET,
     "quorum: x-max-priority": SUPERSET,
+    "quorum: no name": SUPERSET,
+    "quorum: exclusive consumer": SUPERSET,
+    "quorum: global prefetch": SUPERSET,
+    "quorum: delete if *": SUPERSET,
+    "quorum: x-delivery-limit='5'": "a limit that is no number is refused",
+    "classic: x-dead-letter-strategy": SUPERSET,
+    "queue again: x-queue-leader-locator, *": "classic queues take it here, as in RabbitMQ from 4.0 on",
     "a consumer hears that its queue is gone": "basic.cancel precedes delete-ok here",
 }
+
+NOT_IN_CASES: dict[str, str] = {
+    "a limited queue with priorities drops the oldest of the lowest":
+        "RabbitMQ drops from the head, so the most urgent",
+    "x-max-length 0 with reject-publish takes what a waiting consumer can have": "RabbitMQ refuses everything",
+    "a mandatory direct reply that arrives is not returned": "RabbitMQ 3.10 delivers it and returns it as well",
+    "direct replies have rising delivery tags": "in RabbitMQ the tag of each is 1; nobody can acknowledge them",
+    "the default exchange may be an alternate exchange": "in RabbitMQ nothing is ever routed by it",
+    "a queue bound to a consistent hash twice has the weight of both": "RabbitMQ's plugin heeds the first only",
+}  # fmt: skip
+"""What no single answer shows: what is otherwise here, and why."""
 
 
 def reason(name: str) -> str | None:

@@ -7,12 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from protocols.amqp import methods as m
-from tests.conformance.replies import cases_arguments, cases_frames, cases_messages, cases_streams, cases_topology
+from tests.conformance.replies import (
+    cases_arguments,
+    cases_equivalence,
+    cases_frames,
+    cases_messages,
+    cases_others,
+    cases_streams,
+    cases_topology,
+)
 from tests.conformance.replies.client import ReplyClient, Step
 from tests.conformance.replies.steps import CASES, Q, X
 
 TABLE = Path(__file__).with_name("rabbitmq.json")
-MODULES = (cases_topology, cases_arguments, cases_messages, cases_frames, cases_streams)
+MODULES = (
+    cases_topology, cases_others, cases_arguments, cases_equivalence, cases_messages, cases_frames, cases_streams,
+)  # fmt: skip
 """Importing them fills `CASES`."""
 
 _LEFTOVERS: list[Step] = [m.QueueDelete(queue=Q), m.ExchangeDelete(exchange=X)]

@@ -100,7 +100,6 @@ def test_of_two_limits_the_lower_counts(
         ({"definition": {"delayed": 1}}, "1 is no valid value of delayed"),
         ({"definition": {"retry": []}}, r"\[\] is no valid value of retry"),
         ({"definition": {"alternate-exchange": 5}}, "5 is no valid value of alternate-exchange"),
-        ({"definition": {"dead-letter-routing-key": "k"}}, "dead-letter-routing-key without dead-letter-exchange"),
         ({"definition": {"dead-letter-exchange": "x"}, "operator": True}, "not recognised as operator policy settings"),
         ({"pattern": "^q("}, "pattern should be regular expression but is invalid"),
         ({"pattern": "x" * 1001}, "a pattern has at most 1000 characters"),
