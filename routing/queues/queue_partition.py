@@ -132,7 +132,7 @@ class QueuePartition:
         self._open_bytes_max = _BATCH_BYTES
         stored = StoredMessages(log, config, self._cache, self.moves, spawn=spawn, loaded=loaded)
         self.find, self.load = stored.find, stored.load
-        self.load_now, self.load_scattered = stored.load_now, stored.load_scattered
+        self.load_now, self.load_scattered, self.load_ahead = stored.load_now, stored.load_scattered, stored.load_ahead
         self.read_scattered, self.is_reading_for = stored.read_scattered, stored.is_reading_for
         self._keep_waiting = stored.keep_waiting
         self.pinned_warning_bytes = config.pinned_warning_bytes

@@ -238,12 +238,9 @@ class QueueRules:
 
     def _read_ahead(self, timing: Timing, now_ms: int) -> None:
         """Have messages read before they are due: then it takes no time to give them out."""
-        store = self._queue.store
-        if store is not self._queue.partition or store.is_reading_for(self._queue):
-            return
-        soon = [offset for offset in timing.soon(now_ms) if store.find(offset) is None]
-        if soon:
-            store.load_scattered(soon, self._queue)
+        partition = self._queue.partition
+        if self._queue.store is partition:
+            partition.load_ahead(lambda: timing.soon(now_ms), self._queue)
 
     def hold(self, due_ms: Sequence[int], offsets: Sequence[int]) -> None:
         """Messages that were given back and must not go out again before their time."""

@@ -78,6 +78,13 @@ class StoredMessages:
             offsets = [self._moves.location(offset) for offset in offsets]
         return self._scattered.load(offsets, queue)
 
+    def load_ahead(self, soon: Callable[[], list[int]], queue: Queue) -> None:
+        """As `load_scattered`, for messages that will be wanted soon; who they are is asked if it is worth it."""
+        if self._scattered.reads_ahead(queue):
+            offsets = [offset for offset in soon() if self.find(offset) is None]
+            if offsets:
+                self._scattered.load_ahead([self._moves.location(offset) for offset in offsets], queue)
+
     def keep_waiting(self, entry: CachedSlab) -> None:
         """A slab leaves memory: of one in which only few messages are left these stay, one by one."""
         if entry.queues and entry.live * _FEW <= entry.end - entry.first and entry.first >= self._moves.before:

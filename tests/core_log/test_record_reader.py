@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from core_log.batch_header import parse_header
 from core_log.errors import CorruptBatch
 from core_log.record_batch import BatchBuilder, decode_runs
-from core_log.record_reader import find_records
+from core_log.record_finder import find_records
 
 values = st.lists(
     st.tuples(st.integers(0, 3), st.binary(max_size=300), st.binary(max_size=200)), min_size=1, max_size=40
