@@ -48,7 +48,7 @@ async def housekeep(broker: Broker) -> None:
             warn_of_pinned_bytes(partition)
         broker.refused_messages += transient.shed(config.scratch_bytes_max)
         transient.delete_dead_prefix()
-        timeouts.look(broker.host.impatient, broker.clock.now_ms())
+        timeouts.look(broker.host.impatient, broker.sessions, broker.clock.now_ms())
         if trio.current_time() >= reclaim_due or broker.blocked:
             reclaim_due = trio.current_time() + config.reclaim_interval_ms / 1000
             for partition in (*broker.topology.led, transient):

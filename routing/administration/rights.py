@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from routing.administration.operations import operation, table
+from routing.administration.topology import vhosts_of
 from routing.grants import Permission, TopicPermission
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ async def list_permissions(
     broker: Broker, user: str, vhost: str | None = None, name: str | None = None, start: int = 0
 ) -> dict[str, Any]:
     """All permissions, or those in one virtual host, or of one user."""
+    vhosts_of(broker, vhost)
     rows = (
         (place, one, *permission)
         for place, one, permission in broker.rights.permissions()
@@ -76,6 +78,7 @@ async def list_topic_permissions(
     broker: Broker, user: str, vhost: str | None = None, name: str | None = None, start: int = 0
 ) -> dict[str, Any]:
     """Limits of keys on topic exchanges."""
+    vhosts_of(broker, vhost)
     rows = (
         (place, one, exchange, *permission)
         for place, one, exchange, permission in broker.rights.topic_permissions()

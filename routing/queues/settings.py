@@ -92,14 +92,14 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
                 values[name] = value
         retry = arguments.get("x-retry", policy.get("retry"))
         if retry:
-            values["retry_ms"] = list(retry)
+            values["retry_ms"] = list(map(interval_ms, retry))
         if arguments.get("x-queue-type") == "quorum":
             unlimited = -1 in (arguments.get("x-delivery-limit"), policy.get("delivery-limit"))
             if not unlimited:
                 values.setdefault("delivery_limit", QUORUM_DELIVERY_LIMIT)
         retain = arguments.get("x-retain", policy.get("retain"))
         if retain is not None:
-            values["retain_ms"] = retained_ms(retain)
+            values["retain_ms"] = interval_ms(retain)
         if "group_by" in values:
             # An order by key and one by priority are not to be had at once.
             values["priority_max"] = values["priority_window"] = 0
@@ -196,21 +196,21 @@ def _text(value: Any) -> str | None:
     return None if isinstance(value, str) else f"{{unacceptable_type,{type_name(value)}}}"
 
 
-_RETAIN = re.compile("([0-9]{1,9})([smhDMY])")
+_INTERVAL = re.compile("([0-9]{1,9})([smhDMY])")
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "D": 86_400_000, "M": 30 * 86_400_000, "Y": 365 * 86_400_000}
 
 
-def retained_ms(value: Any) -> int:
+def interval_ms(value: Any) -> int:
     """Milliseconds of "24h", "7D" or a number of them, which were checked."""
     if not isinstance(value, str):
         return int(value)
-    found = _RETAIN.fullmatch(value)
+    found = _INTERVAL.fullmatch(value)
     return int(found[1]) * _UNIT_MS[found[2]] if found else -1
 
 
-def _retain(value: Any) -> str | None:
+def _interval(value: Any) -> str | None:
     if isinstance(value, str):
-        ms = retained_ms(value)
+        ms = interval_ms(value)
         return None if 0 <= ms <= EXPIRY_MS_MAX else "{not_milliseconds_or_an_interval_up_to_10Y}"
     return _milliseconds(value)
 
@@ -237,7 +237,7 @@ def _version(value: Any) -> str | None:
 def _gaps(value: Any) -> str | None:
     if not isinstance(value, (list, tuple)) or not value or len(value) > 100:
         return "{not_a_list_of_milliseconds}"
-    return next((wrong for wrong in map(_milliseconds, value) if wrong), None)
+    return next((wrong for wrong in map(_interval, value) if wrong), None)
 
 
 def _anything(value: Any) -> str | None:
@@ -266,7 +266,7 @@ CHECKS: dict[str, Check] = {
     "delayed-retry-max": _milliseconds,
     "deduplication-window-ms": _milliseconds,
     "group-by": _group_by,
-    "retain": _retain,
+    "retain": _interval,
     "delayed": _boolean,
     "keep-transient": _boolean,
     "keep-delivered": _boolean,

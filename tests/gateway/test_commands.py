@@ -96,7 +96,11 @@ def test_users_and_permissions(broker: BrokerProcess, millrace: Commands) -> Non
     millrace("topic-permissions", "clear", "ada")
     millrace("permissions", "clear", "ada")
     assert [row["user"] for row in millrace.rows("permissions", "list")] == ["guest"]
-    millrace("users", "delete", "ada")
+    for what in ("permissions", "topic-permissions"):
+        assert millrace.refused(what, "list", "--vhost", "v") == "vhost v not found"
+    millrace("users", "tags", "ada", "administrator")
+    millrace("permissions", "set", "ada", "", "", "")
+    millrace("users", "delete", "ada", *login)
     assert [row["user"] for row in millrace.rows("users", "list")] == ["guest"]
     assert millrace.refused("users", "delete", "ada") == "no user 'ada'"
 

@@ -40,3 +40,9 @@ async def test_only_who_holds_the_oldest_delivery_for_too_long_is_ended(clock: M
         await seconds(100)
         assert not ended
         assert running.count("q") == 1
+
+        assert await patient.session.get("q", no_ack=False) is not None
+        await seconds(8)
+        assert not ended
+        await seconds(4)
+        assert len(ended) > 0, "who got it without a consumer holds it all the same"

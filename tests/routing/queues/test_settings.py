@@ -25,6 +25,7 @@ from routing.queues.settings import QUORUM_DELIVERY_LIMIT, QueueSettings, check_
         ({"x-single-active-consumer": 1}, "{unacceptable_type,signedint}"),
         ({"x-retry": []}, "{not_a_list_of_milliseconds}"),
         ({"x-retry": [1, -1]}, "{value_negative,-1}"),
+        ({"x-retry": ["1s", "5 s"]}, "{not_milliseconds_or_an_interval_up_to_10Y}"),
         ({"x-max-age": "1D"}, "of queue type rabbit_classic_queue"),
         ({"x-queue-type": "quorum", "x-queue-mode": "lazy"}, "of queue type rabbit_quorum_queue"),
     ],
@@ -53,14 +54,14 @@ def test_arguments_at_their_limits_and_unknown_ones_are_taken() -> None:
 def test_the_lower_limit_and_the_argument_count() -> None:
     found = QueueSettings.effective(
         {"x-message-ttl": 500, "x-max-length": 10, "x-dead-letter-exchange": "mine", "x-max-priority": 5},
-        {"message-ttl": 100, "max-length": 20, "dead-letter-exchange": "theirs", "expires": 7, "retry": [1, 2]},
+        {"message-ttl": 100, "max-length": 20, "dead-letter-exchange": "theirs", "expires": 7, "retry": ["1s", 2]},
     )
     assert found.message_ttl_ms == 100
     assert found.max_length == 10
     assert found.dead_letter_exchange == "mine"
     assert found.expires_ms == 7
     assert found.priority_max == 5
-    assert found.retry_ms == (1, 2)
+    assert found.retry_ms == (1000, 2)
     assert not found.is_plain
     assert QueueSettings.effective({}).is_plain
     assert not QueueSettings.effective({"x-max-length": 0}).is_plain
