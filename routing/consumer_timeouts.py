@@ -1,4 +1,5 @@
-"""Deliveries that are held for too long, by a consumer, or after it was cancelled, or by who got them one by one, where a queue has a limit for that (`x-consumer-timeout`).
+"""Deliveries that are held for too long, where a queue has a limit for that (`x-consumer-timeout`): by a consumer, or
+after it was cancelled, or by who got them one by one.
 
 By default there is none: a job may take days. Deliveries carry no time; instead it is noted now and then how far each
 session has come with its ids, which tells the age of the oldest that is not settled to within one interval.
