@@ -1,8 +1,10 @@
 """What a query's filters say of the offsets that it needs, so that less is read.
 
 1. Filters are only ever used to read less: Spark applies all of them to what is read.
-2. `offset`, `partition` and `topic` narrow what is read on both sides; `timestamp` where it says from when on. (Records
-   may be older than those before them, so nothing can be left out at the end.)
+2. `offset`, `partition` and `topic` narrow what is read on both sides; `timestamp` where it says from when on, and
+   where it says until when if it is known how much older a record may be than one before it (`timestampDisorderMs`).
+3. Rows that are not of the keys, routing keys and so on that a query names are left out in the worker: they are read,
+   but never reach Spark.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
@@ -26,6 +30,8 @@ from pyspark.sql.datasource import (
 from spark_bridge.offsets import OffsetRange, OffsetSource
 
 _OFFSET_MAX = 1 << 63
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MS = datetime.timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
@@ -37,11 +43,18 @@ class Wanted:
     partitions: frozenset[int] | None = None
     topics: frozenset[str] | None = None
     since_ms: int = 0
+    before_ms: int | None = None
+    values: tuple[tuple[str, frozenset[Any]], ...] = ()
+    """Columns, and the values that they may have."""
+
+
+EVERYTHING = Wanted()
+_BY_VALUE = ("key", "messageId", "protocol", "exchange", "routingKey", "mqttTopic")
 
 
 def wanted_by(filters: Iterable[Filter]) -> Wanted:
     """What all of these filters together leave."""
-    found = Wanted()
+    found = EVERYTHING
     for one in filters:
         name = getattr(one, "attribute", None)
         if name is not None and len(name) == 1 and getattr(one, "value", None) is not None:
@@ -60,10 +73,16 @@ def _narrowed(found: Wanted, name: str, one: Any) -> Wanted:
     if name == "topic":
         chosen = _members(one)
         return found if chosen is None else replace(found, topics=_both(found.topics, chosen))
-    if name == "timestamp" and isinstance(one, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
-        since = value if value.tzinfo is not None else value.astimezone()
-        begin = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-        return replace(found, since_ms=max(found.since_ms, (since - begin) // datetime.timedelta(milliseconds=1)))
+    if name in _BY_VALUE:
+        chosen = _members(one)
+        return found if chosen is None else replace(found, values=(*found.values, (name, chosen)))
+    if name == "timestamp" and isinstance(value, datetime.datetime):
+        time = (value if value.tzinfo is not None else value.astimezone()) - _EPOCH
+        if isinstance(one, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
+            found = replace(found, since_ms=max(found.since_ms, time // _MS))
+        if isinstance(one, EqualTo | EqualNullSafe | LessThan | LessThanOrEqual):
+            before = -(-time // _MS) if isinstance(one, LessThan) else time // _MS + 1
+            found = replace(found, before_ms=before if found.before_ms is None else min(found.before_ms, before))
     return found
 
 
@@ -93,8 +112,10 @@ def _both(known: frozenset[Any] | None, more: frozenset[Any]) -> frozenset[Any]:
     return more if known is None else known & more
 
 
-def narrowed(client: OffsetSource, ranges: Iterable[OffsetRange], wanted: Wanted) -> list[OffsetRange]:
-    """What of these ranges may matter."""
+def narrowed(
+    client: OffsetSource, ranges: Iterable[OffsetRange], wanted: Wanted, disorder_ms: int | None
+) -> list[OffsetRange]:
+    """What of these ranges may matter; `disorder_ms`: how much older a record may be than one before it, if known."""
     chosen = []
     for one in ranges:
         if wanted.partitions is not None and one.partition not in wanted.partitions:
@@ -102,14 +123,27 @@ def narrowed(client: OffsetSource, ranges: Iterable[OffsetRange], wanted: Wanted
         if wanted.topics is not None and one.topic not in wanted.topics:
             continue
         start, end = max(one.start_offset, wanted.first_offset), min(one.end_offset, wanted.end_offset)
-        if start < end:
-            chosen.append(replace(one, start_offset=start, end_offset=end))
-    if not wanted.since_ms or not chosen or chosen[0].reader is not None:
-        return chosen
-    found = client.list_many_offsets([(one.topic, one.partition, wanted.since_ms) for one in chosen])
-    late = [
-        replace(one, start_offset=max(one.start_offset, since))
-        for one, since in zip(chosen, found)
-        if since is not None
-    ]
-    return [one for one in late if one.start_offset < one.end_offset]
+        chosen.append(replace(one, start_offset=start, end_offset=end))
+    if chosen and chosen[0].reader is None:
+        if wanted.since_ms:
+            starts = _at(client, chosen, wanted.since_ms)
+            chosen = [replace(one, start_offset=max(one.start_offset, at)) for one, at in zip(chosen, starts)]
+        if wanted.before_ms is not None and disorder_ms is not None:
+            ends = _at(client, chosen, max(wanted.before_ms + disorder_ms, 0))
+            chosen = [replace(one, end_offset=min(one.end_offset, at)) for one, at in zip(chosen, ends)]
+    return [one for one in chosen if one.start_offset < one.end_offset]
+
+
+def _at(client: OffsetSource, ranges: Iterable[OffsetRange], time_ms: int) -> list[int]:
+    """The first offset of each that is not before a time."""
+    found = client.list_many_offsets([(one.topic, one.partition, time_ms) for one in ranges])
+    return [_OFFSET_MAX if offset is None else offset for offset in found]
+
+
+def matching(rows: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
+    """The rows that have the values which a query names."""
+    for name, values in wanted.values:
+        if name in rows.schema.names:
+            column = rows.column(name)
+            rows = rows.filter(pc.is_in(column, pa.array(sorted(values), column.type)))
+    return rows

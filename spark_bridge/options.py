@@ -47,8 +47,9 @@ _OTHERS = (
     *_ISOLATION,
 )
 _PUSH_DOWN = "filterPushdown"
+_DISORDER = "timestampDisorderMs"
 _STREAM = ("maxOffsetsPerTrigger", "groupIdPrefix", "kafka.group.id", "leaseMs")
-_BATCH_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, *_OTHERS, *_ACCESS)
+_BATCH_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, _DISORDER, *_OTHERS, *_ACCESS)
 _STREAM_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_STREAM, *_OTHERS, *_ACCESS)
 _COMPRESSION = ("compression", "kafka.compression.type")
 _TRANSACTION = ("txnAppId", "txnVersion")
@@ -56,7 +57,7 @@ _SINK_OPTIONS = (
     *_SERVERS, "topic", "exchange", "routingKey", _VHOST, *_COMPRESSION, *_TRANSACTION, "transactionTimeoutMs",
     "checkpointLocation", *_ACCESS,
 )  # fmt: skip
-KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, *_STREAM, *_OTHERS, *_ACCESS)
+KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, _DISORDER, *_STREAM, *_OTHERS, *_ACCESS)
 GROUP_PREFIX = "spark-millrace-source"
 LEASE_MS = 3_600_000
 CONSUME_LEASE_MS = 86_400_000
@@ -118,6 +119,8 @@ class ReadOptions:
     """For how long what a stream has not read is kept for it; 0 is not at all."""
     push_down: bool = False
     """Whether filters of queries may be looked at, to read less."""
+    disorder_ms: int | None = None
+    """How much older records may be than those before them; None: nobody knows."""
     group: str = ""
     """The group by whose offsets the broker shows how far a stream has come; the reader for whom messages of a queue
     are set aside.
@@ -185,6 +188,7 @@ def parse_options(options: Mapping[str, str], *, columns: tuple[str, ...] = (), 
         offsets_per_trigger_max=_count(given, "maxOffsetsPerTrigger", default=0),
         lease_ms=_lease(given, consumes=consumes) if streaming else 0,
         push_down=_flag(given, _PUSH_DOWN, default=False),
+        disorder_ms=_count(given, _DISORDER, default=0, least=0) if _DISORDER in given else None,
         group=_group(given, consumes=consumes) if streaming else "",
         queue=given.get("queue"),
         data_dir=_data_dir(given),

@@ -22,7 +22,7 @@ from protocols.native.blocking import BlockingClient
 from protocols.native.client_tls import tls_context
 from protocols.native.errors import ConnectionLost, OffsetOutOfRange
 from spark_bridge.columns import decode_batches
-from spark_bridge.filters import Wanted, narrowed, wanted_by
+from spark_bridge.filters import EVERYTHING, Wanted, matching, narrowed, wanted_by
 from spark_bridge.offsets import DataLoss, OffsetRange, divide, resolve
 from spark_bridge.options import ReadOptions, SinkOptions
 from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
@@ -32,6 +32,8 @@ from spark_bridge.sources import FETCH_BYTES_MAX, queue_batches, source_of
 ROWS_AT_ONCE = 30_000
 BYTES_AT_ONCE = 8 << 20
 ROWS_PER_BATCH = 10_000
+FETCH_BYTES_MIN = 16 << 10
+RECORD_BYTES_GUESS = 1_000
 
 
 class MillraceReader(DataSourceReader):  # type: ignore[misc]
@@ -39,7 +41,7 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self.wanted = Wanted()
+        self.wanted = EVERYTHING
 
     def partitions(self) -> list[InputPartition]:
         """An input partition for each range. Raises `OptionError`, `DataLoss`, `MillraceError`."""
@@ -48,7 +50,7 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
             ranges = resolve(source.log, source.options)
             if source.reader is not None:
                 ranges = [replace(one, reader=source.reader) for one in ranges]
-            ranges = narrowed(source.log, ranges, self.wanted)
+            ranges = narrowed(source.log, ranges, self.wanted, self.options.disorder_ms)
         return [InputPartition(one) for one in divide(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -57,7 +59,7 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
         Raises `DataLoss` when records of the range are gone (and `failOnDataLoss`), `MillraceError`.
         """
         if partition.value is not None:
-            yield from read_range(self.options, partition.value)
+            yield from read_range(self.options, partition.value, self.wanted)
 
 
 class FilteringReader(MillraceReader):
@@ -71,8 +73,10 @@ class FilteringReader(MillraceReader):
         return filters
 
 
-def read_range(options: ReadOptions, one: OffsetRange) -> Iterator[pa.RecordBatch]:
-    """The rows of a range of offsets, as Spark wants them. Raises `DataLoss`, `MillraceError`, CorruptBatch."""
+def read_range(options: ReadOptions, one: OffsetRange, wanted: Wanted = EVERYTHING) -> Iterator[pa.RecordBatch]:
+    """The rows of a range of offsets that are wanted, as Spark has them. Raises `DataLoss`, `MillraceError`,
+    CorruptBatch.
+    """
     names = set(options.columns)
     parts = {
         "with_keys": not names.isdisjoint(MADE_OF_KEYS),
@@ -85,7 +89,10 @@ def read_range(options: ReadOptions, one: OffsetRange) -> Iterator[pa.RecordBatc
             columns = decode_batches(batches, **parts)
             first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset]).tolist()
             for start in range(first, last, ROWS_PER_BATCH):
-                yield arrow_rows(columns.part(start, min(start + ROWS_PER_BATCH, last)), one, options.columns)
+                rows = arrow_rows(columns.part(start, min(start + ROWS_PER_BATCH, last)), one, options.columns)
+                rows = matching(rows, wanted)
+                if rows.num_rows:
+                    yield rows
 
 
 def connect(options: ReadOptions | SinkOptions) -> BlockingClient:
@@ -125,10 +132,17 @@ def _batches(client: BlockingClient, one: OffsetRange, options: ReadOptions) -> 
     if directory is not None:
         yield from read_directly(directory, one.start_offset, one.end_offset, fetched, FETCH_BYTES_MAX)
         return
-    offset = one.start_offset
-    while offset < one.end_offset and (batches := fetched(offset, FETCH_BYTES_MAX)):
+    offset, size = one.start_offset, 0
+    while offset < one.end_offset:
+        # What lies behind the range is not asked for, as far as the records so far tell how long they are.
+        each = size / (offset - one.start_offset) if size else RECORD_BYTES_GUESS
+        room = int((one.end_offset - offset) * each * 1.1)
+        batches = fetched(offset, min(max(room, FETCH_BYTES_MIN), FETCH_BYTES_MAX))
+        if not batches:
+            return
         for batch in batches:
             yield batch
+            size += len(batch)
             offset = parse_header(batch).next_offset
 
 
