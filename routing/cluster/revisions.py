@@ -43,7 +43,8 @@ class Revisions:
         """Wait until all brokers have applied it."""
         with trio.move_on_after(self._patience_s):
             while self._missing(revision):
-                self._changed = self._changed or trio.Event()
+                if self._changed is None:
+                    self._changed = trio.Event()
                 await self._changed.wait()
 
     def _missing(self, revision: int) -> bool:

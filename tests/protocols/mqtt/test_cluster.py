@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,10 +18,12 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from tests.protocols.mqtt.wire import connect
 from tests.support.cluster import ClusterProcesses, cluster_processes
 
 PATIENCE_S = 20.0
 SESSION_TAKEN_OVER = 0x8E
+CONNACK = b"\x20\2\0\0"
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +133,20 @@ def test_a_session_is_taken_over_by_another_broker(cluster: ClusterProcesses) ->
         assert watcher.silent()
     with Device(cluster, 1, "mover", clean=True):
         pass
+
+
+def test_sessions_may_begin_at_the_same_time(cluster: ClusterProcesses) -> None:
+    with ExitStack() as stack:
+        clients = []
+        for number, broker in cluster.brokers.items():
+            for at in range(10):
+                sock = stack.enter_context(socket.create_connection((broker.host, broker.mqtt_port)))
+                sock.settimeout(PATIENCE_S)
+                clients.append((sock, f"at-once-{number}-{at}"))
+        for sock, name in clients:
+            sock.sendall(connect(name, clean=False))
+        answers = {name: sock.recv(4) for sock, name in clients}
+    assert {name: answer for name, answer in answers.items() if answer != CONNACK} == {}
 
 
 def test_members_of_a_group_at_all_brokers_share(cluster: ClusterProcesses) -> None:
