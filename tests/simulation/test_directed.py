@@ -1,0 +1,104 @@
+"""Sequences made by hand for guards whose absence random schedules hardly ever show: with the wrong rule of
+`mutations.py` they end badly, without it they do not.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import trio
+
+from core_log.memory_files import MemoryFiles
+from core_log.replication.follower import Follower
+from core_log.replication.messages import Batches, Refused
+from routing.errors import StorageUnavailable
+from tests.core_log.helpers import flush, make_batch
+from tests.core_log.replication.test_roles import ALL, BROKERS, lead
+from tests.core_log.test_replica_log import open_replica
+from tests.simulation.brokers.mutations import serves_after_its_lease
+from tests.simulation.mutations import heeds_old_answers
+from tests.support.home_cluster import Member, mesh
+
+
+@pytest.mark.parametrize("rule", [nullcontext, heeds_old_answers], ids=lambda rule: rule.__name__)
+async def test_an_answer_to_an_old_position_comes_when_what_was_reported_since_is_counted_on(rule: Any) -> None:
+    logs = [open_replica(MemoryFiles()) for _ in range(3)]
+    leader = lead(logs[0], ALL[:2])
+    second, third = (Follower("x", log, 1, 1) for log in logs[1:])
+
+    def tell(follower: Follower, broker: int, now_s: float) -> Any:
+        order = follower.position(again=True)
+        assert order is not None
+        return leader.on_position(broker, order, now_s) or leader.due(broker, now_s, bytes_max=1 << 20)
+
+    for body in (b"a", b"b"):
+        logs[0].append(make_batch([body] * 5))
+    logs[0].request_sync()
+    # 3 is not in sync. All there is is on its way to it when it promises once more, from where it still is.
+    sent = tell(third, 3, 1.0)
+    assert isinstance(sent, Batches)
+    promise = third.position(again=True)
+    assert promise is not None
+    # 2 and the leader commit it meanwhile, and the first batch is deleted.
+    answer = tell(second, 2, 1.0)
+    assert isinstance(answer, Batches)
+    second.on_batches(answer)
+    for log in logs[:2]:
+        flush(log)
+    leader.log_advanced()
+    tell(second, 2, 1.1)
+    assert logs[0].high_watermark == 10
+    logs[0].delete_prefix(5)
+    refused = leader.on_position(3, promise, 1.2)
+    assert isinstance(refused, Refused)
+    assert refused.reason == "out_of_range"
+    # Before it hears that, it has it all on its disk, says so, and is in sync.
+    third.on_batches(sent)
+    flush(logs[2])
+    tell(third, 3, 1.3)
+    change = leader.wish(BROKERS, 1.3)
+    assert change is not None
+    assert 3 in change.state.isr_brokers
+    leader.on_state(change.state, 101)
+    with rule():
+        third.on_refused(refused)
+        if third.needs_repair:
+            await third.repair()
+    kept = logs[2].log_end_offset >= logs[0].high_watermark
+    assert kept == (rule is nullcontext), "a member of the ISR has what is committed"
+
+
+@pytest.mark.parametrize("rule", [nullcontext, serves_after_its_lease], ids=lambda rule: rule.__name__)
+async def test_a_leader_that_hears_of_nobody_is_replaced(rule: Any) -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one = brokers.members[1]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        await one.client().publish_safely("q", *range(3))
+        # It hears of nobody, etcd included: what that says is not applied, and the lease runs out there and here.
+        listeners, one.one.store.listeners[:] = list(one.one.store.listeners), []
+        lost, one.one.store.lease_lost[:] = list(one.one.store.lease_lost), []
+        one.cut()
+        with rule():
+            await brokers.members[2].one.store.revoke(one.one.store.lease_id)
+            one.one.store.lease_deadline = -1.0
+            del brokers.members[1]
+            leader = await brokers.settled(0, 2)
+            both = await gives(leader), await gives(one)
+        one.one.store.listeners[:], one.one.store.lease_lost[:] = listeners, lost
+        brokers.members[1] = one
+    assert both == (True, rule is not nullcontext), "two brokers give out one message"
+
+
+async def gives(member: Member) -> bool:
+    """Whether a broker gives out the first message of a queue, which takes it for its own."""
+    client = member.client()
+    with trio.move_on_after(1):
+        try:
+            await client.consume("q")
+        except StorageUnavailable:
+            return False
+        await member.until(lambda: bool(client.deliveries))
+    return bool(client.deliveries) and client.deliveries[0].body == "0"
