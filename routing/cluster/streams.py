@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from routing.message import Slab
 
 WINDOW_BYTES = 8 << 20
-_RETRY_S = 0.05
+_RETRY_S, _RETRY_S_MAX = 0.01, 0.4
+"""Who does not take what is sent is tried again then, ever later: it may become the leader within a moment."""
 _LAST_WORD_S = 0.25
 _MESSAGE_BYTES = 64
 """What a message takes besides its body, about."""
@@ -131,6 +132,7 @@ class Stream:
         self._away_since_s: float | None = None
         self._refused_by: tuple[EngineLink, int] | None = None
         self._refused_at_s = 0.0
+        self._retry_s = _RETRY_S
         self._watches: deque[Watch] = deque()
         self._refused_before = 0
         """Refusals of positions below are known."""
@@ -262,12 +264,12 @@ class Stream:
         elif self._held_until_s is not None:
             self._held_until_s = self._asked_of = None
         retried = link is not None and self._refused_by == (link, leader_epoch)
-        if retried and self._forwarding.now_s() < self._refused_at_s + _RETRY_S:
+        if retried and self._forwarding.now_s() < self._refused_at_s + self._retry_s:
             link = None
         if link is self._link and (link is None or leader_epoch == self._leader_epoch):
             return
         if leader_epoch != self._leader_epoch:
-            self._had_before = self._sent_at_all
+            self._had_before, self._retry_s = self._sent_at_all, _RETRY_S
         self._link, self._leader_epoch, self._begins = link, leader_epoch, True
         self._sent_before = self.kept[0].position if self.kept else self.next_position
         self._asked_before = 0
@@ -287,11 +289,11 @@ class Stream:
             return False
         if self._held_until_s is None:
             self._held_until_s = self._forwarding.now_s() + _LAST_WORD_S
-            self._forwarding.spawn(self._look_later)
+            self._forwarding.spawn(self._look_later, _LAST_WORD_S)
         return self._forwarding.now_s() < self._held_until_s
 
-    async def _look_later(self) -> None:
-        await trio.sleep(_LAST_WORD_S)
+    async def _look_later(self, after_s: float) -> None:
+        await trio.sleep(after_s)
         self.look()
         self._forwarding.want_turn()
 
@@ -302,7 +304,10 @@ class Stream:
             if self._held_until_s is not None:
                 self.look()
         if link is self._link and leader_epoch == self._leader_epoch:
+            if self._refused_by == (link, leader_epoch):
+                self._retry_s = min(2 * self._retry_s, _RETRY_S_MAX)
             self._refused_by, self._refused_at_s = (link, leader_epoch), self._forwarding.now_s()
+            self._forwarding.spawn(self._look_later, self._retry_s)
             self.look()
 
     def tick(self, now_s: float) -> None:
@@ -335,6 +340,7 @@ class Stream:
         if leader_epoch != self._leader_epoch:
             return
         if self._link is not None:
+            self._retry_s = _RETRY_S
             self._refused_by = self._away_since_s = self.error = None
         if refused:
             self._note_refused(list(zip(refused[::2], refused[1::2], strict=True)), written, committed)
