@@ -226,8 +226,8 @@ CAUGHT_BY: dict[Mutation, int] = {
 }
 
 RARELY_CAUGHT: tuple[Mutation, ...] = (heeds_old_answers,)
-"""Not by one schedule in a thousand, since a follower that has to report is sent nothing else meanwhile: a sequence made
-by hand shows it (`test_directed.py`).
+"""Not by one schedule in a thousand, since a follower that has to report is sent nothing else meanwhile: a sequence
+made by hand shows it (`test_directed.py`).
 """
 
 CAUGHT_WITH_MOVES_BY: dict[Mutation, int] = {

@@ -127,7 +127,7 @@ RARELY_CAUGHT: dict[Mutation, str] = {
     answers_before_offsets_are_kept: "9",
     serves_after_its_lease: "7",
 }
-"""By one schedule in some dozens, which takes too long for every day: with `--mutation`. What is served after a lease is
-shown by a sequence made by hand as well (`tests/simulation/test_directed.py`).
+"""By one schedule in some dozens, which takes too long for every day: with `--mutation`. A sequence made by hand shows
+what is served after a lease as well (`tests/simulation/test_directed.py`).
 """
 BY_NAME = {mutation.__name__: mutation for mutation in (*CAUGHT_BY, *RARELY_CAUGHT)}

@@ -1,0 +1,76 @@
+"""A broker that no other broker hears, though its clients and etcd do: it confirms nothing to MQTT clients meanwhile,
+and what it does confirm when the cut is over has arrived everywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("paho.mqtt.client")
+
+from tests.protocols.mqtt.test_cluster import PATIENCE_S, Device
+from tests.support.cluster import cluster_processes
+
+CUT_S = 2.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_broker_that_is_cut_off_from_the_others_confirms_nothing(tmp_path: Path) -> None:
+    with cluster_processes(tmp_path) as cluster:
+        cluster.until_whole()
+        assert cluster.relay is not None
+        with (
+            Device(cluster, 2, "lasting", lasting=True) as lasting,
+            Device(cluster, 3, "clean", clean=True) as clean,
+            Device(cluster, 1, "publisher", clean=True) as publisher,
+        ):
+            confirmed: dict[int, float] = {}
+
+            def published(client: Any, data: Any, mid: int, reason: Any, properties: Any) -> None:
+                if not reason.is_failure:
+                    confirmed[mid] = time.monotonic()
+
+            publisher.client.on_publish = published
+            lasting.subscribe("cut/lasting/#")
+            clean.subscribe("cut/clean/#")
+            sent: dict[int, bytes] = {}
+
+            def publish(count: int) -> None:
+                for _ in range(count):
+                    for topic in ("cut/lasting/a", "cut/clean/a"):
+                        for retain in (False, True):
+                            body = b"%d" % len(sent)
+                            sent[publisher.client.publish(f"{topic}/{retain}", body, 1, retain).mid] = body
+
+            publish(5)
+            until(lambda: len(confirmed) == len(sent))
+            cluster.relay.isolate(1)
+            cut_s = time.monotonic()
+            publish(1)
+            time.sleep(CUT_S)
+            publish(1)
+            healed_s = time.monotonic()
+            cluster.relay.heal()
+            assert not [at_s for at_s in confirmed.values() if cut_s + 0.05 < at_s < healed_s]
+            until(lambda: len(confirmed) == len(sent) or not publisher.client.is_connected())
+            wanted = {sent[mid] for mid in confirmed}
+            got = set[bytes]()
+
+            def taken() -> bool:
+                for device in (lasting, clean):
+                    while not device.got.empty():
+                        got.add(device.got.get().payload)
+                return wanted <= got
+
+            until(taken)
