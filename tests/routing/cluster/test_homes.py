@@ -362,6 +362,26 @@ async def test_what_a_leader_has_answered_is_not_sent_to_the_next_one_however_la
         assert [body for body, _ in await leader.drain("q")] == ["first", "second", "third"]
 
 
+async def test_who_is_refused_by_a_leader_to_be_tries_again_without_anything_happening() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one, two = brokers.members[1], brokers.members[2]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        await until(lambda: "q" in two.broker.topology.queues)
+        assert one.broker.engine is not None
+        assert two.broker.engine is not None
+        serving, refusals = one.broker.engine.serving, iter(range(3))
+        home = serving.home
+        serving.home = lambda *asked: home(*asked) if next(refusals, None) is None else None  # type: ignore[method-assign]
+        two.broker.engine.forwarding.tick = lambda: None  # type: ignore[method-assign]
+        client = two.client()
+        client.publish("q", "first", confirm=True)
+        two.turn()
+        await until(lambda: client.confirmed == 1)
+        assert next(refusals, None) is None
+        assert not [event for event in client.events if event[0] == "refuse"]
+
+
 async def test_what_others_have_in_the_place_of_what_was_taken_is_no_answer_to_it() -> None:
     async with mesh(serve_each_other=True) as brokers:
         one, two, three = (brokers.members[me] for me in (1, 2, 3))
