@@ -61,14 +61,14 @@ NOT_IN_CASES: dict[str, str] = {
     "the default exchange may be an alternate exchange": "in RabbitMQ nothing is ever routed by it",
     "a queue bound to a consistent hash twice has the weight of both": "RabbitMQ's plugin heeds the first only",
     "messages expire on time wherever they stand": "in RabbitMQ those behind one that lives longer wait for it",
-    "a delayed message is routed when it is published": "RabbitMQ's plugin routes it when it is due, so that nothing can "
-        "be said to who published it as mandatory, and bindings may have come and gone",
+    "a delayed message is routed when it is published":
+        "RabbitMQ's plugin routes it when it is due: `mandatory` means nothing there, bindings may have come and gone",
     "x-delay stays as it was published": "RabbitMQ's plugin turns its sign; here properties keep their bytes",
     "a delay may be longer than 49 days": "RabbitMQ's plugin takes such a message for one without",
     "a dead letter is not delayed, whatever its x-delay":
         "by RabbitMQ's plugin it is if the dead letter exchange is the first delayed one on its way",
     "a dead letter that its next queue refuses waits until it is taken": "RabbitMQ's classic queues lose it",
-    "a message forgets the keys of BCC when it dies": "RabbitMQ routes the dead letter by them; here they are not stored",
+    "a message forgets the keys of BCC when it dies": "RabbitMQ routes dead letters by them; they are not stored here",
     "a first delivery has no x-delivery-count": "RabbitMQ's quorum queues say 0; absent costs nothing",
 }  # fmt: skip
 """What no single answer shows: what is otherwise here, and why."""
