@@ -209,7 +209,8 @@ def memory(spark: Any, options: argparse.Namespace) -> None:
         while not over.wait(0.02):
             for pid in descendants(os.getpid()):
                 try:
-                    if b"pyspark" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    if b"pyspark" in command and b"java" not in command.partition(b"\0")[0]:
                         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
                         own = sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_"))
                         most[pid] = max(most.get(pid, 0), own)
