@@ -163,6 +163,11 @@ class Rights:
         user = self._users.get(name)
         return user is not None and "administrator" in user.tags
 
+    def is_impersonator(self, name: str) -> bool:
+        """Whether a user may publish in the name of others."""
+        user = self._users.get(name)
+        return user is not None and "impersonator" in user.tags
+
     async def authenticate(self, name: str, password: bytes) -> bool:
         """Whether this is the password of a user; a wrong one takes as long whether or not there is such a user."""
         user = self._users.get(name)

@@ -102,7 +102,7 @@ class AmqpAdapter:
         self._connection = AmqpConnection(
             self.config,
             self.write,
-            lambda raw: intern(raw, self._login.user),
+            lambda raw: intern(raw, self._login.user, lambda: broker.rights.is_impersonator(self._login.user)),
             server_properties=server_properties(self.config),
             mechanisms=self._login.mechanisms,
             facts_of=lambda raw: facts_of(raw, self._login.user),

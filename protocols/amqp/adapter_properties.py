@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,11 +158,13 @@ class SpecialProperties:
     wants_reply_address: bool
 
 
-def intern(raw: bytes, user: str) -> Properties | SpecialProperties | AmqpError:
+def intern(
+    raw: bytes, user: str, impersonates: Callable[[], bool] = lambda: False
+) -> Properties | SpecialProperties | AmqpError:
     """The `Properties` for the bytes of a content header, shared by all connections.
 
-    For properties that RabbitMQ refuses (a bad expiration, the name of another user) it is the error to close the
-    channel with. Raises SyntaxFault when the bytes are malformed.
+    For properties that RabbitMQ refuses (a bad expiration, the name of another user unless the user `impersonates`)
+    it is the error to close the channel with. Raises SyntaxFault when the bytes are malformed.
     """
     interned = _interned.get(raw)
     if interned is None:
@@ -179,7 +182,7 @@ def intern(raw: bytes, user: str) -> Properties | SpecialProperties | AmqpError:
         if found.delivery_mode not in (None, TRANSIENT, PERSISTENT):
             explanation = f"invalid message: {{delivery_mode_unknown,{found.delivery_mode}}}"
             return AmqpError("PRECONDITION_FAILED", explanation)
-        if found.user_id is not None and found.user_id != user:
+        if found.user_id is not None and found.user_id != user and not impersonates():
             explanation = f"user_id property set to '{found.user_id}' but authenticated user was '{user}'"
             return AmqpError("PRECONDITION_FAILED", explanation)
         made = _properties_of(raw, found)

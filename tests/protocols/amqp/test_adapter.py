@@ -506,6 +506,7 @@ def test_a_user_id_must_be_ones_own() -> None:
     raw = encode_properties(BasicProperties(user_id="guest"))
     assert isinstance(intern(raw, "guest"), Properties)
     assert isinstance(intern(raw, "other"), AmqpError)
+    assert isinstance(intern(raw, "other", lambda: True), Properties)
 
 
 def test_every_engine_error_has_a_reply() -> None:
