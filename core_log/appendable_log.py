@@ -70,7 +70,7 @@ class AppendableLog:
         size = len(batch)
         if size > self.config.message_bytes_max:
             raise BatchTooLarge(f"a batch of {size} bytes, the limit is {self.config.message_bytes_max}")
-        if size <= HEADER_BYTES:
+        if size < HEADER_BYTES:
             raise CorruptBatch(f"{size} bytes are no batch")
         found_offset, length, epoch, magic, attributes, last_delta, max_timestamp_ms = APPEND_FIELDS.unpack_from(batch)
         if length + LENGTH_START != size or magic != MAGIC or last_delta < 0:

@@ -51,6 +51,10 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Records may ask to be delivered later. That is not the log's matter: whoever appends asks."""
     dead_letter_fetches: int = 0
     """So often a group may begin with the same record, 0: for ever. Nor is that."""
+    priority_group: str = ""
+    """Records wait, and come into the log by their priority as this group goes on; "": they do not. Nor is that."""
+    priority_ahead: int = 1000
+    """So many records are in the log before that group has got so far."""
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "segment_ms", "index_bytes_max", "message_bytes_max", "fsync_interval_ms"):

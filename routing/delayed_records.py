@@ -1,22 +1,24 @@
-"""Records that become visible later, in topics that allow it (`millrace.delay.enable`).
+"""Records that become visible later, or by their priority, in topics that allow it (`millrace.delay.enable`,
+`millrace.priority.group`).
 
-A producer says so by a header: `x-delay`, ms from now, or `deliver-at`, ms since 1970. A log has no place for what is
-not there yet, so:
+A producer says so by a header: `x-delay`, ms from now, `deliver-at`, ms since 1970, or `x-priority`, 0 to 9. A log has
+no place for what is not there yet, and one order, so:
 
 1. Such a record is taken out of its batch, which is appended without it: its offsets and sequence numbers stay, as in a
    log that was compacted. It is parked as a delayed message of a durable queue, and only when that is safe is the batch
    appended: what was confirmed is in the log or parked. What an idempotent producer sends again is parked once.
-2. When it is due it is appended to the partition it was sent to, as a batch of its own, and its parked copy settled
-   when that is committed. A crash in between appends it twice; it is never lost.
+2. When it is due it is appended to the partition it was sent to, as a batch of its own (`parked_records.py`).
 3. The queue is an ordinary one, `millrace.delayed.TOPIC` in the virtual host `/`: `millrace delayed` lists and cancels.
-   It goes with its topic. In a cluster one broker at a time works on it.
-4. Only in such topics is a batch looked into, and there only if it is compressed or has the name of such a header.
+   It goes with its topic. In a cluster one broker at a time works on it. Where priorities count, all records of a
+   partition wait in one of its own, `millrace.waiting.TOPIC.PARTITION`, and a group makes room for them as it goes on.
+4. Only in such topics is a batch looked into; for delays alone only if it is compressed or has the name of such a
+   header.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -24,21 +26,19 @@ import trio
 from core_log.batch_header import BatchHeader
 from core_log.compaction.rewrite import left_of
 from core_log.compression import DECOMPRESSED_BYTES_MAX
-from core_log.errors import InvalidRecord, LogError
+from core_log.errors import InvalidRecord
 from core_log.files import BytesLike
-from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder, iterate_records
-from core_log.record_fields import decode_fields
 from routing.commits import storage_errors
 from routing.deduplication import put
-from routing.errors import BrokerError, StorageUnavailable
+from routing.errors import BrokerError
 from routing.facts import DELAY_MS_MAX, pack
 from routing.message import NeutralProperties, Properties, Slab
+from routing.parked_records import FOLLOW_S, GroupReleaser, Releaser, led_here
 from routing.property_editors import NEUTRAL, to_neutral_raw
-from routing.session import Consumer, Outcome, Session
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
-from routing.topology.removal import DELAYED_PREFIX
+from routing.topology.removal import DELAYED_PREFIX, WAITING_PREFIX, parked_for
 from routing.topology.route import Route
 
 if TYPE_CHECKING:
@@ -46,12 +46,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DELAY, DELIVER_AT = "x-delay", "deliver-at"
+DELAY, DELIVER_AT, PRIORITY = "x-delay", "deliver-at", "x-priority"
+PRIORITY_MAX = 9
 _NAMES = (DELAY.encode(), DELIVER_AT.encode())
 _DIGITS_MAX = 15
 _LOOK_S = 1.0
-_RETRY_S = 1.0
-_PREFETCH = 1000
 _ARGUMENTS = {"x-single-active-consumer": True, "x-deduplication-window-ms": 3_600_000}
 
 
@@ -61,34 +60,39 @@ class Parked(NamedTuple):
     """
 
     delay_ms: int
+    priority: int
     name: str | None
     batch: bytes
 
 
-def divide(header: BatchHeader, batch: BytesLike, now_ms: int) -> tuple[BytesLike, list[Parked]]:
-    """A producer's batch without those of its records that are to wait, and these. Raises InvalidRecord,
-    CorruptBatch.
+def divide(
+    header: BatchHeader, batch: BytesLike, now_ms: int, *, delays: bool = True, priorities: bool = False
+) -> tuple[BytesLike, list[Parked]]:
+    """A producer's batch without those of its records that are to wait, and these: those that ask for it, or with
+    `priorities` all. Raises InvalidRecord, CorruptBatch.
     """
     data = bytes(batch)
-    if not header.compression and not any(name in data for name in _NAMES):
+    if not priorities and not header.compression and not any(name in data for name in _NAMES):
         return batch, []
     parked: list[Parked] = []
     flags = bytearray()
     for index, record in enumerate(iterate_records(data)):
-        said = ((name, value) for name, value in record.headers if name in (DELAY, DELIVER_AT))
+        said = ((name, value) for name, value in record.headers if delays and name in (DELAY, DELIVER_AT))
         delay_ms = next((_delay_ms(name, value, now_ms) for name, value in said), 0)
-        flags.append(delay_ms <= 0)
-        if delay_ms > 0:
+        waits = priorities or delay_ms > 0
+        flags.append(not waits)
+        if waits:
             name = None
             if header.producer_id >= 0:
                 name = f"{header.producer_id}.{header.producer_epoch}.{header.base_sequence}.{index}"
             single = BatchBuilder(0, 0, record.timestamp_ms)
             single.add(0, record.key, record.value, record.headers)
-            parked.append(Parked(delay_ms, name, single.build()))
+            asked = (value for name, value in record.headers if priorities and name == PRIORITY)
+            parked.append(Parked(max(delay_ms, 0), next(map(_priority, asked), 0), name, single.build()))
     if not parked:
         return batch, []
     if header.is_transactional:
-        raise InvalidRecord("a record that is delivered later cannot be part of a transaction")
+        raise InvalidRecord("a record that waits for its time or turn cannot be part of a transaction")
     return left_of(header, data, bytes(flags), DECOMPRESSED_BYTES_MAX), parked
 
 
@@ -102,14 +106,23 @@ def _delay_ms(name: str, value: bytes | None, now_ms: int) -> int:
     return delay_ms
 
 
+def _priority(value: bytes | None) -> int:
+    text = (value or b"").decode("ascii", "replace")
+    if not text.isdecimal() or len(text) > _DIGITS_MAX:
+        raise InvalidRecord(f"header {PRIORITY}={text[:_DIGITS_MAX]!r} is not a number from 0 to {PRIORITY_MAX}")
+    return min(int(text), PRIORITY_MAX)
+
+
 class DelayedRecords:
     """See the module; one for each broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._workers: dict[str, _Worker] = {}
+        self._releasers: dict[str, Releaser] = {}
         self._making = trio.Lock()
+        self._followed = trio.Event()
         broker.spawn(self._run)
+        broker.spawn(self._follow)
 
     async def park(
         self, partition: TopicPartition, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]
@@ -117,24 +130,28 @@ class DelayedRecords:
         """A producer's validated batches without what is to wait, which is safe when this returns. Raises
         InvalidRecord, CorruptBatch, BrokerError.
         """
-        log = partition.log
+        log, config = partition.log, partition.log.config
+        by_turn = bool(config.priority_group)
         left: list[BytesLike] = []
         parked: list[Parked] = []
         for header, batch in zip(headers, batches, strict=True):
-            rest, found = divide(header, batch, log.wall_clock_ms())
+            rest, found = divide(header, batch, log.wall_clock_ms(), delays=config.delays, priorities=by_turn)
             left.append(rest)
             parked += found
         if parked:
-            await self._park(partition, parked)
+            await self._park(partition, parked, by_turn)
         return left
 
-    async def _park(self, partition: TopicPartition, parked: list[Parked]) -> None:
-        broker, name = self._broker, DELAYED_PREFIX + partition.topic_name
+    async def _park(self, partition: TopicPartition, parked: list[Parked], by_turn: bool) -> None:
+        broker, name, arguments = self._broker, DELAYED_PREFIX + partition.topic_name, _ARGUMENTS
+        if by_turn:
+            name = f"{WAITING_PREFIX}{partition.topic_name}.{partition.index}"
+            arguments = _ARGUMENTS | {"x-max-priority": PRIORITY_MAX}
         vhost = broker.topology.vhost(DEFAULT_VHOST)
         if name not in vhost.queues:
             async with self._making:
-                await broker.declare_queue(name, durable=True, arguments=_ARGUMENTS)
-        await self._work(name, partition.topic_name)
+                await broker.declare_queue(name, durable=True, arguments=arguments)
+        await self._work(name)
         queue = vhost.queues[name]
         route = Route([queue], [], delayed=True)
         failed = route.error()
@@ -145,7 +162,7 @@ class DelayedRecords:
         raws = [to_neutral_raw(NeutralProperties(persistent=True, message_id=name)) for name in named]
         slab = Slab(
             "", str(partition.index), common, [one.batch for one in parked], raws=raws,
-            facts=[pack(True, delay_ms=one.delay_ms) for one in parked],
+            facts=[pack(True, one.priority, delay_ms=one.delay_ms) for one in parked],
         )  # fmt: skip
         with storage_errors():
             targets = put(route, slab, broker.clock.now_ms)
@@ -157,100 +174,34 @@ class DelayedRecords:
         """Work on what was parked before this process, or by others."""
         while True:
             queues = self._broker.topology.vhost(DEFAULT_VHOST).queues
-            for topic in list(self._broker.topics) if any(one.startswith(DELAYED_PREFIX) for one in queues) else ():
-                if DELAYED_PREFIX + topic in queues:
-                    try:
-                        await self._work(DELAYED_PREFIX + topic, topic)
-                    except BrokerError as error:
-                        logger.warning("delayed records of topic %s wait: %s", topic, error)
+            for name in [one for one in queues if parked_for(one) in self._broker.topics]:
+                try:
+                    await self._work(name)
+                except BrokerError as error:
+                    logger.warning("the records in queue %s wait: %s", name, error)
             await trio.sleep(_LOOK_S)
 
-    async def _work(self, queue: str, topic: str) -> None:
-        worker = self._workers.get(queue)
-        if worker is None or worker.gone:
-            worker = self._workers[queue] = _Worker(self._broker, topic)
-            await worker.begin(queue)
+    async def _follow(self) -> None:
+        while True:
+            await self._followed.wait()
+            followers = [one for one in self._releasers.values() if isinstance(one, GroupReleaser) and not one.gone]
+            for one in followers:
+                await one.follow()
+            if not followers:
+                self._followed = trio.Event()
+            await trio.sleep(FOLLOW_S)
 
-
-class _Worker:
-    """Appends what has become due in one topic: the consumer of its queue, and the sink of its session."""
-
-    def __init__(self, broker: Broker, topic: str) -> None:
-        self._broker = broker
-        self._topic = topic
-        self.gone = False
-        self._session: Session = broker.session(self, protocol=NEUTRAL, owner=self)
-
-    async def begin(self, queue: str) -> None:
-        self._session.set_prefetch(_PREFETCH, per_session=False)
-        try:
-            await self._session.consume(queue, tag="delayed", no_ack=False)
-        except BaseException:
-            self.cancelled(None)
-            raise
-
-    # --- the sink ----------------------------------------------------------------------
-
-    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
-        """See `DeliverySink`."""
-        topic: Topic | None = self._broker.topics.get(self._topic)
-        last_id = first_id + stop - start - 1
-        if topic is None:
-            self._later(lambda: self._settle(first_id, last_id, Outcome.ACK), 0)
+    async def _work(self, queue: str) -> None:
+        releaser, topic = self._releasers.get(queue), parked_for(queue)
+        if topic is None or (releaser is not None and not releaser.gone):
             return
-        try:
-            ends: dict[PartitionLog, int] = {}
-            for index in range(start, stop):
-                log, end = append_anywhere(topic.partitions[int(slab.key_of(index))], slab.bodies[index])
-                ends[log] = end
-        except (LogError, BrokerError, LookupError, ValueError) as error:
-            logger.warning("delayed records of topic %s wait: %s", self._topic, error)
-            self._later(lambda: self._settle(first_id, last_id, Outcome.REQUEUE), _RETRY_S)
-            return
-
-        def done(error: StorageUnavailable | None) -> None:
-            if error is None:
-                self._settle(first_id, last_id, Outcome.ACK)
-            else:
-                self._later(lambda: self._settle(first_id, last_id, Outcome.REQUEUE), _RETRY_S)
-
-        self._broker.commits.when_committed(list(ends.items()), done)
-
-    def _later(self, call: Callable[[], None], wait_s: float) -> None:
-        self._broker.timers.at(trio.current_time() + wait_s, call)
-
-    def _settle(self, first_id: int, last_id: int, outcome: Outcome) -> None:
-        if not self._session.closed and not self.gone:
-            self._session.settle(first_id, last_id, outcome)
-
-    def cancelled(self, consumer: Consumer | None) -> None:
-        """See `DeliverySink`."""
-        self.gone = True
-        self._later(self._session.close, 0)
-
-    def confirm(self, up_to: int) -> None:
-        """See `DeliverySink`."""
-
-    def refuse(self, first: int, last: int) -> None:
-        """See `DeliverySink`."""
-
-    def returned(self, slab: Slab, reason: str) -> None:
-        """See `DeliverySink`."""
-
-    def writable(self) -> bool:
-        """See `DeliverySink`."""
-        return True
-
-
-def append_anywhere(partition: TopicPartition, batch: bytes) -> tuple[PartitionLog, int]:
-    """Append a batch of one record wherever the partition is led: its log, and how far it has to get."""
-    refused = (partition.forward or partition).error()
-    if refused is not None:
-        raise refused
-    if partition.forward is None:
-        partition.append(batch)
-        return partition.log, partition.log.log_end_offset
-    fields = decode_fields(batch)
-    return partition.route_records(
-        fields.keys[0] or b"", fields.header_blocks[0], [fields.values[0] or b""], len(fields.values[0] or b"")
-    )
+        if queue.startswith(WAITING_PREFIX):
+            index = int(queue.rpartition(".")[2])
+            if topic not in self._broker.topics or led_here(self._broker.topics[topic], index) is None:
+                return
+            releaser = GroupReleaser(self._broker, topic, index)
+            self._followed.set()
+        else:
+            releaser = Releaser(self._broker, topic)
+        self._releasers[queue] = releaser
+        await releaser.begin(queue)

@@ -25,9 +25,9 @@ from core_log.batch_header import parse_header
 from core_log.committed import committed
 from core_log.errors import LogError
 from core_log.record_batch import BatchBuilder, Record, iterate_records
-from routing.delayed_records import append_anywhere
 from routing.errors import BrokerError, PreconditionFailed, StorageUnavailable
 from routing.groups.group import Group
+from routing.parked_records import append_anywhere
 from routing.topics.offset_store import Committed, Partition
 from routing.topics.topic import TopicPartition
 

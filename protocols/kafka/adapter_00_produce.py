@@ -158,7 +158,7 @@ async def append(door: Door, topic: str, asked: Entity, request: Entity) -> tupl
         transactional = transactional or header.is_transactional
         once = once or header.producer_id >= 0
     batches, time_ms = partition.admit(headers, batches)
-    if partition.log.config.delays:
+    if partition.log.config.delays or partition.log.config.priority_group:
         batches = await door.broker.delayed.park(partition, headers, batches)
         partition = door.led(topic, asked.index)
     if transactional:

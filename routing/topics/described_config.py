@@ -102,6 +102,14 @@ _SETTINGS: dict[str, _Setting] = {
         "boolean", "millrace.delay.enable", _field("delays"),
         "Whether records with a header x-delay (ms) or deliver-at (ms since 1970) are appended when they are due.",
     ),
+    "millrace.priority.ahead": _Setting(
+        "int", "millrace.priority.ahead", _field("priority_ahead"),
+        "How many records of each partition are in the log before millrace.priority.group has got so far.",
+    ),
+    "millrace.priority.group": _Setting(
+        "string", "millrace.priority.group", _field("priority_group"),
+        "The group for which records come into the log by their header x-priority (0 to 9); empty: for none.",
+    ),
     "min.cleanable.dirty.ratio": _Setting(
         "double", "log.cleaner.min.cleanable.ratio", _field("dirty_ratio_min"),
         "The share of a log that was never compacted, from which on it is worth it.",

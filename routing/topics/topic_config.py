@@ -14,6 +14,8 @@ from routing.errors import InvalidConfig
 _LARGE = (1 << 63) - 1
 DELAYS, FETCHES_MAX = "millrace.delay.enable", "millrace.dead.letter.fetches"
 """The engine's own: whether records may be delivered later, and how often a group may begin with the same one."""
+_PRIORITY_GROUP = "millrace.priority.group"
+_GROUP_CHARACTERS_MAX = 255
 _INTEGERS = {
     "segment.bytes": ("segment_bytes", 1 << 10, 1 << 31),
     "segment.ms": ("segment_ms", 1, _LARGE),
@@ -29,6 +31,7 @@ _INTEGERS = {
     "message.timestamp.before.max.ms": ("timestamp_before_max_ms", 0, _LARGE),
     "message.timestamp.after.max.ms": ("timestamp_after_max_ms", 0, _LARGE),
     FETCHES_MAX: ("dead_letter_fetches", 0, 1_000_000),
+    "millrace.priority.ahead": ("priority_ahead", 1, 100_000),
 }
 _FLUSHES = ("flush.messages", "flush.ms")
 FIXED = {"compression.type": "producer", "preallocate": "false", "remote.storage.enable": "false"}
@@ -55,7 +58,7 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
     ),
 }
 
-KNOWN = frozenset([*_CHOICES, *_INTEGERS, _RATIO, FACTOR, _MINIMUM, *_UNCLEAN, *FIXED, *_FLUSHES])
+KNOWN = frozenset([*_CHOICES, *_INTEGERS, _PRIORITY_GROUP, _RATIO, FACTOR, _MINIMUM, *_UNCLEAN, *FIXED, *_FLUSHES])
 """All names."""
 
 
@@ -83,6 +86,10 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         elif name in _INTEGERS:
             field, least, most = _INTEGERS[name]
             settings[field] = _integer(name, text, least, most)
+        elif name == _PRIORITY_GROUP:
+            if len(text) > _GROUP_CHARACTERS_MAX:
+                raise InvalidConfig(f"topic config {name} has more than {_GROUP_CHARACTERS_MAX} characters")
+            settings["priority_group"] = text
         elif name in FIXED:
             if text != FIXED[name]:
                 raise InvalidConfig(f"topic config {name}={text!r}: it is always {FIXED[name]!r}")

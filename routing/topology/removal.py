@@ -10,6 +10,17 @@ from routing.topology.virtual_host import VirtualHost
 
 DELAYED_PREFIX = "millrace.delayed."
 """Before a topic's name: the queue of its records that are delivered later."""
+WAITING_PREFIX = "millrace.waiting."
+"""Before a topic's name, a dot and a partition: the queue of its records that wait for their turn."""
+
+
+def parked_for(queue: str) -> str | None:
+    """The topic whose records wait in a queue, by its name; None for all other queues."""
+    if queue.startswith(DELAYED_PREFIX):
+        return queue.removeprefix(DELAYED_PREFIX)
+    if queue.startswith(WAITING_PREFIX):
+        return queue.removeprefix(WAITING_PREFIX).rpartition(".")[0]
+    return None
 
 
 class Removal:
@@ -40,7 +51,7 @@ class Removal:
         """A topic goes: the bindings in this virtual host to it, or to the stream that it is here, and its views."""
         self._bindings_to(("topic", name))
         for queue in self._vhost.queues.values():
-            if queue.settings.view_of == name or queue.name == DELAYED_PREFIX + name:
+            if queue.settings.view_of == name or parked_for(queue.name) == name:
                 self.queue(queue)
         for stream in self._vhost.streams.values():
             if stream.topic.name == name:

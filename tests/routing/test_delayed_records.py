@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+import trio
 from trio.testing import MockClock
 
 from core_log.batch_header import HEADER_BYTES, encode_batch, parse_header, validate
@@ -79,6 +82,15 @@ def values(running: Engine) -> list[bytes]:
     return found
 
 
+async def become(running: Engine, clock: MockClock, expected: list[bytes]) -> None:
+    """Time goes by, a little at a time, until these are there: the disk takes its own time."""
+    ends = time.monotonic() + 20
+    while values(running) != expected and time.monotonic() < ends:
+        await passing(clock, 0.1)
+        await trio.to_thread.run_sync(lambda: None)  # what is read and written in threads gets on
+    assert values(running) == expected
+
+
 async def test_they_are_parked_once_and_appended_when_due_also_after_a_crash(clock: MockClock) -> None:
     files = MemoryFiles()
     async with engine(files) as running:
@@ -105,3 +117,52 @@ async def test_they_are_parked_once_and_appended_when_due_also_after_a_crash(clo
         assert values(running) == [b"v0", b"v1", b"v2"]
         await running.broker.delete_topic("t")
         assert QUEUE not in running.broker.topology.queues
+
+
+async def test_a_batch_of_which_everything_waits_leaves_its_place_and_numbers(clock: MockClock) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await running.broker.create_topic("t", config={"millrace.delay.enable": "true"})
+        for _ in range(2):
+            await produce(running, batch("5000", "6000", producer=7, sequence=0))
+        assert running.broker.topics["t"].partitions[0].log.log_end_offset == 2
+        await produce(running, batch(None, producer=7, sequence=2))
+        await running.synced()
+        crashed = killed(files)
+    async with engine(crashed) as running:
+        assert values(running) == [b"v0"]
+        await become(running, clock, [b"v0", b"v0", b"v1"])
+
+
+@pytest.mark.parametrize("delays", [(None, "70"), ("70", "80")])
+def test_with_priorities_everything_waits(delays: tuple[str | None, ...]) -> None:
+    data = batch(*delays)
+    left, parked = divide(parse_header(data), data, 0, delays=False, priorities=True)
+    assert validate(left, may_be_empty=True).record_count == 0
+    assert [(one.delay_ms, one.priority) for one in parked] == [(0, 0), (0, 0)]
+    data = batch("3", None, "12", name="x-priority")
+    _, parked = divide(parse_header(data), data, 0, priorities=True)
+    assert [one.priority for one in parked] == [3, 0, 9]
+
+
+async def test_a_group_makes_room_for_what_waits(clock: MockClock) -> None:
+    config = {"millrace.priority.group": "g", "millrace.priority.ahead": "2"}
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.create_topic("t", config=config)
+        await produce(running, batch(*[None] * 5, producer=7, sequence=0))
+        await become(running, clock, [b"v0", b"v1"])
+        await produce(running, batch("9", name="x-priority", producer=7, sequence=5))
+        await broker.offsets.commit("others", {("t", 0): (100, "")})
+        await passing(clock, 1)
+        await running.synced()
+        assert len(values(running)) == 2
+        urgent = [b"v0", b"v1", b"v0"]
+        for expected in ([*urgent, b"v2"], [*urgent, b"v2", b"v3"], [*urgent, b"v2", b"v3", b"v4"]):
+            end = broker.topics["t"].partitions[0].log.log_end_offset
+            await broker.offsets.commit("g", {("t", 0): (end - 1, "")})  # all but what was last
+            await become(running, clock, expected)
+            await passing(clock, 1)
+            assert values(running) == expected
+        await broker.delete_topic("t")
+        assert not [name for name in broker.topology.queues if name.startswith("millrace.waiting.")]

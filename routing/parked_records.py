@@ -1,0 +1,186 @@
+"""What takes records out of the queue in which they wait, and appends them to their topic.
+
+1. Each body of such a queue is a batch of one record, its routing key the number of the partition that it is for.
+2. A record is settled in its queue when it is committed in its log: a crash in between appends it twice, none is lost.
+3. `Releaser` appends what the queue gives out at once: what is due. `GroupReleaser` appends no more than a group is to
+   have before itself, so that what comes later may still overtake. How far the group has come is looked at each 50 ms,
+   while it is less than half of that ahead. What was appended before this process, or by another, is not counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from core_log.errors import LogError
+from core_log.partition_log import PartitionLog
+from core_log.record_fields import decode_fields
+from routing.errors import BrokerError, StorageUnavailable
+from routing.message import Slab
+from routing.property_editors import NEUTRAL
+from routing.session import Consumer, Outcome, Session
+from routing.topics.topic import Topic, TopicPartition
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+FOLLOW_S = 0.05
+_RETRY_S = 1.0
+_PREFETCH = 1000
+
+
+class Releaser:
+    """The consumer of a queue of a topic, and the sink of its session."""
+
+    def __init__(self, broker: Broker, topic: str) -> None:
+        self._broker = broker
+        self._topic = topic
+        self.gone = False
+        self._consumer: Consumer | None = None
+        self._session: Session = broker.session(self, protocol=NEUTRAL, owner=self)
+
+    async def begin(self, queue: str) -> None:
+        """Consume. Raises BrokerError."""
+        self._session.set_prefetch(_PREFETCH, per_session=False)
+        try:
+            self._consumer = await self._session.consume(queue, tag="records", no_ack=False)
+        except BaseException:
+            self.cancelled(None)
+            raise
+
+    # --- the sink ----------------------------------------------------------------------
+
+    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        """See `DeliverySink`."""
+        topic: Topic | None = self._broker.topics.get(self._topic)
+        last_id = first_id + stop - start - 1
+        if topic is None:
+            self._later(lambda: self._settle(first_id, last_id, Outcome.ACK), 0)
+            return
+        try:
+            ends: dict[PartitionLog, int] = {}
+            for index in range(start, stop):
+                log, end = self._append(topic.partitions[int(slab.key_of(index))], slab.bodies[index])
+                ends[log] = end
+        except (LogError, BrokerError, LookupError, ValueError) as error:
+            logger.warning("records of topic %s wait: %s", self._topic, error)
+            self._later(lambda: self._settle(first_id, last_id, Outcome.REQUEUE), _RETRY_S)
+            return
+
+        def done(error: StorageUnavailable | None) -> None:
+            if error is None:
+                self._settle(first_id, last_id, Outcome.ACK)
+            else:
+                self._later(lambda: self._settle(first_id, last_id, Outcome.REQUEUE), _RETRY_S)
+
+        self._broker.commits.when_committed(list(ends.items()), done)
+
+    def _append(self, partition: TopicPartition, batch: bytes) -> tuple[PartitionLog, int]:
+        return append_anywhere(partition, batch)
+
+    def _later(self, call: Callable[[], None], wait_s: float) -> None:
+        self._broker.timers.at(trio.current_time() + wait_s, call)
+
+    def _settle(self, first_id: int, last_id: int, outcome: Outcome) -> None:
+        if not self._session.closed and not self.gone:
+            self._session.settle(first_id, last_id, outcome)
+
+    def cancelled(self, consumer: Consumer | None) -> None:
+        """See `DeliverySink`."""
+        self.gone = True
+        self._later(self._session.close, 0)
+
+    def confirm(self, up_to: int) -> None:
+        """See `DeliverySink`."""
+
+    def refuse(self, first: int, last: int) -> None:
+        """See `DeliverySink`."""
+
+    def returned(self, slab: Slab, reason: str) -> None:
+        """See `DeliverySink`."""
+
+    def writable(self) -> bool:
+        """See `DeliverySink`."""
+        return True
+
+
+class GroupReleaser(Releaser):
+    """See the module; of one partition, at the broker that leads it."""
+
+    def __init__(self, broker: Broker, topic: str, index: int) -> None:
+        super().__init__(broker, topic)
+        self._index = index
+        self._ahead: deque[int] = deque()
+        """The offsets of what was appended and the group has not got past."""
+
+    @property
+    def _partition(self) -> TopicPartition | None:
+        """None where it is not led here any more."""
+        topic = self._broker.topics.get(self._topic)
+        return led_here(topic, self._index) if topic is not None else None
+
+    def writable(self) -> bool:
+        """See `DeliverySink`; asked before each delivery, which is limited to what there is room for."""
+        partition = self._partition
+        if partition is None or self._consumer is None:
+            return False
+        config = partition.log.config
+        room = config.priority_ahead - len(self._ahead) if config.priority_group else _PREFETCH
+        self._consumer.prefetch = self._consumer.outstanding + max(room, 1)
+        return room > 0
+
+    def _append(self, partition: TopicPartition, batch: bytes) -> tuple[PartitionLog, int]:
+        log, end = append_anywhere(partition, batch)
+        self._ahead.append(end - 1)
+        return log, end
+
+    async def follow(self) -> None:
+        """Make room for what the group has got past; leave when another broker leads."""
+        partition = self._partition
+        if partition is None:
+            self._session.close()
+            self.gone = True
+            return
+        config, place = partition.log.config, (self._topic, self._index)
+        if config.priority_group and 2 * len(self._ahead) < config.priority_ahead:
+            return
+        reached: float = float("inf")
+        if config.priority_group:
+            try:
+                reached = (await self._broker.offsets.fetch(config.priority_group, [place])).get(place, (0, ""))[0]
+            except StorageUnavailable:
+                return  # it is asked again
+        before = len(self._ahead)
+        while self._ahead and self._ahead[0] < reached:
+            self._ahead.popleft()
+        if len(self._ahead) < before and not self._session.closed:
+            self._session.resume()
+            self._broker.end_turn()
+
+
+def led_here(topic: Topic, index: int) -> TopicPartition | None:
+    """A partition, if there is one that this broker may append to."""
+    if index >= len(topic.partitions):
+        return None
+    partition = topic.partitions[index]
+    return partition if partition.forward is None and partition.error() is None else None
+
+
+def append_anywhere(partition: TopicPartition, batch: bytes) -> tuple[PartitionLog, int]:
+    """Append a batch of one record wherever the partition is led: its log, and how far it has to get."""
+    refused = (partition.forward or partition).error()
+    if refused is not None:
+        raise refused
+    if partition.forward is None:
+        partition.append(batch)
+        return partition.log, partition.log.log_end_offset
+    fields = decode_fields(batch)
+    return partition.route_records(
+        fields.keys[0] or b"", fields.header_blocks[0], [fields.values[0] or b""], len(fields.values[0] or b"")
+    )
