@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ssl import SSLContext
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from core_log.batch_header import parse_header, with_producer
 from protocols.native import wire
@@ -32,12 +32,23 @@ from protocols.native.errors import (
     UnknownPartition,
     error_from_wire,
 )
+from protocols.native.hooks import (
+    ConsumerInterceptor,
+    Deserializer,
+    Partitioner,
+    ProducerHooks,
+    ProducerInterceptor,
+    ProducerRecord,
+    Serializer,
+    on_records_of,
+)
 from protocols.native.partitioner import KeyPartitions
 from protocols.native.records import (
     BatchDraft,
     ConsumerRecord,
     Draft,
     Headers,
+    RecordMetadata,
     as_bytes,
     batch_records,
     compression_of,
@@ -100,12 +111,19 @@ class BlockingProducer(_Closing):
         compression: str | None = None,
         delivery_timeout_ms: int = 120_000,
         idempotent: bool = True,
+        partitioner: Partitioner | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        interceptors: Sequence[ProducerInterceptor] = (),
         metadata_max_age_ms: int = 10_000,
         timeout_s: float = 30,
         credentials: tuple[str, str] | None = None,
         tls: SSLContext | None = None,
     ) -> None:
         super().__init__(server, timeout_s, metadata_max_age_ms, credentials, tls)
+        self._hooks = ProducerHooks(partitioner, key_serializer, value_serializer, interceptors)
+        if partitioner or key_serializer or value_serializer or interceptors:
+            self.send = self._send_with_hooks  # type: ignore[method-assign]
         self._acks = wire.ACKS_ALL if acks == "all" else acks
         self._idempotent = idempotent and self._acks != wire.ACKS_NONE
         self._producer_id: int | None = None
@@ -141,14 +159,10 @@ class BlockingProducer(_Closing):
         """Take a record; it is stored when `flush` has returned. Raises what `flush` does, and UnknownPartition."""
         value = None if value is None else as_bytes(value)
         key = None if key is None else as_bytes(key)
-        known = self._topics.get(topic)
-        if known is None:
-            count = len(self.client.metadata([topic], create_missing=True)[topic])
-            known = self._topics[topic] = KeyPartitions(count)
-            self._sticky[topic] = random.randrange(count)
+        known = self._topics.get(topic) or self._learn(topic)
         if partition is not None:
             if not 0 <= partition < known.partitions:
-                raise UnknownPartition(f"topic {topic!r} has {known.partitions} partitions")
+                raise UnknownPartition(f"topic {topic!r} has no partition {partition}, but {known.partitions}")
         elif key is not None:
             partition = known.partition(key)
         else:
@@ -161,6 +175,35 @@ class BlockingProducer(_Closing):
         if draft is None:
             draft = self._drafts[topic, partition] = BatchDraft(time.time_ns() // 1_000_000)
         draft.add(value, key, headers, timestamp_ms, size)
+
+    def _learn(self, topic: str) -> KeyPartitions:
+        count = len(self.client.metadata([topic], create_missing=True)[topic])
+        self._sticky[topic] = random.randrange(count)
+        known = self._topics[topic] = KeyPartitions(count)
+        return known
+
+    def _send_with_hooks(
+        self,
+        topic: str,
+        value: Any,
+        key: Any = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        hooks = self._hooks
+        record = hooks.outgoing(ProducerRecord(topic, value, key, headers, partition, timestamp_ms))
+        topic, value, key = record.topic, record.value, record.key
+        try:
+            known = self._topics.get(topic) or self._learn(topic)
+            if record.partition is None and hooks.partitioner is not None:
+                record.partition = hooks.partitioner(topic, key, value, known.partitions)
+            if record.partition is not None and not 0 <= record.partition < known.partitions:
+                raise UnknownPartition(f"topic {topic!r} has no partition {record.partition}, but {known.partitions}")
+        except MillraceError as error:
+            hooks.tell([None], error)
+            raise
+        BlockingProducer.send(self, topic, value, key, record.headers, record.partition, record.timestamp_ms)
 
     def _sequences_of(self, key: tuple[str, int]) -> Sequences:
         found = self._sequences.get(key)
@@ -204,6 +247,32 @@ class BlockingProducer(_Closing):
         self._send(drafts)
 
     def _send(self, drafts: Mapping[tuple[str, int], Draft]) -> None:
+        if not self._hooks.interceptors:
+            self._store(drafts, {})
+            return
+        stored: dict[tuple[str, int], int] = {}
+        failure: MillraceError | None = None
+        try:
+            self._store(drafts, stored)
+        except MillraceError as error:
+            failure = error
+            raise
+        finally:
+            for (topic, partition), draft in drafts.items():
+                offset = stored.get((topic, partition))
+                if not isinstance(draft, BatchDraft):
+                    continue
+                if offset is None:
+                    self._hooks.tell([None] * draft.count, failure)
+                    continue
+                places = [
+                    RecordMetadata(partition, -1 if offset < 0 else offset + index, draft.timestamp_of(index))
+                    for index in range(draft.count)
+                ]
+                self._hooks.tell(places, None)
+
+    def _store(self, drafts: Mapping[tuple[str, int], Draft], stored: dict[tuple[str, int], int]) -> None:
+        """Send, and note at which offset what was stored."""
         self._before_sending(drafts)
         waiting = [
             (*key, draft.build(self._compression, self._sequences_of(key).stamp(draft.count), self._attributes))
@@ -223,8 +292,9 @@ class BlockingProducer(_Closing):
                 last = error
             else:
                 refused = []
-                for batch, (problem, _) in zip(waiting, results):
+                for batch, (problem, offset) in zip(waiting, results):
                     if problem is None:
+                        stored[batch[:2]] = offset
                         continue
                     last = error_from_wire(problem)
                     if isinstance(last, SequenceOutOfOrder):
@@ -256,11 +326,16 @@ class BlockingConsumer(_Closing):
         fetch_max_bytes: int = 16 << 20,
         partition_max_bytes: int = 1 << 20,
         metadata_max_age_ms: int = 10_000,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        interceptors: Sequence[ConsumerInterceptor] = (),
         timeout_s: float = 30,
         credentials: tuple[str, str] | None = None,
         tls: SSLContext | None = None,
     ) -> None:
         super().__init__(server, timeout_s, metadata_max_age_ms, credentials, tls)
+        self._on_records = on_records_of(key_deserializer, value_deserializer, interceptors)
+        self._interceptors = list(interceptors)
         self._group = group
         self._reset: Literal["earliest", "latest", "error"] = auto_offset_reset
         self._fetch_max_bytes = fetch_max_bytes
@@ -337,6 +412,8 @@ class BlockingConsumer(_Closing):
         if self._group is None:
             raise ValueError("a consumer without a group cannot commit")
         self.client.commit_offsets(self._group, self._positions)
+        for interceptor in self._interceptors:
+            interceptor.on_commit(dict(self._positions))
 
     def _fill(self, timeout_ms: int) -> None:
         try:
@@ -364,7 +441,8 @@ class BlockingConsumer(_Closing):
                 continue
             batches = split_batches(fetched.records)
             for batch in batches:
-                self._records += batch_records(*key, batch, self._fetch_offsets[key])
+                records = batch_records(*key, batch, self._fetch_offsets[key])
+                self._records += records if self._on_records is None or not records else self._on_records(records)
                 self._fetch_offsets[key] = offset_after(batch)
             if batches:
                 self._last[key] = last_of(batches)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ import msgspec
 from protocols.native.errors import MillraceError
 from protocols.native.group_bytes import Partition
 from protocols.native.records import ConsumerRecord, Headers, RecordMetadata
+
+logger = logging.getLogger(__name__)
 
 Serializer = Callable[[Any], bytes | None]
 Deserializer = Callable[[bytes], Any]
@@ -74,6 +77,15 @@ class ProducerHooks(msgspec.Struct, frozen=True):
         if self.value_serializer is not None and record.value is not None:
             record.value = self.value_serializer(record.value)
         return record
+
+    def tell(self, places: Sequence[RecordMetadata | None], error: MillraceError | None) -> None:
+        """What became of records, for clients that wait for it themselves; an error of a hook is logged."""
+        for interceptor in self.interceptors:
+            for place in places:
+                try:
+                    interceptor.on_acknowledgement(place, error)
+                except Exception:
+                    logger.exception("an interceptor failed")
 
 
 def on_records_of(

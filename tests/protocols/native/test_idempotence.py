@@ -13,6 +13,7 @@ from core_log.batch_header import parse_header, validate, with_producer
 from core_log.memory_files import MemoryFiles
 from millrace import (
     BatchTooLarge,
+    BlockingConsumer,
     BlockingProducer,
     Consumer,
     ConsumerInterceptor,
@@ -24,6 +25,7 @@ from millrace import (
     ProducerInterceptor,
     ProducerRecord,
     RecordMetadata,
+    UnknownPartition,
 )
 from protocols.native.producer_batches import Batch, Waiting
 from tests.gateway.relay import relay
@@ -289,6 +291,42 @@ async def test_hooks() -> None:
             assert got[0].headers == [("seen", b"yes")]
             await consumer.commit()
             assert read.committed == [{("t", 2): consumer.position("t", 2)}]
+
+
+def blocking_hooks(server: str) -> None:
+    seen, read = Seen(), Read()
+    with BlockingProducer(
+        server, partitioner=lambda topic, key, value, partitions: partitions - 1 if key is None else None,
+        key_serializer=str.encode, value_serializer=lambda value: json.dumps(value).encode(), interceptors=[seen],
+    ) as producer:  # fmt: skip
+        for number in range(6):
+            producer.send("t", {"n": number})  # type: ignore[arg-type]
+        producer.send("t", {}, "key")  # type: ignore[arg-type]
+        assert not seen.fates
+        producer.flush()
+        assert sorted(fate[0].offset for fate in seen.fates if fate[0] and fate[0].partition == 2)[:6] == [*range(6)]
+        with pytest.raises(UnknownPartition):
+            producer.send("t", None, partition=9)
+        assert isinstance(seen.fates[-1][1], UnknownPartition)
+        producer.send("t", "x" * 5_000_000)  # type: ignore[arg-type]
+        with pytest.raises(BatchTooLarge):
+            producer.flush()
+        assert (len(seen.fates), type(seen.fates[-1][1])) == (9, BatchTooLarge)
+    with BlockingConsumer(
+        server, "g", auto_offset_reset="earliest", value_deserializer=json.loads, interceptors=[read]
+    ) as consumer:
+        consumer.assign([("t", 2)])
+        got = consumer.fetch()
+        assert [record.value for record in got][:3] == [{"n": 0}, {"n": 2}, {"n": 4}]
+        assert got[0].headers == [("seen", b"yes")]
+        consumer.commit()
+        assert read.committed[0].keys() == {("t", 2)}
+
+
+async def test_hooks_of_blocking_clients() -> None:
+    async with native_broker() as running:
+        await running.broker.create_topic("t", partitions=3)
+        await trio.to_thread.run_sync(blocking_hooks, running.server)
 
 
 async def test_a_record_that_cannot_be_read_is_an_error_each_time() -> None:
