@@ -136,7 +136,7 @@ def consume(
                     with reading:
                         if group is None:
                             await _begin(consumer, topics, partition, offset)
-                        await _print(consumer, show, max_messages, timeout_ms)
+                        await _print(consumer, show, max_messages, timeout_ms, group is not None)
             except Exception as error:  # as it is, not in a group
                 failure = error
             nursery.cancel_scope.cancel()
@@ -171,12 +171,12 @@ async def _begin(consumer: Consumer, topics: tuple[str, ...], partition: int | N
         await consumer.seek(*key, start)
 
 
-async def _print(consumer: Consumer, show: Any, most: int | None, timeout_ms: int | None) -> None:
+async def _print(consumer: Consumer, show: Any, most: int | None, timeout_ms: int | None, is_member: bool) -> None:
     import trio
 
     out = sys.stdout.buffer
     left = most
-    last_at = trio.current_time()
+    began_at = last_at = trio.current_time()
     while left is None or left > 0:
         wait_ms = _POLL_MS if timeout_ms is None else min(_POLL_MS, timeout_ms)
         records = await consumer.poll(wait_ms, 500 if left is None else min(500, left))
@@ -186,5 +186,7 @@ async def _print(consumer: Consumer, show: Any, most: int | None, timeout_ms: in
             out.flush()
             last_at = trio.current_time()
             left = None if left is None else left - len(records)
+        elif is_member and consumer.group_metadata().generation < 0 and trio.current_time() < began_at + TIMEOUT_S:
+            last_at = trio.current_time()  # a group that has not begun yet gives nothing
         elif timeout_ms is not None and (trio.current_time() - last_at) * 1000 >= timeout_ms:
             return

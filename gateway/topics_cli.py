@@ -95,11 +95,7 @@ def bind(client: BlockingClient, name: str, exchange: str, key: str) -> None:
 def list_topics(client: BlockingClient, as_json: bool) -> None:
     """Print the name and the number of partitions of every topic."""
     rows = [(name, len(partitions)) for name, partitions in sorted(client.metadata().items())]
-    if as_json:
-        show(("name", "partitions"), rows, True)
-        return
-    for name, count in rows:
-        click.echo(f"{name} {count}")
+    show(("name", "partitions"), rows, as_json)
 
 
 @topics.command()
@@ -114,18 +110,13 @@ def describe(client: BlockingClient, name: str, all_settings: bool, as_json: boo
         show(columns if as_json else columns[:3], rows if as_json else [row[:3] for row in rows], as_json)
         return
     topic = client.describe_topic(name)
+    partitions = [msgspec.structs.asdict(partition) for partition in topic.partitions]
     if as_json:
-        partitions = [msgspec.structs.asdict(partition) for partition in topic.partitions]
         show_fields({"name": topic.name, "config": topic.config, "partitions": partitions}, True)
         return
-    click.echo(f"topic {topic.name}")
-    for setting, value in sorted(topic.config.items()):
-        click.echo(f"  {setting}={value}")
-    for partition in topic.partitions:
-        click.echo(f"partition {partition.partition}")
-        for field in partition.__struct_fields__:
-            if field != "partition":
-                click.echo(f"  {field}={getattr(partition, field)}")
+    show_fields({"topic": topic.name, **dict(sorted(topic.config.items()))}, False)
+    click.echo()
+    show(list(partitions[0]), [list(one.values()) for one in partitions], False)
 
 
 @topics.command()

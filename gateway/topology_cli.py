@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import Command, listing, show, vhost_option, with_client, with_json
+from gateway.client_cli import Command, listing, show, show_fields, vhost_option, with_client, with_json
 
 if TYPE_CHECKING:
     from protocols.native.blocking import BlockingClient
@@ -106,6 +106,19 @@ def delete_vhost(client: BlockingClient, name: str) -> None:
 def add_queue(client: BlockingClient, **given: Any) -> None:
     """Declare queue NAME."""
     client.administer("queues.add", **given)
+
+
+queues.add_command(add_queue, "create")  # as topics are made
+
+
+@queues.command("describe")
+@click.argument("name")
+@vhost_option
+@with_json
+@with_client
+def describe_queue(client: BlockingClient, as_json: bool, **given: Any) -> None:
+    """Print the figures of queue NAME, and for how many seconds its oldest message has waited."""
+    show_fields(client.administer("queues.describe", **given), as_json)
 
 
 @queues.command("alter")

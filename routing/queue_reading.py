@@ -183,20 +183,24 @@ class _Encoder:
     async def _find_time(self, offset: int) -> None:
         """When a message was published; those that lie in one batch are looked up once."""
         home = self._queue.partition
-        location = home.moves.location(offset) if home.moves else offset
-        if self._timed_before > location:
-            return
-        try:
-            batches = home.log.read(location, 1) if home.durable else []
-            if batches is None:
-                batches = await home.log.read_cold(location, 1)
-        except OffsetOutOfRange:
-            batches = []
-        if batches:
-            header = parse_header(batches[0])
-            self._found_ms, self._timed_before = header.base_timestamp_ms, header.next_offset
-        else:
-            self._found_ms, self._timed_before = self._queue.host.now_ms(), location + 1
+        if self._timed_before <= (home.moves.location(offset) if home.moves else offset):
+            self._found_ms, self._timed_before = await published_at(self._queue, offset)
+
+
+async def published_at(queue: Queue, offset: int) -> tuple[int, int]:
+    """When a message was published (now, if its home does not know), and before which place in the log that holds."""
+    home = queue.partition
+    location = home.moves.location(offset) if home.moves else offset
+    try:
+        batches = home.log.read(location, 1) if home.durable else []
+        if not batches and home.durable:  # nor may anybody have waited for it yet
+            batches = await home.log.read_cold(location, 1, unsynced=True)
+    except OffsetOutOfRange:
+        batches = []
+    if not batches:
+        return queue.host.now_ms(), location + 1
+    header = parse_header(batches[0])
+    return header.base_timestamp_ms, header.next_offset
 
 
 def _blocks(slab: Slab) -> bytes | list[bytes]:

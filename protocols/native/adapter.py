@@ -293,7 +293,7 @@ class NativeAdapter:
         self._grants.require(access, "topic", name)
         found = self._topic(name).partitions
         if index >= len(found):
-            raise Refused(ErrorCode.UNKNOWN_PARTITION, f"topic {name!r} has {len(found)} partitions")
+            raise Refused(ErrorCode.UNKNOWN_PARTITION, f"topic {name!r} has no partition {index}, but {len(found)}")
         return found[index]
 
     def _may_read(self, partitions: Iterable[tuple[str, int]]) -> None:

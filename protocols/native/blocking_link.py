@@ -22,6 +22,10 @@ REPLY_BYTES_MAX = 256 << 20
 """Largest reply a client accepts; a broker never sends more than its `fetch_bytes_max` or one batch."""
 
 
+def _named(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
 class BlockingTerms(Struct, frozen=True):
     """How connections are made."""
 
@@ -96,7 +100,7 @@ class BlockingLink:
             except OSError as error:
                 self.addresses.append(self.addresses.pop(0))
                 if not left:
-                    raise ConnectionLost(f"cannot connect to {address}: {error}", retriable=True) from error
+                    raise ConnectionLost(f"cannot connect to {_named(address)}: {error}", retriable=True) from error
         raise AssertionError("there is an address")
 
     def send(self, connection: socket.socket, request: Request) -> None:
@@ -151,4 +155,4 @@ class BlockingLink:
 
     def _lost(self, error: OSError) -> ConnectionLost:
         self.close()
-        return ConnectionLost(f"connection to {self.addresses[0]} lost: {error}", retriable=True)
+        return ConnectionLost(f"connection to {_named(self.addresses[0])} lost: {error}", retriable=True)

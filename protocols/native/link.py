@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Sequence
 from ssl import SSLContext
@@ -31,6 +32,13 @@ ReplyType = TypeVar("ReplyType", bound=Reply)
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 OnSent = Callable[[MillraceError | None], None]
 OnReply = Callable[[Reply | MillraceError], None]
+
+
+def _why(error: Exception) -> str:
+    """Why a connection was not made: if no address could be reached, what the first one said."""
+    if isinstance(error.__cause__, BaseExceptionGroup) and isinstance(error.__cause__.exceptions[0], OSError):
+        return os.strerror(error.__cause__.exceptions[0].errno or 0)
+    return str(error) or repr(error)
 
 
 class LinkConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -110,7 +118,7 @@ class Link:
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
             await self._abandon(stream)
             self._addresses.append(self._addresses.pop(0))
-            raise ConnectionLost(f"cannot connect to {host}:{port}: {error!r}", retriable=True) from error
+            raise ConnectionLost(f"cannot connect to {host}:{port}: {_why(error)}", retriable=True) from error
         except BaseException:
             await self._abandon(stream)
             raise

@@ -184,7 +184,7 @@ class Producer(Service):
         # Nothing suspends from here on.
         if partition is not None:
             if not 0 <= partition < len(known.partitions):
-                raise UnknownPartition(f"topic {topic!r} has {len(known.partitions)} partitions")
+                raise UnknownPartition(f"topic {topic!r} has no partition {partition}, but {len(known.partitions)}")
             queue = known.partitions[partition]
         elif key is not None:
             queue = known.partitions[known.keys.partition(key)]

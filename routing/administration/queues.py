@@ -12,6 +12,7 @@ from routing.administration.move import move
 from routing.administration.operations import LOOKS, operation, table
 from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
+from routing.queue_reading import published_at
 from routing.queues.retries import FIRST
 from routing.rewind import rewind
 from routing.topology.policies import kinds_of_queue
@@ -40,19 +41,50 @@ async def list_queues(broker: Broker, user: str, vhost: str | None = None, start
     def rows() -> Iterator[tuple[Any, ...]]:
         for found in vhosts_of(broker, vhost):
             for queue in found.queues.values():
-                yield (
-                    found.name, queue.name, queue.arguments.get("x-queue-type", "classic"), queue.durable,
-                    queue.auto_delete, queue.exclusive, queue.message_count, queue.outstanding,
-                    queue.rules.delayed_count, len(queue.consumers),
-                    *_policies(found, queue), queue.arguments,
-                )  # fmt: skip
+                yield _queue_row(found, queue)
             for stream in found.streams.values():
-                yield (
-                    found.name, stream.name, "stream", True, False, False, stream.message_count, 0, 0,
-                    len(stream.consumers), *_policies(found, stream), stream.arguments,
-                )  # fmt: skip
+                yield _stream_row(found, stream)
 
     return table(_COLUMNS, rows(), start)
+
+
+@operation("queues.describe", tags=LOOKS)
+async def describe_queue(broker: Broker, user: str, name: str, vhost: str = "/") -> dict[str, Any]:
+    """What `queues.list` says of one, and `oldest_s`: for how long the oldest message has waited; None if there is
+    none, and for streams and views, where nothing waits in a queue's own log.
+    """
+    found = broker.topology.vhost(vhost)
+    stream = found.streams.get(name)
+    if stream is not None:
+        return {**dict(zip(_COLUMNS, _stream_row(found, stream), strict=True)), "oldest_s": None}
+    queue = found.queues.get(name)
+    if queue is None:
+        raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
+    if queue.elsewhere:
+        told: dict[str, Any] = await ask_leader(queue, "queues.describe", {"name": name, "vhost": vhost})
+        return told
+    row = dict(zip(_COLUMNS, _queue_row(found, queue), strict=True))
+    offset = min((line.head()[0] for line in queue.lines() if line.count), default=None)
+    oldest_s = None
+    if offset is not None and queue.settings.view_of is None:
+        published_ms, _ = await published_at(queue, offset)
+        oldest_s = max(0, queue.host.now_ms() - published_ms) / 1000
+    return {**row, "oldest_s": oldest_s}
+
+
+def _queue_row(vhost: VirtualHost, queue: Queue) -> tuple[Any, ...]:
+    return (
+        vhost.name, queue.name, queue.arguments.get("x-queue-type", "classic"), queue.durable, queue.auto_delete,
+        queue.exclusive, queue.message_count, queue.outstanding, queue.rules.delayed_count, len(queue.consumers),
+        *_policies(vhost, queue), queue.arguments,
+    )  # fmt: skip
+
+
+def _stream_row(vhost: VirtualHost, stream: Stream) -> tuple[Any, ...]:
+    return (
+        vhost.name, stream.name, "stream", True, False, False, stream.message_count, 0, 0, len(stream.consumers),
+        *_policies(vhost, stream), stream.arguments,
+    )  # fmt: skip
 
 
 def _policies(vhost: VirtualHost, queue: Queue | Stream) -> Iterator[str]:

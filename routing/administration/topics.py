@@ -58,7 +58,7 @@ async def delete_records(
     _require(broker, user, name, ("configure",))
     partitions = broker.topology.topic(name).partitions
     if not 0 <= partition < len(partitions):
-        raise NotFound(f"topic '{name}' has {len(partitions)} partitions")
+        raise NotFound(f"topic '{name}' has no partition {partition}, but {len(partitions)}")
     try:
         return await deleted(partitions[partition], before, timeout_ms=min(max(timeout_ms, 0), _TIMEOUT_MS_MAX))
     except OffsetOutOfRange as error:
@@ -78,7 +78,7 @@ async def lease(broker: Broker, user: str, name: str, reader: str, offsets: dict
     chosen = {}
     for number, offset in offsets.items():
         if not number.isascii() or not number.isdigit() or int(number) >= len(partitions):
-            raise NotFound(f"topic '{name}' has {len(partitions)} partitions")
+            raise NotFound(f"topic '{name}' has no partition {number}, but {len(partitions)}")
         leadership = partitions[int(number)].leadership
         refused = None if leadership is None else leadership.refusal()
         if refused is not None:

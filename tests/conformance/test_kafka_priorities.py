@@ -49,7 +49,7 @@ class Worker:
     def __init__(self, broker: BrokerProcess, topic: str) -> None:
         self.client = kafka.KafkaConsumer(
             topic, bootstrap_servers=server(broker), group_id=GROUP, auto_offset_reset="earliest",
-            enable_auto_commit=False, max_poll_records=1,
+            enable_auto_commit=False, max_poll_records=1, session_timeout_ms=6000, heartbeat_interval_ms=1000,
         )  # fmt: skip
 
     def take(self, count: int, patience_s: float = 20) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -158,6 +159,28 @@ def test_queues_are_listed_moved_purged_and_deleted(broker: BrokerProcess, millr
     assert millrace("queues", "delete", "target") == "0 messages deleted\n"
     assert millrace.refused("queues", "delete", "target") == "no queue 'target' in vhost '/'"
     millrace("queues", "delete", "source")
+
+
+def test_a_queue_is_described(broker: BrokerProcess, millrace: Commands) -> None:
+    def described(name: str) -> Any:
+        return json.loads(millrace("queues", "describe", name, "--json"))
+
+    millrace("queues", "create", "told", "--arguments", '{"x-max-priority": 5}')
+    assert (described("told")["ready"], described("told")["oldest_s"]) == (0, None)
+    publish(broker, "told", 1)
+    time.sleep(0.2)
+    publish(broker, "told", 2, priority=3)
+    found = described("told")
+    listed = next(row for row in millrace.rows("queues", "list") if row["name"] == "told")
+    assert found == {**listed, "oldest_s": found["oldest_s"]}
+    assert listed["ready"] == 3
+    assert 0.2 <= found["oldest_s"] < 20
+    assert "oldest s" in millrace("queues", "describe", "told")
+    millrace("queues", "create", "read", "--arguments", '{"x-queue-type": "stream"}')
+    assert described("read")["oldest_s"] is None
+    assert "no queue 'nowhere'" in millrace.refused("queues", "describe", "nowhere")
+    for name in ("told", "read"):
+        millrace("queues", "delete", name)
 
 
 def test_a_message_is_where_it_was_if_its_destination_takes_none(broker: BrokerProcess, millrace: Commands) -> None:

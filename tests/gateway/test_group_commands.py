@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,6 +197,16 @@ def test_a_signal_ends_reading_and_commits(broker: BrokerProcess, millrace: Comm
         assert process.wait(20) == 0
     with BlockingClient(millrace.server) as client:
         assert client.committed_offsets("told") == {("signalled", 0): 5}
+
+
+def test_time_runs_from_when_a_group_has_begun(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[engine]\ngroup_initial_delay_ms = 1000\n")
+    arguments = ["--config", str(config), "--amqp", "off", "--mqtt", "off"]
+    with broker_process(tmp_path / "data", doors=["native"], arguments=arguments) as process:
+        fill(process, "slow", 2, 3)
+        said = Commands(process)("consume", "slow", "--group", "late", "--from-beginning", "--timeout-ms", "300")
+    assert sorted(said.split()) == ["0", "0", "1", "1", "2", "2"]
 
 
 def test_errors_are_those_of_the_broker() -> None:

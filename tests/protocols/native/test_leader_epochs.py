@@ -72,7 +72,7 @@ async def test_a_request_in_another_epoch_is_refused_and_does_nothing() -> None:
         ends = await peer.ask(wire.OffsetsForEpochs(0, asked))
         assert isinstance(ends, wire.OffsetsForEpochsReply)
         assert ends.entries[:3] == [(None, 0, 2), (None, 1, 4), (None, 1, 4)]
-        assert ends.entries[3][0] == (ErrorCode.UNKNOWN_PARTITION, False, "topic 't' has 1 partitions")
+        assert ends.entries[3][0] == (ErrorCode.UNKNOWN_PARTITION, False, "topic 't' has no partition 9, but 1")
 
 
 async def test_a_fetch_that_waits_is_told_of_another_epoch() -> None:
