@@ -100,14 +100,12 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
         standby.next_set_id = state["next_set_id"]
         standby.sets = {set_id: (tuple(ids), 0) for set_id, ids in state["sets"].items()}
         read = _ranges if state.get("version") else _listed
-        queues = {
-            queue_id: QueueCheckpoint(read(ready), read(returned), before)
-            for queue_id, (ready, returned, before) in state["queues"].items()
-        }
-        standby.live = {
-            queue_id: packed_of([*entry.ready, *entry.returned]) if entry.returned else pack(entry.ready)
-            for queue_id, entry in queues.items()
-        }
+        queues = {}
+        for queue_id, (ready, returned, before) in state["queues"].items():
+            if state["clean"]:
+                queues[queue_id] = QueueCheckpoint(read(ready), read(returned), before)
+            whole = state.get("version") and not returned
+            standby.live[queue_id] = from_bytes(ready) if whole else packed_of([*read(ready), *read(returned)])
         standby.states = state.get("states", {})
         standby.numbers.load(state.get("numbers", {}))
         for queue_id, known in standby.states.items():
@@ -123,7 +121,7 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
         )
     except (KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise ValueError(f"not a checkpoint: {error!r}") from error
-    return Checkpoint(standby, state["clean"], queues if state["clean"] else {})
+    return Checkpoint(standby, state["clean"], queues)
 
 
 def _ranges(packed: bytes) -> list[Range]:

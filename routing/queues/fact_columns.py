@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 BLOCK_BITS = 14
@@ -188,6 +189,11 @@ class FactColumns:
         for number in [number for number in self._blocks if number not in live]:
             del self._blocks[number]
 
+    def block(self, number: int) -> SavedBlock | None:
+        """One block, as it is saved."""
+        block = self._blocks.get(number)
+        return None if block is None else (block.runs, block.times, block.low, block.high)
+
     def columns(self) -> Iterator[SavedBlock]:
         """All of it, to be saved."""
         for number in sorted(self._blocks):
@@ -197,10 +203,13 @@ class FactColumns:
     def load(self, blocks: Iterable[SavedBlock]) -> None:
         """The inverse of `columns`. Raises ValueError if columns do not fit together."""
         for runs, times, low, high in blocks:
-            at = 0
-            for run, time_ms in zip(runs, times, strict=True):
-                end = at + (run & _COUNT_MASK) + 1
-                if end > len(low):
-                    raise ValueError("facts are cut short")
-                self.add(run >> _COUNT_BITS, (low[at:end], None if high is None else high[at:end]), time_ms)
-                at = end
+            if not runs:
+                continue
+            counts = [(run & _COUNT_MASK) + 1 for run in runs]
+            whole = sum(counts) == len(low) == (len(low) if high is None else len(high)) and len(times) == len(runs)
+            number, last = runs[0] >> _COUNT_BITS + BLOCK_BITS, (runs[-1] >> _COUNT_BITS) + counts[-1] - 1
+            if not whole or last >> BLOCK_BITS != number or number in self._blocks:
+                raise ValueError("facts do not fit together")
+            block = self._blocks[number] = _Block()
+            block.runs, block.times, block.low, block.high = runs, times, low, high
+            block.starts = array("L", accumulate(counts[:-1], initial=0))

@@ -9,11 +9,27 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from routing.queues.offset_set import Range
 
+if TYPE_CHECKING:
+    from routing.queues.slab_cache import CachedSlab
+
 _TIDY_MIN = 1024
+
+
+def in_memory(find: Callable[[int], CachedSlab | None], waiting: Iterable[Range]) -> dict[int, array[int]]:
+    """Sizes of the last messages of each range, as far back as their slabs are found."""
+    columns = {}
+    for first, count in waiting:
+        end = first + count
+        while end > first and (entry := find(end - 1)) is not None:
+            start = max(entry.first, first)
+            columns[start] = array("I", map(len, entry.slab.bodies[start - entry.first : end - entry.first]))
+            end = start
+    return columns
 
 
 class MessageSizes:

@@ -73,7 +73,7 @@ def _sort(levels: Levels, column: bytes, first: int) -> None:
     at = 0
     for level in sorted(set(column)):
         stop = at + column.count(level)
-        _add(levels.at(level), packed[at:stop])
+        add_singles(levels.at(level), packed[at:stop])
         at = stop
 
 
@@ -94,8 +94,8 @@ def _by_level(column: bytes, first: int) -> array[int]:
     return _little(packed)
 
 
-def _add(line: Line, singles: array[int]) -> None:
-    """Messages stand at the end of a line, each packed as a range of its own."""
+def add_singles(line: Line, singles: array[int]) -> None:
+    """Messages, at least one, stand at the end of a line, each packed as a range of its own."""
     count = len(singles)
     if count >= _FEW and singles[-1] - singles[0] >= 2 * count << COUNT_BITS:
         line.ready.extend(singles)

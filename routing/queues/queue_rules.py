@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from routing.facts import DELAYED_FROM, TTL_MASK, delay_ms_of, priority_of, ttl_ms_of
 from routing.message import Slab
 from routing.queues.arrivals import Arrival, deadline_ms_of, is_mortal, overlaps, shortest_life
-from routing.queues.message_sizes import MessageSizes
+from routing.queues.message_sizes import MessageSizes, in_memory
 from routing.queues.offset_set import Range
 from routing.queues.priority_sort import sort_in
 from routing.queues.settlement import unpack_sizes
@@ -40,7 +40,7 @@ class QueueRules:
     """See the module."""
 
     __slots__ = (
-        "_again", "_alarm", "_alarm_ms", "_host", "_late", "_living_on", "_queue", "_timing", "_used_ms", "sizes",
+        "_again", "_alarm", "_alarm_ms", "_host", "_living_on", "_queue", "_timing", "_used_ms", "late", "sizes",
     )  # fmt: skip
 
     def __init__(self, queue: Queue, host: QueueHost) -> None:
@@ -54,7 +54,7 @@ class QueueRules:
         self._living_on: frozenset[int] = frozenset()
         """Messages that do not expire, since they have been delivered; those that are gone stay until others come."""
         self._used_ms = 0
-        self._late: list[tuple[int, int]] = []
+        self.late: list[tuple[int, int]] = []
         """(due time, offset) of what became due while nothing ran."""
         self.sizes: MessageSizes | None = None
 
@@ -74,21 +74,15 @@ class QueueRules:
         waiting = [part for line in self._queue.lines() for part in line.ranges()]
         partition = self._queue.partition
         columns = {first: unpack_sizes(packed) for first, packed in known}
-        for first, count in () if columns else waiting:
-            end = first + count
-            while end > first and (entry := partition.find(end - 1)) is not None:
-                start = max(entry.first, first)
-                columns[start] = array("I", map(len, entry.slab.bodies[start - entry.first : end - entry.first]))
-                end = start
-        return MessageSizes(waiting, partition.mean_bytes, columns)
+        return MessageSizes(waiting, partition.mean_bytes, columns or in_memory(partition.find, waiting))
 
     def restored(self, sizes: Iterable[tuple[int, bytes]]) -> None:
         """The queue has taken over what a start found: what became due meanwhile comes in the order of its times."""
-        late, self._late = self._late, []
+        late, self.late = self.late, []
         if late:
             late.sort()
-            self._need_timing().delay([due_ms for due_ms, _ in late], [offset for _, offset in late])
-            self._arm()
+            self.need_timing().delay([due_ms for due_ms, _ in late], [offset for _, offset in late])
+            self.arm()
         if self.sizes is not None:
             self.sizes = self._sizes(sizes)
 
@@ -104,9 +98,7 @@ class QueueRules:
         return self._timing is not None or self._queue.settings.message_ttl_ms is not None
 
     def catch_up(self) -> None:
-        """What came in this turn obeys the settings now, and what is over is: somebody asks for a message, or how many
-        there are.
-        """
+        """What came in this turn obeys the settings, and what is over goes: somebody asks for messages, or counts."""
         queue = self._queue
         if queue.fresh or queue.settings.limited:
             queue.pump()
@@ -131,7 +123,7 @@ class QueueRules:
             self._alarm_ms = due_ms
             self._alarm = self._host.at_ms(due_ms, self._ring)
 
-    def _arm(self, rang_ms: int = 0) -> None:
+    def arm(self, rang_ms: int = 0) -> None:
         due_ms = None if self._timing is None else self._timing.next_ms()
         if due_ms is not None:
             self._wake_at(due_ms if due_ms <= rang_ms else max(due_ms, rang_ms + _SPACING_MS))
@@ -149,7 +141,7 @@ class QueueRules:
                 self._host.unused(queue)
                 return
             self._wake_at(self._used_ms + expires_ms)
-        self._arm(now_ms)
+        self.arm(now_ms)
 
     def look(self, now_ms: int) -> None:
         """Do what is due: a bite of it."""
@@ -186,7 +178,7 @@ class QueueRules:
 
     # --- messages in -------------------------------------------------------------------
 
-    def _need_timing(self) -> Timing:
+    def need_timing(self) -> Timing:
         if self._timing is None:
             self._timing = Timing(self._host.now_ms())
         return self._timing
@@ -194,14 +186,14 @@ class QueueRules:
     def delay(self, arrival: Arrival) -> list[Range]:
         """Hold back those messages of a slab that have a delay; the ranges of the others."""
         first, count, time_ms, facts = arrival.first, arrival.count, arrival.time_ms, arrival.facts
-        timing = self._need_timing()
+        timing = self.need_timing()
         if isinstance(facts, int):
             timing.delay([time_ms + delay_ms_of(facts)] * count, range(first, first + count))
-            self._arm()
+            self.arm()
             return []
         held = [index for index, fact in enumerate(facts) if fact >= DELAYED_FROM]
         timing.delay([time_ms + delay_ms_of(facts[index]) for index in held], [first + index for index in held])
-        self._arm()
+        self.arm()
         rest, at = [], 0
         for index in [*held, count]:
             if index > at:
@@ -244,8 +236,8 @@ class QueueRules:
 
     def hold(self, due_ms: Sequence[int], offsets: Sequence[int]) -> None:
         """Messages that were given back and must not go out again before their time."""
-        self._need_timing().delay(due_ms, offsets)
-        self._arm()
+        self.need_timing().delay(due_ms, offsets)
+        self.arm()
 
     def restore_returns(self, returns: Returns, state: dict[int, Any]) -> None:
         """What came back before a stop stands where it stood, or waits on."""
@@ -280,7 +272,7 @@ class QueueRules:
         """Remove those of them that wait for their time."""
         held = [offset for _, offset in self.delayed() if offset in sought]
         for offset in held:
-            self._need_timing().withdraw(offset)
+            self.need_timing().withdraw(offset)
         return held
 
     def sort_in(self) -> None:
@@ -303,15 +295,15 @@ class QueueRules:
         if self._timing is None:
             if queue.settings.message_ttl_ms is None and not any(map(is_mortal, fresh)):
                 return
-            self._need_timing()
+            self.need_timing()
         for arrival, first, end in parts:
-            self._watch(arrival, first, end)
-        timing, now_ms = self._need_timing(), self._host.now_ms()
+            self.watch(arrival, first, end)
+        timing, now_ms = self.need_timing(), self._host.now_ms()
         if (timing.next_ms() or _NEVER) <= now_ms:  # a time to live of 0: nobody is to find it here
             self._drop_expired(timing, now_ms)
-        self._arm()
+        self.arm()
 
-    def _watch(self, arrival: Arrival, first: int, end: int) -> None:
+    def watch(self, arrival: Arrival, first: int, end: int) -> None:
         """Messages [first, end) of an arrival may expire."""
         facts, queue_ttl_ms, count = arrival.facts, self._queue.settings.message_ttl_ms, end - first
         if isinstance(facts, int):
@@ -322,13 +314,13 @@ class QueueRules:
                     alone = self._queue.levels is None and self._queue.groups is None
                     waiting_from = self._queue.line.ready.head()[0] if alone else 0
                     deadline_ms = arrival.time_ms + queue_ttl_ms
-                    self._need_timing().expire_in_order(deadline_ms, first, end, waiting_from=waiting_from)
+                    self.need_timing().expire_in_order(deadline_ms, first, end, waiting_from=waiting_from)
                 return
         shortest = shortest_life(arrival, first, end)
         if queue_ttl_ms is not None:
             shortest = min(shortest or queue_ttl_ms + 1, queue_ttl_ms + 1)
         if shortest and count >= _SLAB_MIN:
-            self._need_timing().expire_slab(arrival.time_ms + shortest - 1, first, end)
+            self.need_timing().expire_slab(arrival.time_ms + shortest - 1, first, end)
         elif shortest:
             self._watch_each(range(first, end), arrival.at, arrival.time_ms)
 
@@ -341,7 +333,7 @@ class QueueRules:
             if deadline_ms is not None:
                 deadlines.append(deadline_ms)
                 mortal.append(offset)
-        self._need_timing().expire_at(deadlines, mortal)
+        self.need_timing().expire_at(deadlines, mortal)
 
     def _open_slab(self, first: int, end: int) -> None:
         """The first of messages [first, end) expire about now: watch each that still waits."""
@@ -380,78 +372,11 @@ class QueueRules:
             yield offset
         if mortal:
             self._again.update(mortal)
-            self._need_timing().expire_at(deadlines, mortal)
-            self._arm()
+            self.need_timing().expire_at(deadlines, mortal)
+            self.arm()
         if dead:
             self._queue.outstanding += len(dead)
             self._queue.bury(dead, "expired")
-
-    def restore_ready(self, ranges: Iterable[Range]) -> None:
-        """What a start found that was never given out stands in line; delayed messages are held back again."""
-        queue, facts = self._queue, self._queue.store.facts
-        for first, count in ranges:
-            at = first
-            for run_first, column, time_ms in facts.between(first, count):
-                if run_first > at:
-                    self._stand(Arrival(at, run_first - at, 0, 0))
-                at = run_first + len(column)
-                arrival = Arrival(run_first, len(column), time_ms, column)
-                if max(column) >= DELAYED_FROM:
-                    for part_first, number in self._restore_part(arrival, column):
-                        queue.line_of(part_first).ready.append(part_first, number)
-                else:
-                    self._watch(arrival, run_first, at)
-                    self._stand(arrival)
-            if at < first + count:
-                self._stand(Arrival(at, first + count - at, 0, 0))
-        self._arm()
-
-    def _stand(self, arrival: Arrival) -> None:
-        """Messages that nothing has to be waited for stand at the end of their lines."""
-        if self._queue.levels is None:
-            self._queue.line.ready.append(arrival.first, arrival.count)
-        else:
-            sort_in(self._queue.levels, arrival, arrival.first, arrival.first + arrival.count)
-
-    def restore(self, ranges: Iterable[Range]) -> Iterator[Range]:
-        """What a start found, cut into runs that agree in priority; delayed messages are held back again."""
-        facts = self._queue.store.facts
-        for first, count in ranges:
-            at = first
-            for run_first, column, time_ms in facts.between(first, count):
-                if run_first > at:
-                    yield at, run_first - at
-                at = run_first + len(column)
-                yield from self._restore_part(Arrival(run_first, len(column), time_ms, column), column)
-            if at < first + count:
-                yield at, first + count - at
-        self._arm()
-
-    def _restore_part(self, arrival: Arrival, column: list[int]) -> Iterator[Range]:
-        end = arrival.first + arrival.count
-        self._watch(arrival, arrival.first, end)
-        due_ms, held = [], []
-        now_ms = self._host.now_ms()
-        at, level = arrival.first, -1
-        for offset, fact in enumerate(column, arrival.first):
-            if fact >= DELAYED_FROM:
-                due = arrival.time_ms + delay_ms_of(fact)
-                if due <= now_ms:
-                    self._late.append((due, offset))
-                else:
-                    due_ms.append(due)
-                    held.append(offset)
-                wanted = -1
-            else:
-                wanted = priority_of(fact)
-            if wanted != level:
-                if level >= 0 and offset > at:
-                    yield at, offset - at
-                at, level = offset, wanted
-        if level >= 0:
-            yield at, end - at
-        if held:
-            self._need_timing().delay(due_ms, held)
 
     # --- delayed messages --------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from routing.queues.checkpoints import checkpoint_path as checkpoint_path
 from routing.queues.destination_sets import Definition
 from routing.queues.history import HISTORY_BIT
 from routing.queues.packed_ranges import unpack
+from routing.queues.picked_facts import PickedFacts
 from routing.queues.queue import Queue
 from routing.queues.queue_partition import QueuePartition
 from routing.queues.standby import Standby
@@ -84,6 +85,7 @@ def filling(
     for set_id, (queue_ids, offset) in standby.sets.items():
         if any(queue_id in partition.queues for queue_id in queue_ids):
             partition.sets.adopt(Definition(set_id, queue_ids, offset, log.log_end_offset))
+    picked = PickedFacts(partition.facts)
     for queue in list(partition.queues.values()):
         entry = entry_of(queue)
         state = standby.states.get(queue.id)
@@ -91,5 +93,5 @@ def filling(
             queue.view.restore(ViewState.of(state), clean=clean)
         else:
             partition.restore([*entry.ready, *entry.returned])
-        restoring.restore(queue, entry.ready, entry.returned, entry.redelivered_before, state=state)
+        restoring.restore(queue, entry.ready, entry.returned, entry.redelivered_before, picked=picked, state=state)
         yield queue

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from routing.queues import reservations
 from routing.queues.offset_set import OffsetSet, Range
 from routing.queues.packed_ranges import from_bytes, pack, to_bytes, unpack, without
+from routing.queues.picked_facts import PickedFacts
+from routing.queues.refilling import given_back, refill
 from routing.queues.settings import EXPIRY_MS_MAX
 from routing.queues.view_queue import ViewQueue
 from routing.queues.view_state import VIEW
@@ -40,6 +42,7 @@ def restore(
     returned: Iterable[Range],
     redelivered_before: int,
     *,
+    picked: PickedFacts,
     state: Any = None,
 ) -> None:
     """Have a new queue take over what the log says is there: ranges in offset order, those given back apart.
@@ -55,8 +58,8 @@ def restore(
     if queue.levels is None and not queue.store.facts:
         queue.line.ready = OffsetSet(ready)
     else:
-        rules.restore_ready(ready)
-    for first, count in rules.restore(returned):
+        refill(queue, ready, picked)
+    for first, count in given_back(queue, returned):
         queue.line_of(first).placed.add(first, count)
     rules.restored(state.get("sizes", ()) if state else ())
     if state and queue.returns is not None and "returns" in state:

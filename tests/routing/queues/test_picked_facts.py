@@ -1,0 +1,84 @@
+"""Facts that are picked by columns are those that are known one by one."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from routing.facts import DELAYED_FROM, TTL_EXACT_MS_MAX, pack
+from routing.queues.arrivals import deadline_ms_of
+from routing.queues.fact_columns import BLOCK_BITS, FactColumns, to_columns
+from routing.queues.picked_facts import PickedFacts, deadlines
+from routing.queues.runs_of import runs_of
+
+END = 5 << BLOCK_BITS
+
+
+def filled(dice: random.Random, run_max: int) -> FactColumns:
+    """Some messages have facts, in runs of 1 to `run_max`."""
+    columns, offset = FactColumns(), 100
+    while offset < END:
+        facts = [pack(True, dice.randrange(256), dice.choice([None, 0, 5000])) for _ in range(dice.randint(1, run_max))]
+        columns.add(offset, to_columns(facts), 1_000_000 + offset)
+        offset += len(facts) + dice.choice([0, 0, 3])
+    return columns
+
+
+@pytest.mark.parametrize("run_max", [1, 3, 60])
+def test_whatever_the_runs_and_ranges_are(run_max: int) -> None:
+    dice = random.Random(run_max)
+    columns = filled(dice, run_max)
+    picked = PickedFacts(columns)
+    for spread in (1, 5, 2000):
+        asked = sorted(dice.sample(range(END + 500), (END + 500) // spread))
+        seen, by_column = [], 0
+        for offsets, facts, times in picked.pick(runs_of(asked)):
+            seen += offsets
+            if facts is not None:
+                by_column += len(offsets)
+                known = [columns.of(offset) or (0, 0) for offset in offsets]
+                assert list(zip(facts, times, strict=True)) == known
+        assert seen == asked
+        assert bool(by_column) == (run_max < 8)
+
+
+def test_blocks_come_back_whole_or_not_at_all() -> None:
+    columns = filled(random.Random(7), 3)
+    columns.add(END + 500, to_columns([DELAYED_FROM << 30]), 5)
+    saved = list(columns.columns())
+    again = FactColumns()
+    again.load(saved)
+    assert list(again.columns()) == saved
+    assert [again.of(at) for at in range(END + 600)] == [columns.of(at) for at in range(END + 600)]
+    again.add(END + 501, to_columns([3]), 6)
+    assert again.of(END + 501) == (3, 6)
+    runs, times, low, high = saved[0]
+    for damaged in (
+        (runs, times, low[:-1], high),
+        (runs, times[:-1], low, high),
+        (runs[:-1], times, low, high),
+        (runs, times, low, array("Q", [1])),
+        (array("Q", [*runs[:-1], runs[-1] + (1 << BLOCK_BITS + 16)]), times, low, high),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            FactColumns().load([damaged])
+
+
+@pytest.mark.parametrize("queue_ttl_ms", [None, 0, 3000])
+@pytest.mark.parametrize("longest", [5000, TTL_EXACT_MS_MAX + 5])
+def test_deadlines_are_those_of_each(queue_ttl_ms: int | None, longest: int) -> None:
+    dice = random.Random(3)
+    offsets = list(range(0, 3000, 3))
+    facts = [pack(False, 3, dice.choice([None, 0, 7, longest])) for _ in offsets]
+    times = [dice.randrange(1, 1 << 40) for _ in offsets]
+    facts[5] = times[5] = 0  # without facts
+    expected = {
+        offset: due_ms
+        for offset, fact, time_ms in zip(offsets, facts, times, strict=True)
+        if time_ms and (due_ms := deadline_ms_of(fact, time_ms, queue_ttl_ms)) is not None
+    }
+    due, mortal = deadlines(offsets, facts, times, queue_ttl_ms)
+    assert dict(zip(mortal, due, strict=True)) == expected
+    assert len(mortal) == len(expected)
