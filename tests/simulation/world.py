@@ -90,9 +90,17 @@ class World:
             process.start()
         except OSError:
             process.alive = False
+            self._lose_unsynced(machine)  # by a sync, maybe: what that has lost the next process cannot tell
             self.clockwork.after(0.3, lambda: self.start(machine))
         else:
             machine.process = process
+
+    def _lose_unsynced(self, machine: Machine) -> None:
+        if self.power_losses_left:
+            self.power_losses_left -= 1
+            dice = self.clockwork.dice
+            machine.disk = machine.disk.crash(dice if dice.random() < 0.7 else None)
+            machine.boot += 1
 
     def registered(self) -> dict[int, BrokerState]:
         """Who is, in truth."""
