@@ -239,10 +239,7 @@ class Queue:
     def give_back_offsets(self, offsets: Sequence[int], cause: Cause = Cause.LOST) -> None:
         """As `give_back`, for messages that do not lie together; the queue may have rules for what comes back."""
         if self.deleted:
-            self.outstanding -= len(offsets)
-            for first, count in runs_of(offsets):
-                self.store.forget(first, count)
-            return
+            return self.settle_offsets(offsets)
         if self.groups is not None:
             self.groups.release(offsets)
         if self.returns is not None:

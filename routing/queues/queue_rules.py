@@ -108,9 +108,7 @@ class QueueRules:
     # --- alarms ------------------------------------------------------------------------
 
     def used(self) -> None:
-        """Somebody declared the queue, or looked for it, or took from it, or stopped consuming: it lives on for
-        `expires_ms`.
-        """
+        """Somebody declared it, looked for it, took from it or stopped consuming: it lives on for `expires_ms`."""
         expires_ms = self._queue.settings.expires_ms
         if expires_ms and not self._queue.deleted:
             self._used_ms = self._host.now_ms()
@@ -347,8 +345,7 @@ class QueueRules:
         """Messages given back do not expire any more (`keep-delivered`)."""
         if self.timed:
             before = sorted(self._living_on)
-            self._living_on = frozenset(offset for line in self._queue.lines() for offset in line.present(before))
-            self._living_on |= frozenset(offsets)
+            self._living_on = frozenset(offsets).union(*(line.present(before) for line in self._queue.lines()))
 
     def still_alive(self, offsets: Sequence[int]) -> Iterator[int]:
         """Those of the messages given back whose time is not over; the others die."""
@@ -358,10 +355,7 @@ class QueueRules:
         now_ms, ttl_ms, facts = self._host.now_ms(), self._queue.settings.message_ttl_ms, self._queue.store.facts
         dead, deadlines, mortal = [], [], []
         for offset in offsets:
-            if offset in self._living_on:
-                yield offset
-                continue
-            known = facts.of(offset)
+            known = None if offset in self._living_on else facts.of(offset)
             deadline_ms = None if known is None else deadline_ms_of(*known, ttl_ms)
             if deadline_ms is not None and deadline_ms <= now_ms:
                 dead.append(offset)

@@ -20,7 +20,6 @@ from routing.facts import PRIORITY_MAX
 
 EXPIRY_MS_MAX = 315_360_000_000
 """Ten years, as in RabbitMQ."""
-"""RabbitMQ's largest timer, some 49 days."""
 VIEW = "view"
 """The type of a queue that is a view of a topic."""
 VIEW_TOPIC, VIEW_START = "x-view-topic", "x-stream-offset"
