@@ -26,7 +26,7 @@ from core_log.record_batch import BatchBuilder, parse_header
 from protocols.kafka.codec import Entity
 from protocols.kafka.messages_groups import CONSUMER_GROUP_HEARTBEAT, OFFSET_COMMIT, OFFSET_FETCH
 from protocols.kafka.messages_records import FETCH, METADATA, PRODUCE
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from tests.support.broker_process import broker_process
 from tests.support.kafka_wire import KafkaWire
 

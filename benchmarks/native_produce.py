@@ -24,9 +24,9 @@ import trio
 
 from core_log.record_batch import BatchBuilder
 from protocols.native import wire
-from protocols.native.client import Link, LinkConfig
+from protocols.native.clients.client import Link, LinkConfig
+from protocols.native.clients.producer import Producer
 from protocols.native.errors import MillraceError, error_from_wire
-from protocols.native.producer import Producer
 from tests.support import broker_process
 
 BATCH_BYTES = 1 << 20

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.wire_proto import ACK, ACK_FRAME, CONFIRM_SELECT, CONSUME, QOS, QUEUE_DECLARE, Amqp, Plan, shortstr
 from benchmarks.wire_roles import FORK
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from tests.support import BrokerProcess, broker_process
 
 STREAM = "bench.0"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from protocols.peers import is_loopback
-from routing.rights import Rights
+from routing.access.rights import Rights
 
 Authenticate = Callable[[str, bytes | None, str], Awaitable[bool]]
 """User, password and the peer's address ("host:port"); whether they are welcome. The password is None for a peer whose

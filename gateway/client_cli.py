@@ -14,7 +14,7 @@ import click
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from protocols.native.blocking import BlockingClient
+    from protocols.native.clients.blocking import BlockingClient
 
 DEFAULT_SERVER = "127.0.0.1:9094"
 TIMEOUT_S = 30
@@ -77,7 +77,7 @@ def with_terms(command: Command) -> Command:
         tls_key: str | None,
         **arguments: Any,
     ) -> None:
-        from protocols.native.client_tls import tls_context
+        from protocols.native.clients.client_tls import tls_context
         from protocols.native.connection import addresses_of
         from protocols.native.errors import MillraceError
 
@@ -104,7 +104,7 @@ def with_client(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapped(terms: Terms, **arguments: Any) -> None:
-        from protocols.native.blocking import BlockingClient
+        from protocols.native.clients.blocking import BlockingClient
 
         server, credentials, tls = terms
         with BlockingClient(

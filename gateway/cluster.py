@@ -30,11 +30,11 @@ from gateway.config import ClusterConfig, ConfigError, check_cluster
 from gateway.errors import StartError
 from gateway.listener import Listener
 from protocols.peers import is_loopback
-from routing.cluster.controller import Candidate
-from routing.cluster.elections import Elections
-from routing.cluster.joining import ClusterRefused
-from routing.cluster.members import Members
-from routing.cluster.records import BrokerRecord
+from routing.cluster.metadata.controller import Candidate
+from routing.cluster.metadata.elections import Elections
+from routing.cluster.metadata.joining import ClusterRefused
+from routing.cluster.metadata.members import Members
+from routing.cluster.metadata.records import BrokerRecord
 
 _LEAVE_TIMEOUT_S = 2.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

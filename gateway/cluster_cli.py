@@ -13,7 +13,7 @@ from gateway.cluster_admin_cli import COMMANDS
 from gateway.cluster_status import cluster_status, show_troubles
 
 if TYPE_CHECKING:
-    from protocols.native.blocking import BlockingClient
+    from protocols.native.clients.blocking import BlockingClient
 
 
 @click.group()

@@ -10,7 +10,7 @@ import click
 from gateway.client_cli import list_all
 
 if TYPE_CHECKING:
-    from protocols.native.blocking import BlockingClient
+    from protocols.native.clients.blocking import BlockingClient
 
 _NAMED_MAX = 10
 

@@ -13,8 +13,8 @@ import click
 from gateway.client_cli import TIMEOUT_S, Terms, with_terms
 
 if TYPE_CHECKING:
-    from protocols.native.consumer import Consumer
-    from protocols.native.records import ConsumerRecord
+    from protocols.native.clients.consumer import Consumer
+    from protocols.native.clients.records import ConsumerRecord
 
 _POLL_MS = 200
 _COMMIT_EVERY_MS = 5000
@@ -112,8 +112,8 @@ def consume(
 
     import trio
 
-    from protocols.native.consumer import Consumer
-    from protocols.native.link import LinkConfig
+    from protocols.native.clients.consumer import Consumer
+    from protocols.native.clients.link import LinkConfig
 
     async def run() -> None:
         link = LinkConfig(

@@ -12,7 +12,7 @@ import msgspec
 from gateway.client_cli import show, show_fields, with_client, with_json
 
 if TYPE_CHECKING:
-    from protocols.native.blocking import BlockingClient
+    from protocols.native.clients.blocking import BlockingClient
 
 Partition = tuple[str, int]
 

@@ -1,7 +1,7 @@
 """The data directory of a single broker is made the first member's of a cluster, before that one starts as any other.
 
 What the engine would do at a start, and at a stop, is done by the engine: it is started alone and stopped again, with
-no door open, so that nothing of an earlier crash is left over (`routing/cluster/importing.py` has the rest).
+no door open, so that nothing of an earlier crash is left over (`routing/cluster/metadata/importing.py` has the rest).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from core_log.metadata.store import MetadataStore
 from gateway.config import Config
 from gateway.errors import StartError
 from routing.broker import open_broker
-from routing.cluster.importing import Import
+from routing.cluster.metadata.importing import Import
 from routing.errors import BrokerError
 
 logger = logging.getLogger(__name__)

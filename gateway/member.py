@@ -32,8 +32,8 @@ from gateway.peers import DOOR, MembersDirectory, Peers, probe
 from protocols.peer.connection import PeerId
 from routing.broker import Broker
 from routing.cluster.cluster import Cluster
-from routing.cluster.members import Members
-from routing.cluster.standing import Standing
+from routing.cluster.metadata.members import Members
+from routing.cluster.metadata.standing import Standing
 
 logger = logging.getLogger(__name__)
 

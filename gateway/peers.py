@@ -42,8 +42,8 @@ from protocols.peer.connection import Acceptor, Dialer, PeerId
 from protocols.peer.wire import NONCE_BYTES, ErrorCode, LinkKind, PeerError
 from protocols.peers import is_loopback
 from protocols.sansio import Outbox
-from routing.cluster.engine import Engine
-from routing.cluster.members import Members
+from routing.cluster.clients.engine import Engine
+from routing.cluster.metadata.members import Members
 from routing.cluster.replicas import Replicas
 
 log = structlog.get_logger(__name__)

@@ -10,7 +10,7 @@ from gateway.client_cli import listing, vhost_option, with_client
 from gateway.topology_cli import JsonObject
 
 if TYPE_CHECKING:
-    from protocols.native.blocking import BlockingClient
+    from protocols.native.clients.blocking import BlockingClient
 
 policies = click.Group("policies", help="Look after policies and operator policies.")
 policies.command("list", help="Print all policies.")(listing("policies.list"))

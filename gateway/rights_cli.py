@@ -10,7 +10,7 @@ import click
 from gateway.client_cli import listing, vhost_option, with_client
 
 if TYPE_CHECKING:
-    from protocols.native.blocking import BlockingClient
+    from protocols.native.clients.blocking import BlockingClient
 
 
 def _new_password() -> str:

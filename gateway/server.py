@@ -45,7 +45,7 @@ from protocols.mqtt.adapter import MqttAdapter
 from protocols.native.adapter import NativeAdapter
 from protocols.sansio import Adapter, Outbox
 from routing.broker import Broker, open_broker
-from routing.cluster.identity import load_identity
+from routing.cluster.metadata.identity import load_identity
 
 if TYPE_CHECKING:
     from gateway.member import Member

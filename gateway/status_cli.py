@@ -10,7 +10,7 @@ from gateway.client_cli import show, show_fields, with_client, with_json
 from gateway.cluster_status import cluster_status, show_troubles
 
 if TYPE_CHECKING:
-    from protocols.native.blocking import BlockingClient
+    from protocols.native.clients.blocking import BlockingClient
 
 
 @click.command()

@@ -14,7 +14,7 @@ import click
 from gateway.client_cli import Command, listing, show, show_fields, vhost_option, with_client, with_json
 
 if TYPE_CHECKING:
-    from protocols.native.blocking import BlockingClient
+    from protocols.native.clients.blocking import BlockingClient
 
 
 class JsonObject(click.ParamType):  # type: ignore[type-arg, unused-ignore]

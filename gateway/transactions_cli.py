@@ -9,7 +9,7 @@ import click
 from gateway.client_cli import list_all, show, with_client, with_json
 
 if TYPE_CHECKING:
-    from protocols.native.blocking import BlockingClient
+    from protocols.native.clients.blocking import BlockingClient
 
 
 @click.group()

@@ -3,13 +3,20 @@
 The first three are for trio programs; those that begin with "Blocking" need no event loop.
 """
 
-from protocols.native.blocking import BlockingClient, FetchResult, TopicDescription
-from protocols.native.blocking_clients import BlockingConsumer, BlockingProducer
-from protocols.native.blocking_group import BlockingGroupConsumer, BlockingRebalanceListener
-from protocols.native.blocking_transactional import BlockingTransactionalProducer
-from protocols.native.client import Client, LinkConfig
-from protocols.native.client_tls import tls_context
-from protocols.native.consumer import Consumer
+from protocols.native.clients.blocking import BlockingClient, FetchResult, TopicDescription
+from protocols.native.clients.blocking_clients import BlockingConsumer, BlockingProducer
+from protocols.native.clients.blocking_group import BlockingGroupConsumer, BlockingRebalanceListener
+from protocols.native.clients.blocking_transactional import BlockingTransactionalProducer
+from protocols.native.clients.client import Client, LinkConfig
+from protocols.native.clients.client_tls import tls_context
+from protocols.native.clients.consumer import Consumer
+from protocols.native.clients.hooks import ConsumerInterceptor, ProducerInterceptor, ProducerRecord
+from protocols.native.clients.membership import RebalanceListener
+from protocols.native.clients.parallel import process_in_parallel
+from protocols.native.clients.producer import Producer
+from protocols.native.clients.producer_batches import Delivery
+from protocols.native.clients.records import ConsumerRecord, RecordMetadata
+from protocols.native.clients.transactional import TransactionalProducer
 from protocols.native.errors import (
     AuthenticationFailed,
     BatchTooLarge,
@@ -32,13 +39,6 @@ from protocols.native.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from protocols.native.hooks import ConsumerInterceptor, ProducerInterceptor, ProducerRecord
-from protocols.native.membership import RebalanceListener
-from protocols.native.parallel import process_in_parallel
-from protocols.native.producer import Producer
-from protocols.native.producer_batches import Delivery
-from protocols.native.records import ConsumerRecord, RecordMetadata
-from protocols.native.transactional import TransactionalProducer
 
 __all__ = [
     "AuthenticationFailed",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from routing.access.grants import Access, Grants
 from routing.broker import Broker
 from routing.cluster.cluster import Cluster
 from routing.errors import NotLeader, PreconditionFailed
-from routing.grants import Access, Grants
 from routing.topics.topic import Topic
 
 _ACCESSES: tuple[Access, ...] = ("read", "write", "configure")

@@ -22,46 +22,46 @@ from core_log.metadata.store import MetadataStore
 from core_log.partition_log import PartitionLog
 from delay.timer_service import Timer, TimerService
 from routing import directories
+from routing.access.rights import Rights
 from routing.alarms import Alarms
 from routing.clients import Client
-from routing.cluster.clients_elsewhere import ClientsElsewhere
+from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
+from routing.cluster.clients.engine import Engine
+from routing.cluster.clients.keeping import Keeping, SharedWills
 from routing.cluster.cluster import Cluster
-from routing.cluster.engine import Engine
-from routing.cluster.health import Health, names_by_id
 from routing.cluster.homes import Homes
-from routing.cluster.keeping import Keeping, SharedWills
+from routing.cluster.metadata.health import Health, names_by_id
 from routing.cluster.replicas import Replicas
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
-from routing.control import Control
-from routing.dead_letters import DeadLetters
-from routing.delayed_records import DelayedRecords
+from routing.declaring.control import Control
+from routing.declaring.policy_control import PolicyControl
+from routing.declaring.topic_control import TopicControl
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
 from routing.housekeeping import close, housekeep
-from routing.later import Later
+from routing.kept.retained import Retained
+from routing.kept.wills import Wills
 from routing.log_transactions.coordinator import TransactionCoordinator
 from routing.message import Slab
-from routing.poison_records import PoisonRecords
-from routing.policy_control import PolicyControl
 from routing.queue_host import Clock, Host, Runnable
-from routing.queues.checkpoints import Checkpoints
-from routing.queues.home_status import HomeStatus
+from routing.queues.homes.checkpoints import Checkpoints
+from routing.queues.homes.home_status import HomeStatus
+from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.queue import Queue
-from routing.queues.queue_partition import QueuePartition
-from routing.retained import Retained
-from routing.rights import Rights
+from routing.republishing.dead_letters import DeadLetters
+from routing.republishing.delayed_records import DelayedRecords
+from routing.republishing.later import Later
+from routing.republishing.poison_records import PoisonRecords
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, fitted, wall_clock_ms
-from routing.topic_control import TopicControl
 from routing.topics.compaction import Compaction
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_ids import Topics
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.tracing import Trace, flush
-from routing.wills import Wills
 
 logger = logging.getLogger(__name__)
 

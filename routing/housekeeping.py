@@ -15,9 +15,9 @@ from routing import filter_streams
 from routing.alarms import Alarms
 from routing.consumer_timeouts import ConsumerTimeouts
 from routing.errors import StorageUnavailable
-from routing.queues.checkpoints import clean_checkpoint
-from routing.queues.home_status import warn_of_pinned_bytes
-from routing.queues.reclaim import give_back
+from routing.queues.homes.checkpoints import clean_checkpoint
+from routing.queues.homes.home_status import warn_of_pinned_bytes
+from routing.queues.homes.reclaim import give_back
 from routing.queues.reservations import reserved_count
 from routing.topics import upkeep
 

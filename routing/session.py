@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from routing.confirms import Confirms
 from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
 from routing.consumer import EachSink, consumer_priority
 from routing.consumer import Got as Got
-from routing.deduplication import put
 from routing.elsewhere import get_elsewhere
 from routing.errors import BrokerError, PreconditionFailed
 from routing.message import Slab
-from routing.overflowing import publish_pieces, publish_what_fits
-from routing.queues.receipts import receive
+from routing.publishing.confirms import Confirms
+from routing.publishing.deduplication import put
+from routing.publishing.overflowing import publish_pieces, publish_what_fits
+from routing.queues.homes.receipts import receive
 from routing.queues.retries import Cause
 from routing.topics.stream import Stream
 from routing.unsettled import Outcome as Outcome

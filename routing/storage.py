@@ -17,18 +17,18 @@ from core_log.log_flusher import LogFlusher
 from core_log.metadata.embedded import EmbeddedStore
 from core_log.metadata.store import MetadataStore
 from core_log.partition_log import LogConfig, PartitionLog
+from routing.cluster.clients.led_stores import LedStores
+from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.cluster import Cluster
-from routing.cluster.led_stores import LedStores
-from routing.cluster.log_names import RETAINED, TRANSACTIONS, log_of_kind, offsets_log
-from routing.cluster.offsets import ReplicatedOffsets
+from routing.cluster.metadata.log_names import RETAINED, TRANSACTIONS, log_of_kind, offsets_log
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.directories import make_room_for, require_undamaged, tidy_topics, topic_directory
 from routing.queue_host import Host
-from routing.queues.home import Home
-from routing.queues.queue_partition import QueuePartition
-from routing.queues.replay import restore
+from routing.queues.homes.home import Home
+from routing.queues.homes.queue_partition import QueuePartition
+from routing.queues.homes.replay import restore
 from routing.topics.offset_store import OffsetStore
 from routing.topics.stream import StreamHost
 from routing.topics.topic import Topic, TopicPartition
@@ -41,7 +41,7 @@ from routing.topology.topology import Topology
 from routing.transactions import Transactions
 
 if TYPE_CHECKING:
-    from routing.cluster.keeping import LedKeeping
+    from routing.cluster.clients.keeping import LedKeeping
 
 STORE_BATCH_BYTES_MAX = LogConfig().message_bytes_max
 """The largest batch of a keyed store."""

@@ -9,7 +9,7 @@
 4. At a start what is still recorded is applied again. What a crash left of the first time may come twice, and is marked
    redelivered; settlements of messages that are gone change nothing.
    Those of steps that take effect once (`published_once.py`) are found there, and do not come twice.
-   In a cluster it is `cluster/transactions.py` that has records, with replicas, and sees to it.
+   In a cluster it is `cluster/clients/transactions.py` that has records, with replicas, and sees to it.
 5. A rejected message that goes to a dead letter exchange leaves its queue when its copy is committed, as always: a
    crash before brings it back.
 6. If the disk refuses before the commit is decided, nothing has happened, and the session has its settlements back. If
@@ -28,22 +28,22 @@ from core_log.errors import BatchTooLarge, LogUnavailable
 from core_log.keyed_store import KeyedStore
 from core_log.partition_log import PartitionLog
 from routing.commits import CommitWaiter
-from routing.deduplication import put
 from routing.errors import BrokerError, LimitExceeded, PreconditionFailed, StorageUnavailable
 from routing.log_transactions.store import is_redo_record
 from routing.message import Slab
-from routing.published_once import Redo, Step, Writers
-from routing.queues.home import for_others
+from routing.publishing.deduplication import put
+from routing.publishing.published_once import Redo, Step, Writers
+from routing.queues.homes.home import for_others
+from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.queue import Queue
-from routing.queues.queue_partition import QueuePartition
 from routing.redo_records import Places, Settled, decode_step, encode, published
 from routing.topology.route import Route
 from routing.topology.topology import Topology
 from routing.unsettled import Outcome, Unsettled
 
 if TYPE_CHECKING:
-    from routing.cluster.transactions import SharedTransactions
-    from routing.queues.home import Home
+    from routing.cluster.clients.transactions import SharedTransactions
+    from routing.queues.homes.home import Home
     from routing.session import Session
 
 logger = logging.getLogger(__name__)

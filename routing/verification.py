@@ -21,9 +21,9 @@ from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
 from core_log.segment_names import LOG_SUFFIX, effective
-from routing.cluster.identity import load_identity
+from routing.cluster.metadata.identity import load_identity
 from routing.directories import TOPICS, topic_directory
-from routing.queues.checkpoints import decode_checkpoint
+from routing.queues.homes.checkpoints import decode_checkpoint
 from routing.topology.catalog import unpack_entry
 
 CATALOG = "catalog/0"

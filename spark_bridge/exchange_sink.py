@@ -1,8 +1,8 @@
 """Rows published to an exchange, each row once.
 
 1. All rows of a task are one step of a writer that is named after the query and the task, with the number of the
-   micro-batch (`routing/published_once.py`): the broker publishes a step once, as a whole, in one transaction with the
-   note that it did.
+   micro-batch (`routing/publishing/published_once.py`): the broker publishes a step once, as a whole, in one
+   transaction with the note that it did.
 2. So the rows of a task have to fit into one request. Who has more writes with more partitions.
 3. The columns are `value`, and if they are there `routingKey`, `headers`, `properties` (as the source has them), and
    `messageId`, `priority`, `delayMs` as a short way to single ones.
@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 
 from core_log.compression import Compression
 from core_log.record_batch import NO_HEADERS, encode_headers
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from spark_bridge.message_columns import PREFIX, PROPERTIES
 from spark_bridge.options import OptionError, SinkOptions
 from spark_bridge.records import ColumnDraft

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-from protocols.native.blocking import Which
+from protocols.native.clients.blocking import Which
 from protocols.native.errors import UnknownTopic
 from spark_bridge.options import EARLIEST, LATEST, Boundary, OptionError, ReadOptions
 
@@ -38,7 +38,7 @@ class OffsetRange:
 
 
 class OffsetSource(Protocol):
-    """What `resolve` asks of a client; `protocols.native.blocking.BlockingClient` has it."""
+    """What `resolve` asks of a client; `protocols.native.clients.blocking.BlockingClient` has it."""
 
     def metadata(self, topics: list[str] | None = None) -> dict[str, list[int]]:
         """Partitions by topic; all topics for None. Raises UnknownTopic."""

@@ -18,8 +18,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from core_log.record_batch import parse_header
-from protocols.native.blocking import BlockingClient
-from protocols.native.client_tls import tls_context
+from protocols.native.clients.blocking import BlockingClient
+from protocols.native.clients.client_tls import tls_context
 from protocols.native.errors import ConnectionLost, OffsetOutOfRange
 from spark_bridge.columns import decode_batches
 from spark_bridge.filters import EVERYTHING, Wanted, matching, narrowed, wanted_by

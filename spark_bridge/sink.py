@@ -28,8 +28,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
-from protocols.native.blocking_transactional import BlockingTransactionalProducer
-from protocols.native.client_tls import tls_context
+from protocols.native.clients.blocking_transactional import BlockingTransactionalProducer
+from protocols.native.clients.client_tls import tls_context
 from spark_bridge.exchange_sink import check_exchange_columns, publish_rows
 from spark_bridge.options import OptionError, SinkOptions
 from spark_bridge.placing import hashed_partitions

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from protocols.native.blocking import BlockingClient, Which
+from protocols.native.clients.blocking import BlockingClient, Which
+from protocols.native.clients.records import split_batches
 from protocols.native.errors import MillraceError, NotFound, PreconditionFailed
-from protocols.native.records import split_batches
 from spark_bridge.offsets import DataLoss, OffsetRange, OffsetSource
 from spark_bridge.options import DEFAULT_VHOST, OptionError, ReadOptions
 

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
 from spark_bridge.offsets import DataLoss, OffsetRange, check_named, divide, partitions_of, placed
 from spark_bridge.options import OptionError, ReadOptions

@@ -34,13 +34,21 @@ ROOMS = {
 """The folders of `routing`, and which of them each may import, types apart. The modules above them see them all; those
 a room may use as well are in `ROUTING_BASE`."""
 
+INNER_ROOMS = {
+    "routing/queues/homes": set(),
+    "routing/cluster/clients": {"homes"},
+    "routing/cluster/metadata": {"cluster", "homes", "topic_logs"},
+    "protocols/native/clients": {"adapter_groups"},
+}
+"""Folders within a folder, and which of the modules beside one know it; types apart."""
+
 ROUTING_BASE = {"commits", "config", "errors", "facts", "message", "property_editors", "runs"}
 
 DEMO_MAY_IMPORT = MAY_IMPORT["gateway"] | {"millrace", "pyspark_millrace", "spark_bridge"}
 """The demo is a user of everything."""
 
 NATIVE_CLIENTS = tuple(
-    f"protocols/native/{name}.py"
+    f"protocols/native/clients/{name}.py"
     for name in (
         "client", "client_admin", "client_tls", "consumer", "coordinators", "fetcher", "leaders", "link",
         "listed_offsets", "membership", "parallel", "producer", "producer_batches", "served_membership",
@@ -153,6 +161,26 @@ def test_the_rooms_of_routing_import_one_way() -> None:
         if mine[1] in ROOMS:
             return target[1] not in ROOMS[mine[1]] | ROUTING_BASE
         return mine[1] in ROUTING_BASE and target[1] not in ROUTING_BASE
+
+    assert offences(wrong, types=False) == []
+
+
+def test_inner_rooms_are_known_to_few_beside_them() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        folder, _, name = path.removesuffix(".py").rpartition("/")
+        return any(
+            folder == room.rpartition("/")[0]
+            and imported.startswith(room.replace("/", ".") + ".")
+            and name not in known
+            for room, known in INNER_ROOMS.items()
+        )
+
+    assert offences(wrong, types=False) == []
+
+
+def test_who_has_which_log_is_decided_without_clients() -> None:
+    def wrong(path: str, imported: str) -> bool:
+        return path.startswith("routing/cluster/metadata/") and imported.startswith("routing.cluster.clients.")
 
     assert offences(wrong, types=False) == []
 

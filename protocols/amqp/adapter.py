@@ -27,10 +27,10 @@ from protocols.amqp.publish_run import AckRange, AckUpTo, PublishRun
 from protocols.amqp.timers import ConnectionTimers, Due
 from protocols.peers import Authenticate
 from protocols.sansio import Outbox
+from routing.access.grants import Grants
 from routing.broker import Broker
 from routing.clients import Client
 from routing.errors import BrokerError
-from routing.grants import Grants
 from routing.session import Outcome
 
 log = logging.getLogger(__name__)

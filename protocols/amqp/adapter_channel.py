@@ -32,9 +32,9 @@ from protocols.amqp.method_codec import Method
 from protocols.amqp.mixed_deliveries import DeliveryHeads, LastRun, MixedRun, shared_ends
 from protocols.amqp.property_edits import with_reply_to
 from protocols.amqp.publish_run import PublishRun
+from routing.access.grants import Grants
 from routing.broker import Broker
 from routing.errors import BrokerError
-from routing.grants import Grants
 from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome
 from routing.topics.stream_records import StreamSlab

@@ -13,7 +13,7 @@ from typing import Any
 from protocols.amqp import methods
 from protocols.amqp.adapter_channel import Channel
 from protocols.amqp.method_codec import Method
-from routing.grants import Grants
+from routing.access.grants import Grants
 
 _SERVER_NAMED = "amq.gen-" + 22 * "x"
 _REPLY_TO = "amq.rabbitmq.reply-to"

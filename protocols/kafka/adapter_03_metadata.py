@@ -12,7 +12,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import METADATA
 from protocols.kafka.registry import serves
-from routing.grants import Access
+from routing.access.grants import Access
 from routing.topics.topic import Topic, TopicPartition
 
 NOBODY = -1

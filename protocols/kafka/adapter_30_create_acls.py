@@ -26,8 +26,8 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import CREATE_ACLS
 from protocols.kafka.registry import serves
-from routing.grants import Access, Permission
-from routing.name_patterns import NamePattern, join, parse
+from routing.access.grants import Access, Permission
+from routing.access.name_patterns import NamePattern, join, parse
 
 _Said = dict[tuple[str, int, int, str], set[int]]
 """The operations that are asked for, by principal and resource."""

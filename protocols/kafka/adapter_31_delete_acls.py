@@ -24,8 +24,8 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import DELETE_ACLS
 from protocols.kafka.registry import serves
-from routing.grants import Permission
-from routing.name_patterns import join, parse
+from routing.access.grants import Permission
+from routing.access.name_patterns import join, parse
 
 
 @serves(DELETE_ACLS, 0, 3)

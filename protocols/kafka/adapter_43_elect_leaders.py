@@ -13,7 +13,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import ELECT_LEADERS
 from protocols.kafka.registry import serves
-from routing.cluster.operating import Elected, elect_preferred, elect_uncleanly
+from routing.cluster.metadata.operating import Elected, elect_preferred, elect_uncleanly
 
 _PREFERRED, _UNCLEAN = 0, 1
 _CODES = {

@@ -8,7 +8,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import INCREMENTAL_ALTER_CONFIGS
 from protocols.kafka.registry import serves
-from routing.topic_control import ConfigChange
+from routing.declaring.topic_control import ConfigChange
 from routing.topics.topic_config import KNOWN
 
 _LISTS = {"cleanup.policy": "delete"}

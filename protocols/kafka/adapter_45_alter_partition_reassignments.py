@@ -12,7 +12,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import ALTER_PARTITION_REASSIGNMENTS
 from protocols.kafka.registry import serves
-from routing.cluster.operating import cancel_move, factor_of, move
+from routing.cluster.metadata.operating import cancel_move, factor_of, move
 from routing.errors import InvalidArgument
 
 

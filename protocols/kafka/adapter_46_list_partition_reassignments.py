@@ -8,7 +8,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import LIST_PARTITION_REASSIGNMENTS
 from protocols.kafka.registry import serves
-from routing.cluster.log_names import topic_log
+from routing.cluster.metadata.log_names import topic_log
 
 
 @serves(LIST_PARTITION_REASSIGNMENTS, 0, 0)

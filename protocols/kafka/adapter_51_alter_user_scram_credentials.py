@@ -15,8 +15,8 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_users import ALTER_USER_SCRAM_CREDENTIALS
 from protocols.kafka.registry import serves
-from routing import scram
-from routing.scram import Credential
+from routing.access import scram
+from routing.access.scram import Credential
 
 
 @serves(ALTER_USER_SCRAM_CREDENTIALS, 0, 0)

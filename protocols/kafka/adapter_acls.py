@@ -1,8 +1,8 @@
 """The rights of users as Kafka's access control lists, and back, as far as one can say what the other says.
 
 1. A permission is three expressions, `configure`, `write` and `read`; each part of one that is a whole name, a
-   beginning or everything (`routing/name_patterns.py`) is a literal, a prefixed or the literal "*" resource. A part
-   that is neither is shown as a literal resource named `regex:` and the expression, which no topic can be called.
+   beginning or everything (`routing/access/name_patterns.py`) is a literal, a prefixed or the literal "*" resource. A
+   part that is neither is shown as a literal resource named `regex:` and the expression, which no topic can be called.
 2. `read` and `write` are operations of Kafka's; `configure` is CREATE, DELETE, ALTER and ALTER_CONFIGS together, and
    each of the three includes DESCRIBE and DESCRIBE_CONFIGS. What the table cannot say is refused.
 3. The tag `administrator` is ALL on the cluster, `monitoring` DESCRIBE_CONFIGS. Groups are open to every user: that
@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
-from routing.grants import Access, Permission
-from routing.name_patterns import NamePattern, PatternKind, parse
-from routing.rights import Rights
+from routing.access.grants import Access, Permission
+from routing.access.name_patterns import NamePattern, PatternKind, parse
+from routing.access.rights import Rights
 
 
 class Resource(IntEnum):

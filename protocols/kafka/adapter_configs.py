@@ -14,7 +14,7 @@ from protocols.kafka.adapter_door import Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
-from routing.topic_control import ConfigChange
+from routing.declaring.topic_control import ConfigChange
 from routing.topics.described_config import Kind, Source
 
 

@@ -14,9 +14,9 @@ from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.fetch_sessions import FetchSessions
 from protocols.peers import Authenticate
 from routing import errors
+from routing.access.grants import Access, Grants
 from routing.administration.operations import CHANGES, LOOKS
 from routing.broker import Broker
-from routing.grants import Access, Grants
 from routing.topics.topic import Topic, TopicPartition
 
 

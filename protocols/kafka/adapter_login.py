@@ -11,7 +11,7 @@ from protocols.kafka.adapter_door import Door
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.peers import is_welcome
 from protocols.scram import Refused, ScramServer
-from routing import scram
+from routing.access import scram
 from routing.errors import BrokerError
 
 MECHANISMS = ("PLAIN", *scram.MECHANISMS)

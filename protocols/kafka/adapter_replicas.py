@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from protocols.kafka.adapter_door import Door
 from protocols.kafka.errors import ErrorCode, KafkaError
-from routing.cluster.log_names import topic_log
+from routing.cluster.metadata.log_names import topic_log
 from routing.topics.topic import TopicPartition
 
 

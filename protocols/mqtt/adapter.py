@@ -49,9 +49,9 @@ from protocols.mqtt.topics import Rewriting
 from protocols.mqtt.wire import PINGRESP, Wire
 from protocols.peers import Authenticate as Check
 from protocols.sansio import Outbox
+from routing.access.grants import Grants
 from routing.clients import Client
 from routing.errors import BrokerError, NoPermission, NotAllowed
-from routing.grants import Grants
 from routing.message import Slab
 from routing.session import Consumer, Session
 

@@ -5,7 +5,7 @@
     AUTH 0x19 first message            AUTH 0x18 challenge
     AUTH 0x18 proof                    AUTH 0x00, or a DISCONNECT
 
-1. The methods are those of `routing.scram`; any other is answered with 0x8C. Until CONNACK nothing but AUTH and
+1. The methods are those of `routing.access.scram`; any other is answered with 0x8C. Until CONNACK nothing but AUTH and
    DISCONNECT may come, which the connection sees to (MQTT-3.1.2-30).
 2. A wrong password, a user who is not there and one who may not come from there are told the same, 0x87.
 3. Who authenticates again stays who it was: rights and session are that user's.
@@ -19,7 +19,7 @@ from protocols.mqtt.events import Authenticate, Connect
 from protocols.mqtt.reasons import ReasonCode
 from protocols.peers import is_welcome
 from protocols.scram import Refused, ScramServer
-from routing import scram
+from routing.access import scram
 
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter

@@ -1,8 +1,8 @@
 """Publishes to topics that mean something: `$delayed/SECONDS/TOPIC`, and `$SYS`, which is the broker's own.
 
 `$delayed` is EMQX's: SECONDS from now, or from 42,949,670 on seconds since 1970, TOPIC is published to
-(`routing/later.py`). What comes then is a message of the same QoS, retained if it was to be. A topic that does not say
-when or where is refused (MQTT 5), or the message dropped, and logged; so are publishes to `$SYS`.
+(`routing/republishing/later.py`). What comes then is a message of the same QoS, retained if it was to be. A topic that
+does not say when or where is refused (MQTT 5), or the message dropped, and logged; so are publishes to `$SYS`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from enum import Enum
 
 from routing.errors import InvalidName
 from routing.facts import pack
-from routing.later import NAME
 from routing.message import Slab
+from routing.republishing.later import NAME
 
 _DELAYED = "$delayed."
 _SYSTEM = "$SYS"

@@ -5,11 +5,11 @@
    same is still under way (32,767 offsets apart), deliveries wait for that. Those of queues that such a session shares
    get ids above, which are never its own: who comes back may still know a message by its id. All others get any.
 2. At QoS 2 such a message is sent when it is committed: its offset is nobody else's then. PUBREC settles it and has the
-   queue hold its offset in the same record (`routing/queues/receipts.py`); PUBREL is sent when that is committed, and
-   again to whoever comes back. PUBCOMP ends it. So the receiver has each message once, whoever is killed.
+   queue hold its offset in the same record (`routing/queues/homes/receipts.py`); PUBREL is sent when that is committed,
+   and again to whoever comes back. PUBCOMP ends it. So the receiver has each message once, whoever is killed.
 3. Where another broker leads the session's queue it tells where deliveries lie, and what is received and completed is
-   told to it by that (`queues/receipts.py`), also when another leads it by then. What a new leader delivers again that
-   this connection has been sent is not sent twice: it is acknowledged under the id that it has.
+   told to it by that (`queues/homes/receipts.py`), also when another leads it by then. What a new leader delivers again
+   that this connection has been sent is not sent twice: it is acknowledged under the id that it has.
 4. The window counts what is not completed (MQTT-3.3.4-9): what the engine counts as settled after PUBREC is taken off.
 """
 
@@ -23,11 +23,11 @@ from protocols.mqtt.events import AcknowledgementKind, Acknowledgements
 from protocols.mqtt.inflight import PacketIds
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.wire import PACKET_ID_BYTES
-from routing.cluster.orders import receive_anywhere
-from routing.cluster.remote_queue import RemoteQueue
+from routing.cluster.clients.orders import receive_anywhere
+from routing.cluster.clients.remote_queue import RemoteQueue
 from routing.errors import LedHere
+from routing.queues.homes.receipts import complete
 from routing.queues.queue import Queue
-from routing.queues.receipts import complete
 from routing.queues.runs_of import runs_of
 from routing.session import Consumer, Outcome, Session
 from routing.unsettled import Unsettled, entry_at
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
     from protocols.mqtt.adapter_sessions import LastingSession
     from routing.errors import BrokerError
-    from routing.queues.home import Home
+    from routing.queues.homes.home import Home
 
 
 OWN_ID_MAX = 32_767

@@ -29,13 +29,13 @@ from protocols.mqtt.topics import Rewriting
 from protocols.mqtt.wire import PACKET_ID_BYTES
 from routing.errors import BrokerError
 from routing.message import Slab
-from routing.queues.receipts import release
+from routing.queues.homes.receipts import release
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from protocols.mqtt.adapter import MqttAdapter
     from protocols.mqtt.adapter_sessions import LastingSession
-    from routing.queues.home import Home
+    from routing.queues.homes.home import Home
     from routing.session import Session
 
 EXCHANGE = "amq.topic"

@@ -22,9 +22,9 @@ from protocols.mqtt.raw import GIVEN, RETAIN, mark_in, mark_of, with_flags, with
 from protocols.mqtt.reasons import ReasonCode
 from routing.commits import storage_errors
 from routing.errors import AccessRefused, BrokerError, LimitExceeded
-from routing.later import register_publisher
+from routing.kept.retained import give_out
 from routing.message import Properties, Slab
-from routing.retained import give_out
+from routing.republishing.later import register_publisher
 from routing.session import Session
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from protocols.mqtt.events import Subscribe, SubscriptionRequest, Unsubscribe
 from protocols.mqtt.reasons import SUBACK_REASONS, ReasonCode
 from protocols.mqtt.topics import Rewriting
 from routing.errors import BrokerError
-from routing.retained import give_out
+from routing.kept.retained import give_out
 from routing.session import Consumer, Session
 
 if TYPE_CHECKING:

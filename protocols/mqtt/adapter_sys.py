@@ -26,8 +26,8 @@ from protocols.mqtt.adapter_sessions import sessions_of
 from protocols.mqtt.events import AcknowledgementKind, Acknowledgements, Event, PublishRun
 from protocols.mqtt.raw import GIVEN, RETAIN
 from routing.errors import BrokerError
+from routing.kept.retained_names import NameTrie
 from routing.message import Properties, Slab
-from routing.retained_names import NameTrie
 from routing.topology.route import Route
 from routing.topology.topic_trie import parse_pattern
 

@@ -1,4 +1,4 @@
-"""The will of a client: kept by the engine (`routing/wills.py`) from before CONNACK until the client has gone.
+"""The will of a client: kept by the engine (`routing/kept/wills.py`) from before CONNACK until the client has gone.
 
 1. It is durable before the client is told that it is connected; connects that come together share the write.
 2. DISCONNECT with reason 0 erases it. Any other end sends it: after its delay, or with the end of the session if that
@@ -17,8 +17,8 @@ from protocols.mqtt import events
 from protocols.mqtt.adapter_sessions import granted_expiry_s
 from protocols.mqtt.raw import GIVEN, RETAIN, head_of, mark_of, with_flags, with_mark
 from routing.facts import TTL_MS_MAX
+from routing.kept.wills import Will
 from routing.message import Properties
-from routing.wills import Will
 
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter

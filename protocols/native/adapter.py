@@ -35,10 +35,10 @@ from protocols.native.errors import RETRIABLE, ErrorCode, WireError, wire_error
 from protocols.peers import Authenticate, is_loopback, is_welcome
 from protocols.sansio import Outbox
 from routing import errors
+from routing.access.grants import Access, Grants
 from routing.administration import LOOKS, administer, require_tag
 from routing.broker import Broker
 from routing.clients import Client
-from routing.grants import Access, Grants
 from routing.topics.topic import Topic, TopicPartition
 
 _GROUP_HANDLERS = {**HANDLERS, **TRANSACTION_HANDLERS}

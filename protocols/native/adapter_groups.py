@@ -12,11 +12,11 @@ from protocols.adapter_topics import nodes_of
 from protocols.native import wire, wire_groups
 from protocols.native.adapter_errors import Refused, engine_error
 from protocols.native.adapter_rights import require_id
+from protocols.native.clients.group_bytes import GroupBytesError, decode_assignment
 from protocols.native.config import NativeConfig
 from protocols.native.errors import ErrorCode
-from protocols.native.group_bytes import GroupBytesError, decode_assignment
+from routing.access.grants import Grants
 from routing.broker import Broker
-from routing.grants import Grants
 from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.consumer_member import Beat, Beaten
 from routing.groups.errors import CoordinatorUnavailable, MemberIdRequired, UnknownGroup, UnknownMember

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from protocols.native import wire, wire_groups
+from routing.access.grants import Grants
 from routing.errors import AccessRefused
-from routing.grants import Grants
 
 _Check = Callable[[Grants, Any], None]
 

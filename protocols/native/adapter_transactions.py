@@ -15,8 +15,8 @@ from protocols.native.adapter_errors import ENGINE_ERRORS, Refused, engine_error
 from protocols.native.adapter_groups import GroupDoor
 from protocols.native.adapter_rights import require_id
 from protocols.native.errors import ErrorCode
+from routing.access.grants import Grants
 from routing.broker import Broker
-from routing.grants import Grants
 from routing.topics.topic import TopicPartition
 
 _ID_BITS = 62

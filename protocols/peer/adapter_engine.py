@@ -1,7 +1,7 @@
 """The two ends of an `engine` link: who dials has clients of queues that who is dialled leads.
 
-1. Both are what `routing.cluster.forwarding` and `routing.cluster.serving` see of the other broker; they translate
-   calls to frames and frames to calls, and hold nothing but what a turn has brought.
+1. Both are what `routing.cluster.clients.forwarding` and `routing.cluster.clients.serving` see of the other broker;
+   they translate calls to frames and frames to calls, and hold nothing but what a turn has brought.
 2. What comes is taken in its order. What the other knows of the metadata and this one does not yet is waited for, a
    moment; meanwhile nothing more is read from it.
 """
@@ -28,12 +28,12 @@ from protocols.peer.wire_places import Numbered, NumberedEntry, Placed, PlacedEn
 from protocols.peer.wire_transactions import TransactionFrame
 from protocols.sansio import Outbox
 from routing import errors
-from routing.cluster.engine import Engine
-from routing.cluster.leader_questions import Answer, LogPart, NotLed
-from routing.cluster.remote_queue import Attachment
-from routing.cluster.served_logs import LogRead
-from routing.cluster.serving import ServedBroker
-from routing.cluster.streams import Kept, Records, Slabs
+from routing.cluster.clients.engine import Engine
+from routing.cluster.clients.leader_questions import Answer, LogPart, NotLed
+from routing.cluster.clients.remote_queue import Attachment
+from routing.cluster.clients.served_logs import LogRead
+from routing.cluster.clients.serving import ServedBroker
+from routing.cluster.clients.streams import Kept, Records, Slabs
 from routing.message import Numbered as Numbers
 from routing.message import Slab
 from routing.queues.publish_numbers import pack_numbers, unpack_numbers
@@ -78,7 +78,7 @@ class _EngineAdapter(PeerAdapter):
 
 
 class ForwardingAdapter(_EngineAdapter):
-    """The end of who dialled; `routing.cluster.forwarding.EngineLink`."""
+    """The end of who dialled; `routing.cluster.clients.forwarding.EngineLink`."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ def _error_of(name: str, text: str) -> Exception | None:
 
 
 class ServedAdapter(_EngineAdapter):
-    """The end of who was dialled; `routing.cluster.serving.ServedLink`."""
+    """The end of who was dialled; `routing.cluster.clients.serving.ServedLink`."""
 
     def __init__(
         self, link: Acceptor, outbox: Outbox, engine: Engine, *, clock: Callable[[], float], config: PeerConfig

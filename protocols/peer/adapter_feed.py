@@ -15,9 +15,9 @@ from protocols.peer.adapter_slabs import SlabReader, to_entry
 from protocols.peer.columns import NAMES
 from protocols.peer.wire import ErrorCode, PeerError
 from protocols.sansio import Outbox
-from routing.cluster.interests import Interests
-from routing.cluster.offsets import ReplicatedOffsets
-from routing.cluster.questions import Questions
+from routing.cluster.clients.interests import Interests
+from routing.cluster.clients.offsets import ReplicatedOffsets
+from routing.cluster.clients.questions import Questions
 from routing.errors import StorageUnavailable
 from routing.message import Slab
 from routing.topics.offset_store import Committed, Partition

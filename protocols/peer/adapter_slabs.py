@@ -9,7 +9,7 @@ from protocols.peer import columns
 from protocols.peer.columns import NAMES
 from protocols.peer.wire import ErrorCode, PeerError
 from protocols.peer.wire_engine import RecordsEntry, SlabEntry
-from routing.cluster.streams import Kept, Records
+from routing.cluster.clients.streams import Kept, Records
 from routing.facts import DELAYED_FROM, PERSISTENT, delay_ms_of, without_delay
 from routing.message import Properties, Slab, is_registered
 

@@ -11,11 +11,11 @@ from protocols.peer import wire_engine as wire_codec
 from protocols.peer import wire_transactions as wire
 from protocols.peer.wire import ErrorCode, PeerError
 from protocols.sansio import Outbox
-from routing.cluster.asked import answer
-from routing.cluster.engine import Engine
-from routing.cluster.questions import Questions
-from routing.cluster.serving import ServedBroker
-from routing.cluster.transaction_links import OutcomeUnknown, Settlement
+from routing.cluster.clients.asked import answer
+from routing.cluster.clients.engine import Engine
+from routing.cluster.clients.questions import Questions
+from routing.cluster.clients.serving import ServedBroker
+from routing.cluster.clients.transaction_links import OutcomeUnknown, Settlement
 from routing.errors import BrokerError, StorageUnavailable
 from routing.groups.errors import GroupError
 from routing.log_transactions.errors import BY_NAME, LogTransactionError
@@ -25,7 +25,7 @@ _TEXT_MAX = 4096
 
 
 class TransactionsOut:
-    """See the module; `routing.cluster.transaction_links.TransactionLink`."""
+    """See the module; `routing.cluster.clients.transaction_links.TransactionLink`."""
 
     def __init__(self, broker: int, outbox: Outbox, engine: Engine) -> None:
         self.broker = broker

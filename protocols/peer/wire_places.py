@@ -1,5 +1,5 @@
-"""What goes before messages on links of kind `engine` where they are handed over once (`routing/queues/receipts.py`):
-numbers of publishes, and offsets of deliveries. The codec is `wire_engine.py`.
+"""What goes before messages on links of kind `engine` where they are handed over once
+(`routing/queues/homes/receipts.py`): numbers of publishes, and offsets of deliveries. The codec is `wire_engine.py`.
 """
 
 from __future__ import annotations

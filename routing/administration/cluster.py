@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from routing.administration.operations import LOOKS, operation, table
-from routing.cluster import operating
-from routing.cluster.health import OFFSETS, QUEUES, names_by_id, place
-from routing.cluster.log_names import HOME, number_of, topic_log
-from routing.cluster.log_names import OFFSETS as OFFSETS_LOG
+from routing.cluster.metadata import operating
+from routing.cluster.metadata.health import OFFSETS, QUEUES, names_by_id, place
+from routing.cluster.metadata.log_names import HOME, number_of, topic_log
+from routing.cluster.metadata.log_names import OFFSETS as OFFSETS_LOG
 from routing.errors import NotFound, PreconditionFailed
 
 if TYPE_CHECKING:

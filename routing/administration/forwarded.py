@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from routing.administration.operations import OPERATIONS, checked
-from routing.cluster.remote_queue import RemoteQueue
+from routing.cluster.clients.remote_queue import RemoteQueue
 
 if TYPE_CHECKING:
     from routing.broker import Broker

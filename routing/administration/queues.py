@@ -14,7 +14,7 @@ from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
 from routing.queue_reading import published_at
 from routing.queues.retries import FIRST
-from routing.rewind import rewind
+from routing.republishing.rewind import rewind
 from routing.topology.policies import kinds_of_queue
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from routing.commits import storage_errors
 
 if TYPE_CHECKING:
     from routing.broker import Broker
-    from routing.retained import Retained
+    from routing.kept.retained import Retained
 
 _CLEARED_AT_ONCE = 1000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from routing.access.grants import Permission, TopicPermission
 from routing.administration.operations import operation, table
 from routing.administration.topology import vhosts_of
-from routing.grants import Permission, TopicPermission
 
 if TYPE_CHECKING:
     from routing.broker import Broker

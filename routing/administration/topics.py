@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from core_log.errors import OffsetOutOfRange
+from routing.access.grants import Access
 from routing.administration.operations import operation, table
 from routing.errors import AccessRefused, InvalidArgument, NotFound
-from routing.grants import Access
 from routing.topics.deletion import EVERYTHING
 from routing.topics.deletion import delete_records as deleted
 

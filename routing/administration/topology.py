@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
+from routing.access.grants import EVERYTHING
 from routing.administration.operations import LOOKS, operation, table
 from routing.errors import InvalidArgument, NotFound
-from routing.grants import EVERYTHING
-from routing.published_once import publish_once
+from routing.publishing.published_once import publish_once
 from routing.tracing import trace
 
 if TYPE_CHECKING:

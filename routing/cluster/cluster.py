@@ -27,15 +27,15 @@ from core_log.replication.isr import ReplicationConfig
 from core_log.replication.leader import Leader
 from core_log.replication.replica import Replica
 from core_log.replication.state import LOGS, LogState
-from routing.cluster.counters import Counters
-from routing.cluster.elections import Elections, broker_states
-from routing.cluster.log_states import LogStates
-from routing.cluster.members import Members
-from routing.cluster.records import SETTINGS, ClusterSettings, decode
+from routing.cluster.metadata.counters import Counters
+from routing.cluster.metadata.elections import Elections, broker_states
+from routing.cluster.metadata.log_states import LogStates
+from routing.cluster.metadata.members import Members
+from routing.cluster.metadata.records import SETTINGS, ClusterSettings, decode
+from routing.cluster.metadata.revisions import Revisions
+from routing.cluster.metadata.trust import Trust
 from routing.cluster.replicas import CATCH_UP_BYTES_PER_S, Replicas
-from routing.cluster.revisions import Revisions
 from routing.cluster.trash import keep_empty, put_aside
-from routing.cluster.trust import Trust
 
 logger = logging.getLogger(__name__)
 

@@ -29,20 +29,20 @@ import trio
 from core_log.errors import CorruptBatch, LogUnavailable, MetadataUnavailable, OffsetOutOfRange
 from core_log.replica_log import ReplicaLog
 from core_log.replication.leader import Leader
-from routing.cluster.log_names import HOME, home_log, number_of
-from routing.cluster.publishes import Waiting
-from routing.cluster.queue_placement import home_for_queue
-from routing.cluster.remote_home import led_by
+from routing.cluster.clients.publishes import Waiting
+from routing.cluster.clients.remote_home import led_by
+from routing.cluster.metadata.log_names import HOME, home_log, number_of
+from routing.cluster.metadata.queue_placement import home_for_queue
 from routing.errors import StorageUnavailable
 from routing.queues.history import HISTORY_BIT
-from routing.queues.replay import filling, unclean
-from routing.queues.replicated_partition import ReplicatedPartition
-from routing.queues.standby_feed import Known, StandbyFeed
+from routing.queues.homes.replay import filling, unclean
+from routing.queues.homes.replicated_partition import ReplicatedPartition
+from routing.queues.homes.standby_feed import Known, StandbyFeed
 
 if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.cluster.cluster import Cluster
-    from routing.queues.home import Home
+    from routing.queues.homes.home import Home
 
 logger = logging.getLogger(__name__)
 

@@ -24,17 +24,17 @@ from core_log.metadata.store import Guard, Put
 from core_log.partition_log import PartitionLog
 from core_log.replication.state import encode, log_key
 from routing.cluster.cluster import Cluster
-from routing.cluster.elections import places_of
-from routing.cluster.log_names import TOPIC, parsed, topic_log
-from routing.cluster.placement import Place, new_state, spread
-from routing.cluster.records import broker_key
+from routing.cluster.metadata.elections import places_of
+from routing.cluster.metadata.log_names import TOPIC, parsed, topic_log
+from routing.cluster.metadata.placement import Place, new_state, spread
+from routing.cluster.metadata.records import broker_key
 from routing.errors import InvalidAssignment, InvalidReplication, NotEnoughReplicas, NotLeader, StorageUnavailable
 from routing.topics.leadership import Forward, Standing
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import Replication
 
 if TYPE_CHECKING:
-    from routing.cluster.forwarding import Forwarding
+    from routing.cluster.clients.forwarding import Forwarding
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from routing.grants import Access
+from routing.access.grants import Access
 from routing.groups.assignors import NOWHERE, Place, Places
 from routing.groups.errors import InvalidBeat
 from routing.groups.membership import Cancellable

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from routing.cluster.log_names import offsets_log
+from routing.cluster.metadata.log_names import offsets_log
 from routing.errors import StorageUnavailable
 from routing.groups.consumer_group import ConsumerGroup, GroupTimes
 from routing.groups.consumer_member import JOINING, Beat, Beaten

@@ -23,7 +23,7 @@ import trio
 
 from core_log.errors import LogError
 from core_log.keyed_store import KeyedStore
-from routing.cluster.log_names import TRANSACTIONS, log_of_kind
+from routing.cluster.metadata.log_names import TRANSACTIONS, log_of_kind
 from routing.errors import BrokerError
 from routing.log_transactions.endings import Endings
 from routing.log_transactions.errors import (
@@ -44,7 +44,7 @@ from routing.log_transactions.store import IdStore, TransactionalId
 
 if TYPE_CHECKING:
     from routing.broker import Broker
-    from routing.cluster.led_stores import LedStore
+    from routing.cluster.clients.led_stores import LedStore
 
 logger = logging.getLogger(__name__)
 

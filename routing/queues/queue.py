@@ -38,8 +38,8 @@ from routing.queues.seen_ids import SETTINGS, SeenIds, asked
 from routing.queues.settings import QueueSettings
 
 if TYPE_CHECKING:
+    from routing.queues.homes.queue_partition import QueuePartition
     from routing.queues.host import MessageStore, QueueHost
-    from routing.queues.queue_partition import QueuePartition
     from routing.queues.reservations import Reservation
     from routing.session import Consumer
 

@@ -31,7 +31,7 @@ from routing.queues.view_state import ViewState
 from routing.queues.waiting import live_ranges
 
 if TYPE_CHECKING:
-    from routing.queues.queue_partition import QueuePartition
+    from routing.queues.homes.queue_partition import QueuePartition
     from routing.queues.view_queue import ViewQueue
 
 logger = logging.getLogger(__name__)

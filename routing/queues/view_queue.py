@@ -14,9 +14,9 @@ from routing.queues.view import View
 
 if TYPE_CHECKING:
     from routing.consumer import Consumer
-    from routing.queues.home import Declared
+    from routing.queues.homes.home import Declared
+    from routing.queues.homes.queue_partition import QueuePartition
     from routing.queues.host import QueueHost
-    from routing.queues.queue_partition import QueuePartition
 
 
 class ViewQueue(Queue):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from routing.queues.history import HISTORY_BIT
 
 if TYPE_CHECKING:
-    from routing.queues.home import Home
+    from routing.queues.homes.home import Home
     from routing.queues.host import QueueHost
     from routing.queues.queue import Queue
     from routing.topology.topology import Topology

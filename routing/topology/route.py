@@ -22,8 +22,8 @@ from routing.topology.interest import Elsewhere
 if TYPE_CHECKING:
     from core_log.files import BytesLike
     from core_log.partition_log import PartitionLog
-    from routing.queues.destination_sets import DestinationSet
-    from routing.queues.home import Home
+    from routing.queues.homes.destination_sets import DestinationSet
+    from routing.queues.homes.home import Home
     from routing.queues.queue import Queue
     from routing.topics.topic import Topic
     from routing.topology.history import RecentHistoryMatcher

@@ -23,11 +23,11 @@ from core_log.errors import Conflict, MetadataUnavailable
 from routing.commits import storage_errors
 from routing.config import BrokerConfig
 from routing.errors import AccessRefused, LimitExceeded, NotAllowed, NotFound, StorageUnavailable
-from routing.queues.home import Home
+from routing.queues.homes.home import Home
+from routing.queues.homes.queue_partition import QueuePartition
+from routing.queues.homes.receipts import release
 from routing.queues.host import QueueHost
 from routing.queues.queue import Queue
-from routing.queues.queue_partition import QueuePartition
-from routing.queues.receipts import release
 from routing.topics.stream import Stream, StreamHost
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_config import log_config

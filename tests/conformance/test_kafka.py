@@ -15,7 +15,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 
 from core_log.record_batch import parse_header
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from tests.support import BrokerProcess, broker_process
 
 confluent_kafka = pytest.importorskip("confluent_kafka")

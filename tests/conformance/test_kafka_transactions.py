@@ -17,8 +17,8 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Place
 from kafka.structs import OffsetAndMetadata
 
-from protocols.native.blocking import BlockingClient
-from protocols.native.records import batch_records, offset_after
+from protocols.native.clients.blocking import BlockingClient
+from protocols.native.clients.records import batch_records, offset_after
 from tests.support import HOST, BrokerProcess, broker_process
 
 confluent_kafka = pytest.importorskip("confluent_kafka")

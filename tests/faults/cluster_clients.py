@@ -23,7 +23,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from benchmarks.wire_mqtt import Mqtt, packet, utf8
 from benchmarks.wire_proto import BrokerError
 from core_log.record_batch import BatchBuilder, decode_runs, validate
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError, OffsetOutOfRange
 from tests.faults.cluster_ledger import KEYS, SLOW_S, Ledger, Message, Session
 from tests.faults.wire_clients import wire_options

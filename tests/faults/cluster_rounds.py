@@ -29,8 +29,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from core_log.record_batch import validate
-from protocols.native.blocking import BlockingClient
-from routing.cluster.health import OFFSETS, QUEUES
+from protocols.native.clients.blocking import BlockingClient
+from routing.cluster.metadata.health import OFFSETS, QUEUES
 from tests.faults.cluster_clients import (
     PIKA_ERRORS,
     AmqpConsumer,

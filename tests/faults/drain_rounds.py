@@ -16,9 +16,9 @@ from pathlib import Path
 import click
 import trio
 
-from protocols.native.client import Client
+from protocols.native.clients.client import Client
+from protocols.native.clients.producer import Producer
 from protocols.native.errors import MillraceError
-from protocols.native.producer import Producer
 from tests.support.cluster import ClusterProcesses, cluster_processes
 
 TOPIC = "t"

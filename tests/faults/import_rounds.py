@@ -23,8 +23,8 @@ import trio
 
 from core_log.files import OsFiles
 from gateway.etcd_process import EtcdProcess, free_ports, start_etcd
-from protocols.native.blocking import BlockingClient
-from routing.cluster.identity import load_identity
+from protocols.native.clients.blocking import BlockingClient
+from routing.cluster.metadata.identity import load_identity
 from tests.support.broker_process import CHECKOUT, HOST, BrokerProcess, broker_process
 from tests.support.replica_node import batch_of
 

@@ -9,7 +9,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaE
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
 
 _PATIENCE_S = 15.0

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from core_log.record_batch import BatchBuilder, decode_runs, validate
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
 from tests.faults.wire_clients import (
     AmqpConsumer,

@@ -11,7 +11,7 @@ from typing import Self
 
 from benchmarks.wire_mqtt import Mqtt, packet, utf8
 from core_log.record_batch import BatchBuilder, decode_runs
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import PreconditionFailed
 from tests.faults.wire_clients import AmqpConsumer, AmqpPublisher, Stream, wire_options
 from tests.support import HOST, BrokerProcess

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from tests.faults.neighbours import batch_of
 from tests.support import HOST, BrokerProcess, broker_process
 

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.wire_proto import BrokerError
 from core_log.record_batch import decode_runs
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import StorageUnavailable
 from tests.faults.neighbours import batch_of
 from tests.faults.wire_clients import AmqpConsumer, AmqpPublisher, MqttPublisher, Stream, amqp, declare, read_queue

@@ -19,7 +19,7 @@ import pika.exceptions
 import pytest
 
 from benchmarks.wire_mqtt import Mqtt, packet, utf8
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import Blocked
 from tests.faults.neighbours import batch_of
 from tests.faults.wire_clients import wire_options

@@ -25,7 +25,7 @@ import pika
 from pika.exceptions import AMQPError
 
 from core_log.record_batch import iterate_records
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from tests.support import HOST, BrokerProcess, broker_process
 
 TOPIC, VIEW = "view-faults", "view-faults.q"

@@ -21,7 +21,7 @@ from gateway.cluster_status import cluster_status
 from gateway.cluster_up import Ports, planned_ports
 from gateway.errors import StartError
 from gateway.etcd_process import find_etcd
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from tests.support.broker_process import CHECKOUT
 
 needs_etcd = pytest.mark.skipif(find_etcd() is None, reason="there is no etcd")

@@ -16,7 +16,7 @@ from paho.mqtt.client import Client as Paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from gateway.etcd_process import EtcdProcess, free_ports
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from tests.gateway.test_member import Running, config, until
 from tests.support.broker_process import CHECKOUT, BrokerProcess, broker_process
 from tests.support.replica_node import batch_of

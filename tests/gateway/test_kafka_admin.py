@@ -24,9 +24,9 @@ from protocols.kafka.messages_admin import (
     INCREMENTAL_ALTER_CONFIGS,
     LIST_PARTITION_REASSIGNMENTS,
 )
-from protocols.native.blocking import BlockingClient
-from routing.cluster.log_names import topic_log
-from routing.rights import Rights
+from protocols.native.clients.blocking import BlockingClient
+from routing.access.rights import Rights
+from routing.cluster.metadata.log_names import topic_log
 from routing.topics.topic import TopicPartition
 from tests.gateway.test_member import Running, three, until
 from tests.protocols.kafka.door import Peer, batch_of

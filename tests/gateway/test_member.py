@@ -25,7 +25,7 @@ from gateway.etcd_process import EtcdProcess
 from gateway.server import Server, serve
 from protocols.peer.config import PeerConfig
 from routing.cluster.cluster import Cluster
-from routing.cluster.records import directory_key
+from routing.cluster.metadata.records import directory_key
 from tests.support.replica_node import batch_of
 
 ANY = "127.0.0.1:0"

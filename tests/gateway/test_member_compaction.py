@@ -9,7 +9,7 @@ import trio
 from core_log.record_batch import iterate_records
 from core_log.replica_log import ReplicaLog
 from gateway.etcd_process import EtcdProcess
-from protocols.native.client import Client
+from protocols.native.clients.client import Client
 from routing.topics.compaction import Compaction
 from routing.topics.topic import TopicPartition
 from tests.core_log.compaction.helpers import keyed

@@ -20,7 +20,7 @@ from core_log.replication.state import encode, log_key
 from gateway.etcd_process import EtcdProcess
 from millrace import BlockingConsumer, BlockingProducer
 from protocols.native import wire
-from protocols.native.client import Client, Link, LinkConfig
+from protocols.native.clients.client import Client, Link, LinkConfig
 from protocols.native.errors import ErrorCode, MillraceError
 from routing.errors import NotLeader
 from tests.gateway.test_member import Running, three, until

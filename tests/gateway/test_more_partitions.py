@@ -11,7 +11,7 @@ from core_log.absent_log import AbsentLog
 from core_log.partition_log import PartitionLog
 from gateway.etcd_process import EtcdProcess
 from millrace import Consumer, Producer
-from protocols.native.client import Client
+from protocols.native.clients.client import Client
 from protocols.native.errors import ErrorCode, MillraceError
 from tests.gateway.test_member import Running, three, until
 

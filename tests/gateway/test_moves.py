@@ -13,7 +13,7 @@ from core_log.absent_log import AbsentLog
 from core_log.replica_log import ReplicaLog
 from core_log.replication.state import LogState
 from gateway.etcd_process import EtcdProcess
-from protocols.native.client import Client, Link
+from protocols.native.clients.client import Client, Link
 from protocols.native.errors import ErrorCode, MillraceError
 from tests.gateway.test_member import Running, config, refused, three, until
 from tests.gateway.test_member_topics import FOREVER, leaders, link, produce

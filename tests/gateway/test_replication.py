@@ -20,7 +20,7 @@ from gateway.cluster import ClusterConfig, Membership, membership
 from gateway.etcd_process import EtcdProcess
 from gateway.listener import open_listener
 from protocols.peer.config import PeerConfig
-from routing.cluster.log_states import LogStates
+from routing.cluster.metadata.log_states import LogStates
 from tests.support.replica_node import LOG, Node, batch_of, bytes_of, running
 
 KEY = log_key(b"", LOG)

@@ -15,8 +15,8 @@ from pika.exceptions import NackError
 
 from core_log.absent_log import AbsentLog
 from gateway.etcd_process import EtcdProcess
-from protocols.native.blocking import BlockingClient
-from routing.cluster import operating
+from protocols.native.clients.blocking import BlockingClient
+from routing.cluster.metadata import operating
 from routing.errors import NotImplementedYet
 from routing.session import Outcome
 from routing.topics.stream import Stream

@@ -10,7 +10,7 @@ import trio
 
 from gateway.etcd_process import EtcdProcess
 from millrace import Consumer, LogTruncated, Producer
-from protocols.native.client import Client
+from protocols.native.clients.client import Client
 from protocols.native.errors import MillraceError
 from tests.gateway.test_member import Running, three, until
 from tests.gateway.test_member_topics import FOREVER

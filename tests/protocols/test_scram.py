@@ -10,7 +10,7 @@ from base64 import b64decode, b64encode
 import pytest
 
 from protocols.scram import Refused, ScramServer
-from routing.scram import Credential, as_hash, credential, matches
+from routing.access.scram import Credential, as_hash, credential, matches
 
 NONCE = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
 FIRST = b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"

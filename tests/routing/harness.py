@@ -19,7 +19,7 @@ from core_log.files import Files, MemoryFiles
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
 from routing.message import NeutralProperties, Properties, Slab, register_decoder
-from routing.queues.queue_partition import QueuePartition
+from routing.queues.homes.queue_partition import QueuePartition
 from routing.session import Consumer, Got, Outcome, Session
 
 PROTOCOL = "headers-as-json"

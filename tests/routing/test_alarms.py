@@ -9,7 +9,7 @@ from core_log.files import FaultyFiles, MemoryFiles
 from core_log.log_flusher import LogFlusher
 from routing.alarms import LOW_ON_DISK, LOW_ON_MEMORY, Alarms, memory_of_machine, resident_bytes
 from routing.config import BrokerConfig
-from routing.queues.reclaim import give_back
+from routing.queues.homes.reclaim import give_back
 from tests.routing.harness import Engine, engine
 
 GIB = 1 << 30

@@ -13,10 +13,10 @@ from trio.testing import MockClock
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import iterate_records, parse_header
 from routing import filter_streams
+from routing.access.grants import Permission
 from routing.administration import administer
 from routing.errors import AccessRefused, BrokerError, InvalidArgument, NotFound, PreconditionFailed, StorageUnavailable
 from routing.facts import pack
-from routing.grants import Permission
 from routing.message import Properties, Slab
 from routing.session import Outcome
 from tests.routing.harness import PERSISTENT, PROTOCOL, Engine, engine, killed, passing, wall_clock_ms, with_headers

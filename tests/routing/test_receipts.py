@@ -9,7 +9,7 @@ import pytest
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.message import Slab
-from routing.queues.receipts import complete, release
+from routing.queues.homes.receipts import complete, release
 from routing.session import Outcome
 from tests.routing.harness import PERSISTENT, TRANSIENT, Client, Engine, engine, killed
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from millrace import BlockingClient, BlockingProducer, BlockingTransactionalProducer
-from protocols.native.blocking import FetchResult
+from protocols.native.clients.blocking import FetchResult
 from spark_bridge.data_source import MillraceDataSource
 from spark_bridge.offsets import DataLoss
 from spark_bridge.options import OptionError, parse_options

@@ -20,7 +20,7 @@ import pytest
 
 from gateway.cluster_status import cluster_status
 from gateway.etcd_process import find_etcd, free_ports
-from protocols.native.blocking import BlockingClient
+from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
 from tests.support.broker_process import DOORS, HOST, BrokerProcess
 from tests.support.etcd_members import EtcdMembers

@@ -27,10 +27,10 @@ from gateway.server import adapter_makers
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import PeerId
 from routing.broker import Broker, open_broker
-from routing.cluster.engine import Engine
+from routing.cluster.clients.engine import Engine
 from routing.cluster.replicas import Replicas
 from routing.config import BrokerConfig
-from routing.queues.home import Home
+from routing.queues.homes.home import Home
 from tests.support.replica_node import StaticDirectory
 
 QUICK = PeerConfig(redial_ms_min=5, redial_ms_max=20, heartbeat_ms=50, silence_ms_max=2000)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from routing.cluster.served_logs import LogRead
-from routing.cluster.streams import Kept, Records
-from routing.cluster.transaction_links import OutcomeUnknown, Settlement
+from routing.cluster.clients.served_logs import LogRead
+from routing.cluster.clients.streams import Kept, Records
+from routing.cluster.clients.transaction_links import OutcomeUnknown, Settlement
 from routing.errors import StorageUnavailable
 from routing.message import Slab
 
 if TYPE_CHECKING:
     from routing.broker import Broker
-    from routing.cluster.leader_questions import Answer
-    from routing.cluster.remote_queue import Attachment
+    from routing.cluster.clients.leader_questions import Answer
+    from routing.cluster.clients.remote_queue import Attachment
     from routing.unsettled import Outcome
 
 

@@ -19,8 +19,8 @@ from core_log.replication.messages import Batches, Diverging, Position, Refused
 from routing.broker import open_broker
 from routing.cluster.cluster import Cluster
 from routing.config import BrokerConfig
-from tests.routing.cluster.test_elections import start
-from tests.routing.cluster.test_members import One
+from tests.routing.cluster.metadata.test_elections import start
+from tests.routing.cluster.metadata.test_members import One
 from tests.routing.harness import Engine, killed, wall_clock_ms
 from tests.simulation.etcd_model import EtcdModel
 from tests.support.engine_wire import Asking, linked

@@ -36,7 +36,7 @@ from gateway.outbox import Outboxes
 from gateway.peers import MembersDirectory, Peers, check_epoch
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import PeerId
-from routing.cluster.members import Members
+from routing.cluster.metadata.members import Members
 from routing.cluster.replicas import Replicas
 
 LOG = "topics/t-0"

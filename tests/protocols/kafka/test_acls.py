@@ -11,8 +11,8 @@ import pytest
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import CREATE_ACLS, DELETE_ACLS, DESCRIBE_ACLS
+from routing.access.grants import Permission
 from routing.broker import Broker
-from routing.grants import Permission
 from tests.protocols.kafka.door import Peer, kafka_broker
 
 ANY, TOPIC, GROUP, CLUSTER, TRANSACTION = 1, 2, 3, 4, 5

@@ -17,7 +17,7 @@ from protocols.kafka.messages_connection import API_VERSIONS, SASL_AUTHENTICATE,
 from protocols.kafka.messages_records import FETCH, LIST_OFFSETS, METADATA, PRODUCE
 from protocols.kafka.messages_transactions import INIT_PRODUCER_ID
 from protocols.kafka.registry import SERVED
-from routing.grants import Permission
+from routing.access.grants import Permission
 from tests.protocols.kafka.door import Peer, batch_of, fetching, idempotent, kafka_broker, records_of
 
 # Versions

@@ -11,8 +11,8 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import ALTER_CONFIGS, CREATE_TOPICS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from protocols.kafka.messages_users import DESCRIBE_CLIENT_QUOTAS
+from routing.access.grants import Permission
 from routing.broker import Broker
-from routing.grants import Permission
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
 
 TOPIC, BROKER = 2, 4

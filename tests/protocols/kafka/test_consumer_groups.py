@@ -17,7 +17,7 @@ from protocols.kafka.messages_groups import (
     OFFSET_COMMIT,
     OFFSET_FETCH,
 )
-from routing.grants import Permission
+from routing.access.grants import Permission
 from tests.protocols.kafka.door import Peer, kafka_broker
 from tests.protocols.kafka.test_groups import joining
 

@@ -18,8 +18,8 @@ from protocols.kafka.config import KafkaConfig
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.fetch_sessions import FetchSession, FetchSessions, SessionEntry
 from protocols.kafka.messages_records import FETCH
+from routing.access.grants import Permission
 from routing.broker import Broker
-from routing.grants import Permission
 from routing.topics.topic import Topic
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker, records_of
 

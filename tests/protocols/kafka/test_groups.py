@@ -23,7 +23,7 @@ from protocols.kafka.messages_groups import (
     OFFSET_FETCH,
     SYNC_GROUP,
 )
-from routing.grants import Permission
+from routing.access.grants import Permission
 from tests.protocols.kafka.door import Peer, kafka_broker
 
 QUICK = {"group_initial_delay_ms": 0}

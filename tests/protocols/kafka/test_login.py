@@ -15,10 +15,10 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_connection import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from protocols.kafka.messages_users import ALTER_USER_SCRAM_CREDENTIALS, DESCRIBE_USER_SCRAM_CREDENTIALS
+from routing.access.grants import EVERYTHING as ALL
+from routing.access.rights import User
+from routing.access.scram import MECHANISMS
 from routing.broker import Broker
-from routing.grants import EVERYTHING as ALL
-from routing.rights import User
-from routing.scram import MECHANISMS
 from tests.protocols.kafka.door import Peer, kafka_broker
 
 FAST = {"scram_iterations": 4096}

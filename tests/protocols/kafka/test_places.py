@@ -11,8 +11,8 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import DESCRIBE_CLUSTER, DESCRIBE_TOPIC_PARTITIONS
 from protocols.kafka.messages_records import FETCH, LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH, PRODUCE
+from routing.access.grants import Permission
 from routing.broker import Broker
-from routing.grants import Permission
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
 from tests.support.home_cluster import mesh, until
 

@@ -12,7 +12,7 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS
 from protocols.kafka.messages_records import LIST_OFFSETS
 from protocols.kafka.registry import SERVED
-from routing.grants import Permission
+from routing.access.grants import Permission
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker, records_of
 
 

@@ -10,7 +10,7 @@ from paho.mqtt.packettypes import PacketTypes
 
 from gateway.authentication import authenticator
 from protocols.mqtt.reasons import ReasonCode
-from routing.scram import MECHANISMS
+from routing.access.scram import MECHANISMS
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.test_wire import paho_properties
 from tests.protocols.mqtt.wire import PINGREQ, packets

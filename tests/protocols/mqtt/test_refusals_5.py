@@ -10,10 +10,10 @@ from trio.testing import MockClock
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_inflight import OWN_ID_MAX
 from protocols.mqtt.config import MqttConfig
+from routing.access.rights import TopicPermission
 from routing.administration import administer
 from routing.broker import open_broker
 from routing.config import BrokerConfig
-from routing.rights import TopicPermission
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.test_clauses_5 import PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, delivery, opened, told
 from tests.protocols.mqtt.wire import acknowledge, packets

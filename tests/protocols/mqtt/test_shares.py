@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protocols.mqtt.config import MqttConfig
+from routing.access.rights import TopicPermission
 from routing.broker import Broker
-from routing.rights import TopicPermission
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import connect, packets, puback, publish, unsubscribe
 

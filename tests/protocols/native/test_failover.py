@@ -12,7 +12,7 @@ import trio
 
 from millrace import Client, Consumer, MillraceError, Producer, TransactionalProducer
 from protocols.native import wire_groups
-from protocols.native.client import LinkConfig
+from protocols.native.clients.client import LinkConfig
 from tests.support.cluster import ClusterProcesses, cluster_processes
 
 KEYS = 6

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from millrace import Client, Consumer, LinkConfig, MillraceError, Producer, RebalanceListener
+from protocols.native.clients.group_bytes import Partition
 from protocols.native.errors import FencedInstance, NotAMember
-from protocols.native.group_bytes import Partition
 from routing.config import BrokerConfig
 from tests.protocols.native.broker import Running, native_broker
 

@@ -27,7 +27,7 @@ from millrace import (
     RecordMetadata,
     UnknownPartition,
 )
-from protocols.native.producer_batches import Batch, Waiting
+from protocols.native.clients.producer_batches import Batch, Waiting
 from tests.gateway.relay import relay
 from tests.protocols.native.broker import Restartable, Running, batch_of, native_broker, values_of
 

@@ -9,8 +9,8 @@ import trio.testing
 from core_log.memory_files import MemoryFiles
 from millrace import BlockingConsumer, ConnectionLost, Consumer, LinkConfig, Producer
 from protocols.native import wire
+from protocols.native.clients.truncation import LastBatch, cut_at
 from protocols.native.errors import ErrorCode, LogTruncated
-from protocols.native.truncation import LastBatch, cut_at
 from tests.protocols.native.asking import fetch
 from tests.protocols.native.broker import Restartable, batch_of, connected, native_broker
 

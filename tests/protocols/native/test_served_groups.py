@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from millrace import Client, Consumer, MillraceError, NotAMember
-from protocols.native.group_bytes import Partition
+from protocols.native.clients.group_bytes import Partition
 from routing.groups.consumer_group import ConsumerGroup
 from tests.protocols.native.broker import Running
 from tests.protocols.native.test_groups import QUICK, Reading, Told, fill, group_broker, until

@@ -15,7 +15,7 @@ from protocols.peer.adapter_feed import FeedIn, FeedOut, Feeds
 from protocols.peer.wire import Error, ErrorCode, PeerError
 from routing.errors import StorageUnavailable
 from routing.topics.offset_store import Committed, Partition
-from tests.routing.cluster.test_interests import Two, subscribed, two
+from tests.routing.cluster.clients.test_interests import Two, subscribed, two
 from tests.routing.harness import TRANSIENT
 
 

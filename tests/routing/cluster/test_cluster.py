@@ -11,8 +11,8 @@ from core_log.log_config import LogConfig
 from core_log.replication.state import LogState, encode, log_key
 from routing.broker import open_broker
 from routing.cluster.cluster import Cluster
-from tests.routing.cluster.test_elections import start
-from tests.routing.cluster.test_members import cluster, until
+from tests.routing.cluster.metadata.test_elections import start
+from tests.routing.cluster.metadata.test_members import cluster, until
 from tests.simulation.etcd_model import EtcdModel
 from tests.support.replica_node import batch_of
 

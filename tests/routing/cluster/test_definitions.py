@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from routing.cluster.operating import drain
-from routing.queues.reclaim import give_back
+from routing.cluster.metadata.operating import drain
+from routing.queues.homes.reclaim import give_back
 from tests.routing.cluster.test_homes import all_committed
 from tests.support.home_cluster import Member, Mesh, mesh, until
 

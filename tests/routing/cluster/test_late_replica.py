@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import trio
 
-from routing.queues.relocation import end_of_stragglers
+from routing.queues.homes.relocation import end_of_stragglers
 from routing.session import Outcome
 from tests.routing.cluster.test_homes import all_committed
-from tests.routing.test_deduplication import confirmed, publish
+from tests.routing.publishing.test_deduplication import confirmed, publish
 from tests.support.home_cluster import Member, mesh, until
 
 SEGMENT_BYTES = 200_000

@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from core_log.replication.leader import Leader
-from routing.cluster.log_names import offsets_log
-from routing.cluster.offsets import ReplicatedOffsets
+from routing.cluster.clients.offsets import ReplicatedOffsets
+from routing.cluster.metadata.log_names import offsets_log
 from routing.errors import StorageUnavailable
 from routing.groups.errors import CoordinatorUnavailable, GroupError, UnknownGroup
 from tests.routing.cluster.test_homes import home_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.cluster.operating import drain
+from routing.cluster.metadata.operating import drain
 from routing.errors import PreconditionFailed
 from tests.routing.cluster.test_homes import home_of
 from tests.support.home_cluster import mesh, until

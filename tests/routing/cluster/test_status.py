@@ -15,9 +15,9 @@ from core_log.replication.state import LogState, decode, encode, log_key
 from routing.administration import administer
 from routing.broker import Broker, open_broker
 from routing.cluster.cluster import Cluster
-from routing.cluster.health import place
-from tests.routing.cluster.test_elections import One, epochs_of, start
-from tests.routing.cluster.test_members import cluster, until
+from routing.cluster.metadata.health import place
+from tests.routing.cluster.metadata.test_elections import One, epochs_of, start
+from tests.routing.cluster.metadata.test_members import cluster, until
 from tests.simulation.etcd_model import EtcdModel
 from tests.support.replica_node import batch_of
 
@@ -64,7 +64,7 @@ async def test_what_the_metadata_says_of_a_cluster_is_shown_and_what_is_wrong_is
     mock_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     mock_clock.autojump_threshold = 0
-    caplog.set_level(logging.INFO, logger="routing.cluster.health")
+    caplog.set_level(logging.INFO, logger="routing.cluster.metadata.health")
     model = EtcdModel()
     async with cluster(model) as nursery:
         one, elections = await start(nursery, model, 1, MemoryFiles())
@@ -94,7 +94,9 @@ async def test_what_the_metadata_says_of_a_cluster_is_shown_and_what_is_wrong_is
             two.kill()
             await until(lambda: len(one.members.brokers) == 1)
             await trio.sleep(2)
-            said = [record.getMessage() for record in caplog.records if record.name == "routing.cluster.health"]
+            said = [
+                record.getMessage() for record in caplog.records if record.name == "routing.cluster.metadata.health"
+            ]
             assert said == ["under-replicated: 1 partitions, a-0"], (
                 "the one that only the other had is not this broker's"
             )
@@ -110,6 +112,8 @@ async def test_what_the_metadata_says_of_a_cluster_is_shown_and_what_is_wrong_is
             alone = LogState(replicas=(1,), isr=decode(entry.value).isr, leader=1, leader_epoch=9)
             await one.store.change([], [(entry.key, encode(alone))])
             await trio.sleep(2)
-            said = [record.getMessage() for record in caplog.records if record.name == "routing.cluster.health"]
+            said = [
+                record.getMessage() for record in caplog.records if record.name == "routing.cluster.metadata.health"
+            ]
             assert said == ["no partition is under-replicated any more"]
         one.kill()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from routing.cluster import operating
-from routing.cluster.log_names import home_log
+from routing.cluster.metadata import operating
+from routing.cluster.metadata.log_names import home_log
 from tests.routing.cluster.test_homes import all_committed, home_of
 from tests.support.home_cluster import mesh, until
 

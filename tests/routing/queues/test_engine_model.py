@@ -18,7 +18,8 @@ import trio
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.message import Slab
-from routing.queues import fact_columns, live_counts, moves, relocation, standby
+from routing.queues import fact_columns
+from routing.queues.homes import live_counts, moves, relocation, standby
 from routing.session import Consumer
 from tests.routing.harness import PERSISTENT, TRANSIENT, Client, Engine, engine, killed
 

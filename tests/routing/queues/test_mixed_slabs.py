@@ -13,7 +13,7 @@ from core_log.files import MemoryFiles
 from core_log.record_batch import BatchBuilder, encode_headers, iterate_records, parse_header
 from routing.errors import LimitExceeded
 from routing.message import Properties, Slab
-from routing.queues.home_records import RecordWriter, SlabReader
+from routing.queues.homes.home_records import RecordWriter, SlabReader
 from tests.routing.harness import PROTOCOL, Client, Engine, engine, killed
 
 KEYS = ("a.x", "a.y", "b.x", "c")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import trio
 from trio.testing import MockClock
 
 from core_log.files import MemoryFiles
 from routing.administration.operations import administer
 from routing.facts import pack
 from routing.message import Slab
+from routing.queues.homes.scattered import Scattered
 from routing.queues.line import Line
-from routing.queues.scattered import Scattered
 from routing.session import Outcome
 from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed, passing
 
@@ -368,190 +365,6 @@ async def test_copies_ask_for_what_their_originals_asked_for(how: str, cold: boo
         found = [int(body[-1]) for body in await bodies_in(running, "d")]
         lasting = [2] * 10 + [3] * 10 + [1] * 10
         assert found == (lasting if how == "move" else [2, 4] * 10 + [0] * 10 + [3] * 10 + [1] * 10)
-
-
-# --- limits ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "left"),
-    [
-        ({"x-max-length": 2}, ["3", "4"]),
-        ({"x-max-length": 0}, []),
-        ({"x-max-length-bytes": 3}, ["2", "3", "4"]),
-        ({"x-max-length": 2, "x-overflow": "reject-publish"}, ["0", "1"]),
-        ({"x-max-length-bytes": 1, "x-overflow": "reject-publish"}, ["0"]),
-        ({"x-max-length": 2, "x-max-priority": 1}, ["3", "4"]),
-    ],
-)
-async def test_a_full_queue(arguments: dict[str, Any], left: list[str]) -> None:
-    async with engine(MemoryFiles()) as running:
-        await running.queue("q", arguments=arguments)
-        client = running.client()
-        for number in range(5):
-            client.publish("q", number, confirm=True)
-            running.turn()
-        await running.synced()
-        refused = [event[1] for event in client.events if event[0] == "refuse"]
-        rejects = arguments.get("x-overflow") == "reject-publish"
-        assert refused == (list(range(len(left) + 1, 6)) if rejects else [])
-        assert client.confirmed == (len(left) if rejects else 5)
-        assert await bodies_in(running, "q") == left
-
-
-async def test_part_of_a_slab_fits_and_other_queues_get_all_of_it() -> None:
-    async with engine(MemoryFiles()) as running:
-        await running.queue("q", arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
-        await running.queue("all")
-        for queue in ("q", "all"):
-            await running.bind("amq.fanout", queue)
-        client = running.client()
-        client.publish("", 1, 2, 3, 4, 5, exchange="amq.fanout", confirm=True)
-        await running.synced()
-        assert client.events == [("confirm", 3), ("refuse", 4, 5)]
-        assert await bodies_in(running, "q") == ["1", "2", "3"]
-        assert await bodies_in(running, "all") == ["1", "2", "3", "4", "5"]
-
-
-async def test_what_goes_straight_through_does_not_count() -> None:
-    async with engine(MemoryFiles()) as running:
-        await running.queue("q", arguments={"x-max-length": 1})
-        client = running.client()
-        await client.consume("q")
-        client.publish("q", 1, 2, 3)
-        assert client.take_bodies() == ["1", "2", "3"]
-
-
-@pytest.mark.parametrize("how", ["stop", "kill", "kill after checkpoints", "kill after relocation"])
-async def test_a_limit_in_bytes_is_exact_over_restarts(how: str, clock: MockClock) -> None:
-    """Sizes differ; some messages are settled, some were delivered, some delayed."""
-    files = MemoryFiles()
-    limits = {"stripes": 1, "queue_segment_bytes": 4000, "checkpoint_interval_bytes": 1}
-    wanted = 0
-    async with engine(files, **limits) as running:
-        await running.queue("q", arguments={"x-max-length-bytes": 100_000, "x-delayed": True, "x-max-priority": 2})
-        await running.queue("r")
-        client = running.client()
-        facts = [pack(True, 1), pack(True, 0, None, 1000), 1]
-        for number in range(30):
-            bodies = [bytes(number * 10), bytes(7), bytes(number)]
-            client.session.publish(Slab("", "q", PERSISTENT, bodies, facts=facts))
-            client.publish("r", *["x" * 50] * 12)
-            running.turn()
-            wanted += number * 11
-        queue = running.broker.topology.queues["q"]
-        sizes = queue.rules.sizes
-        assert sizes is not None
-        assert sizes.waiting_bytes == wanted
-        for _ in range(20):
-            got = await client.session.get("q", no_ack=True)
-            assert got is not None
-            wanted -= len(got.slab.bodies[got.index])
-        taken = await client.session.get("q", no_ack=False)
-        assert taken is not None
-        assert sizes.waiting_bytes == wanted - len(taken.slab.bodies[taken.index])
-        await running.drain("r")
-        await running.synced()
-        home = running.home("q")
-        for _ in range(8 if "after" in how else 0):
-            running.broker.checkpoints.take(home)
-            with trio.move_on_after(5):
-                while home in running.broker.checkpoints._under_way:
-                    await trio.lowlevel.checkpoint()
-            await running.synced()
-            if "relocation" in how:
-                home.delete_dead_prefix()
-        assert "relocation" not in how or (home.moves and home.log.log_start_offset)
-        files = killed(files) if "kill" in how else files
-    async with engine(files, **limits) as running:
-        queue = running.broker.topology.queues["q"]
-        assert queue.rules.sizes is not None
-        assert queue.rules.sizes.waiting_bytes == wanted
-        await passing(clock, 2)
-        assert queue.rules.delayed_count == 0
-        assert queue.rules.sizes.waiting_bytes == wanted + 30 * 7
-        assert len(await running.drain("q")) == 70
-        assert queue.rules.sizes.waiting_bytes == 0
-
-
-async def test_what_stood_there_before_the_limit_came_counts_with_the_average() -> None:
-    files = MemoryFiles()
-    async with engine(files, stripes=1) as running:
-        await running.queue("q")
-        await running.client().publish_safely("q", *["x" * 1500] * 5)
-        await running.broker.set_policy("short", "^q$", {"max-length-bytes": 10_000}, apply_to="queues")
-        client = running.client()
-        for _ in range(6):
-            client.publish("q", "y" * 1500)
-            running.turn()
-        assert 6 <= running.count("q") < 11
-        for _ in range(6):
-            client.publish("q", "z" * 1500)
-            running.turn()
-        assert await bodies_in(running, "q") == ["z" * 1500] * 6
-
-
-# --- unused queues, consumers -----------------------------------------------------------
-
-
-async def test_an_unused_queue_goes(clock: MockClock) -> None:
-    async with engine(MemoryFiles()) as running:
-        await running.queue("q", arguments={"x-expires": 1000})
-        client = running.client()
-        await passing(clock, 0.9)
-        assert await client.session.get("q", no_ack=True) is None
-        await passing(clock, 0.9)
-        consumer = await client.consume("q")
-        await passing(clock, 5)
-        client.session.cancel(consumer)
-        await passing(clock, 0.9)
-        await running.queue("q", arguments={"x-expires": 1000})
-        await passing(clock, 0.9)
-        await running.broker.check_queue("q")
-        await passing(clock, 0.9)
-        assert "q" in running.broker.topology.queues
-        await passing(clock, 0.2)
-        assert "q" not in running.broker.topology.queues
-
-
-async def test_one_consumer_is_active_until_it_goes() -> None:
-    async with engine(MemoryFiles()) as running:
-        await running.queue("q", arguments={"x-single-active-consumer": True})
-        first, second, publisher = running.client(), running.client(), running.client()
-        await first.consume("q")
-        await second.consume("q")
-        publisher.publish("q", 1, 2, 3)
-        assert first.take_bodies() == ["1", "2", "3"]
-        assert second.take_bodies() == []
-        first.session.close()
-        assert second.take_bodies() == ["1", "2", "3"]
-
-
-async def test_a_better_active_consumer_takes_over_when_all_is_settled() -> None:
-    async with engine(MemoryFiles()) as running:
-        await running.queue("q", arguments={"x-single-active-consumer": True})
-        first, second, publisher = running.client(), running.client(), running.client()
-        await first.consume("q")
-        publisher.publish("q", 1)
-        assert first.take_bodies() == ["1"]
-        await second.session.consume("q", tag="c", no_ack=False, arguments={"x-priority": 1})
-        publisher.publish("q", 2)
-        assert first.take_bodies() + second.take_bodies() == []
-        first.ack(1)
-        assert (first.take_bodies(), second.take_bodies()) == ([], ["2"])
-
-
-async def test_consumers_of_a_lower_priority_get_what_others_cannot_take() -> None:
-    async with engine(MemoryFiles()) as running:
-        await running.queue("q")
-        low, high, publisher = running.client(), running.client(), running.client()
-        for client, priority in ((low, -5), (high, 5)):
-            client.session.set_prefetch(2, per_session=False)
-            await client.session.consume("q", tag="c", no_ack=False, arguments={"x-priority": priority})
-        publisher.publish("q", 1, 2, 3, 4, 5)
-        assert (high.take_bodies(), low.take_bodies()) == (["1", "2"], ["3", "4"])
-        high.ack(1)
-        assert (high.take_bodies(), low.take_bodies()) == (["5"], [])
 
 
 # --- messages that are not in memory any more --------------------------------------------

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from core_log.record_batch import BatchBuilder
-from routing.queues.directory import DIRECTORY_BIT, encode_directory
+from routing.queues.homes.directory import DIRECTORY_BIT, encode_directory
+from routing.queues.homes.standby import Standby
 from routing.queues.packed_ranges import unpack
 from routing.queues.settlement import DESTINATIONS_KEY, encode_destinations
-from routing.queues.standby import Standby
 
 A, B = 11, 12
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core_log.files import MemoryFiles
-from routing.queues.home_status import warn_of_pinned_bytes
+from routing.queues.homes.home_status import warn_of_pinned_bytes
 from tests.routing.harness import engine
 
 

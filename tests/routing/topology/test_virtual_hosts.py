@@ -8,6 +8,7 @@ import msgpack
 import pytest
 
 from core_log.files import FaultyFiles, MemoryFiles
+from routing.access.grants import EVERYTHING, TopicPermission
 from routing.clients import Client as ConnectedClient
 from routing.errors import (
     AccessRefused,
@@ -18,7 +19,6 @@ from routing.errors import (
     PreconditionFailed,
     StorageUnavailable,
 )
-from routing.grants import EVERYTHING, TopicPermission
 from routing.message import Slab
 from tests.routing.harness import PERSISTENT, Client, Engine, body_of, engine, killed
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from routing.queues.replicated_partition import ReplicatedPartition
+from routing.queues.homes.replicated_partition import ReplicatedPartition
 from routing.session import Session
 from tests.simulation.brokers.truth import WatchedLog
 

@@ -14,12 +14,12 @@ from unittest import mock
 from core_log.replica_log import ReplicaLog
 from core_log.replication.leader import Leader
 from routing.cluster import homes
-from routing.cluster.published import Taken
+from routing.cluster.clients.published import Taken
 from routing.commits import CommitWaiter, storage_errors
-from routing.queues import replay
-from routing.queues.replicated_partition import ReplicatedPartition
+from routing.queues.homes import replay
+from routing.queues.homes.replicated_partition import ReplicatedPartition
+from routing.queues.homes.standby import Standby
 from routing.queues.settlement import SETTLED_KEY
-from routing.queues.standby import Standby
 from routing.topics.offset_store import OffsetStore
 
 

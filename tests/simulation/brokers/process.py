@@ -26,11 +26,11 @@ from gateway.peers import MembersDirectory, Peers
 from protocols.peer.config import PeerConfig
 from routing.broker import Broker, open_broker
 from routing.cluster.cluster import Cluster
-from routing.cluster.controller import Candidate
-from routing.cluster.elections import Elections
-from routing.cluster.members import Members
-from routing.cluster.records import BrokerRecord
-from routing.cluster.standing import Standing
+from routing.cluster.metadata.controller import Candidate
+from routing.cluster.metadata.elections import Elections
+from routing.cluster.metadata.members import Members
+from routing.cluster.metadata.records import BrokerRecord
+from routing.cluster.metadata.standing import Standing
 from routing.config import BrokerConfig
 from tests.simulation.brokers.sockets import PORT, Listener, SimSocket
 from tests.simulation.brokers.threads import Threads

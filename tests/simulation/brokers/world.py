@@ -24,7 +24,7 @@ import routing.broker
 import routing.cluster.cluster
 from core_log.kernel_sync import KernelSync
 from core_log.replication.state import LOGS, decode
-from routing.cluster.log_names import home_log
+from routing.cluster.metadata.log_names import home_log
 from routing.errors import BrokerError
 from routing.session import Outcome, Session
 from tests.simulation.brokers import sockets, users

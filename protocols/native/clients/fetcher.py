@@ -1,0 +1,422 @@
+"""Fetching for a consumer: ahead of the application, batch by batch, from the leaders of its partitions.
+
+1. One task for each broker keeps one fetch under way for all partitions that it leads, that are not paused and whose
+   read-ahead is below `prefetch_bytes`; what comes waits as undecoded batches. A batch is decoded when the application
+   gets to it.
+2. A move of a position starts a new generation of it: whatever was under way for the old one is thrown away.
+3. When another leader epoch has begun, a partition is read on only if what was read is still in its log: else the log
+   was cut, which is said, and reading goes on where the log has other records, or with reset "error" ends.
+4. A partition may be asked for by two links for a while, when another leads it or the same broker is reached by another
+   link. What does not begin where it is read on by then, or was asked for in another epoch, is thrown away.
+5. A lost connection is made again and fetching goes on where it was. Errors that waiting does not cure come out of
+   whoever asks for records.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import trio
+from msgspec import Struct
+
+from protocols.native import wire
+from protocols.native.clients.client import LinkConfig, Service
+from protocols.native.clients.group_bytes import Partition as Partition
+from protocols.native.clients.hooks import OnRecords
+from protocols.native.clients.link import Link
+from protocols.native.clients.listed_offsets import list_offsets
+from protocols.native.clients.records import ConsumerRecord, batch_records, offset_after, split_batches
+from protocols.native.clients.truncation import LastBatch, cut_at, last_of
+from protocols.native.errors import (
+    ConnectionLost,
+    ErrorCode,
+    LogTruncated,
+    MillraceError,
+    NotLeader,
+    error_from_wire,
+)
+
+logger = logging.getLogger("protocols.native.clients.consumer")
+
+OffsetReset = Literal["earliest", "latest", "error"]
+
+
+class FetchLimits(Struct, frozen=True):
+    """When brokers answer a fetch and how much they send; see `Consumer`."""
+
+    min_bytes: int
+    max_wait_ms: int
+    max_bytes: int
+    partition_max_bytes: int
+    prefetch_bytes: int
+
+
+class Position:
+    """Where a partition is read."""
+
+    __slots__ = (
+        "buffered_bytes", "epoch", "fetch_offset", "generation", "last", "offset", "parked", "partition", "paused",
+        "topic",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.generation = 0
+        self.paused = False
+        self.parked: list[_Fetched] = []
+        """What was fetched before it was paused."""
+        self.move(offset)
+
+    def move(self, offset: int) -> None:
+        """Read from `offset` on; forget what was under way."""
+        self.offset = offset
+        self.fetch_offset = offset
+        self.epoch = wire.NO_EPOCH
+        """The leader epoch in which what was read is known to be in the log."""
+        self.last: LastBatch | None = None
+        """The last that was fetched."""
+        self.buffered_bytes = 0
+        self.parked.clear()
+        self.generation += 1
+
+    @property
+    def asked(self) -> tuple[int, int, int]:
+        """What an answer has to be about to be of use: rules 2 and 4."""
+        return self.generation, self.fetch_offset, self.epoch
+
+
+class _Fetched:
+    """A batch that waits for the application."""
+
+    __slots__ = ("batch", "generation", "position")
+
+    def __init__(self, position: Position, batch: memoryview) -> None:
+        self.position = position
+        self.generation = position.generation
+        self.batch = batch
+
+
+class Fetcher(Service):
+    """What `Consumer` is built on; see the module."""
+
+    def __init__(
+        self,
+        server: str | Sequence[str],
+        reset: OffsetReset,
+        limits: FetchLimits,
+        on_records: OnRecords | None,
+        link: LinkConfig,
+    ) -> None:
+        super().__init__(server, link)
+        self._reset: OffsetReset = reset
+        self._fetch_limits = limits
+        self._on_records = on_records
+        """Looks at each batch's records before the application gets them."""
+        self._positions: dict[Partition, Position] = {}
+        self._fetched: deque[_Fetched] = deque()
+        self._arrived = trio.Event()
+        self._fetch_wanted = trio.Event()
+        self._fetches: dict[Link, trio.CancelScope | None] = {}
+        self._failure: MillraceError | None = None
+        self._records: list[ConsumerRecord] = []
+        self._next = 0
+        self._current: _Fetched | None = None
+        self._waiting = False
+        """Somebody asks for records."""
+        self._between: Callable[[], Awaitable[None]] | None = None
+        """What a member of a group does between batches, while nobody has records under way."""
+
+    def _start(self) -> None:
+        self._nursery.start_soon(self._fetch_ahead)
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record the application will get. Raises KeyError when it is not assigned."""
+        position = self._positions[topic, partition]
+        current = self._current
+        if current is not None and current.position is position and current.generation == position.generation:
+            return self._records[self._next].offset if self._next < len(self._records) else offset_after(current.batch)
+        return position.offset
+
+    async def _reset_offsets(self, partitions: list[Partition]) -> dict[Partition, int]:
+        if not partitions:
+            return {}
+        if self._reset == "error":
+            raise error_from_wire((ErrorCode.OFFSET_OUT_OF_RANGE, False, f"no committed offset for {partitions}"))
+        offsets = await list_offsets(self._leaders, partitions, self._reset)
+        return {key: offset or 0 for key, offset in zip(partitions, offsets)}
+
+    def _seek(self, offsets: Mapping[Partition, int]) -> None:
+        for key, offset in offsets.items():
+            position = self._positions[key]
+            position.move(offset)
+            if self._current is not None and self._current.position is position:
+                self._forget_current()
+        self._restart()
+
+    def _set_positions(self, starts: Mapping[Partition, int]) -> None:
+        """Read these and nothing else. What is read already goes on."""
+        before, self._positions = self._positions, {}
+        for key, start in starts.items():
+            kept = before.pop(key, None)
+            self._positions[key] = Position(*key, start) if kept is None else kept
+        for dropped in before.values():
+            dropped.generation += 1
+        read = set(self._positions.values())
+        self._fetched = deque(fetched for fetched in self._fetched if fetched.position in read)
+        if self._current is not None and self._current.position not in read:
+            self._forget_current()
+        self._restart()
+
+    def _forget_current(self) -> None:
+        self._current, self._records, self._next = None, [], 0
+
+    # Records
+
+    async def _advance(self, until: float = math.inf) -> bool:
+        """Wait for the next batch that holds records, and make it the current one; False when there is none by then."""
+        await trio.lowlevel.checkpoint()
+        self._waiting = True
+        try:
+            while True:
+                if self._between is not None:
+                    await self._between()
+                if self._decode_next():
+                    return True
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    self._look_again()
+                    raise failure
+                broken = self._leaders.failure
+                if broken is not None:
+                    raise broken
+                self._arrived = trio.Event()
+                with trio.move_on_at(until) as timer:
+                    await self._arrived.wait()
+                if timer.cancelled_caught:
+                    return False
+        finally:
+            self._waiting = False
+
+    def _decode_next(self) -> bool:
+        """Make the next batch that holds records the current one; False if none is here."""
+        while True:
+            self._leave_current()
+            if not self._fetched:
+                return False
+            fetched = self._fetched.popleft()
+            position = fetched.position
+            if fetched.generation != position.generation:
+                continue
+            if position.paused:
+                position.parked.append(fetched)
+                continue
+            records = batch_records(position.topic, position.partition, fetched.batch, position.offset)
+            if self._on_records is not None and records:
+                try:
+                    records = self._on_records(records)
+                except BaseException:
+                    self._fetched.appendleft(fetched)
+                    raise
+            position.buffered_bytes -= len(fetched.batch)
+            self._look_again()
+            self._records = records
+            self._next = 0
+            self._current = fetched
+            if self._records:
+                return True
+
+    def _leave_current(self) -> None:
+        """All of the current batch was handed out."""
+        current = self._current
+        if current is not None:
+            if current.generation == current.position.generation:
+                current.position.offset = offset_after(current.batch)
+            self._forget_current()
+
+    def _put_back(self) -> None:
+        """What is left of the current batch comes again: whoever asks next does not get it at once."""
+        current = self._current
+        if current is None or self._next >= len(self._records):
+            return
+        position = current.position
+        if current.generation == position.generation:
+            position.offset = self._records[self._next].offset
+            position.buffered_bytes += len(current.batch)
+            self._fetched.appendleft(current)
+        self._forget_current()
+
+    def _set_paused(self, keys: Iterable[Partition], paused: bool) -> None:
+        for key in keys:
+            position = self._positions[key]
+            position.paused = paused
+            if paused and self._current is not None and self._current.position is position:
+                self._put_back()
+            if not paused and position.parked:
+                self._fetched.extendleft(reversed(position.parked))
+                position.parked = []
+        self._arrived.set()
+        self._look_again()
+
+    # Fetching
+
+    def _restart(self) -> None:
+        """The partitions to fetch have changed."""
+        self._look_again()
+        for scope in self._fetches.values():
+            if scope is not None:
+                scope.cancel()
+
+    def _look_again(self) -> None:
+        wanted, self._fetch_wanted = self._fetch_wanted, trio.Event()
+        wanted.set()
+
+    async def _fetch_ahead(self) -> None:
+        """Have a task for each broker that leads something of what is read."""
+        self._leaders.on_change = self._leaders_changed
+        async with trio.open_nursery() as nursery:
+            while True:
+                changed = self._fetch_wanted
+                for key in self._positions:
+                    link = self._leaders.link_to(*key)
+                    if link is not None and link not in self._fetches:
+                        self._fetches[link] = None
+                        nursery.start_soon(self._fetch_from, link)
+                await changed.wait()
+
+    async def _fetch_from(self, link: Link) -> None:
+        """Keep a fetch under way to one broker as long as it is a leader that is connected."""
+        try:
+            while True:
+                changed = self._fetch_wanted
+                led = [p for p in self._positions.values() if self._leaders.link_to(p.topic, p.partition) is link]
+                if not led:
+                    return
+                wanted = [p for p in led if p.buffered_bytes < self._fetch_limits.prefetch_bytes and not p.paused]
+                if not wanted or self._failure is not None:
+                    await changed.wait()
+                    continue
+                doubtful = [p for p in wanted if self._is_doubtful(link, p)]
+                if doubtful:
+                    await self._validate(link, doubtful)
+                else:
+                    await self._fetch_once(link, wanted)
+        finally:
+            del self._fetches[link]
+
+    def _is_doubtful(self, link: Link, position: Position) -> bool:
+        """Whether another leader may lack what was read of a partition."""
+        epoch = self._leaders.epoch_of(link, position.topic, position.partition)
+        if position.last is None:
+            position.epoch = epoch
+        return position.epoch != epoch != wire.NO_EPOCH
+
+    async def _validate(self, link: Link, doubtful: list[Position]) -> None:
+        """Rule 3."""
+        asked = [(p, p.asked, p.last, self._leaders.epoch_of(link, p.topic, p.partition)) for p in doubtful if p.last]
+        entries = [(p.topic, p.partition, epoch, last.epoch) for p, _, last, epoch in asked]
+        try:
+            reply = await link.request(wire.OffsetsForEpochs(0, entries), wire.OffsetsForEpochsReply)
+        except MillraceError as error:
+            if isinstance(error, ConnectionLost):
+                self._leaders.stale((p.topic, p.partition) for p in doubtful)
+            await self._note_error(error)
+            return
+        for (position, about, last, epoch), (refused, end_epoch, end_offset) in zip(asked, reply.entries):
+            if about != position.asked:
+                continue
+            if refused is not None:
+                await self._refused(position, error_from_wire(refused))
+                continue
+            offset = cut_at(last, end_epoch, end_offset)
+            if offset is None:
+                position.epoch = epoch
+            else:
+                self._cut(position, offset)
+
+    def _cut(self, position: Position, offset: int) -> None:
+        """The log has other records, or none, from an offset on. What was not handed out yet is forgotten."""
+        read_to = self.position(position.topic, position.partition)
+        self._seek({(position.topic, position.partition): min(offset, read_to)})
+        if read_to > offset:
+            truncated = LogTruncated(position.topic, position.partition, offset, read_to)
+            if self._reset == "error":
+                self._failure = truncated
+                self._arrived.set()
+            else:
+                logger.warning("%s; going on at %d", truncated, offset)
+
+    async def _fetch_once(self, link: Link, wanted: list[Position]) -> None:
+        asked = [position.asked for position in wanted]
+        entries = [
+            wire.FetchEntry(p.topic, p.partition, p.fetch_offset, self._fetch_limits.partition_max_bytes, p.epoch)
+            for p in wanted
+        ]
+        request = wire.Fetch(
+            0, self._fetch_limits.max_wait_ms, self._fetch_limits.min_bytes, self._fetch_limits.max_bytes, entries
+        )
+        reply: wire.FetchReply | None = None
+        with trio.CancelScope() as self._fetches[link]:
+            try:
+                reply = await link.request(request, wire.FetchReply, wait_ms=self._fetch_limits.max_wait_ms)
+            except MillraceError as error:
+                if isinstance(error, ConnectionLost):
+                    self._leaders.stale((p.topic, p.partition) for p in wanted)
+                await self._note_error(error)
+        self._fetches[link] = None
+        if reply is not None:
+            for position, about, fetched in zip(wanted, asked, reply.entries):
+                if about == position.asked:
+                    await self._take(position, fetched)
+
+    async def _take(self, position: Position, fetched: wire.FetchedPartition) -> None:
+        """Queue what came for a partition."""
+        if fetched.error is not None:
+            generation = position.generation
+            error = error_from_wire(fetched.error)
+            if error.code == ErrorCode.OFFSET_OUT_OF_RANGE and self._reset != "error":
+                try:
+                    key = (position.topic, position.partition)
+                    offset = (await self._reset_offsets([key]))[key]
+                except MillraceError as problem:
+                    error = problem
+                else:
+                    if generation == position.generation:
+                        position.move(offset)
+                    return
+            await self._refused(position, error)
+            return
+        try:
+            batches = split_batches(fetched.records)
+        except MillraceError as error:
+            await self._note_error(error)
+            return
+        if batches:
+            self._fetched += [_Fetched(position, batch) for batch in batches]
+            position.buffered_bytes += len(fetched.records)
+            position.last = last_of(batches)
+            position.fetch_offset = position.last.next_offset
+            self._arrived.set()
+
+    async def _refused(self, position: Position, error: MillraceError) -> None:
+        """What a broker said of a partition."""
+        if isinstance(error, NotLeader):
+            self._leaders.stale([(position.topic, position.partition)])
+        else:
+            await self._note_error(error)
+
+    async def _note_error(self, error: MillraceError) -> None:
+        """Wait a moment after what passes; hand the rest to the application."""
+        if error.retriable:
+            await trio.sleep(self._link.config.reconnect_backoff_ms / 1000)
+        else:
+            self._failure = error
+            self._arrived.set()
+
+    def _leaders_changed(self) -> None:
+        self._arrived.set()
+        self._look_again()

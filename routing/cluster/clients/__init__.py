@@ -1,0 +1,1 @@
+"""What brokers of a cluster do for each other's clients."""

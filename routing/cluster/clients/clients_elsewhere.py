@@ -1,0 +1,168 @@
+"""What brokers ask each other for clients that may be connected to any of them: who has whom, and what queues hold.
+
+1. A client that connects here is nobody else's from then on: all others that are there are asked to end what they have
+   of it (`take_over`), and answer when it is over and all that was published and settled for it is where it belongs.
+   One that there is no link to for `_UNLINKED_S`, or that does not answer for `_PATIENCE_S`, is not waited for: what it
+   still has of the client is the leaders' of its queues to refuse.
+2. Where two brokers ask each other at the same moment the one with the higher id has the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import trio
+
+from core_log.errors import LogUnavailable
+from routing.cluster.clients.asked import AskHeld, TakeOver, encode, name_of, text
+from routing.errors import AccessRefused, LedHere, StorageUnavailable
+from routing.queues.queue import Queue
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+    from routing.broker import Broker
+    from routing.cluster.clients.engine import Engine
+    from routing.consumer import Consumer
+    from routing.session import Session
+
+_PATIENCE_S = 5.0
+_UNLINKED_S = 1.0
+_RETRY_S = 0.05
+
+Position = list[tuple["PartitionLog", int]]
+GiveUp = Callable[[str, str, bool], Awaitable[bool]]
+"""Ends what is here of a client, by virtual host and name; with True also a connection that has only begun. Whether
+there is none any more."""
+
+_verdicts = msgspec.msgpack.Decoder(bool)
+_ranges = msgspec.msgpack.Decoder(list[int])
+
+
+class ClientsElsewhere:
+    """See the module; of one broker."""
+
+    def __init__(self, broker: Broker, engine: Engine) -> None:
+        self._broker = broker
+        self._engine = engine
+        self.give_ups: dict[str, GiveUp] = {}
+        """By protocol."""
+
+    # ---- who has a client
+
+    async def take_over(self, protocol: str, vhost: str, name: str) -> bool:
+        """Have no other broker have a client; False: another has it now."""
+        verdicts: list[bool] = []
+        me = self._engine.cluster.broker_id
+        question = encode(TakeOver(protocol, name_of(vhost), name_of(name), me))
+
+        async def ask(broker: int) -> None:
+            verdicts.append(await self._ask_to_give_up(broker, question))
+
+        others = self._engine.others()
+        if len(others) == 0:
+            return True
+        async with trio.open_nursery() as nursery:
+            for broker in others:
+                nursery.start_soon(ask, broker)
+        return all(verdicts)
+
+    async def _ask_to_give_up(self, broker: int, question: bytes) -> bool:
+        unlinked_until = trio.current_time() + _UNLINKED_S
+        with trio.move_on_after(_PATIENCE_S):
+            while broker in self._engine.others():
+                link = self._engine.coordinator_links.get(broker)
+                if link is not None:
+                    try:
+                        return _verdicts.decode(await link.ask(question))
+                    except StorageUnavailable:
+                        pass
+                elif trio.current_time() >= unlinked_until:
+                    break
+                await trio.sleep(_RETRY_S)
+        return True
+
+    async def give_up(self, question: TakeOver) -> bool:
+        """What another broker is answered."""
+        found = self.give_ups.get(question.protocol)
+        if found is None:
+            return True
+        beaten = question.broker > self._engine.cluster.broker_id
+        return await found(text(question.vhost), text(question.name), beaten)
+
+    async def consume(self, session: Session, queue_name: str) -> Consumer:
+        """Be the exclusive consumer of a client's queue, as soon as its leader knows that nobody else is. Raises as
+        `Session.consume`.
+        """
+        until = trio.current_time() + _PATIENCE_S
+        while True:
+            try:
+                return await session.consume(queue_name, tag="", no_ack=False, exclusive=True)
+            except AccessRefused:
+                if session.closed or trio.current_time() >= until:
+                    raise
+            await trio.sleep(_RETRY_S)
+
+    def position(self) -> Position:
+        """How far has to be got for all that was said to other brokers so far to be where it belongs."""
+        streams = self._engine.forwarding.streams.values()
+        return [(cast("PartitionLog", stream), stream.next_position) for stream in streams if stream.kept]
+
+    async def reached(self, position: Position) -> None:
+        """Wait for that, or until it is known that it will not be."""
+        for log, _ in position:
+            log.request_sync()
+        self._engine.want_turn()
+        with trio.move_on_after(_PATIENCE_S), suppress(StorageUnavailable):
+            await self._broker.commits.committed(position)
+
+    # ---- leaders
+
+    async def ask_leader(self, log: str, question: Any, *, is_here: Callable[[], bool]) -> bytes:
+        """Ask whoever leads a log. Raises StorageUnavailable, and LedHere when it `is_here`."""
+        cluster = self._engine.cluster
+        until = trio.current_time() + _PATIENCE_S
+        while True:
+            if is_here():
+                raise LedHere(f"{log} is led here now")
+            leader = cluster.leader_of(log)[0]
+            link = self._engine.coordinator_links.get(leader) if leader is not None else None
+            error = StorageUnavailable(f"{log} {self._engine.forwarding.whereabouts(log)}")
+            if link is not None:
+                try:
+                    return await link.ask(encode(question))
+                except StorageUnavailable as refusal:
+                    error = refusal
+            if trio.current_time() >= until:
+                raise error
+            await trio.sleep(_RETRY_S)
+
+    async def held(self, queue: Queue) -> Sequence[tuple[int, int]]:
+        """What a queue that is led elsewhere holds (`queues/homes/receipts.py`): first and count. Raises
+        StorageUnavailable, LedHere.
+        """
+        question = AskHeld(f"home-{queue.partition.index}", queue.id)
+        ranges = _ranges.decode(await self.ask_leader(question.log, question, is_here=lambda: queue.deleted))
+        return [(first, last - first + 1) for first, last in zip(ranges[::2], ranges[1::2], strict=True)]
+
+    async def held_here(self, log: str, queue_id: int) -> list[int]:
+        """The same where it is led, when it is committed."""
+        home = self._engine.serving.home(log, self._engine.cluster.leader_of(log)[1])
+        if home is None:
+            raise StorageUnavailable("the home is not led here")
+        queue = home.queues.get(queue_id)
+        if queue is None or queue.held is None or not queue.held.count:
+            return []
+        ranges = [one for first, count in queue.held.ranges() for one in (first, first + count - 1)]
+        home.settlements_due()
+        home.seal()
+        self._engine.want_turn()
+        with trio.move_on_after(_PATIENCE_S):
+            try:
+                await home.log.wait_committed(home.log.log_end_offset)
+            except LogUnavailable as error:
+                raise StorageUnavailable(str(error)) from error
+            return ranges
+        raise StorageUnavailable("too few brokers have the home in sync")

@@ -1,0 +1,344 @@
+"""Retained messages and wills of a cluster: in one keyed store on a replicated log, with whoever leads that.
+
+1. What a client of any broker publishes to be kept, and what is to become of his will, goes to the leader of the log as
+   publishes go to homes (`streams.py`): in order, kept until it is there, said again to the next leader. Whoever waits
+   for it waits for the stream. To keep a message twice is to keep it once; wills know what they were told.
+2. What is given out is asked of the leader, a page at a time, and told when it is committed.
+3. `LedKeeping` is what the leader has: `Retained` and `Wills` on the log's store.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Callable, Iterable
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import trio
+
+from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable
+from core_log.keyed_store import KeyedStore
+from routing.administration import retained as operations
+from routing.cluster.clients.asked import AskRetained, AskRetainedOperation, name_of, text
+from routing.cluster.clients.led_stores import LedStore, LedStores
+from routing.cluster.clients.led_wills import LedWills
+from routing.cluster.clients.orders import fields_of, order
+from routing.cluster.clients.streams import Slabs, Stream
+from routing.cluster.metadata.log_names import RETAINED, log_of_kind
+from routing.commits import storage_error
+from routing.errors import LedHere, LimitExceeded, StorageUnavailable
+from routing.kept.retained import Retained, Row, slabs_of
+from routing.kept.wills import Will
+from routing.message import Slab
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+    from routing.broker import Broker
+    from routing.cluster.clients.engine import Engine
+    from routing.cluster.clients.published import Taken
+    from routing.session import Session
+
+logger = logging.getLogger(__name__)
+
+KEPT, KEPT_IF_ROOM, WILL = 1, 2, 3
+"""What is published to the log, in place of a queue's id: messages that are kept if there is room for all of them, as
+far as there is room, and what is said of a will. The exchange is the virtual host."""
+PAGE_MESSAGES, PAGE_BYTES = 1000, 1 << 20
+_WHAT = "the retained messages"
+_PATIENCE_S = 5.0
+_LOOK_S = 0.5
+_TIDY_LOOKS = 20
+_RETRY_S = 0.1
+_NAMES_FOR_S = 5.0
+
+_pages = msgspec.msgpack.Decoder(tuple[bool, list[tuple[bytes, bytes, bytes, int | None]]])
+
+
+class LedKeeping:
+    """See the module: made by who begins to lead the log."""
+
+    def __init__(self, broker: Broker, keeping: Keeping, store: KeyedStore, grace_ms: int) -> None:
+        self.log = store.log
+        self.retained = Retained(store, broker.config, broker.clock.now_ms)
+        self._keeping = keeping
+        self._names: dict[tuple[str, str], tuple[float, list[str]]] = {}
+        self.wills = LedWills(broker, store, self, grace_ms)
+
+    @property
+    def is_over(self) -> bool:
+        """Another object is this now, maybe another broker's."""
+        return self._keeping.part is None or self._keeping.part.store is not self
+
+    @property
+    def may_write(self) -> bool:
+        """This broker may act as the leader now."""
+        return self._keeping.led is self
+
+    async def committed(self) -> None:
+        """Return when all that was written so far is committed. Raises StorageUnavailable."""
+        part = self._keeping.part
+        if part is not None and part.store is self:
+            with part.while_led(), trio.move_on_after(_PATIENCE_S):
+                try:
+                    await self.log.wait_committed(self.log.log_end_offset)
+                    return
+                except LogUnavailable as error:
+                    raise StorageUnavailable(str(error)) from error
+        raise StorageUnavailable(f"too few brokers have {_WHAT} in sync")
+
+    def take(self, process: int, position: int, kind: int, slab: Slab, taken: Taken) -> int:
+        """Take what a process has published; up to where the log has to get. Raises LogUnavailable."""
+        if kind == WILL:
+            for at, body in enumerate(slab.bodies):
+                try:
+                    self.wills.take(process, position + at, slab.exchange, fields_of(body))
+                except (BatchTooLarge, CorruptBatch) as error:
+                    logger.error("what is said of a will is not understood: %s", error)
+            return self.log.log_end_offset
+        count = len(slab.bodies)
+        if not self._keep(slab):
+            if kind == KEPT:
+                self.retained.refused += count
+                taken.refuse(position, position + count - 1)
+            else:
+                kept = sum(self._keep(slab.part(at, at + 1)) for at in range(count))
+                self.retained.refused += count - kept
+        return self.log.log_end_offset
+
+    def _keep(self, slab: Slab) -> bool:
+        try:
+            self.retained.put(self.retained.plan(slab.exchange, slab))
+        except (LimitExceeded, BatchTooLarge) as error:
+            logger.debug("not retained: %s", error)
+            return False
+        return True
+
+    def page(self, vhost: str, pattern: str, after: str | None) -> tuple[bool, list[Row]]:
+        """Messages whose keys match a pattern, in the order of the keys, behind one; whether there are more."""
+        names = self._matching(vhost, pattern)
+        start = bisect_right(names, after) if after is not None else 0
+        rows: list[Row] = []
+        size = 0
+        for row in self.retained.rows(vhost, names[start : start + PAGE_MESSAGES]):
+            rows.append(row)
+            size += len(row[2])
+            if size >= PAGE_BYTES:
+                return row[0] < names[-1], rows
+        return start + PAGE_MESSAGES < len(names), rows
+
+    def _matching(self, vhost: str, pattern: str) -> list[str]:
+        """The names are remembered for who asks for the next page."""
+        now_s = trio.current_time()
+        for key in [key for key, (since_s, _) in self._names.items() if now_s - since_s > _NAMES_FOR_S]:
+            del self._names[key]
+        found = self._names.get((vhost, pattern))
+        if found is not None:
+            return found[1]
+        names = sorted(self.retained.matching(vhost, pattern, "mqtt"))
+        if len(names) > PAGE_MESSAGES:
+            self._names[vhost, pattern] = now_s, names
+        return names
+
+
+class SharedWills:
+    """The wills of this broker's clients, as `Wills`: what is said of them goes to the leader."""
+
+    def __init__(self, broker: Broker, keeping: Keeping, holder: tuple[int, int]) -> None:
+        self._broker = broker
+        self._keeping = keeping
+        self._holder = holder
+        self._numbers = count(1)
+        self._kept: dict[tuple[str, str], int] = {}
+
+    def returned(self, vhost: str, name: str, *, afresh: bool) -> None:
+        """See `Wills`."""
+        self._say(vhost, "returned", name, afresh)
+
+    async def keep(self, vhost: str, name: str, will: Will) -> None:
+        """See `Wills`."""
+        number = self._kept[vhost, name] = next(self._numbers)
+        end = self._say(vhost, "keep", name, list(will._replace(holder=(*self._holder, number))))
+        await self._keeping.until_committed(end)
+
+    def erase(self, vhost: str, name: str) -> None:
+        """See `Wills`."""
+        self._say_of_kept(vhost, "erase", name)
+
+    def send(self, vhost: str, name: str, delay_ms: int) -> None:
+        """See `Wills`."""
+        self._say_of_kept(vhost, "send", name, delay_ms)
+
+    async def finish(self) -> None:
+        """See `Wills`: who leads sees to it, and to those of a process that is gone."""
+
+    def _say_of_kept(self, vhost: str, what: str, name: str, *more: object) -> None:
+        number = self._kept.pop((vhost, name), None)
+        if number is not None:
+            self._say(vhost, what, name, (*self._holder, number), *more)
+
+    def _say(self, vhost: str, *fields: object) -> int:
+        return order(self._keeping.stream, fields, kind=WILL, about=vhost)
+
+
+class Keeping:
+    """See the module; of one broker."""
+
+    def __init__(self, broker: Broker, engine: Engine, open_stores: Callable[..., LedStores[LedKeeping]]) -> None:
+        self._broker = broker
+        self._engine = engine
+        self._started_ms = broker.clock.now_ms()
+        self.log_name = log_of_kind(RETAINED, 0)
+        self.stream: Stream = engine.forwarding.stream(self.log_name)
+        self.wills = SharedWills(broker, self, (engine.cluster.broker_id, engine.forwarding.process))
+        self.none = Retained(cast("KeyedStore", _NoStore()), broker.config, broker.clock.now_ms)
+        self._stores = open_stores(self._read)
+        engine.spawn(self._watch)
+
+    def _read(self, store: KeyedStore) -> LedKeeping:
+        return LedKeeping(self._broker, self, store, max(self._grace_until_ms - self._broker.clock.now_ms(), 0))
+
+    @property
+    def _grace_until_ms(self) -> int:
+        return self._started_ms + self._broker.config.will_grace_ms
+
+    @property
+    def part(self) -> LedStore[LedKeeping] | None:
+        """The log, if this broker has a replica."""
+        return self._stores.parts.get(0)
+
+    @property
+    def led(self) -> LedKeeping | None:
+        """What is kept, while this broker may act as the leader of the log."""
+        return next((found for _, found in self._stores.led()), None)
+
+    @property
+    def retained(self) -> Retained:
+        """What is retained, while that is known here: for figures."""
+        part = self.part
+        return part.store.retained if part is not None and part.store is not None else self.none
+
+    def served(self, log: str, leader_epoch: int) -> LedKeeping | None:
+        """What another broker publishes to, if this one leads it in that epoch."""
+        if log != self.log_name or self._engine.cluster.leader_of(log) != (
+            self._engine.cluster.broker_id,
+            leader_epoch,
+        ):
+            return None
+        return self.led
+
+    async def _watch(self) -> None:
+        for look in count(1):
+            await trio.sleep(_LOOK_S)
+            led = self.led
+            if led is not None:
+                led.wills.look(self._engine.is_gone, self._grace_until_ms)
+                there = self._engine.processes()
+                if there is not None and look % _TIDY_LOOKS == 0:
+                    led.wills.forget_processes(there)
+                self._broker.end_turn()
+
+    async def until_committed(self, end: int) -> None:
+        """Return when the stream has got so far. Raises StorageUnavailable."""
+        self._engine.want_turn()
+        await self._broker.commits.committed([(cast("PartitionLog", self.stream), end)])
+
+    # ---- retained messages
+
+    def require_writable(self) -> None:
+        """Raises StorageUnavailable while nobody takes what is to be kept."""
+        if self.stream.error is not None:
+            raise storage_error(self.stream)
+
+    def keep(self, session: Session, slab: Slab, *, confirm: bool, may_refuse: bool) -> None:
+        """Keep messages that were published just now. What there is no room for is not kept; with `may_refuse` their
+        publisher is told so, if he waits for a confirm.
+        """
+        sent = Slab(
+            session.vhost.name, slab.routing_key, slab.properties, slab.bodies, slab.size,
+            keys=slab.keys, raws=slab.raws, facts=slab.facts,
+        )  # fmt: skip
+        may_refuse = may_refuse and confirm
+        kind = KEPT if may_refuse else KEPT_IF_ROOM
+        end = self.stream.take(len(slab.bodies), slab.size, Slabs((kind,), 0, sent))
+        if confirm:
+            session.confirms.also(len(slab.bodies), self.stream, end, asks=may_refuse)
+
+    async def pages(self, vhost: str, pattern: str, exchange: str) -> AsyncGenerator[Iterable[Slab], None]:
+        """What is kept of the keys that match a pattern, as messages of an exchange. Raises StorageUnavailable."""
+        after: str | None = None
+        while True:
+            found = await self._stores.at(0, _WHAT, may_forward=lambda: True)
+            if isinstance(found, int):
+                question = AskRetained(name_of(vhost), name_of(pattern), None if after is None else name_of(after))
+                try:
+                    more, told = _pages.decode(await self._ask(question))
+                except LedHere:
+                    continue
+                rows = [(text(name), tag, body, left_ms) for name, tag, body, left_ms in told]
+            else:
+                await found[1].committed()
+                more, rows = found[1].page(vhost, pattern, after)
+            if rows:
+                after = rows[-1][0]
+                yield slabs_of(rows, exchange)
+            if not more or not rows:
+                return
+
+    async def _ask(self, question: object) -> bytes:
+        """Raises StorageUnavailable, LedHere."""
+        elsewhere = self._engine.elsewhere
+        return await elsewhere.ask_leader(self.log_name, question, is_here=lambda: self.led is not None)
+
+    async def page_here(self, vhost: str, pattern: str, after: str | None) -> Any:
+        """See `LedKeeping.page`; raises StorageUnavailable where it is not led here."""
+        led = await self._led_here()
+        more, rows = led.page(vhost, pattern, after)
+        return more, [(name_of(name), tag, body, left_ms) for name, tag, body, left_ms in rows]
+
+    async def _led_here(self) -> LedKeeping:
+        found = await self._stores.at(0, _WHAT, may_forward=lambda: True)
+        if isinstance(found, int):
+            raise StorageUnavailable(f"broker {found} has {_WHAT}")
+        await found[1].committed()
+        return found[1]
+
+    # ---- operations
+
+    async def operate(self, name: str, vhost: str, pattern: str = "#", limit: int = 0, start: int = 0) -> Any:
+        """An operation of `administration/retained.py`, or "forget" for all of a virtual host. Raises BrokerError."""
+        question = AskRetainedOperation(name, name_of(vhost), name_of(pattern), limit, start)
+        found = await self._stores.at(0, _WHAT, may_forward=lambda: True)
+        if isinstance(found, int):
+            try:
+                return msgspec.msgpack.decode(await self._ask(question))
+            except LedHere:
+                pass
+        return await self.operate_here(question)
+
+    async def operate_here(self, question: AskRetainedOperation) -> Any:
+        """The same where it is led."""
+        led = await self._led_here()
+        vhost, pattern = text(question.vhost), text(question.pattern)
+        if question.name == "list":
+            return operations.listed(led.retained, vhost, pattern, question.limit, question.start)
+        if question.name == "forget":
+            led.retained.forget(vhost)
+            await led.committed()
+            return 0
+        return await operations.clear(led.retained, vhost, pattern, led.committed)
+
+
+class _NoStore:
+    """Of who does not lead the log."""
+
+    has_garbage = False
+
+    @staticmethod
+    def items() -> tuple[()]:
+        return ()
+
+    @staticmethod
+    def get(key: bytes) -> None:
+        return None

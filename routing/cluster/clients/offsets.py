@@ -1,0 +1,215 @@
+"""How far each consumer group has come, in a cluster: the groups are divided among logs that are replicated as any.
+
+1. A group belongs to one log for ever (`log_of`), and what it commits is kept and told by the broker that leads it. Any
+   other asks that one (`Forward`), so that a client may ask whom it likes.
+2. What is asked while nobody leads (`led_stores.py`), or too few brokers follow, waits for `patience_s`. A commit that
+   was under way then may have been kept; that it was is not known.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import trio
+
+from core_log.replica_log import ReplicaLog
+from routing.cluster.clients.led_stores import LedStore, LedStores
+from routing.cluster.cluster import Cluster
+from routing.cluster.metadata.log_names import OFFSETS
+from routing.errors import StorageUnavailable
+from routing.topics.offset_store import Committed, OffsetStore, Partition, Puts
+
+logger = logging.getLogger(__name__)
+
+
+class Forward(Protocol):
+    """To other brokers. Raises StorageUnavailable, also when that one does not lead."""
+
+    async def commit_offsets(self, broker: int, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        """Have another broker commit."""
+
+    async def fetch_offsets(
+        self, broker: int, group: str, partitions: list[Partition] | None
+    ) -> dict[Partition, Committed]:
+        """Ask another broker."""
+
+
+def _too_few(group: str) -> StorageUnavailable:
+    return StorageUnavailable(f"too few brokers have {_what(group)} in sync")
+
+
+def _what(group: str) -> str:
+    return f"the offsets of group '{group}'"
+
+
+class ReplicatedOffsets:
+    """See the module. What adapters see is that of `OffsetStore`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        count: int,
+        open_log: Callable[[int], ReplicaLog],
+        spawn: Callable[..., Any],
+        topic_exists: Callable[[str], bool],
+        patience_s: float = 5.0,
+    ) -> None:
+        """`open_log` opens the log of a number."""
+        self.forward: Forward | None = None
+        self.begun: Callable[[OffsetStore, int], None] = lambda store, number: None
+        """Called when the log of a number is led here and has been read."""
+        self._spawn = spawn
+        self._topic_exists = topic_exists
+        self._patience_s = patience_s
+        self._stores = LedStores(
+            OFFSETS, count, cluster, open_log=open_log, read=OffsetStore, spawn=spawn, patience_s=patience_s
+        )
+        self._stores.begun = self._begun
+
+    def log_of(self, group: str) -> int:
+        """The number of the log that a group belongs to."""
+        return zlib.crc32(group.encode("utf-8", "surrogateescape")) % self._stores.count
+
+    def _begun(self, store: OffsetStore) -> None:
+        self.begun(store, next(part.number for part in self._stores.parts.values() if part.log is store.log))
+        for topic in store.topics():
+            if not self._topic_exists(topic):
+                store.forget_topic(topic)
+
+    async def _led(self, group: str, *, here: bool = False) -> tuple[LedStore[OffsetStore], OffsetStore] | int:
+        """The log of a group, or the broker that has it unless it is to be `here`. Raises StorageUnavailable."""
+        may_forward = (lambda: False) if here else (lambda: self.forward is not None)
+        return await self._stores.at(self.log_of(group), _what(group), may_forward=may_forward)
+
+    async def commit_here(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        """`commit` of a group that is led here, or will be soon. Raises StorageUnavailable."""
+        found = await self._led(group, here=True)
+        assert not isinstance(found, int)
+        await self._commit(group, offsets, *found)
+
+    async def fetch_here(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
+        """`fetch` likewise. Raises StorageUnavailable."""
+        found = await self._led(group, here=True)
+        assert not isinstance(found, int)
+        return found[1].known(group, partitions)
+
+    # ---- what adapters see
+
+    async def commit(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        """Store offsets; returns when they are committed. Raises StorageUnavailable."""
+        found = await self._led(group)
+        if isinstance(found, int):
+            assert self.forward is not None
+            await self.forward.commit_offsets(found, group, offsets)
+        else:
+            await self._commit(group, offsets, *found)
+
+    async def _commit(
+        self, group: str, offsets: Mapping[Partition, Committed], part: LedStore[OffsetStore], store: OffsetStore
+    ) -> None:
+        if part.role is None or not part.role.may_append():
+            raise _too_few(group)
+        with part.while_led(), trio.move_on_after(self._patience_s) as waiting:
+            await store.commit(group, offsets)
+            return
+        if waiting.cancelled_caught:
+            raise _too_few(group)
+        raise StorageUnavailable(f"the offsets of group '{group}' have moved to another broker")
+
+    async def fetch(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
+        """What the group has committed, for the partitions asked for or for all. Raises StorageUnavailable."""
+        found = await self._led(group)
+        if isinstance(found, int):
+            assert self.forward is not None
+            wanted = list(partitions) if partitions is not None else None
+            return await self.forward.fetch_offsets(found, group, wanted)
+        return found[1].known(group, partitions)
+
+    async def commit_pending(
+        self, group: str, producer_id: int, offsets: Mapping[Partition, Committed], check: Callable[[], Awaitable[None]]
+    ) -> None:
+        """See `OffsetStore.commit_pending`, of a group that is led here. Raises StorageUnavailable."""
+        with self._waiting(group, *await self._here(group)) as store:
+            await store.commit_pending(group, producer_id, offsets, check)
+            return
+        raise _too_few(group)
+
+    async def end_pending(self, group: str, producer_id: int, *, committed: bool) -> None:
+        """See `OffsetStore.end_pending`, of a group that is led here. Raises StorageUnavailable."""
+        with self._waiting(group, *await self._here(group)) as store:
+            await store.end_pending(group, producer_id, committed=committed)
+            return
+        raise _too_few(group)
+
+    async def _here(self, group: str) -> tuple[LedStore[OffsetStore], OffsetStore]:
+        found = await self._led(group, here=True)
+        assert not isinstance(found, int)
+        return found
+
+    @contextmanager
+    def _waiting(self, group: str, part: LedStore[OffsetStore], store: OffsetStore) -> Iterator[OffsetStore]:
+        """For as long as it is led here, and for `patience_s`: the block may end early. Raises StorageUnavailable."""
+        if part.role is None or not part.role.may_append():
+            raise _too_few(group)
+        with part.while_led(), trio.move_on_after(self._patience_s):
+            yield store
+
+    def unstable(self, group: str, partitions: Iterable[Partition] | None = None) -> set[Partition]:
+        """See `OffsetStore.unstable`, of a group that is led here."""
+        part = self._stores.parts.get(self.log_of(group))
+        return part.store.unstable(group, partitions) if part is not None and part.store is not None else set()
+
+    def known(self, group: str, partitions: Iterable[Partition] | None = None) -> dict[Partition, Committed]:
+        """`fetch` from memory: what is not led here is not known."""
+        part = self._stores.parts.get(self.log_of(group))
+        return part.store.known(group, partitions) if part is not None and part.store is not None else {}
+
+    def note(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        """Store offsets that nobody waits for."""
+        self._spawn(self._note, group, dict(offsets))
+
+    async def _note(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+        try:
+            await self.commit(group, offsets)
+        except StorageUnavailable as error:
+            logger.warning("the position of %s is not kept now: %s", group, error)
+
+    def count(self, partition: Partition, prefix: str) -> int:
+        """How many groups whose names begin so have come somewhere in a partition, as far as is known here."""
+        stores = [part.store for part in self._stores.parts.values() if part.store is not None]
+        return sum(store.count(partition, prefix) for store in stores)
+
+    def stores(self) -> list[OffsetStore]:
+        """Of the logs that are led here."""
+        return [part.store for part in self._stores.parts.values() if part.store is not None]
+
+    @property
+    def groups(self) -> list[str]:
+        """Who has come anywhere, as far as it is led here."""
+        return [group for part in self._stores.parts.values() if part.store is not None for group in part.store.groups]
+
+    def store_of(self, group: str) -> OffsetStore | None:
+        """What a group's log says, if this broker leads that now and has read it."""
+        part = self._stores.part(self.log_of(group))
+        return part.store if part is not None else None
+
+    async def forget(self, group: str, partitions: Iterable[Partition], states: Puts = ()) -> None:
+        """A group that is led here has come nowhere there. Raises StorageUnavailable."""
+        found = await self._led(group, here=True)
+        assert not isinstance(found, int)
+        part, store = found
+        with part.while_led(), trio.move_on_after(self._patience_s):
+            await store.forget(group, partitions, states)
+            return
+        raise _too_few(group)
+
+    def forget_topic(self, name: str) -> None:
+        """The topic is deleted: as far as it is led here, nobody has come anywhere in it."""
+        for part in self._stores.parts.values():
+            if part.store is not None:
+                part.store.forget_topic(name)

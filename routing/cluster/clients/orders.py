@@ -1,0 +1,82 @@
+"""What a broker says to whoever leads a log, in the order of what it publishes there: one message for no queue.
+
+An order goes where messages go (`Stream`): it has a place among them, is said again to the next leader, and whoever
+waits for it waits for a position. So it has to mean the same when it is said twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from core_log.errors import CorruptBatch
+from routing.cluster.clients.streams import Slabs, Stream
+from routing.message import NAME_ENCODING_ERRORS, NeutralProperties, Properties, Slab, register_decoder
+from routing.queues.homes.receipts import COMPLETED, RELEASED, RELEASED_FROM, complete, receive, release, release_from
+from routing.queues.runs_of import runs_of
+from routing.unsettled import Outcome
+
+if TYPE_CHECKING:
+    from routing.queues.homes.queue_partition import QueuePartition
+    from routing.queues.queue import Queue
+    from routing.session import Session
+
+NO_QUEUE = 0
+"""No queue has this id."""
+_PROTOCOL = "millrace"
+_PROPERTIES = Properties(_PROTOCOL, b"", persistent=True)
+
+register_decoder(_PROTOCOL, lambda raw: NeutralProperties())
+
+
+def order(stream: Stream, fields: Sequence[Any], *, kind: int = NO_QUEUE, about: str = "") -> int:
+    """Say something to the leader of a stream's log; the position behind it. The kind is what stands for a queue's id,
+    `about` for the exchange.
+    """
+    body = msgpack.packb(list(fields), unicode_errors=NAME_ENCODING_ERRORS)
+    slab = Slab(about, "", _PROPERTIES, [body])
+    return stream.take(1, slab.size, Slabs((kind,), 0, slab))
+
+
+def fields_of(body: bytes) -> list[Any]:
+    """What was said. Raises CorruptBatch."""
+    try:
+        found = msgpack.unpackb(body, unicode_errors=NAME_ENCODING_ERRORS, max_str_len=len(body), max_bin_len=len(body))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CorruptBatch(f"an order that cannot be read: {error}") from error
+    return list(found)
+
+
+def obey(home: QueuePartition, fields: Sequence[Any], sessions: Iterable[Session]) -> None:
+    """Do what was told of a home (`queues/homes/receipts.py`); `sessions` may have its messages."""
+    what, of, said = fields
+    if what == RELEASED:
+        release(home, of, said)
+    elif what == RELEASED_FROM:
+        release_from(home, of, but=said)
+    elif of in home.queues:
+        offsets = [one for first, last in zip(said[::2], said[1::2], strict=True) for one in range(first, last + 1)]
+        if what == COMPLETED:
+            complete(home.queues[of], offsets)
+        else:
+            receive_anywhere(home.queues[of], offsets, sessions)
+
+
+def receive_anywhere(queue: Queue, offsets: Sequence[int], sessions: Iterable[Session]) -> None:
+    """Messages are received, whoever has them by now: one of these sessions, or nobody."""
+    sought = set(offsets)
+    for session in sessions:
+        ids = [
+            entry.first + at
+            for entry in session.unsettled
+            if entry.queue is queue
+            for at, offset in enumerate(entry.offsets_of(entry.first, entry.end))
+            if offset in sought
+        ]
+        for first, count in runs_of(ids):
+            session.settle(first, first + count - 1, Outcome.RECEIVED)
+    if found := queue.rules.take_out(sorted(sought)):
+        queue.outstanding += len(found)
+        receive(queue, found)

@@ -1,0 +1,36 @@
+"""A partition of a topic that another broker leads, for messages that exchanges route there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, cast
+
+from routing.cluster.clients.streams import Records, Stream
+from routing.commits import storage_error
+from routing.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+
+
+class RemoteTopicPartition:
+    """See the module; implements `topics.leadership.Forward`."""
+
+    __slots__ = ("_stream", "ends")
+
+    def __init__(self, stream: Stream, ends: Callable[[], Awaitable[tuple[int, int]]]) -> None:
+        """`ends` is as in `Forward`."""
+        self._stream = stream
+        self.ends = ends
+
+    def error(self) -> StorageUnavailable | None:
+        """See `Forward`."""
+        return None if self._stream.error is None else storage_error(self._stream)
+
+    def append_records(
+        self, keys: bytes | list[bytes], header_blocks: bytes | list[bytes], bodies: list[bytes], body_bytes: int
+    ) -> tuple[PartitionLog, int]:
+        """See `Forward`."""
+        end = self._stream.take(len(bodies), body_bytes, Records(keys, header_blocks, bodies))
+        # What a confirm asks of a log is all that a stream answers.
+        return cast("PartitionLog", self._stream), end

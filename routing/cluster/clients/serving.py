@@ -1,0 +1,480 @@
+"""What this broker does for the clients of others, with the queues that it leads.
+
+1. What another broker publishes is taken in the order of its positions, each once: what this broker has in this leader
+   epoch is dropped when it comes again. The answer is how far the log has got with it. What queues refuse (they are
+   full, or the disk is) is told as positions, and counts as done.
+2. A consumer of another broker is a session here with one consumer, whose credit that broker grants. The ids of its
+   deliveries are the session's. When the link is lost all is given back at once.
+3. Nothing is done for a home that this broker does not lead now: the answer is that it does not.
+4. Who ceases to lead a log says so to all who have published to it, behind its last answer: it is the last word on what
+   they have sent. What is committed later says nothing of that any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from core_log.errors import LogUnavailable, MetadataUnavailable
+from routing.cluster.clients.leader_questions import Answer, NotLed
+from routing.cluster.clients.orders import NO_QUEUE, fields_of, obey
+from routing.cluster.clients.published import Publisher, Taken
+from routing.cluster.clients.served import PeerConsumer, ServedLink, Sink
+from routing.cluster.clients.served_commands import ServedCommands
+from routing.cluster.clients.served_logs import ServedLogs
+from routing.cluster.clients.streams import Records
+from routing.cluster.metadata.log_names import HOME, number_of, transient_log
+from routing.errors import BrokerError, NotFound, PreconditionFailed
+from routing.message import Slab
+from routing.publishing.deduplication import put
+from routing.queues.homes.home import for_others
+from routing.queues.homes.queue_partition import QueuePartition
+from routing.queues.queue import Queue
+from routing.session import Session
+from routing.unsettled import Outcome
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+    from core_log.replication.leader import Leader
+    from routing.broker import Broker
+    from routing.cluster.clients.keeping import LedKeeping
+    from routing.topics.topic import TopicPartition
+
+_LOST_FOR_S = 10.0
+"""A queue that goes with its last consumer stays for so long when that one's link is lost."""
+_BEHIND_S = 0.5
+
+
+class ServedBroker:
+    """One link from another broker, and what is done for it."""
+
+    def __init__(self, serving: Serving, link: ServedLink) -> None:
+        self.link = link
+        self.publisher: Publisher | None = None
+        self.logs = ServedLogs(serving, serving.broker, link)
+        self.commands = ServedCommands(serving, serving.broker, link)
+        self._serving = serving
+        self._broker = serving.broker
+        self._follows: dict[str, tuple[int, int]] = {}
+        """By log: leader epoch, and the position behind what was taken last over this link."""
+        self._asked: dict[str, int] = {}
+        """By log: the leader epoch in which something was published last."""
+        self._sessions: dict[int, Session] = {}
+        """By the number of the consumer."""
+
+    # ---- publishing
+
+    def begin(self, process: int) -> None:
+        """Which process it is."""
+        self.publisher = self._serving.publisher(self.link.broker, process)
+        for taken in self.publisher.logs.values():
+            taken.again()
+
+    def publish(
+        self,
+        log: str,
+        leader_epoch: int,
+        position: int,
+        queue_ids: Sequence[int],
+        once_in_ms: int,
+        slab: Slab,
+        *,
+        begins: bool,
+        again: bool,
+    ) -> None:
+        """Take a slab for queues of a home; `begins` and `again` as in `EngineLink.publish`."""
+        follows = self._follows.pop(log, None)
+        self._asked[log] = leader_epoch
+        if not begins and follows != (leader_epoch, position):
+            return  # what it follows was not taken: that has been said, and all of it comes again
+        home = self._serving.home(log, leader_epoch)
+        kept = self._serving.keeping(log, leader_epoch) if home is None else None
+        if (kept is None and (home is None or home.refusal is not None)) or self.publisher is None:
+            self._not_led(log, leader_epoch)
+            return
+        self._follows[log] = leader_epoch, position + len(slab.bodies)
+        where = home if home is not None else kept
+        assert where is not None
+        taken = self._taken(log, leader_epoch, where.log)
+        count = len(slab.bodies)
+        end = position + count
+        if end <= taken.next_position:
+            return
+        if position < taken.next_position:
+            slab = slab.part(taken.next_position - position, count)
+            position = taken.next_position
+        queues: tuple[Queue, ...] = ()
+        try:
+            if home is None:
+                assert kept is not None
+                offset = kept.take(self.publisher.process, position, queue_ids[0], slab, taken)
+            elif queue_ids[0] == NO_QUEUE:
+                offset = self._obey(home, slab)
+            else:
+                queues = tuple(home.queues[queue_id] for queue_id in queue_ids if queue_id in home.queues)
+                offset = self._put(home, queues, once_in_ms, slab, position, taken) if queues else 0
+        except LogUnavailable:
+            del self._follows[log]
+            self._not_led(log, leader_epoch)
+            return
+        if again and home is not None:
+            for queue in queues:
+                queue.redelivered_before = max(queue.redelivered_before, home.next_offset)
+        taken.add(end, offset)
+
+    def _obey(self, home: QueuePartition, slab: Slab) -> int:
+        """Do what was told; up to where the log has to get. Raises LogUnavailable."""
+        for body in slab.bodies:
+            obey(home, fields_of(body), self._broker.sessions)
+        home.settlements_due()
+        home.seal()
+        if home.log.error is not None:
+            raise LogUnavailable(str(home.log.error))
+        return home.log.log_end_offset
+
+    def _put(
+        self, home: QueuePartition, queues: tuple[Queue, ...], once_in_ms: int, slab: Slab, position: int, taken: Taken
+    ) -> int:
+        """Put a slab into queues, as `Session.publish` does; up to where the log has to get. Raises LogUnavailable."""
+        broker = self._broker
+        vhost = broker.topology.vhosts[queues[0].vhost]
+        route = vhost.router.to_queues(queues, slab.exchange, once_in_ms)
+        count = fitting = len(slab.bodies)
+        if route.guarded:
+            fitting = min(route.room(slab.bodies), count)
+        with for_others((home,)):
+            if fitting:
+                put(route, slab.part(0, fitting), broker.clock.now_ms)
+            if fitting < count:
+                route.overflowing().deliver(slab.part(fitting, count))
+        if fitting < count:
+            broker.refused_messages += count - fitting
+            taken.refuse(position + fitting, position + count - 1)
+        return home.next_offset
+
+    def append(self, log: str, leader_epoch: int, position: int, records: Records, *, begins: bool) -> None:
+        """Take records for a partition of a topic; `begins` as in `publish`."""
+        keys, blocks, bodies = records
+        end = position + len(bodies)
+        follows = self._follows.pop(log, None)
+        self._asked[log] = leader_epoch
+        if not begins and follows != (leader_epoch, position):
+            return
+        partition = self._serving.partition(log, leader_epoch)
+        if partition is None or self.publisher is None or partition.error() is not None:
+            self._not_led(log, leader_epoch)
+            return
+        self._follows[log] = leader_epoch, end
+        taken = self._taken(log, leader_epoch, partition.log)
+        if end <= taken.next_position:
+            return
+        skipped = max(taken.next_position - position, 0)
+        if skipped:
+            keys = keys if isinstance(keys, bytes) else keys[skipped:]
+            blocks = blocks if isinstance(blocks, bytes) else blocks[skipped:]
+            bodies = bodies[skipped:]
+        taken.add(end, partition.append_records(keys, blocks, bodies, sum(map(len, bodies))))
+
+    def _not_led(self, log: str, leader_epoch: int) -> None:
+        self.link.not_led(log, leader_epoch, last=self._serving.epoch_of(log) > leader_epoch)
+
+    def moved(self, log: str, leader_epoch: int, *, is_renewed: bool) -> None:
+        """Rule 4; `publisher` was told."""
+        asked = self._asked.get(log)
+        if asked is not None and asked < leader_epoch and not is_renewed:
+            del self._asked[log]
+            self.link.not_led(log, asked, last=True)
+
+    def _taken(self, log: str, leader_epoch: int, where: PartitionLog) -> Taken:
+        assert self.publisher is not None
+        logs = self.publisher.logs
+        found = logs.get(log)
+        if found is None or found.leader_epoch != leader_epoch or found.log is not where:
+            if found is not None:
+                found.close()
+                self.publisher.news.pop(found, None)
+            role = self._serving.role_of(log)
+            found = logs[log] = Taken(log, leader_epoch, where, self.publisher, role)
+        return found
+
+    def wait(self, log: str, leader_epoch: int, heard_before: int) -> None:
+        """Somebody there waits for what it published to be committed."""
+        found = self.publisher.logs.get(log) if self.publisher is not None else None
+        if found is not None and found.leader_epoch == leader_epoch:
+            found.heard(heard_before)
+            found.sync_wanted = True
+            assert self.publisher is not None
+            self.publisher.news[found] = None
+
+    # ---- consuming
+
+    def consume(
+        self,
+        request: int,
+        log: str,
+        leader_epoch: int,
+        queue_id: int,
+        number: int,
+        *,
+        tag: str,
+        no_ack: bool,
+        exclusive: bool,
+        priority: int,
+        messages: int,
+        size_bytes: int,
+    ) -> None:
+        """Attach a consumer."""
+        queue = self._queue(request, log, leader_epoch, queue_id)
+        if queue is None:
+            return
+        session = self._session(number, queue)
+        consumer = PeerConsumer(session, queue, tag, no_ack=no_ack, exclusive=exclusive, priority=priority)
+        consumer.allowed, consumer.allowed_bytes = messages, size_bytes
+        try:
+            queue.attach(consumer, {})
+        except BrokerError as error:
+            self._end(number)
+            self.link.answer(request, Answer(error))
+            return
+        session.consumers.append(consumer)
+        self.link.answer(request, Answer())
+        queue.wake()
+
+    def credit(self, number: int, messages: int, size_bytes: int) -> None:
+        """A consumer may be sent more."""
+        session = self._sessions.get(number)
+        for consumer in session.consumers if session is not None else ():
+            assert isinstance(consumer, PeerConsumer)
+            consumer.allowed, consumer.allowed_bytes = messages, size_bytes
+            consumer.queue.wake()
+
+    def cancel(self, number: int) -> None:
+        """A consumer consumes no more."""
+        session = self._sessions.get(number)
+        if session is not None:
+            for consumer in list(session.consumers):
+                session.cancel(consumer)
+            self._end_if_idle(number)
+
+    def settle(self, number: int, outcome: Outcome, ranges: Sequence[int]) -> None:
+        """What became of deliveries; of those that are not known nothing is said."""
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+            try:
+                session.settle(first, last, outcome)
+            except PreconditionFailed:
+                continue
+        self._end_if_idle(number)
+
+    def session_of(self, number: int) -> Session | None:
+        """That of a consumer."""
+        return self._sessions.get(number)
+
+    def _session(self, number: int, queue: Queue) -> Session:
+        found = self._sessions.get(number)
+        if found is None:
+            sink = Sink(self.link, number)
+            found = self._broker.session(sink, protocol="peer", owner=self, vhost=queue.vhost)
+            self._sessions[number] = found
+        return found
+
+    def _end_if_idle(self, number: int) -> None:
+        session = self._sessions[number]
+        if not session.consumers and not session.unsettled:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        self._sessions.pop(number).close()
+
+    def resume(self) -> None:
+        """The link takes deliveries again."""
+        for session in self._sessions.values():
+            session.resume()
+        self.logs.resume()
+
+    # ---- questions
+
+    def _queue(self, request: int, log: str, leader_epoch: int, queue_id: int) -> Queue | None:
+        """The queue that is meant; None: it was said why not."""
+        home = self._serving.home(log, leader_epoch)
+        if home is None:
+            self.link.answer(request, Answer(NotLed()))
+            return None
+        queue = home.queues.get(queue_id)
+        if queue is None:
+            self.link.answer(request, Answer(NotFound("no such queue")))
+        return queue
+
+    def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
+        """Answer a question about a queue."""
+        queue = self._queue(request, log, leader_epoch, queue_id)
+        if queue is None:
+            return
+        if what == "count":
+            queue.rules.used()
+            queue.rules.catch_up()
+            self.link.answer(request, Answer(None, queue.message_count, queue.consumer_count))
+        elif what == "purge":
+            queue.rules.catch_up()
+            self.link.answer(request, Answer(None, queue.purge(), queue.consumer_count))
+        else:
+            self._broker.spawn(self._get, request, queue, number, what == "get_no_ack")
+
+    async def _get(self, request: int, queue: Queue, number: int, no_ack: bool) -> None:
+        session = self._session(number, queue)
+        try:
+            got = await session.get(queue.name, no_ack=no_ack)
+        except BrokerError as error:
+            answer = Answer(error)
+        else:
+            answer = Answer(None, queue.message_count, queue.consumer_count)
+            if got is not None and not session.closed:
+                slab = got.slab.part(got.index, got.index + 1)
+                answer = Answer(
+                    None, got.message_count, queue.consumer_count, number, got.delivery_id, got.redelivered, slab
+                )
+        if not session.closed:
+            self.link.answer(request, answer)
+        self._broker.end_turn()
+
+    # ---- turns and the end
+
+    def tell(self, publisher: Publisher) -> None:
+        """Say what is new of what it has published."""
+        news, publisher.news = publisher.news, {}
+        for taken in news:
+            taken.tell(self.link)
+
+    def lost(self) -> None:
+        """The link is over: all that was given out is back."""
+        self.logs.lost()
+        queues: dict[Queue, None] = {}
+        for session in list(self._sessions.values()):
+            for consumer in session.consumers:
+                queue = consumer.queue
+                queue.detach(consumer)
+                if isinstance(queue, Queue):
+                    queues[queue] = None
+            session.consumers.clear()
+            session.close()
+        self._sessions.clear()
+        for queue in queues:
+            queue.wake()
+            if queue.auto_delete:
+                at = trio.current_time() + _LOST_FOR_S
+                self._broker.timers.at(at, partial(self._broker.consumer_gone, queue))
+
+
+class Serving:
+    """See the module; of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.links: dict[int, ServedBroker] = {}
+        self._transient_log = ""
+        """What stands for queues that end with this process."""
+        if broker.engine is not None:
+            self._transient_log = transient_log(broker.engine.cluster.broker_id, broker.engine.forwarding.process)
+        self._publishers: dict[int, Publisher] = {}
+
+    def home(self, log: str, leader_epoch: int) -> QueuePartition | None:
+        """A home, if this broker leads it in that epoch and may serve now."""
+        cluster = self.broker.cluster
+        number = number_of(log, HOME)
+        if number is None and log == self._transient_log:
+            return self.broker.topology.transient
+        if cluster is None or number is None:
+            return None
+        if cluster.leader_of(log) != (cluster.broker_id, leader_epoch) or not cluster.may_append(log):
+            return None
+        stripes = self.broker.topology.stripes
+        home = stripes[number] if number < len(stripes) else None
+        return home if isinstance(home, QueuePartition) else None
+
+    def keeping(self, log: str, leader_epoch: int) -> LedKeeping | None:
+        """What is retained, likewise."""
+        keeping = self.broker.keeping
+        return keeping.served(log, leader_epoch) if keeping is not None else None
+
+    def partition(self, log: str, leader_epoch: int) -> TopicPartition | None:
+        """A partition of a topic, if this broker leads it in that epoch and may serve now."""
+        cluster, logs = self.broker.cluster, self.broker.storage.topic_logs
+        if cluster is None or logs is None or cluster.leader_of(log) != (cluster.broker_id, leader_epoch):
+            return None
+        return logs.partition(log) if cluster.may_append(log) else None
+
+    def epoch_of(self, log: str) -> int:
+        """The leader epoch of a log, for all that is known here."""
+        return self.broker.cluster.leader_of(log)[1] if self.broker.cluster is not None else 0
+
+    def role_of(self, log: str) -> Leader | None:
+        """This broker's part in a log that it leads."""
+        return self.broker.cluster.role_of(log) if self.broker.cluster is not None else None
+
+    def moved(self, log: str) -> None:
+        """Its leader, or the part of this broker in it, may be another: rule 4."""
+        role, leader_epoch = self.role_of(log), self.epoch_of(log)
+        for broker, publisher in self._publishers.items():
+            served = self.links.get(broker)
+            here = served if served is not None and served.publisher is publisher else None
+            publisher.moved(log, leader_epoch, role, here.link if here is not None else None)
+        for served in tuple(self.links.values()):
+            served.moved(log, leader_epoch, is_renewed=role is not None and role.epoch == leader_epoch)
+
+    @property
+    def revision(self) -> int:
+        """The metadata's that is applied here."""
+        cluster = self.broker.cluster
+        return cluster.store.revision if cluster is not None else 0
+
+    async def catch_up(self, revision: int) -> None:
+        """Wait for a revision of the metadata, but not for long: what is not known here then is not led here."""
+        if self.broker.cluster is not None:
+            with trio.move_on_after(_BEHIND_S), suppress(MetadataUnavailable):
+                await self.broker.cluster.store.caught_up(revision)
+
+    def process_of(self, broker: int) -> int | None:
+        """The process of another broker that was linked last."""
+        found = self._publishers.get(broker)
+        return found.process if found is not None else None
+
+    def publisher(self, broker: int, process: int) -> Publisher:
+        """What is known of a process of another broker; of a former one nothing is any more."""
+        found = self._publishers.get(broker)
+        if found is None or found.process != process:
+            if found is not None:
+                found.close()
+            found = self._publishers[broker] = Publisher(process)
+        return found
+
+    def linked(self, link: ServedLink) -> ServedBroker:
+        """There is a link from a broker, in place of any other."""
+        before = self.links.get(link.broker)
+        if before is not None:
+            self.lost(before)
+        found = self.links[link.broker] = ServedBroker(self, link)
+        return found
+
+    def lost(self, served: ServedBroker) -> None:
+        """A link is over."""
+        if self.links.get(served.link.broker) is served:
+            del self.links[served.link.broker]
+        served.lost()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell."""
+        return any(one.publisher is not None and one.publisher.news for one in self.links.values())
+
+    def end_turn(self) -> None:
+        """Tell what the turn has brought."""
+        for served in tuple(self.links.values()):
+            publisher = served.publisher
+            if publisher is not None and publisher.news:
+                served.tell(publisher)

@@ -1,0 +1,387 @@
+"""Transactions of a cluster that concern more than one batch of one log here: all or nothing, whoever leads what.
+
+1. What is settled at other brokers is asked for by its place in the log first. Whatever its leader has taken back by
+   then ends the transaction: nothing has happened.
+2. Then its redo record is kept in one of the logs `transactions-N`, by whoever leads it: this broker where it leads
+   one. When the record is committed the transaction is decided. What is refused before has not happened; where nobody
+   knows, the record is kept again, under the same key, until somebody does.
+3. What is decided takes effect at each home and topic apart, and again there until all of it is committed: what comes
+   twice is marked as redelivered, settlements of messages that are gone change nothing. Who has been given a message
+   again meanwhile keeps it until he has done with it, and so does the record.
+4. When all is committed the client is answered, and the record is forgotten. A client is not kept waiting for longer
+   than `PATIENCE_S`: the error says that it is not known yet, and the rest goes on without him.
+5. Who leads a log of records does the same for those of processes that are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING
+
+import trio
+
+from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable
+from core_log.keyed_store import KeyedStore
+from routing.cluster.clients.led_stores import LedStores
+from routing.cluster.clients.remote_queue import RemoteQueue
+from routing.cluster.clients.transaction_effects import Effects, Target, held_by_others, places_of
+from routing.cluster.clients.transaction_links import OutcomeUnknown, Settlement, each_in, ranges_of
+from routing.cluster.metadata.log_names import TRANSACTIONS, home_log, log_of_kind, number_of
+from routing.errors import StorageUnavailable
+from routing.log_transactions.store import is_redo_record
+from routing.queues.homes.queue_partition import QueuePartition
+from routing.redo_records import decode, encode, published
+from routing.transactions import Plan, Transaction, taken_back
+from routing.unsettled import Outcome, Unsettled
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+    from routing.cluster.clients.engine import Engine
+    from routing.cluster.clients.serving import ServedBroker
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 15.0
+_KEEP_PATIENCE_S = 5.0
+_RETRY_S = 0.1
+_LOOK_S = 1.0
+_WHAT = "the records of transactions"
+
+
+class _Work:
+    """A commit that is under way."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.effects = Effects()
+        self.record = b""
+        self.is_applied = False
+        """What it settles here is settled."""
+        self.answered = trio.Event()
+        self.error: StorageUnavailable | None = None
+
+    def answer(self, error: StorageUnavailable | None) -> None:
+        """It is over, as far as the client goes."""
+        self.error = error
+        self.answered.set()
+
+
+def _is_settled_elsewhere(entry: Unsettled, outcome: Outcome) -> bool:
+    """A leader elsewhere is told of it by the transaction, and not by the session."""
+    return outcome in (Outcome.ACK, Outcome.DISCARD) and isinstance(entry.queue, RemoteQueue)
+
+
+class SharedTransactions:
+    """See the module; of one broker."""
+
+    def __init__(self, broker: Broker, engine: Engine, stores: LedStores[KeyedStore]) -> None:
+        self._broker = broker
+        self._topology = broker.topology
+        self._engine = engine
+        self._cluster = engine.cluster
+        self.stores = stores
+        self._process = engine.forwarding.process
+        self.publish_patience_s = engine.forwarding.patience_s
+        """How long a commit waits for homes that have no leader."""
+        self._numbers = count(1)
+        self._works: dict[_Work, None] = {}
+        self._redone: set[bytes] = set()
+        engine.spawn(self._watch)
+
+    # ---- a commit
+
+    async def commit(self, plan: Plan) -> None:
+        """Let it take effect; returns when it cannot be lost any more. Raises StorageUnavailable: the session has back
+        what it had settled, or, with OutcomeUnknown, will see.
+        """
+        work = _Work(plan)
+        self._works[work] = None
+        try:
+            work.effects = await self._effects(plan)
+            work.record = encode(work.effects.publishes, work.effects.settled)
+            number = self._log_for_records()
+        except BaseException:
+            del self._works[work]
+            plan.session.take_back(plan.transaction)
+            raise
+        self._engine.spawn(self._carry_out, work, number)
+        with trio.move_on_after(PATIENCE_S):
+            await work.answered.wait()
+            if work.error is not None:
+                raise work.error
+            return
+        raise OutcomeUnknown("the transaction is not committed everywhere yet: it may take effect later, as a whole")
+
+    async def _effects(self, plan: Plan) -> Effects:
+        """What it comes to, in terms that outlive this broker: rule 1."""
+        effects = Effects(published(plan.routed), plan.published, plan.topics)
+        elsewhere: dict[tuple[int, int, RemoteQueue, bool], list[int]] = {}
+        for queue, entry, rejected in plan.endings():
+            offsets = entry.offsets_of(entry.first, entry.end)
+            if not queue.elsewhere:
+                effects.settle(queue.partition.index, Settlement(queue.id, 0, (), ranges_of(offsets), rejected))
+                continue
+            assert isinstance(queue, RemoteQueue)
+            found = queue.delivered_as(offsets)
+            if found is None:
+                raise taken_back(queue)
+            broker, number, ids = found
+            elsewhere.setdefault((broker, number, queue, rejected), []).extend(ids)
+        for (broker, number, queue, rejected), ids in elsewhere.items():
+            link = self._engine.transaction_links.get(broker)
+            if link is None:
+                raise StorageUnavailable(f"broker {broker}, which leads a queue of the transaction, cannot be reached")
+            ranges = ranges_of(ids)
+            places = await link.places(number, ranges)
+            if not places:
+                raise taken_back(queue)
+            effects.settle(queue.partition.index, Settlement(queue.id, number, ranges, places, rejected))
+        return effects
+
+    async def _carry_out(self, work: _Work, number: int) -> None:
+        key = b"%b%b%b" % tuple(
+            one.to_bytes(8, "big") for one in (self._cluster.broker_id, self._process, next(self._numbers))
+        )
+        plan = work.plan
+        try:
+            certain = await self._decide(number, key, work.record)
+        except StorageUnavailable as error:
+            del self._works[work]
+            plan.session.take_back(plan.transaction)
+            work.answer(error)
+            self._engine.want_turn()
+            return
+        work.is_applied = True
+        put = self._apply(plan, work.effects, again=not certain)
+        await self._see_to(work.effects, put, [home for home in plan.settled if isinstance(home, QueuePartition)])
+        for entry, outcome in plan.transaction.taken:
+            if isinstance(entry.queue, RemoteQueue) and _is_settled_elsewhere(entry, outcome):
+                with entry.queue.told():
+                    plan.session.finish(entry, outcome)
+        del self._works[work]
+        work.answer(None)
+        self._engine.want_turn()
+        await self._forget(number, key)
+
+    async def _decide(self, number: int, key: bytes, record: bytes) -> bool:
+        """Have the record kept: rule 2; whether it was the first try that did it. Raises StorageUnavailable: it is
+        not, and nothing of the transaction will ever be.
+        """
+        certain = True
+        while True:
+            try:
+                await self._keep(number, key, record)
+                return certain
+            except OutcomeUnknown:
+                certain = False
+            except StorageUnavailable:
+                if certain:
+                    raise
+            await trio.sleep(_RETRY_S)
+
+    def _apply(self, plan: Plan, effects: Effects, *, again: bool) -> Mapping[int, Sequence[Target]]:
+        """Put everything where it goes, and settle what is here; by place, what to wait for."""
+        put: Mapping[int, Sequence[Target]] = {}
+        for entry, outcome in plan.transaction.taken:
+            if not _is_settled_elsewhere(entry, outcome):
+                plan.session.finish(entry, outcome)
+        if effects.is_current(self._topology):
+            try:
+                plan.prepare()
+                put = effects.deliver(plan, again=again)
+            except LogUnavailable:
+                pass  # `_put` tries again
+        plan.seal()
+        self._engine.want_turn()
+        return put
+
+    # ---- taking effect
+
+    async def _see_to(
+        self, effects: Effects, put: Mapping[int, Sequence[Target]], finished: Collection[QueuePartition]
+    ) -> None:
+        """Return when all of it is committed everywhere. The `finished` homes have settled theirs."""
+        async with trio.open_nursery() as nursery:
+            for home, settlements in effects.settlements.items():
+                nursery.start_soon(self._settle, home, settlements, finished)
+            for place in effects.places:
+                nursery.start_soon(self._put, effects, place, put.get(place))
+
+    async def _put(self, effects: Effects, place: int, targets: Sequence[Target] | None) -> None:
+        while targets is None or not await self._reached(targets):
+            if targets is not None:
+                await trio.sleep(_RETRY_S)
+            try:
+                targets = effects.put_again(self._topology, place, self._broker.clock.now_ms)
+            except (LogUnavailable, StorageUnavailable):
+                targets = None
+                await trio.sleep(_RETRY_S)
+            self._engine.want_turn()
+
+    async def _reached(self, targets: Sequence[Target]) -> bool:
+        """Wait until all of it is committed; False: it will not be by itself."""
+        for log, end, stands in targets:
+            while stands() and log.committed_offset < end:
+                with suppress(StorageUnavailable):
+                    await self._broker.commits.committed([(log, end)])
+                if log.committed_offset < end:
+                    await trio.sleep(_RETRY_S / 2)
+            if not stands():
+                return False
+        return True
+
+    async def _settle(self, home: int, settlements: Sequence[Settlement], finished: Collection[QueuePartition]) -> None:
+        log = home_log(home)
+        while True:
+            leader = self._cluster.leader_of(log)[0]
+            try:
+                if leader == self._cluster.broker_id:
+                    await self.settle_here(log, settlements, None, finished=finished)
+                    return
+                link = self._engine.transaction_links.get(leader) if leader is not None else None
+                if link is not None:
+                    await link.settle(log, settlements)
+                    return
+            except StorageUnavailable:
+                pass
+            finished = ()
+            await trio.sleep(_RETRY_S)
+
+    # ---- records
+
+    def _log_for_records(self) -> int:
+        """The number of a log to keep a record in. Raises StorageUnavailable."""
+        for part, _ in self.stores.led():
+            if part.role is not None and part.role.may_append():
+                return part.number
+        for place in range(self.stores.count):
+            number = (self._cluster.broker_id + place) % self.stores.count
+            if self._cluster.leader_of(log_of_kind(TRANSACTIONS, number))[0] in self._engine.transaction_links:
+                return number
+        raise StorageUnavailable(f"nobody leads {_WHAT} now")
+
+    async def _keep(self, number: int, key: bytes, record: bytes | None) -> None:
+        links = self._engine.transaction_links
+        found = await self.stores.at(number, _WHAT, may_forward=lambda: bool(links))
+        if not isinstance(found, int):
+            await self.keep_here(number, key, record)
+        elif found in links:
+            await links[found].keep(number, key, record)
+        else:
+            raise StorageUnavailable(f"broker {found}, which leads {_WHAT}, cannot be reached")
+
+    async def _forget(self, number: int, key: bytes) -> None:
+        while True:
+            try:
+                await self._keep(number, key, None)
+                return
+            except StorageUnavailable:
+                await trio.sleep(_LOOK_S)
+
+    async def _watch(self) -> None:
+        """Rule 5."""
+        while True:
+            await trio.sleep(_LOOK_S)
+            for part, store in self.stores.led():
+                for key, record in list(store.items()):
+                    if is_redo_record(key) and key not in self._redone and self._is_gone(key):
+                        self._redone.add(key)
+                        self._engine.spawn(self._redo, part.number, key, record)
+
+    def _is_gone(self, key: bytes) -> bool:
+        """The process that had a record kept is not there to see to it."""
+        broker, process = (int.from_bytes(key[start : start + 8], "big") for start in (0, 8))
+        if broker == self._cluster.broker_id:
+            return process != self._process
+        if broker not in self._cluster.members.brokers:
+            return True
+        there = self._engine.serving.process_of(broker)
+        return there is not None and there != process
+
+    async def _redo(self, number: int, key: bytes, record: bytes) -> None:
+        try:
+            publishes, settled = decode(record)
+        except CorruptBatch as error:
+            logger.error("a transaction in %s cannot be read: %s", log_of_kind(TRANSACTIONS, number), error)
+            return
+        logger.warning("a transaction that another broker had decided is applied again")
+        await self._see_to(Effects.found(self._topology, publishes, settled), {}, ())
+        await self._forget(number, key)
+        self._redone.discard(key)
+
+    # ---- what other brokers ask
+
+    async def keep_here(self, number: int, key: bytes, record: bytes | None) -> None:
+        """See `TransactionLink.keep`, of a log that is led here, or will be soon."""
+        found = await self.stores.at(number, _WHAT, may_forward=lambda: False)
+        assert not isinstance(found, int)
+        part, store = found
+        if part.role is None or not part.role.may_append():
+            raise StorageUnavailable(f"too few brokers have {_WHAT} in sync")
+        try:
+            if record is not None or store.get(key) is not None:
+                store.put(key, record)
+        except (LogUnavailable, BatchTooLarge) as error:
+            raise StorageUnavailable(str(error)) from error
+        self._engine.want_turn()
+        with part.while_led(), trio.move_on_after(_KEEP_PATIENCE_S):
+            try:
+                await store.commit()
+                return
+            except LogUnavailable as error:
+                raise OutcomeUnknown(str(error)) from error
+        raise OutcomeUnknown(f"too few brokers have {_WHAT} in sync")
+
+    def places_here(self, served: ServedBroker, number: int, ids: Sequence[int]) -> list[int]:
+        """See `TransactionLink.places`."""
+        session = served.session_of(number)
+        offsets = places_of(session, ids) if session is not None else None
+        return ranges_of(offsets or ())
+
+    async def settle_here(
+        self,
+        log: str,
+        settlements: Sequence[Settlement],
+        served: ServedBroker | None,
+        *,
+        finished: Collection[QueuePartition] = (),
+    ) -> None:
+        """See `TransactionLink.settle`; in the `finished` homes that was done, and has only to be committed."""
+        home = self._led(log)
+        held = False
+        for one in settlements if home not in finished else ():
+            queue = home.queues.get(one.queue_id)
+            if queue is None:
+                continue
+            session = served.session_of(one.number) if served is not None and one.number else None
+            if session is not None and served is not None and places_of(session, one.ids) is not None:
+                served.settle(one.number, Outcome.DISCARD if one.rejected else Outcome.ACK, one.ids)
+                continue
+            offsets = each_in(one.offsets)
+            queue.settle_waiting(offsets, rejected=one.rejected)
+            held = held or held_by_others(queue, offsets, self._broker.sessions, self._under_way())
+        home.settlements_due()
+        home.seal()
+        self._engine.want_turn()
+        if home.log.error is not None:
+            raise OutcomeUnknown(str(home.log.error))
+        if not await self._reached([Target.of_home(self._topology, home)]):
+            raise OutcomeUnknown("the home has another leader")
+        if held:
+            raise OutcomeUnknown("a message was delivered again meanwhile")
+
+    def _under_way(self) -> list[Transaction]:
+        """Transactions of clients of this broker that may give back yet what they have taken."""
+        waiting = [work.plan.transaction for work in self._works if not work.is_applied]
+        return [*self._broker.transactions.under_way, *waiting]
+
+    def _led(self, log: str) -> QueuePartition:
+        """Raises StorageUnavailable."""
+        number = number_of(log, "home")
+        home = self._engine.serving.home(log, self._cluster.leader_of(log)[1]) if number is not None else None
+        if home is None:
+            raise StorageUnavailable("the home is not led here")
+        return home

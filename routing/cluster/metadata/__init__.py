@@ -1,0 +1,1 @@
+"""Who is a member, who decides, and which replicas and leaders logs have."""

@@ -1,0 +1,101 @@
+"""What the metadata says of logs, to their replicas here; and what leaders here wish, to the metadata.
+
+1. A replica is told of each state once, in the order in which they were put, and of this broker's registration.
+2. A wish is tried until it is known what became of it: its guards let it come true once at most. If something else
+   came first the leader hears of that before it may wish again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import trio
+
+from core_log.errors import Conflict, MetadataUnavailable
+from core_log.metadata.store import LeasedStore, MetadataEntry
+from core_log.replication.leader import Leader
+from core_log.replication.replica import Replica
+from core_log.replication.state import LOGS, Change, decode, encode, log_key
+from routing.cluster.metadata.elections import broker_states
+from routing.cluster.metadata.members import Members
+from routing.cluster.replicas import Replicas
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+
+
+class LogStates:
+    """See the module. `spawn` starts a task."""
+
+    def __init__(
+        self,
+        store: LeasedStore,
+        members: Members,
+        replicas: Replicas,
+        *,
+        spawn: Callable[..., Any],
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self._store = store
+        self._members = members
+        self._replicas = replicas
+        self._spawn = spawn
+        self._clock = clock
+        self._epoch = members.epoch
+        replicas.decide = self._decide
+        store.listeners.append(self._applied)
+        members.listeners.append(self._registered)
+
+    def add(self, replica: Replica) -> None:
+        """A log that this broker has a replica of."""
+        replica.registered(self._epoch)
+        self._replicas.add(replica)
+        entry = self._store.get(log_key(b"", replica.name))
+        if entry is not None:
+            self._tell(entry)
+
+    def _registered(self) -> None:
+        if self._members.epoch != self._epoch:
+            self._epoch = self._members.epoch
+            self._replicas.registered(self._epoch)
+
+    def _applied(self, revision: int, entries: Sequence[MetadataEntry]) -> None:
+        for entry in entries:
+            if entry.key.startswith(LOGS):
+                self._tell(entry)
+
+    def _tell(self, entry: MetadataEntry) -> None:
+        name = entry.key[len(LOGS) :].decode()
+        if entry.value is None or name not in self._replicas.by_name:
+            return
+        try:
+            state = decode(entry.value)
+        except msgspec.MsgspecError as error:
+            logger.error("the state of log %s is not understood: %s", name, error)
+            return
+        self._replicas.on_state(name, state, entry.mod_revision)
+
+    def _decide(self, role: Leader) -> None:
+        if self._epoch:
+            change = role.wish(broker_states(self._members.brokers.values()), self._clock())
+            if change is not None:
+                self._spawn(self._swap, role, change)
+
+    async def _swap(self, role: Leader, change: Change) -> None:
+        key = log_key(b"", role.name)
+        while role.pending is change:
+            try:
+                try:
+                    await self._store.change(list(change.guards), [(key, encode(change.state))])
+                except Conflict:
+                    await self._store.barrier()
+            except MetadataUnavailable as error:
+                logger.warning("%s: its ISR cannot be changed now: %s", role.name, error)
+                await trio.sleep(_RETRY_S)
+                continue
+            if role.pending is change:
+                role.refused()

@@ -1,0 +1,282 @@
+"""Who the members are, and this broker as one of them: registered under its lease, again and again if need be.
+
+1. A broker is registered as long as its lease lives. When the lease is lost it registers anew, under a new broker
+   epoch: to all others it is a process that has just begun.
+2. `cluster.json` is written before what it says is true elsewhere: see `identity.py`.
+3. Who the others are is what the metadata say; nobody is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import trio
+
+from core_log.errors import Conflict, MetadataUnavailable
+from core_log.files import Files
+from core_log.metadata.store import Guard, LeasedStore, MetadataEntry
+from routing.cluster.metadata.identity import Identity, load_identity, save_identity
+from routing.cluster.metadata.joining import ClusterRefused, Revoke, View, Wait, Wanted, check_identity, next_step
+from routing.cluster.metadata.records import (
+    BROKERS,
+    DRAINS,
+    META,
+    RETAINED_LOGS,
+    TRANSACTION_LOGS,
+    BrokerRecord,
+    ClusterMeta,
+    broker_key,
+    decode,
+    directory_key,
+    drain_key,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+_TAKEN_S = 10.0
+"""A lease that nobody renews is gone by then, even when etcd's leader changed meanwhile."""
+_RETRY_S = 1.0
+DATA = "catalog"
+"""The directory that every data directory of a single broker has."""
+
+
+class Broker(NamedTuple):
+    """A broker that runs."""
+
+    broker_id: int
+    epoch: int
+    record: BrokerRecord
+    drained: bool = False
+    """An operator wants it to lead nothing."""
+
+    @property
+    def draining(self) -> bool:
+        """It shall lead nothing: because it stops, or because an operator wants that."""
+        return self.drained or self.record.draining
+
+
+class Members:
+    """See the module. `prepare` first, then `register`; then `run` as long as this broker is to be a member."""
+
+    def __init__(
+        self,
+        store: LeasedStore,
+        files: Files,
+        *,
+        cluster: str,
+        broker_id: int,
+        record: BrokerRecord,
+        homes: int,
+        offsets: int,
+        offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+    ) -> None:
+        """`record` is without the id of the data directory, which is given here."""
+        self.broker_id = broker_id
+        self.epoch = 0
+        """This broker's, 0 while it is not registered."""
+        self.brokers: dict[int, Broker] = {}
+        """All that run, this one included."""
+        self.listeners: list[Callable[[], None]] = []
+        """Called when `brokers` or `epoch` has changed."""
+        self._store = store
+        self._files = files
+        self._cluster = cluster
+        self._record = record
+        self._new_meta = ClusterMeta(
+            secrets.token_hex(8),
+            homes,
+            offsets,
+            transactions=min(TRANSACTION_LOGS, homes),
+            retained=min(RETAINED_LOGS, homes),
+        )
+        self._offload = offload
+        self._identity: Identity | None = None
+        self._changed = trio.Event()
+        self._lost = trio.Event()
+        store.listeners.append(self._applied)
+        store.lease_lost.append(self._lease_lost)
+        for key, entry in store.items(BROKERS):
+            self._note(key, entry.value, entry.create_revision)
+
+    @property
+    def record(self) -> BrokerRecord:
+        """What this broker says of itself, now or when it registers next."""
+        return self._record
+
+    @property
+    def meta(self) -> ClusterMeta:
+        """What the cluster is, once this broker has joined."""
+        entry = self._store.get(META)
+        assert entry is not None
+        return decode(entry.value, ClusterMeta)
+
+    @property
+    def guard(self) -> Guard:
+        """For changes that only this registration may make."""
+        return Guard(broker_key(self.broker_id), create_revision=self.epoch)
+
+    # --- joining -----------------------------------------------------------------------
+
+    async def join(self) -> None:
+        """Become a member. Raises ClusterRefused, MetadataUnavailable, OSError."""
+        await self.prepare()
+        await self.register()
+
+    async def prepare(self, meet: Callable[[Members], Awaitable[None]] | None = None) -> None:
+        """All but the registration: whoever is refused is refused here, before there is an engine. The cluster is made
+        if it is not there. Raises ClusterRefused, MetadataUnavailable, OSError.
+
+        `meet` is called before anything is changed, where there is a cluster; what it raises is raised.
+        """
+        try:
+            found = await self._offload(load_identity, self._files)
+        except ValueError as error:
+            raise ClusterRefused(str(error)) from None
+        has_data = found is None and self._files.exists(DATA)
+        wanted = Wanted(self._cluster, self.broker_id, self._record, self._new_meta)
+        check_identity(wanted, found, has_data=has_data)
+        directory_id = found.directory_id if found is not None else secrets.token_hex(8)
+        cluster_id, lease_id = (found.cluster_id, found.lease_id) if found is not None else ("", 0)
+        self._identity = Identity(self._cluster, cluster_id, self.broker_id, directory_id, lease_id)
+        self._record = msgspec.structs.replace(self._record, directory_id=directory_id)
+        await self._store.barrier()
+        if meet is not None and self._store.get(META) is not None:
+            next_step(wanted, self._identity, self._view())
+            await meet(self)
+        await self._advance(to_registration=False)
+
+    async def register(self, *, lost: Iterable[str] = ()) -> None:
+        """Be there for all others; `lost` are logs of which this broker may lack what it had reported. Raises
+        ClusterRefused, MetadataUnavailable, OSError.
+        """
+        self._record = msgspec.structs.replace(self._record, lost=tuple(sorted(lost)))
+        await self._advance()
+
+    @property
+    def identity(self) -> Identity:
+        """Who this broker is, once `prepare` has returned."""
+        assert self._identity is not None
+        return self._identity
+
+    async def _advance(self, *, to_registration: bool = True) -> None:
+        """Take one step after the other, up to the registration or up to right before it."""
+        assert self._identity is not None
+        until = trio.current_time() + _TAKEN_S
+        while True:
+            wanted = Wanted(self._cluster, self.broker_id, self._record, self._new_meta)
+            step = next_step(wanted, self._identity, self._view())
+            changed = self._changed
+            try:
+                if isinstance(step, Revoke):
+                    await self._store.revoke(step.lease_id)
+                    await self._save(lease_id=0)
+                elif isinstance(step, Wait):
+                    if trio.current_time() >= until:
+                        raise ClusterRefused(step.reason)
+                    with trio.move_on_at(until):
+                        await changed.wait()
+                elif step.lease and not to_registration:
+                    return
+                elif step.lease:
+                    await self._store.begin_lease()
+                    await self._save(cluster_id=self.meta.cluster_id, lease_id=self._store.lease_id)
+                    await self._store.change(step.guards, step.puts, lease=True)
+                    return
+                else:
+                    await self._save()
+                    await self._store.change(step.guards, step.puts)
+            except Conflict:
+                continue
+
+    def _view(self) -> View:
+        keys = (META, directory_key(self.broker_id), broker_key(self.broker_id))
+        return View(*map(self._store.get, keys))
+
+    async def _save(self, **changes: Any) -> None:
+        assert self._identity is not None
+        self._identity = msgspec.structs.replace(self._identity, **changes)
+        await self._offload(save_identity, self._files, self._identity)
+
+    # --- being a member ----------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Stay registered, until cancelled. Raises ClusterRefused when this broker is no member any more."""
+        while True:
+            await self._lost.wait()
+            self._lost = trio.Event()
+            while not self.epoch:
+                try:
+                    await self._advance()
+                    logger.warning("registered anew as broker %d, epoch %d", self.broker_id, self.epoch)
+                except (MetadataUnavailable, OSError) as error:  # a disk in trouble may recover
+                    logger.warning("broker %d is not registered: %s", self.broker_id, error)
+                    await trio.sleep(_RETRY_S)
+
+    async def update(self, **changes: Any) -> None:
+        """Say something else of this broker: fields of its record. Raises MetadataUnavailable, also when the lease is
+        lost; then it is said with the next registration.
+        """
+        while True:
+            record = msgspec.structs.replace(self._record, **changes)
+            here = self.brokers.get(self.broker_id)
+            if self.epoch and here is not None and here.record == record:
+                return
+            if not self.epoch:
+                self._record = record
+                raise MetadataUnavailable("this broker is not registered")
+            self._record = record
+            try:
+                await self._store.change([self.guard], [(broker_key(self.broker_id), encode(record))], lease=True)
+                return
+            except Conflict:
+                continue
+
+    async def leave(self) -> None:
+        """Stop being registered, so that nobody has to wait for the lease. Raises MetadataUnavailable."""
+        if self._store.lease_id:
+            await self._store.revoke(self._store.lease_id)
+
+    def _lease_lost(self) -> None:
+        self.epoch = 0
+        self._lost.set()
+        self._tell()
+
+    # --- following ---------------------------------------------------------------------
+
+    def _applied(self, revision: int, entries: Sequence[MetadataEntry]) -> None:
+        concerned = [entry for entry in entries if entry.key.startswith((BROKERS, DRAINS)) or entry.key == META]
+        for entry in concerned:
+            if entry.key.startswith(DRAINS):
+                self._note_drain(int(entry.key.removeprefix(DRAINS)))
+            elif entry.key != META:
+                self._note(entry.key, entry.value, entry.create_revision)
+        if concerned:
+            self._tell()
+
+    def _note(self, key: bytes, value: bytes | None, epoch: int) -> None:
+        number = int(key.removeprefix(BROKERS))
+        if value is None:
+            self.brokers.pop(number, None)
+        else:
+            drained = self._store.get(drain_key(number)) is not None
+            self.brokers[number] = Broker(number, epoch, decode(value, BrokerRecord), drained)
+        if number == self.broker_id:
+            here = self.brokers.get(number)
+            mine = here is not None and self._store.lease_id and here.record.directory_id == self._record.directory_id
+            self.epoch = epoch if mine else 0
+
+    def _note_drain(self, number: int) -> None:
+        if number in self.brokers:
+            drained = self._store.get(drain_key(number)) is not None
+            self.brokers[number] = self.brokers[number]._replace(drained=drained)
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+        for listener in self.listeners:
+            listener()

@@ -1,0 +1,298 @@
+"""What operators change of a cluster, through any broker: written as metadata, and acted upon by whoever sees it there.
+
+1. Nobody is sent commands. What is asked for is checked against what this broker knows, and written under guards of
+   what was seen; if that has changed meanwhile it is looked at again.
+2. What is answered is that it is written, not that it is done: see `copying`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import trio
+
+from core_log.errors import Conflict, MetadataUnavailable
+from core_log.metadata.store import Guard, Put
+from core_log.replication.leader import Leader
+from core_log.replication.moves import asked, begun, preferred, wanted
+from core_log.replication.state import LogState, encode, log_key
+from routing.cluster.metadata import records
+from routing.cluster.metadata.elections import Known, broker_states, places_of
+from routing.cluster.metadata.rebalance import Shape, plan
+from routing.cluster.metadata.records import SETTINGS, ClusterSettings, broker_key, directory_key, drain_key
+from routing.errors import InvalidArgument, NotFound, PreconditionFailed, StorageUnavailable
+
+if TYPE_CHECKING:
+    from core_log.replica_log import ReplicaLog
+    from routing.cluster.cluster import Cluster
+
+REPLICAS_MAX = 32
+_BATCH_LOGS = 50
+_ATTEMPTS_MAX = 20
+_NAMED_MAX = 3
+_LOOK_S = 0.02
+_TAKE_BACK_S = 5.0
+
+
+async def drain(cluster: Cluster, broker_id: int, *, on: bool) -> None:
+    """Have a broker lead nothing, or no longer so; it keeps its replicas. Raises NotFound, StorageUnavailable."""
+    _require_known(cluster, broker_id)
+    await _change(cluster, [], [(drain_key(broker_id), b"" if on else None)])
+
+
+async def remove(cluster: Cluster, broker_id: int) -> None:
+    """Forget a broker that is gone for good; its id may be used by another data directory then.
+
+    Raises NotFound, PreconditionFailed when it runs or a log names it, StorageUnavailable.
+    """
+    _require_known(cluster, broker_id)
+    if broker_id in cluster.members.brokers:
+        raise PreconditionFailed(f"broker {broker_id} runs: stop it first")
+    named = [log for log, known in cluster.elections.logs.items() if broker_id in _all_of(known.state)]
+    if named:
+        names = ", ".join(named[:_NAMED_MAX]) + (" ..." if len(named) > _NAMED_MAX else "")
+        raise PreconditionFailed(
+            f"{len(named)} partitions have replicas on broker {broker_id} ({names}): move them first, or rebalance"
+        )
+    gone = Guard(broker_key(broker_id), 0)
+    await _change(cluster, [gone], [(directory_key(broker_id), None), (drain_key(broker_id), None)])
+
+
+async def move(cluster: Cluster, log: str, replicas: Sequence[int]) -> None:
+    """Have other replicas of a log, the preferred leader first.
+
+    Raises NotFound, InvalidArgument, StorageUnavailable.
+    """
+    for _ in range(_ATTEMPTS_MAX):
+        known = _known(cluster, log)
+        _check_replicas(cluster, known.state, replicas)
+        state = begun(known.state, replicas)
+        if state.factor:
+            state = msgspec.structs.replace(state, factor=len(replicas))
+        if await _write(cluster, [(log, known, state)]):
+            return
+    raise StorageUnavailable(f"'{log}' changes all the time: try again")
+
+
+async def cancel_move(cluster: Cluster, log: str) -> bool:
+    """Have a log go back to the replicas that it had; False: it is not moving. Raises NotFound, StorageUnavailable."""
+    known = _known(cluster, log)
+    if known.state.target is None or known.state.origin is None:
+        return False
+    await move(cluster, log, known.state.origin)
+    return True
+
+
+class Elected(Enum):
+    """What has become of an election that somebody asked for."""
+
+    DONE = "done"
+    NOT_NEEDED = "not needed"
+    UNAVAILABLE = "nobody can lead who should"
+    UNDER_WAY = "not yet done"
+
+
+async def elect_preferred(cluster: Cluster, log: str, *, timeout_s: float) -> Elected:
+    """Have the first replica lead, if it can: the leader hands over. Raises NotFound, StorageUnavailable."""
+    for _ in range(_ATTEMPTS_MAX):
+        known = _known(cluster, log)
+        first = known.state.replicas[0]
+        if known.state.leader == first:
+            return Elected.NOT_NEEDED
+        if preferred(log, known.state, broker_states(cluster.members.brokers.values())) is None:
+            return Elected.UNAVAILABLE
+        if await _write(cluster, [(log, known, asked(known.state, first))]):
+            return await _led(cluster, log, {first}.__contains__, timeout_s)
+    raise StorageUnavailable(f"'{log}' changes all the time: try again")
+
+
+async def elect_uncleanly(cluster: Cluster, log: str, *, timeout_s: float) -> Elected:
+    """Have a replica lead that may lack what was committed, where nobody leads: this once, unless the log allows that
+    anyway. Raises NotFound, StorageUnavailable.
+    """
+    state = _known(cluster, log).state
+    if state.leader is not None:
+        return Elected.NOT_NEEDED
+    if not any(one in cluster.members.brokers for one in state.replicas):
+        return Elected.UNAVAILABLE
+    await allow_unclean(cluster, [log], on=True)
+    try:
+        return await _led(cluster, log, lambda leader: leader is not None, timeout_s)
+    finally:
+        if not state.unclean:
+            with trio.CancelScope(shield=True), trio.move_on_after(_TAKE_BACK_S):
+                await allow_unclean(cluster, [log], on=False)
+
+
+async def _led(cluster: Cluster, log: str, by: Callable[[int | None], bool], timeout_s: float) -> Elected:
+    with trio.move_on_after(timeout_s):
+        while not by(_known(cluster, log).state.leader):
+            await trio.sleep(_LOOK_S)
+        return Elected.DONE
+    return Elected.UNDER_WAY
+
+
+def _known(cluster: Cluster, log: str) -> Known:
+    known = cluster.elections.logs.get(log)
+    if known is None:
+        raise NotFound(f"there is no replicated log '{log}'")
+    return known
+
+
+async def rebalance(cluster: Cluster, *, dry_run: bool) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Have equally many replicas and preferred leaders on all brokers that run and do not drain; what changes, as
+    (before, after). Raises StorageUnavailable.
+    """
+    logs = cluster.elections.logs
+    shapes = {log: Shape(wanted(known.state), factor_of(known.state)) for log, known in logs.items()}
+    planned = plan(shapes, places_of(cluster.members.brokers.values()))
+    planned = {log: target for log, target in planned.items() if len(target) >= logs[log].state.min_insync}
+    found = {log: (shapes[log].replicas, target) for log, target in planned.items()}
+    names = [] if dry_run else sorted(planned)
+    for start in range(0, len(names), _BATCH_LOGS):
+        batch = names[start : start + _BATCH_LOGS]
+        changes = [(log, logs[log], begun(logs[log].state, planned[log])) for log in batch if log in logs]
+        if await _write(cluster, changes):
+            continue
+        for log in batch:
+            for _ in range(_ATTEMPTS_MAX):
+                known = logs.get(log)
+                if known is None or await _write(cluster, [(log, known, begun(known.state, planned[log]))]):
+                    break
+    return found
+
+
+async def allow_unclean(cluster: Cluster, logs: Sequence[str], *, on: bool) -> None:
+    """Whether replicas that may lack what was committed lead these logs where nobody else can: at once, if nobody does.
+
+    Raises StorageUnavailable.
+    """
+    await _alter(cluster, logs, lambda state: msgspec.structs.replace(state, unclean=on))
+
+
+async def require_insync(cluster: Cluster, logs: Sequence[str], minimum: int) -> None:
+    """So many replicas of these logs have to be in sync for anything to be committed. More than are in sync now is
+    asked for once they are. Raises StorageUnavailable.
+    """
+
+    def changed(state: LogState) -> LogState:
+        now = minimum if len(state.isr) >= minimum else min(state.min_insync, minimum)
+        state = msgspec.structs.replace(state, minimum=minimum, min_insync=now)
+        return state.with_isr(state.isr, state.elr)
+
+    await _alter(cluster, logs, changed)
+
+
+async def _alter(cluster: Cluster, logs: Sequence[str], change: Callable[[LogState], LogState]) -> None:
+    for log in logs:
+        for _ in range(_ATTEMPTS_MAX):
+            known = cluster.elections.logs.get(log)
+            if known is None or await _write(cluster, [(log, known, change(known.state))]):
+                break
+        else:
+            raise StorageUnavailable(f"'{log}' changes all the time: try again")
+
+
+async def throttle(cluster: Cluster, catch_up_bytes_per_s: int | None) -> None:
+    """What each leader sends at most to replicas that are not in sync; None: as configured. Raises InvalidArgument,
+    StorageUnavailable.
+    """
+    if catch_up_bytes_per_s is not None and not 1 << 10 <= catch_up_bytes_per_s <= 1 << 40:
+        raise InvalidArgument("the throttle is a number of bytes a second, from 1024 on")
+    await _change(cluster, [], [(SETTINGS, records.encode(ClusterSettings(catch_up_bytes_per_s)))])
+
+
+class Copying(NamedTuple):
+    """A log that has replicas which are not in sync, or shall have others."""
+
+    log: str
+    state: LogState
+    missing: tuple[int, ...]
+    """Replicas that are not in sync."""
+    bytes_left: int | None
+    """What these still need, all together; None where another broker knows."""
+
+
+def copying(cluster: Cluster) -> Iterator[Copying]:
+    """What is still under way."""
+    for log, known in sorted(cluster.elections.logs.items()):
+        state = known.state
+        missing = tuple(one for one in state.replicas if one not in state.isr_brokers)
+        if not missing and state.target is None:
+            continue
+        replica = cluster.replicas.by_name.get(log)
+        role = replica.role if replica is not None else None
+        left: int | None = None
+        if isinstance(role, Leader):
+            found = [(one, role.followers.get(one)) for one in missing]
+            reported = [max(progress.reported, 0) if progress is not None else 0 for _, progress in found]
+            left = sum(bytes_after(role.log, offset) for offset in reported)
+        yield Copying(log, state, missing, left)
+
+
+def bytes_after(log: ReplicaLog, offset: int) -> int:
+    """About how many bytes a log has from an offset on."""
+    left, end = 0, log.log_end_offset
+    for segment in reversed(log.segments):
+        span = max(end - segment.base_offset, 1)
+        share = min(max(end - offset, 0) / span, 1.0)
+        left += int(segment.size * share)
+        end = segment.base_offset
+        if offset >= end:
+            break
+    return left
+
+
+def factor_of(state: LogState) -> int:
+    """How many replicas a log should have."""
+    return state.factor or len(wanted(state))
+
+
+def _all_of(state: LogState) -> tuple[int, ...]:
+    return (*state.replicas, *(state.target or ()), *state.isr_brokers)
+
+
+def _require_known(cluster: Cluster, broker_id: int) -> None:
+    if cluster.store.get(directory_key(broker_id)) is None:
+        raise NotFound(f"the cluster has no broker {broker_id}")
+
+
+def _check_replicas(cluster: Cluster, state: LogState, replicas: Sequence[int]) -> None:
+    if not replicas or len(set(replicas)) != len(replicas) or len(replicas) > REPLICAS_MAX:
+        raise InvalidArgument("replicas are different brokers, the preferred leader first")
+    if len(replicas) < state.min_insync:
+        raise InvalidArgument(f"{len(replicas)} replicas are fewer than its min_insync_replicas, {state.min_insync}")
+    for broker in replicas:
+        if broker not in cluster.members.brokers:
+            raise InvalidArgument(f"broker {broker} does not run")
+
+
+async def _write(cluster: Cluster, changes: Sequence[tuple[str, Known, LogState]]) -> bool:
+    """Whether it is so now; not if one of these logs was changed by somebody else."""
+    due = [(log, known, state) for log, known, state in changes if state != known.state]
+    if not due:
+        return True
+    guards = [Guard(log_key(b"", log), mod_revision=known.mod_revision) for log, known, _ in due]
+    try:
+        await cluster.store.change(guards, [(log_key(b"", log), encode(state)) for log, _, state in due])
+    except Conflict:
+        try:
+            await cluster.store.barrier()
+        except MetadataUnavailable as error:
+            raise StorageUnavailable(str(error)) from None
+        return False
+    except MetadataUnavailable as error:
+        raise StorageUnavailable(f"the cluster's metadata cannot be changed now: {error}") from None
+    return True
+
+
+async def _change(cluster: Cluster, guards: list[Guard], puts: list[Put]) -> None:
+    try:
+        await cluster.store.change(guards, puts)
+    except Conflict:
+        raise PreconditionFailed("somebody else has changed the same: look again") from None
+    except MetadataUnavailable as error:
+        raise StorageUnavailable(f"the cluster's metadata cannot be changed now: {error}") from None

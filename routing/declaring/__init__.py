@@ -1,0 +1,1 @@
+"""The control plane: what exists is declared, changed and deleted here."""

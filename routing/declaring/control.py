@@ -1,0 +1,337 @@
+"""The control plane: what exists is declared, bound and deleted here.
+
+Calls are asynchronous only because a durable change is answered when it is durable. The rules of what may be changed
+are the topology's (`topology/topology.py`); `Broker` hands these methods on as its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from routing.access.grants import Grants
+from routing.administration.forwarded import ask_leader
+from routing.clients import Client
+from routing.declaring.topic_control import TopicControl
+from routing.declaring.views import arguments_of, start_of_view
+from routing.errors import (
+    LedHere,
+    NotAllowed,
+    StorageUnavailable,
+)
+from routing.queues.queue import Queue
+from routing.queues.settings import VIEW
+from routing.topics.stream_settings import STREAM
+from routing.topology import plans
+from routing.topology.binding import Binding, Destination
+from routing.topology.catalog import DEFAULT_VHOST
+from routing.topology.entries import Plan
+from routing.topology.virtual_host import VirtualHost
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+
+
+@dataclass(slots=True, frozen=True)
+class QueueInfo:
+    """What a declaration answers."""
+
+    name: str
+    message_count: int
+    consumer_count: int
+
+
+class BindingOptions(TypedDict, total=False):
+    """What else is said of a binding: the syntax of its pattern ("amqp" or "mqtt"), who asks, and where."""
+
+    syntax: str
+    owner: object
+    vhost: str
+
+
+class Control:
+    """See the module; one for each broker."""
+
+    def __init__(self, broker: Broker, topics: TopicControl) -> None:
+        self.topology = broker.topology
+        self._broker = broker
+        self._topics = topics
+
+    # --- virtual hosts -----------------------------------------------------------------
+
+    async def set_vhost(
+        self, name: str, *, description: str | None = None, limits: Mapping[str, int] | None = None
+    ) -> None:
+        """Make a virtual host, or change what is given: `limits` are "max-connections" and "max-queues", -1 is none.
+
+        Raises InvalidArgument, LimitExceeded, StorageUnavailable.
+        """
+        topology = self.topology
+        await topology.change(lambda: topology.plan_vhost(name, description=description, limits=limits))
+
+    async def delete_vhost(self, name: str) -> None:
+        """Everything in it goes with it, what users might do there as well, and connections to it are closed. Raises
+        NotAllowed (there is none), AccessRefused ("/" stays), StorageUnavailable.
+        """
+        topology = self.topology
+        topology.plan_vhost_removal(name)
+        for stream in list(topology.vhost(name).streams.values()):
+            await self._topics.delete_topic(stream.topic.name)
+        async with self._broker.rights.without(name) as entries:
+            await topology.change(lambda: topology.plan_vhost_removal(name, also=entries))
+        keeping = self._broker.keeping
+        if keeping is None:
+            self._broker.retained.forget(name)
+        else:
+            await keeping.operate("forget", name)
+
+    def connect(self, owner: object, client: Client, *, client_id: str | None = None) -> Grants:
+        """A client connection is about to work in its virtual host; what it may do there. `Broker.release` is the
+        inverse. For `client_id` see `Rights.grants`. Raises NotAllowed.
+        """
+        found = self.topology.vhost(client.vhost)
+        grants = self._broker.rights.grants(client.user, client.vhost, client_id=client_id)
+        limit = found.room("max-connections", len(found.connections))
+        if limit is not None:
+            raise NotAllowed(
+                f"access to vhost '{client.vhost}' refused for user '{client.user}': "
+                f"connection limit ({limit}) is reached"
+            )
+        found.connections[owner] = client
+        return grants
+
+    # --- exchanges, queues, bindings ---------------------------------------------------
+
+    async def declare_exchange(
+        self,
+        name: str,
+        kind: str,
+        *,
+        durable: bool = False,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        vhost: str = DEFAULT_VHOST,
+    ) -> None:
+        """Raises AccessRefused, PreconditionFailed, UnknownExchangeType, NotImplementedYet, LimitExceeded,
+        StorageUnavailable.
+        """
+        topology = self.topology
+        await topology.change(
+            lambda: topology.plan_exchange(
+                topology.vhost(vhost),
+                name,
+                kind,
+                durable=durable,
+                auto_delete=auto_delete,
+                internal=internal,
+                arguments=arguments or {},
+            )
+        )
+
+    def check_exchange(self, name: str, *, vhost: str = DEFAULT_VHOST) -> None:
+        """Raises NotFound."""
+        self.topology.vhost(vhost).exchange(name)
+
+    async def delete_exchange(self, name: str, *, if_unused: bool = False, vhost: str = DEFAULT_VHOST) -> None:
+        """Raises AccessRefused, PreconditionFailed, StorageUnavailable; one that is not there is no error."""
+        topology = self.topology
+        await topology.change(lambda: plans.delete_exchange(topology.vhost(vhost), name, if_unused=if_unused))
+
+    async def declare_queue(
+        self,
+        name: str,
+        *,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        owner: object = None,
+        vhost: str = DEFAULT_VHOST,
+        prefix: str = plans.GENERATED_PREFIX,
+    ) -> QueueInfo:
+        """Without a name the queue gets one that begins with `prefix`. Raises AccessRefused, PreconditionFailed,
+        ResourceLocked, NotImplementedYet, LimitExceeded, StorageUnavailable.
+        """
+        topology = self.topology
+        start: list[int] | None = None
+        if arguments and arguments.get("x-queue-type") == VIEW:
+            there = topology.vhost(vhost)
+            if name not in there.queues:
+                start = await start_of_view(topology, there, name, arguments, durable=durable, exclusive=exclusive)
+            arguments = arguments_of(arguments)
+        if arguments and arguments.get("x-queue-type") == STREAM:
+            await self._topics.make_stream(
+                topology.vhost(vhost), name, durable, exclusive, auto_delete, dict(arguments)
+            )
+        plan = await topology.change(
+            lambda: topology.plan_queue(
+                topology.vhost(vhost),
+                name,
+                durable=durable,
+                exclusive=exclusive,
+                auto_delete=auto_delete,
+                arguments=arguments or {},
+                owner=owner,
+                prefix=prefix,
+                start=start,
+            )
+        )
+        if plan.entries:
+            await self._known_to_others()
+            made = plan.entries[0].key[2]
+            if exclusive or not await self._gives_way(topology.vhost(vhost), made):
+                return QueueInfo(made, 0, 0)
+            return await self.declare_queue(
+                made, durable=durable, auto_delete=auto_delete, arguments=arguments, owner=owner, vhost=vhost
+            )
+        return await self.check_queue(name, owner, vhost=vhost)
+
+    async def alter_queue(
+        self, name: str, changes: Mapping[str, Any], *, owner: object = None, vhost: str = DEFAULT_VHOST
+    ) -> None:
+        """Give a queue other arguments while it is used; None takes one away. Declarations with the arguments it had
+        before still mean this queue. Messages stay, and live by the new rules.
+
+        Raises NotFound, ResourceLocked, InvalidArgument, NotImplementedYet (a stream, or to become one),
+        StorageUnavailable.
+        """
+        away = self._away(vhost, name)
+        if away is not None:
+            await ask_leader(away, "queues.alter", {"name": name, "arguments": dict(changes), "vhost": vhost})
+            return
+        topology = self.topology
+        await topology.change(lambda: plans.alter_queue(topology.vhost(vhost), name, changes, owner))
+
+    async def _gives_way(self, vhost: VirtualHost, name: str) -> bool:
+        """Whether a queue that was made here, and ends with this broker, is another's: one with a lower id has made one
+        of that name at the same moment. Nobody was told of this one yet.
+        """
+        engine, cluster, own = self._broker.engine, self._broker.cluster, vhost.queues.get(name)
+        if engine is None or cluster is None or own is None or own.partition.durable:
+            return False
+        other = engine.interests.also_at(vhost.name, name)
+        if other is None or other > cluster.broker_id or own.consumers:
+            return False
+        self.topology.drop_queue(own)
+        await engine.interests.until_told(vhost, name)
+        return True
+
+    def _away(self, vhost: str, name: str) -> Queue | None:
+        """A queue that ends with another broker: what is to be changed of it is changed there. Raises NotAllowed."""
+        there = self.topology.vhost(vhost)
+        return None if name in there.queues or name in there.streams else there.away.get(name)
+
+    async def check_queue(self, name: str, owner: object = None, *, vhost: str = DEFAULT_VHOST) -> QueueInfo:
+        """Raises NotFound, ResourceLocked; StorageUnavailable if another broker leads the queue and does not answer."""
+        queue = self.topology.vhost(vhost).source(name, owner)
+        if not isinstance(queue, Queue) or queue.elsewhere:
+            try:
+                await queue.refresh()
+            except LedHere:
+                return await self.check_queue(name, owner, vhost=vhost)
+        else:
+            queue.rules.used()
+            queue.rules.catch_up()
+        return QueueInfo(name, queue.message_count, queue.consumer_count)
+
+    async def delete_queue(
+        self,
+        name: str,
+        *,
+        if_unused: bool = False,
+        if_empty: bool = False,
+        owner: object = None,
+        vhost: str = DEFAULT_VHOST,
+    ) -> int:
+        """How many messages it held; 0 if it is not there. Raises ResourceLocked, PreconditionFailed,
+        StorageUnavailable.
+        """
+        topology = self.topology
+        away = self._away(vhost, name)
+        if away is not None:
+            told = {"name": name, "vhost": vhost, "if_unused": if_unused, "if_empty": if_empty}
+            count: int = await ask_leader(away, "queues.delete", told)
+            return count
+        stream = topology.vhost(vhost).streams.get(name)
+        if stream is not None:
+            if if_empty:
+                await stream.refresh()
+            stream.check_deletion(if_unused=if_unused, if_empty=if_empty)
+            held = stream.message_count
+            await self._topics.delete_topic(stream.topic.name)
+            return held
+        queue = topology.vhost(vhost).queues.get(name)
+        if queue is not None and queue.elsewhere:
+            try:
+                await queue.refresh()
+            except StorageUnavailable:
+                if if_unused or if_empty:
+                    raise
+        plan = await topology.change(
+            lambda: plans.delete_queue(topology.vhost(vhost), name, if_unused=if_unused, if_empty=if_empty, owner=owner)
+        )
+        return plan.message_count
+
+    async def purge_queue(self, name: str, *, owner: object = None, vhost: str = DEFAULT_VHOST) -> int:
+        """Settle all messages that are not delivered; how many there were.
+
+        Raises NotFound, ResourceLocked, NotImplementedYet (a stream).
+        """
+        queue = self.topology.vhost(vhost).queue(name, owner, "queue.purge")
+        if not queue.elsewhere:
+            queue.rules.catch_up()
+            return queue.purge()
+        try:
+            return await queue.purge_elsewhere()
+        except LedHere:
+            return await self.purge_queue(name, owner=owner, vhost=vhost)
+
+    async def bind(
+        self, destination_kind: str, destination: str, exchange: str, pattern: str,
+        arguments: Mapping[str, Any] | None = None, **options: Unpack[BindingOptions],
+    ) -> None:  # fmt: skip
+        """Bind a "queue", "exchange" or "topic". Raises NotFound, AccessRefused, ResourceLocked, InvalidArgument,
+        LimitExceeded, StorageUnavailable.
+        """
+        ends = exchange, (destination_kind, destination)
+        await self._change_binding("queues.bind", self.topology.plan_binding, ends, pattern, arguments, **options)
+
+    async def unbind(
+        self, destination_kind: str, destination: str, exchange: str, pattern: str,
+        arguments: Mapping[str, Any] | None = None, **options: Unpack[BindingOptions],
+    ) -> None:  # fmt: skip
+        """The inverse of `bind`; a binding that is not there is no error, nor is an end of it that is not there."""
+        ends = exchange, (destination_kind, destination)
+        await self._change_binding("queues.unbind", plans.unbind, ends, pattern, arguments, **options)
+
+    async def _change_binding(
+        self,
+        operation: str,
+        plan: Callable[[VirtualHost, Binding, object], Plan],
+        ends: tuple[str, Destination],
+        pattern: str,
+        arguments: Mapping[str, Any] | None,
+        *,
+        syntax: str = "amqp",
+        owner: object = None,
+        vhost: str = DEFAULT_VHOST,
+    ) -> None:
+        topology = self.topology
+        exchange, (kind, name) = ends
+        binding = Binding.make(exchange, topology.vhost(vhost).destination(kind, name), pattern, arguments, syntax)
+        away = self._away(vhost, name) if kind == "queue" else None
+        source = topology.vhost(vhost).exchanges.get(exchange)
+        if away is not None and (source is None or source.durable):
+            # Who has the queue tells all what it wants. Exchanges that end with this broker have it do so here.
+            said = {"exchange": exchange, "pattern": pattern, "syntax": syntax, "arguments": dict(arguments or {})}
+            await ask_leader(away, operation, {"name": name, "vhost": vhost, **said})
+            return
+        await topology.change(lambda: plan(topology.vhost(vhost), binding, owner))
+        await self._known_to_others()
+
+    async def _known_to_others(self) -> None:
+        """What queues that end with this broker want is known to all who may publish."""
+        if self._broker.engine is not None:
+            await self._broker.engine.interests.settled()

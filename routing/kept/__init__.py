@@ -1,0 +1,1 @@
+"""What is kept for those who come later: the last message of a topic, and wills."""

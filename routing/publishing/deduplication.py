@@ -1,0 +1,132 @@
+"""Publishes that a queue has seen before: confirmed like others, but not put into it again.
+
+1. A message is known by its message id or, without one, by the header `x-deduplication-header`; one without either is
+   always new. Each queue decides for itself: where others on the route want a duplicate, they get it.
+2. Ids are written to the log of the queue's home together with the messages of the turn (SEEN), and are kept by its
+   checkpoints. A crash that cuts the log off between the two may let a duplicate of an unconfirmed message in.
+3. A policy may ask it of an exchange: then every queue on the way from there remembers, whatever its own settings say.
+   Topics and streams take everything.
+4. A duplicate is confirmed when the original is safe.
+
+Publishes whose publisher numbers them (`Slab.once`) are known for sure: see `queues/publish_numbers.py`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from core_log.errors import LogUnavailable
+from routing.message import NAME_ENCODING_ERRORS, Numbered, Slab
+from routing.property_editors import PropertyEditor, editor_of
+from routing.queues.seen_ids import hashes_of
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+    from routing.queues.homes.home import Home
+    from routing.topology.route import Route
+
+ID_HEADER = "x-deduplication-header"
+
+
+def put(route: Route, slab: Slab, now_ms: Callable[[], int]) -> list[tuple[PartitionLog, int]]:
+    """Put a slab where the route leads, once; the durable logs it went to, with the offsets it ends at."""
+    if slab.once is not None:
+        return _put_numbered(route, slab, slab.once, now_ms)
+    return deliver_new(route, slab, now_ms()) if route.remembering else route.deliver(slab)
+
+
+def _put_numbered(
+    route: Route, slab: Slab, once: Numbered, now_ms: Callable[[], int]
+) -> list[tuple[PartitionLog, int]]:
+    """Put messages where they are missing: what a home has taken under the same number it does not get again."""
+    publisher, numbers = once
+    count = len(numbers)
+    missing: list[frozenset[Home]] = [frozenset()] * count
+    for home in route.durable_homes:
+        taken = home.numbers.known(publisher, numbers) if home.numbers else ()
+        if taken:
+            missing = [homes | {home} if n in taken else homes for homes, n in zip(missing, numbers, strict=True)]
+    targets: list[tuple[PartitionLog, int]] = []
+    start = 0
+    for at in range(1, count + 1):
+        if at == count or missing[at] != missing[start]:
+            part = slab.part(start, at)
+            there = frozenset(queue for queue in route.queues if queue.partition in missing[start])
+            way = route.avoiding(there) if there else route
+            targets += deliver_new(way, part, now_ms()) if way.remembering else way.deliver(part)
+            start = at
+    if any(missing):
+        targets += [(home.log, home.next_offset) for home in route.durable_homes]
+    return targets
+
+
+def deliver_new(route: Route, slab: Slab, now_ms: int) -> list[tuple[PartitionLog, int]]:
+    """Put a slab into everything the route leads to, except what its queues have seen; the durable logs that have to
+    be waited for, with offsets. Raises LogUnavailable as `Route.deliver`.
+    """
+    hashes = _hashes(slab)
+    count = len(slab.bodies)
+    avoided: list[int] = [0] * count
+    admitted = []
+    for bit, queue in enumerate(route.remembering):
+        seen = queue.seen
+        if hashes is None or seen is None:
+            continue
+        fresh = seen.admit(hashes, now_ms)
+        if False in fresh:
+            avoided = [mask | (not new) << bit for mask, new in zip(avoided, fresh, strict=True)]
+            queue.duplicates += fresh.count(False)
+        admitted.append((queue, array("Q", [one for one, new in zip(hashes, fresh, strict=True) if new and one])))
+    try:
+        if not any(avoided):
+            targets = route.deliver(slab)
+        else:
+            targets = _deliver_parts(route, slab, avoided)
+    except LogUnavailable:
+        for queue, noted in admitted:
+            if queue.seen is not None:
+                queue.seen.forget(noted)
+        raise
+    for queue, noted in admitted:
+        if noted:
+            queue.partition.note_seen(queue.id, now_ms, noted.tobytes())
+    return targets
+
+
+def _deliver_parts(route: Route, slab: Slab, avoided: list[int]) -> list[tuple[PartitionLog, int]]:
+    """Deliver runs of messages that are new to the same queues."""
+    targets: list[tuple[PartitionLog, int]] = []
+    start = 0
+    for at in range(1, len(avoided) + 1):
+        if at == len(avoided) or avoided[at] != avoided[start]:
+            mask = avoided[start]
+            part = slab.part(start, at)
+            queues = frozenset(queue for bit, queue in enumerate(route.remembering) if mask >> bit & 1)
+            targets += (route.avoiding(queues) if queues else route).deliver(part)
+            start = at
+    # Originals may be on their way to the disk still.
+    return targets + [(home.log, home.next_offset) for home in route.durable_homes]
+
+
+def _hashes(slab: Slab) -> array[int] | None:
+    """A number for the id of each message; None if none has one."""
+    properties = slab.properties
+    editor = editor_of(properties.protocol)
+    if editor is None:
+        return None
+    if slab.raws is None:
+        name = _id(editor, properties.raw)
+        return None if name is None else hashes_of([name]) * len(slab.bodies)
+    hashes = hashes_of([_id(editor, raw) for raw in slab.raws])
+    return hashes if any(hashes) else None
+
+
+def _id(editor: PropertyEditor, raw: bytes) -> bytes | None:
+    found = editor.message_id(raw)
+    if found is None:
+        value = editor.headers(raw, (ID_HEADER,)).get(ID_HEADER)
+        if value is not None:
+            found = value if isinstance(value, bytes) else str(value).encode("utf-8", NAME_ENCODING_ERRORS)
+    return found

@@ -1,0 +1,160 @@
+"""Messages of a home partition that are no longer in memory: chunks of the log, read off the loop.
+
+1. A chunk holds every slab of [first, end) that the log has there. Once one is handed out the next is read ahead.
+2. Few chunks are kept, the oldest goes first.
+3. What the log does not hold where it should is lost and said so; what the disk refuses now is asked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from core_log.errors import CorruptBatch, OffsetOutOfRange
+from core_log.partition_log import PartitionLog
+from core_log.record_batch import parse_header
+from routing.config import BrokerConfig
+from routing.queues.gathering import skip_unreadable
+from routing.queues.homes.home_records import SlabReader
+from routing.queues.slab_cache import CachedSlab
+
+if TYPE_CHECKING:
+    from routing.queues.queue import Queue
+
+logger = logging.getLogger(__name__)
+
+_CHUNKS_MAX = 8
+
+Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
+
+
+class ColdChunk:
+    """Slabs read back from the log: everything in [first, end)."""
+
+    __slots__ = ("end", "entries", "first", "firsts", "read_ahead")
+
+    def __init__(self, first: int, end: int, entries: list[CachedSlab]) -> None:
+        self.first = first
+        self.end = end
+        self.entries = entries
+        self.firsts = [entry.first for entry in entries]
+        self.read_ahead = False
+
+    def find(self, offset: int) -> CachedSlab | None:
+        """The slab that holds `offset`."""
+        index = bisect_right(self.firsts, offset) - 1
+        if index >= 0 and offset < self.entries[index].end:
+            return self.entries[index]
+        return None
+
+
+class ColdChunks:
+    """See the module. `cached` tells whether an offset is in memory elsewhere, `loaded` is called after each read."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        config: BrokerConfig,
+        *,
+        spawn: Spawn,
+        cached: Callable[[int], object],
+        loaded: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._config = config
+        self._spawn = spawn
+        self._cached = cached
+        self._loaded = loaded
+        self._chunks: list[ColdChunk] = []
+        self._loading: dict[int, set[Queue]] = {}
+        self._reader = SlabReader()
+
+    def find(self, offset: int) -> CachedSlab | None:
+        """The slab that holds `offset`, if it is here."""
+        for chunk in self._chunks:
+            if chunk.first <= offset < chunk.end:
+                if not chunk.read_ahead:
+                    self._read_ahead(chunk)
+                return chunk.find(offset)
+        return None
+
+    def _read_ahead(self, chunk: ColdChunk) -> None:
+        chunk.read_ahead = True
+        end = chunk.end
+        if end >= self._log.written_offset or self._cached(end) or end in self._loading:
+            return
+        if not any(other.first <= end < other.end for other in self._chunks):
+            self._loading[end] = set()
+            self._spawn(self._load, end)
+
+    def load(self, offset: int, queue: Queue, known_by: int) -> None:
+        """Read what `offset` begins from the log; the queue is pumped again when it is here.
+
+        To the queue the message is `known_by` another offset if it was moved (`moves.py`).
+        """
+        if any(chunk.first <= offset < chunk.end for chunk in self._chunks):
+            # The log was read there and does not hold the message: damage, not a reason to ask for ever.
+            logger.error("offset %d of %s cannot be read: message lost", offset, self._log.directory)
+            skip_unreadable(queue, known_by)
+            return
+        waiting = self._loading.get(offset)
+        if waiting is None:
+            self._loading[offset] = {queue}
+            self._spawn(self._load, offset)
+        else:
+            waiting.add(queue)
+
+    async def load_now(self, offset: int, queue: Queue, known_by: int) -> None:
+        """As `load`, for one who can wait; afterwards `find` knows the offset, or the message is given up."""
+        if any(chunk.first <= offset < chunk.end for chunk in self._chunks):
+            self.load(offset, queue, known_by)
+        else:
+            self._loading.setdefault(offset, set())
+            try:
+                await self._load(offset)
+            except trio.Cancelled:
+                # Whoever asked is gone; queues that wait for the same are not.
+                if self._loading.get(offset):
+                    self._spawn(self._load, offset)
+                else:
+                    self._loading.pop(offset, None)
+                raise
+
+    async def _load(self, offset: int) -> None:
+        chunk = await self.read(offset)
+        if len(self._chunks) >= _CHUNKS_MAX:
+            del self._chunks[0]
+        self._chunks.append(chunk)
+        for queue in self._loading.pop(offset, ()):
+            queue.wake()
+        self._loaded()
+
+    async def read(self, offset: int) -> ColdChunk:
+        """What the log holds from `offset` on, as much as is read at once; waits while the disk refuses."""
+        log = self._log
+        while True:
+            try:
+                # A queue may deliver what is not synced yet: its own restart settles what became of it.
+                batches = await log.read_cold(offset, self._config.cold_read_bytes, unsynced=True)
+                return self._decode(offset, batches)
+            except (FileNotFoundError, CorruptBatch, OffsetOutOfRange) as error:
+                logger.error("cannot read %s at offset %d: %s", log.directory, offset, error)
+                return ColdChunk(offset, offset + 1, [])
+            except OSError as error:
+                # Not lost: the disk may recover, as it may for writes.
+                logger.warning("cannot read %s at offset %d now: %s", log.directory, offset, error)
+                await trio.sleep(self._config.flush_retry_interval_ms / 1000)
+
+    def _decode(self, offset: int, batches: list[Any]) -> ColdChunk:
+        entries: list[CachedSlab] = []
+        end = offset + 1
+        for batch in batches:
+            header = parse_header(batch)
+            end = max(end, header.next_offset)
+            if not header.is_control:
+                entries += self._reader.read(batch)
+        return ColdChunk(offset, end, entries)

@@ -1,0 +1,180 @@
+"""The blocking clients, in threads of their own, against a real broker in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from core_log.memory_files import MemoryFiles
+from core_log.record_batch import iterate_records
+from millrace import (
+    BatchTooLarge,
+    BlockingClient,
+    BlockingConsumer,
+    BlockingProducer,
+    ConnectionLost,
+    NotFound,
+    OffsetOutOfRange,
+    PreconditionFailed,
+    UnknownPartition,
+    UnknownTopic,
+)
+from protocols.native.clients.partitioner import partition_of_key
+from tests.protocols.native.broker import Restartable, batch_of, native_broker
+
+TIMEOUT_S = 20
+
+
+async def in_thread(work: Callable[[str], None], server: str) -> None:
+    with trio.fail_after(TIMEOUT_S):
+        await trio.to_thread.run_sync(work, server)
+
+
+async def test_every_request() -> None:
+    def work(server: str) -> None:
+        with BlockingClient(server) as client:
+            assert client.metadata() == {}
+            assert client.metadata([]) == {}
+            with pytest.raises(UnknownTopic):
+                client.metadata(["t"])
+            client.create_topic("t", partitions=2, config={"retention.ms": "5000"})
+            with pytest.raises(PreconditionFailed):
+                client.create_topic("t")
+            assert client.metadata(None) == client.metadata(["t"]) == {"t": [0, 1]}
+            assert client.metadata(["made"], create_missing=True) == {"made": [0]}
+            assert client.describe_topic("t").config == {"retention.ms": "5000"}
+            client.bind_topic("t", "amq.topic", "a.*", {})
+            client.unbind_topic("t", "amq.topic", "a.*")
+            with pytest.raises(NotFound):
+                client.bind_topic("t", "nowhere", "a")
+
+            assert client.produce("t", 0, batch_of(b"a", b"b", timestamp_ms=1000)) == 0
+            assert client.produce("t", 0, batch_of(b"c", timestamp_ms=2000), acks=1) == 2
+            assert client.produce("t", 0, batch_of(b"d", timestamp_ms=3000), acks=0) is None
+            assert client.produce_batches([("t", 0, batch_of(b"e")), ("t", 1, batch_of(b"f"))]) == [4, 0]
+            with pytest.raises(UnknownPartition):
+                client.produce("t", 7, batch_of(b"x"))
+
+            assert client.list_offsets("t", 0, "earliest") == 0
+            assert client.list_offsets("t", 0, "latest") == 5
+            assert client.list_offsets("t", 0, 1500) == 2
+            assert client.list_offsets("t", 0, 9000) is None
+            for wrong in ("newest", -5):
+                with pytest.raises(ValueError, match=r"."):
+                    client.list_offsets("t", 0, wrong)  # type: ignore[arg-type]
+            with pytest.raises(UnknownTopic):
+                client.list_offsets("nowhere", 0, "latest")
+
+            fetched = client.fetch("t", 0, 1)
+            assert (fetched.high_watermark, fetched.log_start_offset, len(fetched.batches)) == (5, 0, 4)
+            values = [record.value for batch in fetched.batches for record in iterate_records(batch)]
+            assert values == [b"a", b"b", b"c", b"d", b"e"]
+            assert len(client.fetch("t", 0, 0, 1).batches) == 1
+            assert client.fetch("t", 0, 5, max_wait_ms=1).batches == []
+            with pytest.raises(OffsetOutOfRange):
+                client.fetch("t", 0, 6)
+
+            client.commit_offsets("g", {("t", 0): 3, ("t", 1): 1})
+            client.commit_offsets("g", {})
+            assert client.committed_offsets("g") == {("t", 0): 3, ("t", 1): 1}
+            assert client.committed_offsets("g", [("t", 1)]) == {("t", 1): 1}
+            assert client.limits["request_bytes_max"] == 32 << 20
+            client.delete_topic("t")
+            with pytest.raises(UnknownTopic):
+                client.delete_topic("t")
+
+    async with native_broker() as running:
+        await in_thread(work, running.server)
+
+
+async def test_records_in_and_out() -> None:
+    def work(server: str) -> None:
+        with BlockingClient(server) as client:
+            client.create_topic("t", partitions=3)
+        keys = [b"k%d" % number for number in range(30)]
+        with BlockingProducer(server, batch_bytes=500, compression="lz4") as producer:
+            for number, key in enumerate(keys):
+                producer.send("t", b"%d" % number, key=key, headers=[("h", b"x")], timestamp_ms=number)
+            producer.send("t", b"chosen", partition=2)
+            for _ in range(20):
+                producer.send("t", b"any" * 20)
+            with pytest.raises(UnknownPartition):
+                producer.send("t", b"x", partition=3)
+            producer.send("u", b"another topic")
+        with BlockingConsumer(server, "g", auto_offset_reset="earliest") as consumer:
+            consumer.assign(["t", ("u", 0)])
+            records = []
+            while batch := consumer.fetch(7, timeout_ms=10):
+                assert len(batch) <= 7
+                records += batch
+            assert len(records) == 52
+            keyed = {record.key: record for record in records if record.key is not None}
+            for number, key in enumerate(keys):
+                assert keyed[key].partition == partition_of_key(key, 3)
+                assert (keyed[key].value, keyed[key].timestamp_ms, keyed[key].headers) == (
+                    b"%d" % number, number, [("h", b"x")],
+                )  # fmt: skip
+            consumer.commit()
+            consumer.seek("u", 0, 0)
+            assert [record.value for record in consumer.fetch(timeout_ms=1000)] == [b"another topic"]
+            with pytest.raises(KeyError):
+                consumer.seek("u", 1, 0)
+        with BlockingConsumer(server, "g") as consumer:
+            consumer.assign(["t", "u"])
+            assert consumer.fetch(timeout_ms=1) == []
+            with BlockingProducer(server) as producer:
+                producer.send("u", b"more")
+            assert next(iter(consumer)).value == b"more"
+        with BlockingConsumer(server, auto_offset_reset="error") as consumer:
+            with pytest.raises(OffsetOutOfRange):
+                consumer.assign("t")
+            with pytest.raises(ValueError, match="without a group"):
+                consumer.commit()
+
+    async with native_broker() as running:
+        await in_thread(work, running.server)
+
+
+async def test_what_cannot_be_stored_is_raised() -> None:
+    def work(server: str) -> None:
+        producer = BlockingProducer(server, batch_bytes=8 << 20)
+        with producer:
+            producer.send("t", b"x" * (2 << 20))
+            with pytest.raises(BatchTooLarge):
+                producer.flush()
+            producer.send("t", b"fine")
+        with BlockingClient(server) as client:
+            assert client.list_offsets("t", 0, "latest") == 1
+
+    async with native_broker() as running:
+        await in_thread(work, running.server)
+
+
+async def test_a_restarted_broker_is_found_again() -> None:
+    async with trio.open_nursery() as nursery:
+        broker = Restartable(nursery, MemoryFiles())
+        running = await broker.start()
+        client = BlockingClient(running.server, timeout_s=5)
+        producer = BlockingProducer(running.server, timeout_s=5)
+        await in_thread(lambda _: client.create_topic("t"), running.server)
+        await in_thread(lambda _: producer.send("t", b"kept"), running.server)
+        await broker.stop()
+        running = await broker.start()
+        await in_thread(lambda _: producer.flush(), running.server)
+
+        def check(server: str) -> None:
+            assert client.metadata() == {"t": [0]}
+            assert client.list_offsets("t", 0, "latest") == 1
+
+        await in_thread(check, running.server)
+        await broker.stop()
+
+        def fails(server: str) -> None:
+            with pytest.raises(ConnectionLost):
+                client.metadata()
+
+        await in_thread(fails, running.server)
+        client.close()
+        producer.client.close()

@@ -1,0 +1,267 @@
+"""The consumer against a real broker in memory: where it begins, what it gets, how it goes on."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from core_log.memory_files import MemoryFiles
+from millrace import (
+    Client,
+    Consumer,
+    ConsumerRecord,
+    LinkConfig,
+    NotFound,
+    OffsetOutOfRange,
+    PreconditionFailed,
+    Producer,
+    UnknownTopic,
+)
+from protocols.native.clients.link import Link
+from protocols.native.clients.records import batch_records
+from tests.protocols.native.asking import until_parked
+from tests.protocols.native.broker import Restartable, Running, batch_of, native_broker
+
+TIMEOUT_S = 20
+QUICK = LinkConfig(reconnect_backoff_ms=5, reconnect_backoff_ms_max=20)
+
+
+async def fill(running: Running, topic: str, *values: bytes, partitions: int = 1, at_ms: int = 1000) -> None:
+    """Records in turn over the partitions; record n at `at_ms` + n."""
+    if topic not in running.broker.topics:
+        await running.broker.create_topic(topic, partitions=partitions)
+    async with Producer(running.server, batch_bytes=300) as producer:
+        for number, value in enumerate(values):
+            await producer.send(topic, value, partition=number % partitions, timestamp_ms=at_ms + number)
+
+
+async def take(consumer: Consumer, count: int) -> list[bytes | None]:
+    with trio.fail_after(TIMEOUT_S):
+        return [(await anext(consumer)).value for _ in range(count)]
+
+
+def numbers(start: int, stop: int) -> list[bytes]:
+    return [b"%d" % number for number in range(start, stop)]
+
+
+async def nothing_comes(consumer: Consumer) -> bool:
+    with trio.move_on_after(0.05):
+        await anext(consumer)
+        return False
+    return True
+
+
+async def test_it_begins_where_it_is_told() -> None:
+    async with native_broker() as running:
+        await fill(running, "t", *numbers(0, 10))
+        async with Consumer(running.server, auto_offset_reset="earliest", link=QUICK) as consumer:
+            await consumer.assign("t")
+            assert consumer.assignment == [("t", 0)]
+            assert await take(consumer, 10) == numbers(0, 10)
+        async with Consumer(running.server) as consumer:
+            await consumer.assign(["t"])
+            assert consumer.position("t", 0) == 10
+            await fill(running, "t", b"new")
+            assert await take(consumer, 1) == [b"new"]
+        async with Consumer(running.server, auto_offset_reset="error") as consumer:
+            with pytest.raises(OffsetOutOfRange):
+                await consumer.assign("t")
+            with pytest.raises(UnknownTopic):
+                await consumer.assign("nowhere")
+            with pytest.raises(KeyError):
+                await consumer.seek("t", 0, 5)
+
+
+async def test_seeking() -> None:
+    async with native_broker() as running:
+        await fill(running, "t", *numbers(0, 100), partitions=2)
+        async with Consumer(running.server, auto_offset_reset="earliest") as consumer:
+            await consumer.assign([("t", 1)])
+            assert await take(consumer, 3) == [b"1", b"3", b"5"]
+            assert consumer.position("t", 1) == 3
+            await consumer.seek("t", 1, 40)
+            assert consumer.position("t", 1) == 40
+            assert await take(consumer, 2) == [b"81", b"83"]
+            await consumer.seek_to_beginning()
+            assert await take(consumer, 1) == [b"1"]
+            await consumer.seek_to_time(1000 + 50)
+            assert await take(consumer, 1) == [b"51"]
+            await consumer.seek_to_time(9999, [("t", 1)])
+            assert consumer.position("t", 1) == 50
+            await consumer.seek_to_end()
+            assert await nothing_comes(consumer)
+            await consumer.seek("t", 1, 49)
+            assert await take(consumer, 1) == [b"99"]
+            await consumer.assign([("t", 0)])
+            assert await take(consumer, 50) == [b"%d" % number for number in range(0, 100, 2)]
+
+
+async def test_all_partitions_of_several_topics_each_in_order() -> None:
+    async with native_broker() as running:
+        await fill(running, "t", *numbers(0, 300), partitions=3)
+        await fill(running, "u", *numbers(0, 50))
+        async with Consumer(running.server, auto_offset_reset="earliest", prefetch_bytes=1000) as consumer:
+            await consumer.assign(["t", "u"])
+            seen: dict[tuple[str, int], list[ConsumerRecord]] = {}
+            with trio.fail_after(TIMEOUT_S):
+                for _ in range(350):
+                    record = await anext(consumer)
+                    seen.setdefault((record.topic, record.partition), []).append(record)
+            assert {key: len(records) for key, records in seen.items()} == {
+                ("t", 0): 100, ("t", 1): 100, ("t", 2): 100, ("u", 0): 50,
+            }  # fmt: skip
+            for records in seen.values():
+                assert [record.offset for record in records] == list(range(len(records)))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_lists_of_records(size: int) -> None:
+    async with native_broker() as running:
+        await fill(running, "t", *numbers(0, 100))
+        async with Consumer(running.server, auto_offset_reset="earliest") as consumer:
+            await consumer.assign("t")
+            got: list[bytes | None] = []
+            while len(got) < 100:
+                with trio.fail_after(TIMEOUT_S):
+                    records = await consumer.fetch(size)
+                assert 1 <= len(records) <= size
+                got += [record.value for record in records]
+                assert consumer.position("t", 0) == len(got)
+            assert got == numbers(0, 100)
+
+
+async def test_a_group_goes_on_where_it_committed() -> None:
+    async with native_broker() as running:
+        await fill(running, "t", *numbers(0, 20), partitions=2)
+        async with Consumer(running.server, "g", auto_offset_reset="earliest") as consumer:
+            await consumer.assign("t")
+            await take(consumer, 12)
+            await consumer.commit()
+            committed = await consumer.committed()
+            assert sum(committed.values()) == 12
+            await take(consumer, 3)
+        async with Consumer(running.server, "g") as consumer:
+            await consumer.assign("t")
+            assert {key: consumer.position(*key) for key in consumer.assignment} == committed
+            assert len(await take(consumer, 8)) == 8
+            await consumer.commit({("t", 0): 3})
+            assert (await consumer.committed([("t", 0)])) == {("t", 0): 3}
+        async with Consumer(running.server, "other", auto_offset_reset="earliest") as consumer:
+            await consumer.assign([("t", 0)])
+            assert await take(consumer, 1) == [b"0"]
+        async with Consumer(running.server) as consumer:
+            with pytest.raises(ValueError, match="without a group"):
+                await consumer.commit()
+            assert await consumer.committed() == {}
+
+
+@pytest.mark.parametrize(("reset", "first"), [("earliest", b"20"), ("latest", b"new")])
+async def test_an_offset_that_is_gone(reset: str, first: bytes) -> None:
+    async with native_broker() as running:
+        await fill(running, "t", *numbers(0, 30))
+        running.broker.topics["t"].partitions[0].log.delete_prefix(20)
+        async with Consumer(running.server, auto_offset_reset=reset) as consumer:  # type: ignore[arg-type]
+            await consumer.assign("t")
+            await consumer.seek("t", 0, 5)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await fill(running, "t", b"new")
+            assert await take(consumer, 1) == [first]
+
+
+async def test_errors_come_out_of_the_iteration() -> None:
+    async with native_broker() as running:
+        await fill(running, "t", *numbers(0, 3))
+        async with Consumer(running.server, auto_offset_reset="error", fetch_max_wait_ms=10) as consumer:
+            await consumer.assign([])
+            consumer._reset = "earliest"
+            await consumer.assign("t")
+            consumer._reset = "error"
+            await consumer.seek("t", 0, 77)
+            with trio.fail_after(TIMEOUT_S), pytest.raises(OffsetOutOfRange):
+                await anext(consumer)
+            await consumer.seek("t", 0, 0)
+            assert await take(consumer, 3) == numbers(0, 3)
+            await running.broker.delete_topic("t")
+            with trio.fail_after(TIMEOUT_S), pytest.raises(UnknownTopic):
+                await anext(consumer)
+
+
+async def test_cut_connections_and_restarts_are_not_noticed() -> None:
+    async with trio.open_nursery() as nursery:
+        broker = Restartable(nursery, MemoryFiles())
+        running = await broker.start()
+        await fill(running, "t", *numbers(0, 10))
+        async with Consumer(running.server, "g", auto_offset_reset="earliest", link=QUICK) as consumer:
+            await consumer.assign("t")
+            assert await take(consumer, 5) == numbers(0, 5)
+            running.drop_connections()
+            await consumer.commit()
+            assert await take(consumer, 5) == numbers(5, 10)
+            await broker.stop()
+            running = await broker.start()
+            await fill(running, "t", *numbers(10, 20))
+            assert await take(consumer, 10) == numbers(10, 20)
+            await consumer.commit()
+            assert await consumer.committed() == {("t", 0): 20}
+        await broker.stop()
+
+
+async def test_cancelling_who_waits_leaves_the_consumer_whole() -> None:
+    async with native_broker() as running:
+        await fill(running, "t", b"0")
+        async with Consumer(running.server, auto_offset_reset="earliest") as consumer:
+            await consumer.assign("t")
+            assert await take(consumer, 1) == [b"0"]
+            for _ in range(3):
+                assert await nothing_comes(consumer)
+            await fill(running, "t", b"1")
+            assert await take(consumer, 1) == [b"1"]
+
+
+def test_control_batches_hold_no_records_for_applications() -> None:
+    assert batch_records("t", 0, batch_of(b"x", control=True), 0) == []
+    assert [record.offset for record in batch_records("t", 0, batch_of(b"a", b"b", b"c"), 1)] == [1, 2]
+
+
+async def test_the_control_client() -> None:
+    async with native_broker() as running, Client(running.server, client_name="admin") as client:
+        await client.create_topic("t", partitions=2, config={"retention.ms": "1000"})
+        with pytest.raises(PreconditionFailed):
+            await client.create_topic("t")
+        await client.bind_topic("t", "amq.topic", "a.#")
+        await client.unbind_topic("t", "amq.topic", "a.#")
+        with pytest.raises(NotFound):
+            await client.bind_topic("t", "nowhere", "a")
+        assert await client.list_topics() == {"t": 2}
+        described = await client.describe_topic("t")
+        assert (described.name, described.config, len(described.partitions)) == ("t", {"retention.ms": "1000"}, 2)
+        assert await client.list_offsets([("t", 0), ("t", 1)], "latest") == [0, 0]
+        assert await client.list_offsets([("t", 0)], 5) == [None]
+        assert client.limits["requests_in_flight_max"] == 1000
+        await client.delete_topic("t")
+        with pytest.raises(UnknownTopic):
+            await client.describe_topic("t")
+
+
+async def test_what_two_links_answer_is_taken_once() -> None:
+    """As when the link that finds leaders is connected to the leader, to which there was another one before."""
+    async with native_broker() as running, trio.open_nursery() as nursery:
+        await running.broker.create_topic("t")
+        async with Consumer(running.server, auto_offset_reset="earliest") as consumer:
+            await consumer.assign("t")
+            other = Link(running.server, QUICK)
+            nursery.start_soon(other.run)
+            await other.wait_connected()
+            with trio.fail_after(TIMEOUT_S):
+                await until_parked(running, "t", 1)
+                nursery.start_soon(consumer._fetch_once, other, list(consumer._positions.values()))
+                await until_parked(running, "t", 2)
+                log = running.broker.topics["t"].partitions[0].log
+                for number in range(3):
+                    log.append(batch_of(b"%d" % number))
+                log.request_sync()
+                assert await take(consumer, 3) == numbers(0, 3)
+                assert await nothing_comes(consumer)
+                await fill(running, "t", b"3")
+                assert await take(consumer, 1) == numbers(3, 4)
+        nursery.cancel_scope.cancel()

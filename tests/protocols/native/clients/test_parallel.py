@@ -1,0 +1,182 @@
+"""Records worked on by many at a time: keys keep their order, and only what is finished in a row is committed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+
+from millrace import (
+    BlockingGroupConsumer,
+    BlockingRebalanceListener,
+    Client,
+    ConnectionLost,
+    Consumer,
+    ConsumerRecord,
+    Producer,
+    process_in_parallel,
+)
+from protocols.native.clients.group_bytes import Partition
+from tests.protocols.native.broker import Running
+from tests.protocols.native.test_groups import fill, group_broker, member, until
+
+
+async def fill_keyed(running: Running, count: int, keys: int, partitions: int = 3) -> None:
+    await running.broker.create_topic("t", partitions=partitions)
+    async with Producer(running.server, batch_bytes=500) as producer:
+        for number in range(count):
+            await producer.send("t", b"%d" % number, b"key%d" % (number % keys))
+
+
+@pytest.mark.parametrize("order", ["key", "partition", "none"])
+async def test_each_lane_in_order_and_lanes_beside_each_other(order: Any) -> None:
+    dice = random.Random(order)
+    async with group_broker() as running:
+        await fill_keyed(running, 300, 10)
+        seen: dict[object, list[int]] = {}
+        under_way: set[object] = set()
+        most = 0
+
+        async def handle(record: ConsumerRecord) -> None:
+            nonlocal most
+            lane = record.key if order == "key" else record.partition if order == "partition" else record.value
+            assert lane not in under_way
+            under_way.add(lane)
+            most = max(most, len(under_way))
+            await trio.sleep(dice.uniform(0, 0.002))
+            under_way.remove(lane)
+            seen.setdefault(lane, []).append(int(record.value or b""))
+
+        async with member(running) as consumer, trio.open_nursery() as nursery:
+            nursery.start_soon(_process, consumer, handle, order)
+            await until(lambda: sum(map(len, seen.values())) == 300)
+            nursery.cancel_scope.cancel()
+        assert most > 1
+        if order == "key":
+            assert all(values == sorted(values) for values in seen.values())
+        offsets = await running.broker.offsets.fetch("g")
+        assert sum(offset for offset, _ in offsets.values()) == 300
+
+
+async def _process(consumer: Consumer, handle: Callable[[ConsumerRecord], Any], order: Any) -> None:
+    await process_in_parallel(consumer, handle, workers=4, order=order, in_flight_max=50, commit_interval_ms=20)
+
+
+async def test_only_what_is_finished_in_a_row_is_committed() -> None:
+    async with group_broker() as running:
+        await fill(running, "t", 1, 20)
+        done: list[int] = []
+        never = trio.Event()
+
+        async def handle(record: ConsumerRecord) -> None:
+            if record.offset == 7:
+                await never.wait()
+            done.append(record.offset)
+
+        async with member(running) as consumer, trio.open_nursery() as nursery:
+            nursery.start_soon(_process, consumer, handle, "key")
+            await until(lambda: len(done) == 19)
+            nursery.cancel_scope.cancel()
+        assert await running.broker.offsets.fetch("g") == {("t", 0): (7, "")}
+
+
+async def test_the_first_error_ends_it() -> None:
+    async with group_broker() as running:
+        await fill(running, "t", 1, 20)
+
+        async def handle(record: ConsumerRecord) -> None:
+            if record.offset == 5:
+                raise KeyError("what the application raises")
+
+        async with member(running) as consumer:
+            with pytest.raises(KeyError, match="application"):
+                await process_in_parallel(consumer, handle, workers=2, order="partition")
+        assert await running.broker.offsets.fetch("g") == {("t", 0): (5, "")}
+        async with member(running, auto_commit_interval_ms=5) as consumer:
+            with pytest.raises(ValueError, match="auto_commit"):
+                await process_in_parallel(consumer, handle)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_members_come_and_go_and_nothing_finished_is_done_twice(protocol: str) -> None:
+    async with group_broker(consumer_heartbeat_ms=30) as running, trio.open_nursery() as nursery:
+        await fill_keyed(running, 600, 20, partitions=6)
+        done: list[int] = []
+
+        async def handle(record: ConsumerRecord) -> None:
+            await trio.sleep(0.002)
+            done.append(int(record.value or b""))
+
+        async def work(stop: trio.Event) -> None:
+            async with member(running, group_protocol=protocol) as consumer, trio.open_nursery() as inner:
+                inner.start_soon(_process, consumer, handle, "key")
+                await stop.wait()
+                inner.cancel_scope.cancel()
+
+        first, second = trio.Event(), trio.Event()
+        nursery.start_soon(work, first)
+        await until(lambda: len(done) > 50)
+        nursery.start_soon(work, second)
+        await until(lambda: len(set(done)) == 600)
+        first.set()
+        second.set()
+        assert sorted(done) == list(range(600))
+
+
+async def test_a_member_without_an_event_loop() -> None:
+    told: list[tuple[str, list[Partition]]] = []
+
+    def work(server: str) -> None:
+        class Told(BlockingRebalanceListener):
+            def on_assigned(self, partitions: list[Partition]) -> None:
+                told.append(("assigned", sorted(partitions)))
+
+            def on_revoked(self, partitions: list[Partition]) -> None:
+                consumer.commit()
+                told.append(("revoked", sorted(partitions)))
+
+        settings: dict[str, Any] = {"auto_offset_reset": "earliest", "topics": "t"}
+        with BlockingGroupConsumer(server, "g", listener=Told(), **settings) as consumer:
+            got = []
+            for record in consumer:
+                got.append((record.partition, record.offset))
+                if len(got) == 7:
+                    break
+            consumer.commit()
+            assert sum(consumer.committed().values()) == 7, "what iterating has not handed out is not consumed"
+            assert sum(consumer.position("t", index) for index in range(2)) == 7
+            rest = consumer.poll(2000)
+            assert len(rest) + len(got) == len({(one.partition, one.offset) for one in rest} | set(got)) <= 20
+            consumer.seek("t", 0, 9)
+            consumer.pause([("t", 1)])
+            assert [record.offset for record in consumer.poll(2000)] == [9]
+            consumer.resume([("t", 1)])
+            assert sorted(consumer.assignment) == [("t", 0), ("t", 1)]
+            assert consumer.group_metadata().generation == 1
+            consumer.seek_to_end()
+            assert consumer.poll(10) == []
+        assert [way for way, _ in told] == ["assigned", "revoked"]
+        with BlockingGroupConsumer(server, "g", **settings) as consumer:
+            assert consumer.poll(300) == []
+        with BlockingGroupConsumer(server, "parallel", **settings) as consumer:
+            seen: list[int] = []
+
+            def handle(record: ConsumerRecord) -> None:
+                seen.append(record.offset)
+                if len(seen) == 20:
+                    raise KeyError("enough")
+
+            with pytest.raises(KeyError):
+                consumer.process(handle, workers=1)
+            assert sorted(seen) == sorted([*range(10)] * 2)
+        with pytest.raises(ConnectionLost):
+            BlockingGroupConsumer("127.0.0.1:1", "g", topics="t").__enter__()
+
+    async with group_broker() as running:
+        await fill(running, "t", 2, 10)
+        await trio.to_thread.run_sync(work, running.server)
+        async with Client(running.server) as client:
+            assert [lag.lag for lag in await client.lag("g")] == [0, 0]

@@ -1,0 +1,152 @@
+"""A stream is read at a broker that has no replica of it, while its leader is killed and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from core_log.absent_log import AbsentLog
+from core_log.replica_log import ReplicaLog
+from routing.cluster.clients import remote_log
+from routing.errors import StorageUnavailable
+from routing.session import Outcome
+from routing.topics.stream import Stream
+from tests.routing.topics.test_streams import STREAM, Reader
+from tests.support.home_cluster import Member, Mesh, mesh, until
+
+
+def stream_of(member: Member) -> Stream:
+    return member.broker.topology.vhosts["/"].streams["s"]
+
+
+async def made(found: Mesh, factor: int = 2) -> Member:
+    """A stream with few replicas; a broker that has none."""
+    first = found.members[1]
+    await first.broker.create_topic("s", config={"replication.factor": str(factor)})
+    await first.broker.declare_queue("s", durable=True, arguments=STREAM)
+    await until(lambda: all("s" in one.broker.topology.vhosts["/"].streams for one in found.members.values()))
+    await until(lambda: leaders(found))
+    return next(one for one in found.members.values() if isinstance(stream_of(one)._partition.log, AbsentLog))
+
+
+def leaders(found: Mesh) -> list[Member]:
+    return [one for one in found.members.values() if stream_of(one)._partition.error() is None and has_replica(one)]
+
+
+def has_replica(member: Member) -> bool:
+    partition = stream_of(member)._partition
+    return isinstance(partition.log, ReplicaLog) and partition.forward is None
+
+
+async def publish(member: Member, *bodies: object) -> bool:
+    """Whether it was confirmed."""
+    client = member.client()
+    client.publish("s", *bodies, confirm=True)
+    member.turn()
+    await until(lambda: client.events)
+    client.session.close()
+    return client.events == [("confirm", len(bodies))]
+
+
+async def publish_safely(member: Member, *bodies: object) -> None:
+    with trio.fail_after(30):
+        while not await publish(member, *bodies):
+            await trio.sleep(0.02)
+
+
+async def read(reader: Reader, enough: Callable[[], object]) -> list[str]:
+    def look() -> object:
+        reader.session.settle_up_to(0, Outcome.ACK)
+        reader.engine.turn()
+        return enough()
+
+    await until(look)
+    return reader.bodies
+
+
+async def test_nothing_is_missing_or_out_of_order_when_leaders_are_killed() -> None:
+    async with mesh(serve_each_other=True) as found:
+        without = await made(found)
+        reader, late = Reader(without, prefetch=7), Reader(without, prefetch=40)
+        await reader.read("s", "first")
+        sent: list[str] = []
+        for round_ in range(3):
+            for _ in range(20):
+                bodies = [str(len(sent) + at) for at in range(5)]
+                await publish_safely(without, *bodies)
+                sent += bodies
+                await read(reader, lambda: True)
+            if round_ == 0:
+                (leader,) = leaders(found)
+                number, files = leader.me, await found.kill(leader.me)
+            elif round_ == 1:
+                await found.add(number, files)
+        await late.read("s", 50, tag="late")
+        for one, expected in ((reader, sent), (late, sent[50:])):
+            bodies = await read(one, lambda one=one: one.bodies[-1:] == sent[-1:])  # type: ignore[misc]
+            assert [body for body in dict.fromkeys(bodies) if int(body) >= 50] == sent[50:]
+            assert [at for at, _, _ in one.got] == sorted({at for at, _, _ in one.got}), "each offset once, in order"
+            assert set(expected[50:]) <= set(bodies)
+
+
+async def test_without_a_leader_readers_wait_and_what_needs_one_is_refused() -> None:
+    async with mesh(serve_each_other=True) as found:
+        without = await made(found, factor=1)
+        forwarding = without.broker.engine.forwarding  # type: ignore[union-attr]
+        forwarding.timeout_s = 0.2
+        await publish_safely(without, *range(10))
+        reader = Reader(without, prefetch=4)
+        await reader.read("s", "first")
+        await until(lambda: len(reader.got) == 4)
+        (leader,) = leaders(found)
+        number, files = leader.me, await found.kill(leader.me)
+        await until(lambda: not leaders(found))
+        with pytest.raises(StorageUnavailable):
+            await without.broker.check_queue("s")
+        with pytest.raises(StorageUnavailable):
+            await Reader(without).read("s", "last", tag="other")
+        forwarding.timeout_s = 30
+        await found.add(number, files)
+        await until(lambda: leaders(found))
+        early = Reader(without)
+        await early.read("s", 5, tag="early")
+        assert await read(reader, lambda: len(reader.got) == 10) == [str(at) for at in range(10)]
+        assert await read(early, lambda: len(early.got) == 5) == [str(at) for at in range(5, 10)]
+        assert (await without.broker.check_queue("s")).message_count == 10
+
+
+async def test_readers_at_many_places_ask_for_few_pieces_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with mesh(serve_each_other=True, stream_cache_bytes=1 << 16, stream_read_bytes=1 << 14) as found:
+        without = await made(found, factor=1)
+        for start in range(0, 3000, 100):
+            await publish_safely(without, *(f"{number} {'x' * 200}" for number in range(start, start + 100)))
+        log = stream_of(without)._reader.log
+        assert isinstance(log, remote_log.RemoteLog)
+        reads = log._leaders._reads
+        lowest = reads.value
+        readers = [Reader(without, prefetch=50) for _ in range(50)]
+        for at, reader in enumerate(readers):
+            await reader.read("s", at * 50, tag=f"c{at}")
+
+        def look() -> bool:
+            nonlocal lowest
+            lowest = min(lowest, reads.value)
+            for reader in readers:
+                reader.session.settle_up_to(0, Outcome.ACK)
+            without.turn()
+            return all(reader.got and reader.got[-1][0] == 2999 for reader in readers)
+
+        await until(look)
+        for at, reader in enumerate(readers):
+            assert [offset for offset, _, _ in reader.got] == list(range(at * 50, 3000))
+        assert lowest >= 0
+        for reader in readers:
+            reader.session.close()
+        assert log._watch is None, "nobody waits any more"
+        (leader,) = leaders(found)
+        engine = leader.broker.engine
+        assert engine is not None
+        await publish_safely(without, "one more")  # what stood at the leader is answered
+        await until(lambda: not any(served.logs._waiting for served in engine.serving.links.values()))

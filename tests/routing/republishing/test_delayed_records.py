@@ -1,0 +1,168 @@
+"""Records that are to be delivered later: taken out of their batches, parked once, appended when they are due."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from core_log.batch_header import HEADER_BYTES, encode_batch, parse_header, validate
+from core_log.errors import InvalidRecord
+from core_log.memory_files import MemoryFiles
+from core_log.record_batch import BatchBuilder, iterate_records
+from routing.republishing.delayed_records import divide
+from tests.routing.harness import Engine, engine, killed, passing
+
+QUEUE = "millrace.delayed.t"
+
+
+def batch(*delays: str | None, name: str = "x-delay", producer: int = -1, sequence: int = -1) -> bytes:
+    builder = BatchBuilder(0, 0, 1_000)
+    for number, delay in enumerate(delays):
+        headers = [] if delay is None else [(name, delay.encode())]
+        builder.add(number, b"k%d" % number, b"v%d" % number, headers)
+    built = builder.build()
+    if producer < 0:
+        return built
+    header = parse_header(built)._replace(producer_id=producer, producer_epoch=0, base_sequence=sequence)
+    return encode_batch(header, built[HEADER_BYTES:])
+
+
+@pytest.mark.parametrize(
+    ("name", "delays", "waiting"),
+    [
+        ("x-delay", (None, None), {}),
+        ("x-delay", ("0", "-5", None), {}),
+        ("x-delay", (None, "70", None, "5"), {1: 70, 3: 5}),
+        ("x-delay", ("9", "9"), {0: 9, 1: 9}),
+        ("deliver-at", ("5000", "5001", None), {1: 1}),
+    ],
+)
+def test_what_waits_is_taken_out_and_the_rest_keeps_its_offsets(
+    name: str, delays: tuple[str | None, ...], waiting: dict[int, int]
+) -> None:
+    data = batch(*delays, name=name, producer=7, sequence=3)
+    left, parked = divide(parse_header(data), data, 5_000)
+    header = validate(left, may_be_empty=True)
+    assert (header.base_sequence, header.last_offset_delta) == (3, len(delays) - 1)
+    assert [one.offset for one in iterate_records(left)] == [at for at in range(len(delays)) if at not in waiting]
+    assert [one.delay_ms for one in parked] == list(waiting.values())
+    for at, one in zip(waiting, parked, strict=True):
+        (record,) = iterate_records(one.batch)
+        assert (record.key, record.value, one.name) == (b"k%d" % at, b"v%d" % at, f"7.0.3.{at}")
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1.5", "9" * 16, "²"])
+def test_times_that_are_none_are_refused(text: str) -> None:
+    data = batch(text)
+    with pytest.raises(InvalidRecord):
+        divide(parse_header(data), data, 0)
+
+
+async def produce(running: Engine, data: bytes) -> None:
+    partition = running.broker.topics["t"].partitions[0]
+    headers = [validate(data)]
+    left = await running.broker.delayed.park(partition, headers, [data])
+    await partition.append_once(headers, left)
+    done: list[object] = []
+    running.broker.commits.when_committed([(partition.log, partition.log.log_end_offset)], done.append)
+    running.turn()
+    await running.until(lambda: bool(done))
+
+
+def values(running: Engine) -> list[bytes]:
+    log = running.broker.topics["t"].partitions[0].log
+    found: list[bytes] = []
+    at = 0
+    while batches := log.read_blocking(at, 1 << 20):
+        at = parse_header(batches[-1]).next_offset
+        found += [bytes(one.value or b"") for each in batches for one in iterate_records(each)]
+    return found
+
+
+async def become(running: Engine, clock: MockClock, expected: list[bytes]) -> None:
+    """Time goes by, a little at a time, until these are there: the disk takes its own time."""
+    ends = time.monotonic() + 20
+    while values(running) != expected and time.monotonic() < ends:
+        await passing(clock, 0.1)
+        await trio.to_thread.run_sync(lambda: None)  # what is read and written in threads gets on
+    assert values(running) == expected
+
+
+async def test_they_are_parked_once_and_appended_when_due_also_after_a_crash(clock: MockClock) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await running.broker.create_topic("t", config={"millrace.delay.enable": "true"})
+        data = batch(None, "5000", "60000", producer=7, sequence=0)
+        await produce(running, data)
+        await produce(running, data)  # sent again, for the answer was lost
+        queue = running.broker.topology.queues[QUEUE]
+        assert (queue.rules.delayed_count, queue.duplicates) == (2, 2)
+        assert values(running) == [b"v0"]
+        await passing(clock, 4.9)
+        assert values(running) == [b"v0"]
+        await passing(clock, 0.2)
+        await running.until(lambda: not queue.outstanding)
+        assert values(running) == [b"v0", b"v1"]
+        await running.synced()
+        crashed = killed(files)
+    async with engine(crashed) as running:
+        await passing(clock, 1.5)
+        assert values(running) == [b"v0", b"v1"]
+        await passing(clock, 60)
+        queue = running.broker.topology.queues[QUEUE]
+        await running.until(lambda: len(values(running)) == 3 and not queue.outstanding)
+        assert values(running) == [b"v0", b"v1", b"v2"]
+        await running.broker.delete_topic("t")
+        assert QUEUE not in running.broker.topology.queues
+
+
+async def test_a_batch_of_which_everything_waits_leaves_its_place_and_numbers(clock: MockClock) -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await running.broker.create_topic("t", config={"millrace.delay.enable": "true"})
+        for _ in range(2):
+            await produce(running, batch("5000", "6000", producer=7, sequence=0))
+        assert running.broker.topics["t"].partitions[0].log.log_end_offset == 2
+        await produce(running, batch(None, producer=7, sequence=2))
+        await running.synced()
+        crashed = killed(files)
+    async with engine(crashed) as running:
+        assert values(running) == [b"v0"]
+        await become(running, clock, [b"v0", b"v0", b"v1"])
+
+
+@pytest.mark.parametrize("delays", [(None, "70"), ("70", "80")])
+def test_with_priorities_everything_waits(delays: tuple[str | None, ...]) -> None:
+    data = batch(*delays)
+    left, parked = divide(parse_header(data), data, 0, delays=False, priorities=True)
+    assert validate(left, may_be_empty=True).record_count == 0
+    assert [(one.delay_ms, one.priority) for one in parked] == [(0, 0), (0, 0)]
+    data = batch("3", None, "12", name="x-priority")
+    _, parked = divide(parse_header(data), data, 0, priorities=True)
+    assert [one.priority for one in parked] == [3, 0, 9]
+
+
+async def test_a_group_makes_room_for_what_waits(clock: MockClock) -> None:
+    config = {"millrace.priority.group": "g", "millrace.priority.ahead": "2"}
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        await broker.create_topic("t", config=config)
+        await produce(running, batch(*[None] * 5, producer=7, sequence=0))
+        await become(running, clock, [b"v0", b"v1"])
+        await produce(running, batch("9", name="x-priority", producer=7, sequence=5))
+        await broker.offsets.commit("others", {("t", 0): (100, "")})
+        await passing(clock, 1)
+        await running.synced()
+        assert len(values(running)) == 2
+        urgent = [b"v0", b"v1", b"v0"]
+        for expected in ([*urgent, b"v2"], [*urgent, b"v2", b"v3"], [*urgent, b"v2", b"v3", b"v4"]):
+            end = broker.topics["t"].partitions[0].log.log_end_offset
+            await broker.offsets.commit("g", {("t", 0): (end - 1, "")})  # all but what was last
+            await become(running, clock, expected)
+            await passing(clock, 1)
+            assert values(running) == expected
+        await broker.delete_topic("t")
+        assert not [name for name in broker.topology.queues if name.startswith("millrace.waiting.")]
