@@ -179,8 +179,11 @@ def open_listener(
         raise cannot_listen(door, f"{host}:{port}", error) from None
     try:
         sock.setblocking(False)
+        if not port:  # any free one may be given to two sockets that both reuse it, until one of them listens
+            sock.bind(address)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
+        if port:
+            sock.bind(address)
     except OSError as error:
         sock.close()
         raise cannot_listen(door, f"{host}:{port}", error) from None

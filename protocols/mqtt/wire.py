@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import repeat
 from operator import add
 
@@ -24,7 +25,6 @@ PINGRESP = b"\xd0\x00"
 PACKET_ID_BYTES = b"".join(i.to_bytes(2, "big") for i in range(PACKET_ID_MAX + 1))
 """Every packet id in order: the ids `first..last` are the slice `2 * first : 2 * last + 2`."""
 
-_PACKET_IDS = [PACKET_ID_BYTES[i : i + 2] for i in range(0, len(PACKET_ID_BYTES), 2)]
 _LENGTHS = [encode_variable(size) for size in range(1 << 14)]
 """Remaining lengths of one and two bytes."""
 
@@ -108,11 +108,11 @@ class Wire:
     def suback(self, packet_id: int, reasons: Sequence[int]) -> bytes:
         """SUBACK: a granted QoS or a failure for each requested filter, in order (MQTT-3.8.4-5)."""
         codes = bytes(reason if reason < _FAILURE else _FAILURE for reason in reasons)
-        return b"\x90" + remaining_length(2 + len(codes)) + _PACKET_IDS[packet_id] + codes
+        return b"\x90" + remaining_length(2 + len(codes)) + _id(packet_id) + codes
 
     def unsuback(self, packet_id: int, reasons: Sequence[int]) -> bytes:
         """UNSUBACK (section 3.11), with a reason for each filter in version 5."""
-        return b"\xb0\x02" + _PACKET_IDS[packet_id]
+        return b"\xb0\x02" + _id(packet_id)
 
     def acknowledgements(self, kind: AcknowledgementKind, packet_ids: bytes, reasons: bytes | None = None) -> bytes:
         """Acknowledgements of one kind for ids of two bytes each, in their order (MQTT-4.6.0-2).
@@ -165,11 +165,11 @@ class Wire5(Wire):
 
     def suback(self, packet_id: int, reasons: Sequence[int]) -> bytes:
         """See `Wire`."""
-        return packet(0x90, _PACKET_IDS[packet_id] + b"\0" + bytes(reasons))
+        return packet(0x90, _id(packet_id) + b"\0" + bytes(reasons))
 
     def unsuback(self, packet_id: int, reasons: Sequence[int]) -> bytes:
         """See `Wire` (MQTT-3.11.3-1)."""
-        return packet(0xB0, _PACKET_IDS[packet_id] + b"\0" + bytes(reasons))
+        return packet(0xB0, _id(packet_id) + b"\0" + bytes(reasons))
 
     def acknowledgements(self, kind: AcknowledgementKind, packet_ids: bytes, reasons: bytes | None = None) -> bytes:
         """See `Wire`. A reason of 0 is left out, with the properties."""
@@ -283,22 +283,22 @@ def encode_publishes_with_ids(
     if blocks:
         if count == 1:
             head, block = (one if isinstance(one, bytes) else one[0] for one in (heads, blocks))
-            return head + _PACKET_IDS[first_packet_id] + block + payloads[0]
+            return head + _id(first_packet_id) + block + payloads[0]
         parts = [blocks] * (4 * count) if isinstance(blocks, bytes) else [b""] * (4 * count)
         parts[::4] = [heads] * count if isinstance(heads, bytes) else heads
-        parts[1::4] = _PACKET_IDS[first_packet_id : first_packet_id + count]
+        parts[1::4] = _packet_ids()[first_packet_id : first_packet_id + count]
         if not isinstance(blocks, bytes):
             parts[2::4] = blocks
         parts[3::4] = payloads
         return b"".join(parts)
     if isinstance(heads, bytes):
         if count == 1:
-            return heads + _PACKET_IDS[first_packet_id] + payloads[0]
+            return heads + _id(first_packet_id) + payloads[0]
         parts = [heads] * (3 * count)
     else:
         parts = [b""] * (3 * count)
         parts[::3] = heads
-    parts[1::3] = _PACKET_IDS[first_packet_id : first_packet_id + count]
+    parts[1::3] = _packet_ids()[first_packet_id : first_packet_id + count]
     parts[2::3] = payloads
     return b"".join(parts)
 
@@ -317,7 +317,7 @@ def encode_varied(
     sizes = map(add, map(len, topics), map(len, payloads))
     columns: list[Sequence[bytes]] = [topics]
     if qos:
-        columns.append(_PACKET_IDS[first_packet_id : first_packet_id + count])
+        columns.append(_packet_ids()[first_packet_id : first_packet_id + count])
     if blocks:
         lengths = repeat(len(blocks)) if isinstance(blocks, bytes) else map(len, blocks)
         sizes = map(add, sizes, lengths)
@@ -347,6 +347,16 @@ class _Starts(dict[int, bytes]):
 
 
 _STARTS = {first: _Starts(first) for first in range(0x30, 0x40)}
+
+
+def _id(packet_id: int) -> bytes:
+    return PACKET_ID_BYTES[packet_id + packet_id : packet_id + packet_id + 2]
+
+
+@cache
+def _packet_ids() -> list[bytes]:
+    """All of them, one by one: 3 MiB, for who sends at QoS 1 or 2."""
+    return [PACKET_ID_BYTES[at : at + 2] for at in range(0, len(PACKET_ID_BYTES), 2)]
 
 
 def remaining_length(size: int) -> bytes:
