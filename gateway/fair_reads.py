@@ -8,7 +8,8 @@
    for half a turn on average, and shorter turns cost who saturates the broker a little.
 3. A connection whose last turn was a long one reads after those that are ready at the same time (`gives_way`): who
    sends little waits for at most the turn that is under way, not for that of everyone who saturates the broker. Where
-   nobody else reads there is nobody to wait for.
+   nobody else reads there is nobody to wait for. Who needs little never does: its turns may be long by what others
+   have left to be done at their end, or because the processor was somebody else's.
 4. While somebody reads who needs little, those with long turns read one after the other, and between two of them the
    event loop looks twice who is ready: all tasks that it finds run in one go, in any order, so a look of its own is
    what lets the small ones go first.
@@ -76,8 +77,8 @@ class FairReads:
     """The reads of a connection: the next has room for `size` bytes."""
 
     __slots__ = (
-        "_busy_s", "_byte_s", "_bytes_max", "_in_lane", "_last", "_neighbours", "_odd", "_since_s", "full", "gives_way",
-        "size",
+        "_busy_s", "_byte_s", "_bytes_max", "_in_lane", "_last", "_much", "_neighbours", "_odd", "_since_s", "full",
+        "gives_way", "size",
     )  # fmt: skip
 
     def __init__(self, bytes_max: int, neighbours: Neighbours) -> None:
@@ -89,6 +90,8 @@ class FairReads:
         """When the window began."""
         self._busy_s = 0.0
         """How long our turns in it lasted."""
+        self._much = True
+        """We needed more than little in the window before, or nothing is known yet."""
         self._odd = False
         self._in_lane = False
         self._byte_s = math.inf
@@ -118,15 +121,17 @@ class FairReads:
         self.full = count >= size
         self._since_s = min(self._since_s, began_s)
         self._busy_s += seconds
+        much = self._much or self._busy_s >= _LITTLE * _WINDOW_S
         if ended_s - self._since_s > _WINDOW_S:
-            if seconds <= LONG_TURN_S and self._busy_s < _LITTLE * (ended_s - self._since_s):
+            self._much = self._busy_s >= _LITTLE * (ended_s - self._since_s)
+            if seconds <= LONG_TURN_S and not self._much:
                 neighbours.little(ended_s)
             self._since_s, self._busy_s = ended_s, 0.0
         # What was slow once may have been interrupted.
         byte_s = seconds / max(count, 1)
         seconds = min(byte_s, self._byte_s) * count
         self._byte_s = byte_s
-        self.gives_way = seconds > LONG_TURN_S and (self.full or not alone)
+        self.gives_way = seconds > LONG_TURN_S and much and (self.full or not alone)
         turn_s = neighbours.turn_s(ended_s)
         if seconds > turn_s:
             size = min(size, count) >> 1

@@ -12,7 +12,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
@@ -47,7 +47,8 @@ class Session:
     def __init__(self, broker: Broker, sink: DeliverySink, *, protocol: str, owner: object, vhost: VirtualHost) -> None:
         self.broker = broker
         self.sink = sink
-        self._each_sink = sink if isinstance(sink, EachSink) else None
+        # `isinstance` of a protocol takes 50 us, of each channel that is opened.
+        self._each_sink = cast("EachSink", sink) if hasattr(sink, "deliver_each") else None
         self.protocol = protocol
         self.owner = owner
         self.vhost = vhost

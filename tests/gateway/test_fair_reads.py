@@ -92,6 +92,19 @@ def test_who_had_a_long_turn_gives_way() -> None:
     assert ways == [True, False, True, False]
 
 
+def test_who_needs_little_gives_way_to_nobody() -> None:
+    reads = Clocked(MAX)
+    for _ in range(4):
+        reads.now_s += 0.06
+        reads.lasted(100, LONG_TURN_S / 2)
+    ways = []
+    for _ in range(40):
+        reads.lasted(100, LONG_TURN_S * 2)
+        ways.append(reads.gives_way)
+    assert not any(ways[:5])
+    assert all(ways[-20:]), "but it is not little any more"
+
+
 def test_turns_are_shorter_while_somebody_reads_who_needs_little() -> None:
     neighbours = Neighbours()
     busy, small = Clocked(MAX, neighbours), Clocked(MAX, neighbours)
