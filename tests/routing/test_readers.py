@@ -345,7 +345,7 @@ async def test_the_topic_of_a_filter_begins_with_what_is_retained() -> None:
 
 
 async def are_gone(running: Engine, topics: Collection[str]) -> None:
-    """Wait for the threads of the disk: housekeeping deletes them, too, maybe at this moment."""
+    """Wait for the threads of the disk."""
     ends = time.monotonic() + 20
     while not running.broker.topology.topics.keys().isdisjoint(topics):
         assert time.monotonic() < ends
@@ -354,7 +354,7 @@ async def are_gone(running: Engine, topics: Collection[str]) -> None:
 
 async def test_the_stream_of_a_filter_goes_when_nobody_has_read_it_for_long(clock: MockClock) -> None:
     files = MemoryFiles()
-    async with engine(files, filter_stream_expires_ms=HOUR_MS) as running:
+    async with engine(files, filter_stream_expires_ms=HOUR_MS, housekeeping_interval_ms=99 * HOUR_MS) as running:
         broker = running.broker
         await broker.set_vhost("other")
         await broker.rights.set_permission("other", "guest", Permission(".*", ".*", ".*"))
@@ -378,7 +378,7 @@ async def test_the_stream_of_a_filter_goes_when_nobody_has_read_it_for_long(cloc
             assert await administer(broker, "guest", "topics.of_filter", {"pattern": pattern, "vhost": vhost}) == name
         leased.give_back("r")
     # Nobody knows who read before the start, so time begins anew.
-    async with engine(files, filter_stream_expires_ms=HOUR_MS) as running:
+    async with engine(files, filter_stream_expires_ms=HOUR_MS, housekeeping_interval_ms=99 * HOUR_MS) as running:
         await filter_streams.expire(running.broker)
         await passing(clock, 3599)
         await filter_streams.expire(running.broker)
