@@ -112,6 +112,18 @@ class LogFlusher:
     def release(self) -> None:
         """Hand over all that was enlisted. What is written at once is taken, as a turn will end in any case."""
         self._holding = False
+        self._hand_over()
+        if self._enlisted:
+            self._wake()
+
+    def hand_over(self) -> None:
+        """The same without a `hold`, in the middle of a turn whose end is not far: nobody else will append anything
+        before the event loop comes round, so nothing is gained by waiting for it.
+        """
+        if self._enlisted and not self._holding and self._token is not None:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
         logs = list(self._enlisted)
         self._enlisted.clear()
         for log in logs:
@@ -122,8 +134,6 @@ class LogFlusher:
                 self._apply(job)
                 self._enlisted[job.log] = None
         self._tell_of_room()
-        if self._enlisted:
-            self._wake()
 
     def submit(self, log: PartitionLog) -> None:
         """Hand over what `log` has now, unless a job is under way or the disk refuses."""

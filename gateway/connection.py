@@ -5,6 +5,8 @@
 1. The socket is plain and non-blocking. A read that fills its buffer is followed by another at once; after a shorter
    one the kernel has no more, so the task waits. `fair_reads` says how much is read, and who goes first.
    While the broker is short of disk or memory, whoever publishes is not read from until it is over.
+   What a connection has appended that alone reads now is written before its turn ends: there is nobody whose records
+   could be written with it, and the answer leaves one round of the event loop sooner.
 2. Back-pressure comes after a read was handled, never within: the reader waits while too much waits for the disk, or
    too much for its own peer; deliveries go on meanwhile. It never depends on the length of queues: a reader stopped by
    long queues could not read the acks that shorten them.
@@ -67,6 +69,8 @@ class Shell:
         self.blocked = False
         self.wait_to_publish: Callable[[], Awaitable[None]] | None = None
         """What publishers have to wait for besides."""
+        self.hand_over: Callable[[], None] | None = None
+        """Gives the disk what was appended, before the turn ends."""
 
     def publishers_blocked(self, reason: str | None) -> None:
         """The broker runs short of something (why), or has enough again (None)."""
@@ -204,6 +208,8 @@ class Connection:
             adapter.held = True  # it may wait for other brokers, and nothing is read meanwhile
             await adapter.handle(data)
             adapter.held = False
+            if reads.alone and len(data) < reads.size and shell.hand_over is not None:
+                shell.hand_over()
             shell.end_turn()
             if not data:
                 return True

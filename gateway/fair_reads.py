@@ -102,6 +102,11 @@ class FairReads:
         self.gives_way = False
         """Others that are ready come first."""
 
+    @property
+    def alone(self) -> bool:
+        """Nobody else has read since our last turn."""
+        return self._neighbours.reads == self._last
+
     async def give_way(self) -> None:
         """Let others read; `has_read` comes next."""
         self._in_lane = await self._neighbours.enter_lane()
@@ -115,7 +120,7 @@ class FairReads:
     def took(self, count: int, began_s: float, ended_s: float) -> None:
         """The turn of a read of `count` bytes has lasted from then till then."""
         neighbours = self._neighbours
-        alone = neighbours.reads == self._last
+        alone = self.alone
         self._last = neighbours.reads = neighbours.reads + 1
         size, seconds = self.size, ended_s - began_s
         self.full = count >= size
