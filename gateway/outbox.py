@@ -246,10 +246,32 @@ class SocketOutbox:
         return not buffers
 
     async def _drain(self) -> None:
-        """Wait for the socket until all is sent."""
+        """Wait for the socket until all is sent, or that has become pointless."""
+        limits = self._group.limits
+        while not self._broken:
+            with trio.CancelScope() as stalled:
+                await self._send_backlog(stalled, limits.outbox_stalled_ms / 1000)
+                break
+            if self.pending_bytes > limits.outbox_bytes_max:
+                pending_bytes = self.pending_bytes
+                self.discard()
+                self._owner.give_up(
+                    f"took nothing for {limits.outbox_stalled_ms} ms with {pending_bytes} bytes waiting"
+                )
+        self._backlog = None
+
+    async def _send_backlog(self, stalled: trio.CancelScope, patience_s: float) -> None:
+        """The same, until the kernel takes nothing for so long. One scope for all of it: a new one for each wait costs
+        more than the wait.
+        """
         backlog = self._backlog
         assert backlog is not None
-        while await self._socket_writable():
+        while not self._broken:
+            stalled.deadline = trio.current_time() + patience_s
+            try:
+                await trio.lowlevel.wait_writable(self._socket)
+            except trio.ClosedResourceError:
+                continue  # the connection wakes its tasks this way, see Connection._wake_reader
             if self._pieces:
                 backlog.extend(self._take_pieces())
             while backlog:
@@ -262,26 +284,7 @@ class SocketOutbox:
                 if not complete:
                     break
             if not backlog and not self._pieces:
-                break
-        self._backlog = None
-
-    async def _socket_writable(self) -> bool:
-        """Wait until the kernel takes bytes again; False when that has become pointless."""
-        limits = self._group.limits
-        while not self._broken:
-            with trio.move_on_after(limits.outbox_stalled_ms / 1000):
-                try:
-                    await trio.lowlevel.wait_writable(self._socket)
-                    return not self._broken
-                except trio.ClosedResourceError:
-                    continue  # the connection wakes its tasks this way, see Connection._wake_reader
-            if self.pending_bytes > limits.outbox_bytes_max:
-                pending_bytes = self.pending_bytes
-                self.discard()
-                self._owner.give_up(
-                    f"took nothing for {limits.outbox_stalled_ms} ms with {pending_bytes} bytes waiting"
-                )
-        return False
+                return
 
     def _progressed(self) -> None:
         """Tell those who wait for room, if there is some."""

@@ -22,9 +22,12 @@ async def join_group(door: Door, call: Call, request: Entity) -> Entity | None:
         call.answer(_reply(call, request, joined))
 
     rebalance_ms = request.rebalance_timeout_ms
+    instance_id = request.group_instance_id
+    if instance_id is None and door.config.is_static(call.client_id):
+        instance_id = call.client_id
     joining = Joining(
         request.member_id,
-        request.group_instance_id,
+        instance_id,
         call.client_id or "",
         "/" + door.peer.rpartition(":")[0].strip("[]"),
         request.session_timeout_ms,

@@ -9,6 +9,7 @@ import trio
 
 from core_log.memory_files import MemoryFiles
 from protocols.kafka.codec import Entity
+from protocols.kafka.config import KafkaConfig
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import (
     DELETE_GROUPS,
@@ -233,3 +234,32 @@ async def test_offsets_are_for_who_may_read() -> None:
         assert await committed(peer) == {}
         asked = [Entity(name="t", partition_indexes=[0])]
         assert (await committed(peer, 7, asked))[("t", 0)] == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, -1, "")
+
+
+async def test_who_comes_back_under_the_same_client_id_has_what_it_had() -> None:
+    async with kafka_broker(**QUICK) as broker:
+        settings = {"static_client_ids": "te.t"}  # it is "test"
+        first = Peer(broker, **settings)
+        joined = await member(first)
+        left = [Entity(member_id=joined.member_id, group_instance_id=None)]
+        reply = await first.ask(LEAVE_GROUP, 3, group_id="g", members=left)
+        assert [(one.member_id, one.error_code) for one in reply.members] == [(joined.member_id, 0)]
+        assert (await first.ask(LEAVE_GROUP, 1, group_id="g", member_id=joined.member_id)).error_code == 0
+        first.adapter.connection_lost()
+        again = Peer(broker, **settings)
+        back = await again.ask(JOIN_GROUP, 5, **joining())
+        assert (back.error_code, back.generation_id, back.members) == (0, joined.generation_id, [])
+        assert back.member_id not in (joined.member_id, back.leader)
+        asked = {"group_id": "g", "generation_id": back.generation_id, "member_id": back.member_id}
+        synced = await again.ask(SYNC_GROUP, 3, **asked, assignments=[])
+        assert (synced.error_code, synced.assignment) == (0, b"all")
+        assert (await again.ask(HEARTBEAT, 3, **asked)).error_code == 0
+        asked["member_id"] = joined.member_id
+        assert (await again.ask(HEARTBEAT, 3, **asked)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+        other = Peer(broker, static_client_ids="t")
+        assert (await other.ask(JOIN_GROUP, 5, **joining())).error_code == ErrorCode.MEMBER_ID_REQUIRED
+
+
+def test_a_wrong_expression_for_client_ids_is_refused() -> None:
+    with pytest.raises(ValueError, match="static_client_ids"):
+        KafkaConfig(static_client_ids="(")
