@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from routing.errors import PreconditionFailed
 from routing.message import Slab
-from routing.queues.settings import type_name
+from routing.queues.settings import CHECKS, integer
 
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from routing.topics.stream import Stream
 
 _UNLIMITED = 1 << 30
+_CHECKS = {"priority": integer, "consumer-timeout": CHECKS["consumer-timeout"]}
 
 
 class DeliverySink(Protocol):
@@ -51,6 +53,7 @@ class Consumer:
 
     __slots__ = (
         "context", "exclusive", "level", "no_ack", "outstanding", "prefetch", "priority", "queue", "session", "tag",
+        "timeout_ms",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +67,7 @@ class Consumer:
         prefetch: int,
         context: object,
         priority: int = 0,
+        timeout_ms: int = 0,
     ) -> None:
         self.session = session
         self.queue = queue
@@ -76,6 +80,8 @@ class Consumer:
         self.outstanding = 0
         self.level = -1
         """The highest message priority among what it holds, where the queue limits what it may hold of lower ones."""
+        self.timeout_ms = timeout_ms
+        """For so long it may hold a delivery, if its queue allows as much; 0: it has no limit of its own."""
         self.context: Any = context
 
     @property
@@ -118,12 +124,12 @@ class Got:
         self.message_count = message_count
 
 
-def consumer_priority(arguments: dict[str, Any] | None, queue: Queue | Stream) -> int:
-    """The argument `x-priority`. Raises PreconditionFailed when it is no integer."""
-    priority = (arguments or {}).get("x-priority", 0)
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise PreconditionFailed(
-            f"invalid arg 'x-priority' for queue '{queue.name}' in vhost '{queue.vhost}': "
-            f'"expected integer, got {type_name(priority)}"'
-        )
-    return priority
+def consumer_argument(name: str, arguments: Mapping[str, Any] | None, queue: Queue | Stream) -> int:
+    """The argument `x-priority`, or `x-consumer-timeout` in ms; 0 without one. Raises PreconditionFailed for a value
+    that it cannot have.
+    """
+    value: int = (arguments or {}).get(f"x-{name}", 0)
+    wrong = _CHECKS[name](value)
+    if wrong:
+        raise PreconditionFailed(f"invalid arg 'x-{name}' for queue '{queue.name}' in vhost '{queue.vhost}': {wrong}")
+    return value

@@ -1,5 +1,5 @@
-"""Deliveries that are held for too long, where a queue has a limit for that (`x-consumer-timeout`): by a consumer, or
-after it was cancelled, or by who got them one by one.
+"""Deliveries that are held for too long, where a queue or a consumer has a limit for that (`x-consumer-timeout`; of
+both the lower counts): by a consumer, or after it was cancelled, or by who got them one by one.
 
 By default there is none: a job may take days. Deliveries carry no time; instead it is noted now and then how far each
 session has come with its ids, which tells the age of the oldest that is not settled to within one interval.
@@ -8,8 +8,8 @@ session has come with its ids, which tells the age of the oldest that is not set
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from routing.errors import PreconditionFailed
@@ -27,26 +27,22 @@ class ConsumerTimeouts:
         """(the next id, when): every id below had been given out by then."""
 
     def look(self, queues: Iterable[Queue], sessions: Iterable[Session], now_ms: int) -> None:
-        """End each of these sessions that holds a delivery of one of these queues for longer than the queue allows."""
+        """End each of these sessions that holds a delivery for longer than its consumer allows, or its queue, which is
+        one of these.
+        """
         limits = {
             queue: queue.settings.consumer_timeout_ms
             for queue in queues
             if queue.settings.consumer_timeout_ms and not queue.deleted
         }
-        if not limits:
-            return
         for session in list(sessions):
-            oldest: dict[Queue, int] = {}
-            for entry in session.unsettled:
-                if entry.queue in limits and entry.queue not in oldest:
-                    oldest[entry.queue] = entry.first
-                    if len(oldest) == len(limits):
-                        break
-            for queue, first in oldest.items():
-                if self._age_ms(session, first, now_ms) > limits[queue] and session.on_overdue is not None:
+            if not limits and not session.impatient:
+                continue
+            for limit_ms, first in _oldest(session, limits).items():
+                if self._age_ms(session, first, now_ms) > limit_ms and session.on_overdue is not None:
                     session.on_overdue(
                         PreconditionFailed(
-                            f"delivery acknowledgement timed out. Timeout value used: {limits[queue]} ms. "
+                            f"delivery acknowledgement timed out. Timeout value used: {limit_ms} ms. "
                             "This timeout value can be configured, see consumers doc guide to learn more"
                         )
                     )
@@ -61,3 +57,14 @@ class ConsumerTimeouts:
         if not marks or marks[-1][0] < session.next_id:
             marks.append((session.next_id, now_ms))
         return now_ms - next((at_ms for end, at_ms in marks if end > oldest), now_ms)
+
+
+def _oldest(session: Session, limits: Mapping[Any, int]) -> dict[int, int]:
+    """By each limit in ms that a session has to keep, the oldest delivery that it is for."""
+    oldest: dict[int, int] = {}
+    for entry in session.unsettled:
+        of_queue, of_consumer = limits.get(entry.queue, 0), entry.consumer.timeout_ms if entry.consumer else 0
+        limit_ms = min(of_queue, of_consumer) or max(of_queue, of_consumer)
+        if limit_ms:
+            oldest.setdefault(limit_ms, entry.first)
+    return oldest

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from routing.consumer import Consumer as Consumer
 from routing.consumer import DeliverySink as DeliverySink
-from routing.consumer import EachSink, consumer_priority
+from routing.consumer import EachSink, consumer_argument
 from routing.consumer import Got as Got
 from routing.elsewhere import get_elsewhere
 from routing.errors import BrokerError, PreconditionFailed
@@ -62,6 +62,8 @@ class Session:
         self.number = 0  # what the protocol calls it: the number of a channel
         self.on_overdue: Callable[[BrokerError], None] | None = None
         """Ends the session when it holds a delivery for too long; without it, it may."""
+        self.impatient = False
+        """It has, or had, a consumer with a limit of its own for that."""
         self.consumers: list[Consumer] = []
         self.unsettled: list[Unsettled] = []
         self.transaction: Transaction | None = None
@@ -173,8 +175,10 @@ class Session:
         consumer = Consumer(
             self, queue, tag, no_ack=no_ack, exclusive=exclusive, context=context,
             prefetch=self.prefetch_default if prefetch is None else prefetch,
-            priority=consumer_priority(arguments, queue),
+            priority=consumer_argument("priority", arguments, queue),
+            timeout_ms=consumer_argument("consumer-timeout", arguments, queue),
         )  # fmt: skip
+        self.impatient = self.impatient or consumer.timeout_ms > 0
         attached = queue.attach(consumer, arguments or {})
         if attached is not None:
             await attached

@@ -82,7 +82,7 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
         values: dict[str, Any] = {}
         for key, name in _LOWEST.items():
             given = [value for value in (arguments.get(f"x-{key}"), policy.get(key)) if value is not None]
-            given = [value for value in given if not (key == "delivery-limit" and value < 0)]
+            given = [value for value in given if value > _UNLIMITED.get(key, -1)]
             if given:
                 values[name] = int(min(given))
         for key, name in _ARGUMENT_FIRST.items():
@@ -133,6 +133,8 @@ _LOWEST = {
     "delivery-limit": "delivery_limit",
     "consumer-timeout": "consumer_timeout_ms",
 }
+_UNLIMITED = {"delivery-limit": -1, "consumer-timeout": 0}
+"""Who says so, or less, sets no limit."""
 _ARGUMENT_FIRST = {
     "overflow": "overflow",
     "dead-letter-exchange": "dead_letter_exchange",
@@ -166,13 +168,14 @@ def type_name(value: Any) -> str:
     return next((name for kind, name in names.items() if isinstance(value, kind)), "void")
 
 
-def _integer(value: Any) -> str | None:
+def integer(value: Any) -> str | None:
+    """What is wrong with a value that is to be a whole number."""
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return None if is_integer else f'"expected integer, got {type_name(value)}"'
 
 
 def _not_negative(value: Any) -> str | None:
-    return _integer(value) or (f"{{value_negative,{value}}}" if value < 0 else None)
+    return integer(value) or (f"{{value_negative,{value}}}" if value < 0 else None)
 
 
 def _milliseconds(value: Any) -> str | None:
@@ -230,7 +233,7 @@ def _one_of(*allowed: str, otherwise: str = "{{invalid_value,{}}}") -> Check:
 
 
 def _version(value: Any) -> str | None:
-    return _integer(value) or (None if value in (1, 2) else f"\"unsupported queue version '{value}'\"")
+    return integer(value) or (None if value in (1, 2) else f"\"unsupported queue version '{value}'\"")
 
 
 def _gaps(value: Any) -> str | None:
@@ -256,7 +259,7 @@ CHECKS: dict[str, Check] = {
     "priority-window": _not_negative,
     "single-active-consumer": _boolean,
     "consumer-turns": _one_of(*CONSUMER_TURNS),
-    "delivery-limit": _integer,
+    "delivery-limit": integer,
     "consumer-timeout": _milliseconds,
     "retry": _gaps,
     "retry-then": _text,

@@ -253,14 +253,20 @@ async def test_rewind_move_and_delayed_messages_are_asked_of_the_leader() -> Non
 async def test_who_holds_a_delivery_for_too_long_is_closed_at_any_broker() -> None:
     async with town_of(1, 2, housekeeping_interval_ms=20) as town:
 
-        def hold(channel: Any) -> None:
-            channel.queue_declare("t", durable=True, arguments={"x-consumer-timeout": 100})
-            send(channel, "kept", queue="t")
-            channel.basic_consume("t", lambda *_: None)
-            refused(channel, 406, "delivery acknowledgement timed out", channel.start_consuming)
+        def hold(queue: str, of_queue: dict[str, int], of_consumer: dict[str, int]) -> Callable[[Any], None]:
+            def use(channel: Any) -> None:
+                channel.queue_declare(queue, durable=True, arguments=of_queue)
+                send(channel, "kept", queue=queue)
+                channel.basic_consume(queue, lambda *_: None, arguments=of_consumer)
+                refused(channel, 406, "timed out. Timeout value used: 100 ms", channel.start_consuming)
 
-        await client(town.nodes[2], hold)
+            return use
+
+        hurried = {"x-consumer-timeout": 100}
+        await client(town.nodes[2], hold("t", hurried, {}))
         assert await client(town.nodes[1], lambda channel: drain(channel, "t")) == ["kept*"]
+        await client(town.nodes[2], hold("u", {"x-consumer-timeout": 60_000}, hurried))
+        assert await client(town.nodes[1], lambda channel: drain(channel, "u")) == ["kept*"]
 
 
 async def test_two_that_declare_it_at_once_mean_one_queue() -> None:

@@ -134,9 +134,11 @@ class Client:
         self.engine.turn()
         await self.engine.until(lambda: self.confirmed >= wanted)
 
-    async def consume(self, queue: str, *, tag: str = "c", no_ack: bool = False, exclusive: bool = False) -> Consumer:
+    async def consume(
+        self, queue: str, *, tag: str = "c", no_ack: bool = False, exclusive: bool = False, **arguments: Any
+    ) -> Consumer:
         """Subscribe; deliveries come with the next turn."""
-        return await self.session.consume(queue, tag=tag, no_ack=no_ack, exclusive=exclusive)
+        return await self.session.consume(queue, tag=tag, no_ack=no_ack, exclusive=exclusive, **arguments)
 
     def take(self) -> list[Delivery]:
         """End the turn; what was delivered since the last call."""
