@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from routing.errors import AccessRefused
+from routing.name_rules import NameRule, kept_rule
 
 Access = Literal["configure", "write", "read"]
 ExchangeKind = Callable[[str, str], str | None]
@@ -41,18 +42,11 @@ class TopicPermission(NamedTuple):
 EVERYTHING = Permission(".*", ".*", ".*")
 
 
-def pattern(expression: str, variables: Mapping[str, str] | None = None) -> re.Pattern[str]:
-    """The rule that an expression is. Raises re.error."""
-    for name, value in (variables or {}).items():
-        expression = expression.replace("{" + name + "}", re.escape(value))
-    return re.compile(expression or "^$")
-
-
 class Grants:
     """See the module. Made by `Rights.grants`."""
 
     __slots__ = (
-        "__weakref__", "_found", "_kind_of", "_patterns", "_permission", "_topics", "_variables", "publishable", "user",
+        "__weakref__", "_found", "_kind_of", "_permission", "_rules", "_topics", "_variables", "publishable", "user",
         "vhost",
     )  # fmt: skip
 
@@ -65,14 +59,14 @@ class Grants:
         self._variables = {"username": user, "vhost": vhost, **variables}
         self._permission: Permission | None = None
         self._topics: Mapping[str, TopicPermission] = {}
-        self._patterns: dict[tuple[str, bool], re.Pattern[str]] = {}
+        self._rules: dict[tuple[str, bool], NameRule] = {}
         self._found: dict[tuple[str, ...], bool] = {}
 
     def set_rules(self, permission: Permission | None, topics: Mapping[str, TopicPermission]) -> None:
         """From now on these count."""
         self._permission = permission
         self._topics = topics
-        self._patterns.clear()
+        self._rules.clear()
         self._found.clear()
         self.publishable.clear()
 
@@ -127,11 +121,13 @@ class Grants:
         self.publishable.add(exchange)
 
     def _matches(self, expression: str, name: str, variables: Mapping[str, str]) -> bool:
-        rule = (expression, bool(variables))
-        compiled = self._patterns.get(rule)
-        if compiled is None:
-            compiled = self._patterns[rule] = pattern(expression, variables)
-        return compiled.search(name) is not None
+        key = (expression, bool(variables))
+        rule = self._rules.get(key)
+        if rule is None:
+            for variable, value in variables.items():
+                expression = expression.replace("{" + variable + "}", re.escape(value))
+            rule = self._rules[key] = kept_rule(expression or "^$")
+        return rule.matches(name)
 
     def _remember(self, key: tuple[str, ...], found: bool) -> None:
         if len(self._found) >= REMEMBERED_MAX:

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from routing.name_rules import behind_set
+
 _SPECIAL = frozenset(".^$*+?{}[]\\|()")
 _EVERYTHING = frozenset(("", ".*", "^.*", ".*$", "^.*$"))
 
@@ -90,7 +92,7 @@ def _alternatives(expression: str) -> list[str]:
         if character == "\\":
             at += 1
         elif character == "[":
-            at = _behind_set(expression, at)
+            at = behind_set(expression, at)
             continue
         elif character in "()":
             depth += 1 if character == "(" else -1
@@ -100,15 +102,3 @@ def _alternatives(expression: str) -> list[str]:
         at += 1
     found.append(expression[start:])
     return found
-
-
-def _behind_set(expression: str, at: int) -> int:
-    """Behind the set of characters that begins here. A bracket that comes first in it is one of them."""
-    at += 1
-    if expression[at : at + 1] == "^":
-        at += 1
-    if expression[at : at + 1] == "]":
-        at += 1
-    while at < len(expression) and expression[at] != "]":
-        at += 2 if expression[at] == "\\" else 1
-    return at + 1

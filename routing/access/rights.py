@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -24,7 +23,7 @@ import trio
 
 from core_log.errors import Conflict
 from routing.access import scram
-from routing.access.grants import EVERYTHING, ExchangeKind, Grants, Permission, TopicPermission, pattern
+from routing.access.grants import EVERYTHING, ExchangeKind, Grants, Permission, TopicPermission
 from routing.access.passwords import Passwords
 from routing.access.scram import Credential
 from routing.commits import storage_errors
@@ -37,6 +36,7 @@ from routing.errors import (
     NotFound,
     PreconditionFailed,
 )
+from routing.name_rules import InvalidExpression, NameRule
 from routing.topology.entries import Entry
 
 if TYPE_CHECKING:
@@ -492,6 +492,6 @@ def _check_expressions(expressions: Iterable[str]) -> None:
         if len(expression) > EXPRESSION_LENGTH_MAX:
             raise InvalidArgument(f"a regular expression has at most {EXPRESSION_LENGTH_MAX} characters")
         try:
-            pattern(expression)
-        except re.error as error:
+            NameRule(expression)
+        except InvalidExpression as error:
             raise InvalidArgument(f"{expression!r} is no regular expression: {error}") from None

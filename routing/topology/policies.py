@@ -1,7 +1,7 @@
 """Policies: what queues and exchanges of a virtual host are told by pattern instead of by argument.
 
 1. At most one policy and one operator policy apply to an entity: the matching one of the highest priority (of equals
-   the first by name). Patterns are regular expressions that are looked for anywhere in the name, as in RabbitMQ.
+   the first by name). Patterns are regular expressions that are looked for anywhere in the name (`name_rules.py`).
 2. Of an operator policy's limits and the policy's the lower counts (`definition_of`), and so it does of those and a
    queue's own arguments (`QueueSettings.effective`): nobody can go beyond the operator.
 3. A definition is checked when it is set; one that would mean nothing is refused. Keys of RabbitMQ that concern what is
@@ -10,12 +10,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from routing.errors import InvalidArgument
+from routing.name_rules import InvalidExpression, NameRule, kept_rule
 from routing.queues.settings import CHECKS
 from routing.topics.stream_settings import SEGMENT_BYTES_ALLOWED, interval_ms
 from routing.topology.entries import Key
@@ -50,7 +50,7 @@ class Policy:
     definition: Mapping[str, Any]
     priority: int
     apply_to: str
-    regular: re.Pattern[str] = field(repr=False, compare=False)
+    rule: NameRule = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, name: str, value: Mapping[str, Any]) -> Policy:
@@ -61,12 +61,12 @@ class Policy:
             value["definition"],
             value["priority"],
             value["apply-to"],
-            re.compile(value["pattern"]),
+            kept_rule(value["pattern"]),
         )
 
     def applies(self, kinds: tuple[str, ...], name: str) -> bool:
         """Whether it matches an entity that goes by these words of `APPLY_TO`."""
-        return self.apply_to in kinds and self.regular.search(name) is not None
+        return self.apply_to in kinds and self.rule.matches(name)
 
 
 def policy_key(vhost: str, name: str, *, operator: bool) -> Key:
@@ -107,8 +107,8 @@ def check_policy(
     if len(pattern) > PATTERN_LENGTH_MAX:
         raise _invalid(f"a pattern has at most {PATTERN_LENGTH_MAX} characters")
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+        NameRule(pattern)
+    except InvalidExpression as error:
         raise _invalid(f"pattern should be regular expression but is invalid: {error}") from error
     if apply_to not in APPLY_TO:
         raise _invalid(f"apply-to '{apply_to}' unrecognised; should be one of {', '.join(APPLY_TO)}")

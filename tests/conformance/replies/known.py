@@ -61,6 +61,8 @@ NOT_IN_CASES: dict[str, str] = {
     "the default exchange may be an alternate exchange": "in RabbitMQ nothing is ever routed by it",
     "a queue bound to a consistent hash twice has the weight of both": "RabbitMQ's plugin heeds the first only",
     "policies may say all that arguments say": "RabbitMQ has no max-priority or consumer-timeout there",
+    "regular expressions of permissions and policies are RE2's":
+        "RabbitMQ's are PCRE's, which may take for ever over a name that a client has chosen",
     "messages expire on time wherever they stand": "in RabbitMQ those behind one that lives longer wait for it",
     "a delayed message is routed when it is published":
         "RabbitMQ's plugin routes it when it is due: `mandatory` means nothing there, bindings may have come and gone",

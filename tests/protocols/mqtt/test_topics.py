@@ -20,6 +20,7 @@ RULES = (
     TopicRewrite("bad", "a/#", "publish"),
     TopicRewrite("long", "x" * 300),
     TopicRewrite("old/#", "new/#", "subscribe"),
+    TopicRewrite("(a+)+b", "never"),
 )
 
 
@@ -34,6 +35,7 @@ RULES = (
         ("bad", "bad", "bad"),
         ("long", "long", "long"),
         ("old/#", "second", "new/#"),
+        ("a" * 250, "a" * 250, "a" * 250),
     ],
 )
 def test_rules(topic: str, published: str, subscribed: str) -> None:
@@ -42,7 +44,7 @@ def test_rules(topic: str, published: str, subscribed: str) -> None:
     assert rewriting.filter(topic) == subscribed
 
 
-@pytest.mark.parametrize(("match", "to"), [("(", "x"), ("a/(.+)", "b/$2")])
+@pytest.mark.parametrize(("match", "to"), [("(", "x"), ("a/(.+)", "b/$2"), (r"(a)\1", "b")])
 def test_rules_that_make_no_sense_are_told_at_the_start(match: str, to: str) -> None:
     with pytest.raises(msgspec.ValidationError, match="topic_rewrites"):
         msgspec.convert({"topic_rewrites": [{"match": match, "to": to}]}, MqttConfig)
