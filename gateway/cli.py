@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
+from gateway.client_cli import COUNT, NUMBER
 from gateway.cluster_cli import cluster
 from gateway.consume_cli import consume
 from gateway.groups_cli import groups
@@ -67,7 +68,7 @@ def _door_option(door: str, default: str) -> Callable[[Command], Command]:
 @click.option("--tls-key", metavar="FILE", help="Its private key, as PEM.")
 @click.option("--tls-ca", metavar="FILE", help="What the certificates of clients are verified against, as PEM.")
 @click.option("--cluster", "name", metavar="NAME", help="Be one of the brokers of this cluster.")
-@click.option("--broker-id", metavar="N", type=int, help="Which one: a number from 0 on.")
+@click.option("--broker-id", metavar="N", type=NUMBER, help="Which one: a number from 0 on.")
 @click.option("--etcd", metavar="HOST:PORT[,...]", help="The members of the etcd that the cluster stands on.")
 @click.option("--peer", metavar="HOST:PORT", help="Listen for other brokers here. Default: 127.0.0.1:9095.")
 @click.option("--advertise", metavar="HOST", help="The host under which others and clients find this broker.")
@@ -126,7 +127,7 @@ def serve(
 
 
 @main.command()
-@click.option("--rows", type=click.IntRange(min=1), help="Use only so many flights.")
+@click.option("--rows", type=COUNT, help="Use only so many flights.")
 def demo(rows: int | None) -> None:
     """Run a broker and a job on real data through all its protocols, and check that nothing was lost."""
     from gateway.demo import main as run_demo

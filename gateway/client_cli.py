@@ -18,6 +18,30 @@ if TYPE_CHECKING:
 
 DEFAULT_SERVER = "127.0.0.1:9094"
 TIMEOUT_S = 30
+COUNT = click.IntRange(1, (1 << 31) - 1)
+LIMIT = click.IntRange(-1, (1 << 31) - 1)
+"""-1 is none."""
+NUMBER = click.IntRange(0, (1 << 31) - 1)
+"""Of a partition or a broker."""
+OFFSET_MAX = (1 << 63) - 1
+OFFSET = click.IntRange(0, OFFSET_MAX)
+DISTANCE = click.IntRange(-OFFSET_MAX, OFFSET_MAX)
+
+
+class Ago(click.FloatRange):
+    """Seconds, up to ten years of them."""
+
+    name = "seconds"
+
+    def __init__(self) -> None:
+        super().__init__(0, 315_360_000)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `FloatRange`, which takes what is no number for one in its range."""
+        seconds = super().convert(value, param, ctx)
+        return seconds if seconds == seconds else self.fail("nan is no number of seconds", param, ctx)
+
+
 PAGE_ROWS = 1000
 """A list comes in pages of so many rows."""
 
@@ -158,6 +182,11 @@ def show_fields(fields: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
         click.echo(f"{name.replace('_', ' ').ljust(width)}  {_cell(value)}".rstrip())
+
+
+def say(fields: dict[str, Any], text: str, as_json: bool) -> None:
+    """Print what was done: as a sentence, or as a JSON object."""
+    click.echo(json.dumps(fields, ensure_ascii=False) if as_json else text)
 
 
 def _is_number(value: Any) -> bool:

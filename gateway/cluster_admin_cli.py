@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import list_all, show, with_client, with_json
+from gateway.client_cli import NUMBER, OFFSET_MAX, list_all, show, with_client, with_json
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -21,7 +21,7 @@ _POLL_S = 0.5
 _SAID_S = 5.0
 
 _wait = click.option("--wait", is_flag=True, help="Return when it is done.")
-_broker = click.argument("broker", type=click.IntRange(min=0))
+_broker = click.argument("broker", type=NUMBER)
 
 
 @click.command()
@@ -53,7 +53,7 @@ def remove(client: BlockingClient, broker: int) -> None:
 
 @click.command()
 @click.argument("topic")
-@click.argument("partition", type=click.IntRange(min=0))
+@click.argument("partition", type=NUMBER)
 @click.argument("brokers")
 @_wait
 @with_client
@@ -64,8 +64,8 @@ def move(client: BlockingClient, topic: str, partition: int, brokers: str, wait:
     retained messages of __retained.
     """
     try:
-        replicas = [int(broker) for broker in brokers.split(",")]
-    except ValueError:
+        replicas = [NUMBER(broker) for broker in brokers.split(",")]
+    except click.BadParameter:
         raise click.BadParameter(f"'{brokers}' are no ids of brokers", param_hint="BROKERS") from None
     client.administer("cluster.move", topic=topic, partition=partition, replicas=replicas)
     if wait:
@@ -111,7 +111,7 @@ def unclean_elections(client: BlockingClient, topic: str, allowed: str) -> None:
 
 
 @click.command()
-@click.argument("bytes_per_s", type=click.IntRange(min=1024), required=False)
+@click.argument("bytes_per_s", type=click.IntRange(1024, OFFSET_MAX), required=False)
 @with_client
 def throttle(client: BlockingClient, bytes_per_s: int | None) -> None:
     """Send at most BYTES_PER_S from each broker to replicas that are not in sync; without a number, the default."""

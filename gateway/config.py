@@ -12,12 +12,14 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
 import msgspec
 from msgspec import Meta
 
+from core_log.setting_ranges import BYTES_MAX, Bytes, Count, FrameBytes, Milliseconds
 from protocols.amqp.config import AmqpConfig
 from protocols.kafka.config import KafkaConfig
 from protocols.mqtt.config import MqttConfig
@@ -37,8 +39,14 @@ TLS_DOORS = {
 WEBSOCKET_DOORS = ("websocket", "websockets")
 """The doors that speak MQTT in a WebSocket."""
 
-Positive = Annotated[int, Meta(ge=1)]
 Source = Mapping[str, Any]
+
+_ORDERED = (
+    ("engine.group_session_timeout_ms_min", "engine.group_session_timeout_ms_max"),
+    ("peer.heartbeat_ms", "peer.silence_ms_max"),
+    ("peer.redial_ms_min", "peer.redial_ms_max"),
+)
+"""Settings of which the first may not be more than the second."""
 
 
 class ConfigError(Exception):
@@ -77,8 +85,8 @@ class Tls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What of a client's certificate is the user name when it logs in with it: of its subject, or the first alternative
     name of that sort."""
     version_min: Literal["1.2", "1.3"] = "1.2"
-    handshake_timeout_ms: Positive = 10_000
-    reload_interval_ms: Positive = 5000
+    handshake_timeout_ms: Milliseconds = 10_000
+    reload_interval_ms: Milliseconds = 5000
     """How often the files are looked at; one that has changed is used from the next handshake on, as after SIGHUP."""
 
 
@@ -95,26 +103,26 @@ class PeerTls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verify_hostname: bool = True
     """Whether a certificate has to be made out for the host that was dialled (`cluster.advertise` there)."""
     version_min: Literal["1.2", "1.3"] = "1.2"
-    handshake_timeout_ms: Positive = 5000
-    reload_interval_ms: Positive = 5000
+    handshake_timeout_ms: Milliseconds = 5000
+    reload_interval_ms: Milliseconds = 5000
     """How often the files are looked at; see `Tls`."""
 
 
 class Limits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Limits of the process and of each connection, whatever its protocol."""
 
-    connections_max: Positive = 20_000
+    connections_max: Count = 20_000
     """Client connections of all doors; one more is closed at once."""
     read_bytes_max: Annotated[int, Meta(ge=1024, le=16 << 20)] = 256 << 10
     """Most bytes taken from a socket at once."""
-    outbox_bytes_high: Annotated[int, Meta(ge=1024)] = 256 << 10
+    outbox_bytes_high: Annotated[int, Meta(ge=1024, le=BYTES_MAX)] = 256 << 10
     """A peer with more than this waiting for it gets no more deliveries, and is not read from, until half is gone."""
-    outbox_bytes_max: Positive = 64 << 20
+    outbox_bytes_max: Bytes = 64 << 20
     """A peer with more than this waiting for it, that takes nothing for `outbox_stalled_ms`, is disconnected."""
-    outbox_stalled_ms: Positive = 30_000
-    close_linger_ms: Positive = 1000
+    outbox_stalled_ms: Milliseconds = 30_000
+    close_linger_ms: Milliseconds = 1000
     """How long a connection that ends has to take the last bytes and to close its side."""
-    shutdown_grace_ms: Positive = 5000
+    shutdown_grace_ms: Milliseconds = 5000
     """How long connections have to end when the broker stops."""
 
 
@@ -128,9 +136,9 @@ class WebSocketConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     say no origin are no browsers, and may connect in any case."""
     head_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 20)] = 16 << 10
     """Largest head of a request, in bytes."""
-    handshake_timeout_ms: Positive = 10_000
+    handshake_timeout_ms: Milliseconds = 10_000
     """Time from the opening of the connection (with TLS: from the end of its handshake) to a complete request."""
-    message_bytes_max: Annotated[int, Meta(ge=1024)] = 16 << 20
+    message_bytes_max: FrameBytes = 16 << 20
     """Largest message, in one frame or several; it may hold many MQTT packets."""
 
 
@@ -159,9 +167,9 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Partitions of group offsets, likewise."""
     import_data: bool = False
     """Make a new cluster of the data directory, which is that of a single broker; one that is a member's stays so."""
-    replica_lag_time_max_ms: Positive = 5000
+    replica_lag_time_max_ms: Milliseconds = 5000
     """A replica that has not caught up for so long is not in sync any more."""
-    publish_patience_ms: Positive = 10_000
+    publish_patience_ms: Milliseconds = 10_000
     """Publishers wait so long for a leader, or for enough replicas in sync, before they are refused."""
     etcd_user: str = ""
     etcd_password: str = ""
@@ -233,6 +241,10 @@ def load_config(
         missing = "ca" if config.peer_tls.cert else "cert"
         raise ConfigError(f"peer_tls.{missing}: is missing: brokers show each other certificates, and verify them")
     check_cluster(config.cluster)
+    for low, high in _ORDERED:
+        least, most = (attrgetter(name)(config) for name in (low, high))
+        if least > most:
+            raise ConfigError(f"{low}: {least} is more than {high}, {most}")
     return config
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import TIMEOUT_S, Terms, with_terms
+from gateway.client_cli import COUNT, DISTANCE, NUMBER, TIMEOUT_S, Terms, with_terms
 
 if TYPE_CHECKING:
     from protocols.native.clients.consumer import Consumer
@@ -79,10 +79,10 @@ class _Format:
 @click.argument("topics", nargs=-1, required=True)
 @click.option("--group", help="Be a member of this group, which divides the topics and keeps how far it has come.")
 @click.option("--from-beginning", is_flag=True, help="Begin at the first record, where the group has not come yet.")
-@click.option("--offset", type=int, metavar="N", help="Begin at this offset; below 0: so many before the end.")
-@click.option("--partition", type=click.IntRange(min=0), help="Read only this one.")
-@click.option("--max-messages", type=click.IntRange(min=1), metavar="N", help="End after so many.")
-@click.option("--timeout-ms", type=click.IntRange(min=0), metavar="MS", help="End when nothing comes for so long.")
+@click.option("--offset", type=DISTANCE, metavar="N", help="Begin at this offset; below 0: so many before the end.")
+@click.option("--partition", type=NUMBER, help="Read only this one.")
+@click.option("--max-messages", type=COUNT, metavar="N", help="End after so many.")
+@click.option("--timeout-ms", type=NUMBER, metavar="MS", help="End when nothing comes for so long.")
 @click.option("--format", "form", metavar="TEXT", help="Such as '%t %p %o %T %k %v %h\\n'. Default: the value.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each record, one a line.")
 @with_terms

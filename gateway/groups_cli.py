@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gateway.client_cli import show, show_fields, with_client, with_json
+from gateway.client_cli import DISTANCE, NUMBER, OFFSET, Ago, show, show_fields, with_client, with_json
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -84,11 +84,11 @@ def delete(client: BlockingClient, name: str) -> None:
 
 def _moment(text: str) -> int:
     """A time in ms, of ms since 1970 or ISO 8601."""
-    if text.isdigit():
-        return int(text)
     try:
+        if text.isdecimal():
+            return OFFSET(text)
         return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
+    except (ValueError, OverflowError, click.BadParameter):
         raise click.BadParameter(
             f"{text!r} is neither ms since 1970 nor like 2026-01-31T12:00", param_hint="--to-time"
         ) from None
@@ -102,7 +102,7 @@ def _places(client: BlockingClient, names: tuple[str, ...]) -> list[Partition] |
     for name in names:
         topic, colon, numbers = name.rpartition(":")
         if colon and all(number.isdigit() for number in numbers.split(",")):
-            found += [(topic, int(number)) for number in numbers.split(",")]
+            found += [(topic, NUMBER(number)) for number in numbers.split(",")]
         else:
             found += [(name, number) for number in client.metadata([name])[name]]
     return found
@@ -113,9 +113,9 @@ def _places(client: BlockingClient, names: tuple[str, ...]) -> list[Partition] |
 @click.option("--to-earliest", is_flag=True, help="To the first record there is.")
 @click.option("--to-latest", is_flag=True, help="Behind the last record.")
 @click.option("--to-time", metavar="TIME", help="To the first record not before: ISO 8601, or ms since 1970.")
-@click.option("--ago", type=click.FloatRange(min=0), metavar="SECONDS", help="The same, so long before now.")
-@click.option("--to-offset", type=click.IntRange(min=0), metavar="N")
-@click.option("--shift-by", type=int, metavar="N", help="So many records further, or back if below 0.")
+@click.option("--ago", type=Ago(), metavar="SECONDS", help="The same, so long before now.")
+@click.option("--to-offset", type=OFFSET, metavar="N")
+@click.option("--shift-by", type=DISTANCE, metavar="N", help="So many records further, or back if below 0.")
 @click.option("--topic", "topics", metavar="TOPIC[:0,1]", multiple=True, help="Default: wherever the group has come.")
 @click.option("--dry-run", is_flag=True, help="Change nothing, print what would be.")
 @with_json

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import listing, vhost_option, with_client
+from gateway.client_cli import DISTANCE, listing, vhost_option, with_client
 from gateway.topology_cli import JsonObject
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ operator_option = click.option("--operator", is_flag=True, help="An operator pol
 @click.argument("name")
 @click.argument("pattern")
 @click.argument("definition", type=JsonObject())
-@click.option("--priority", type=int, default=0, show_default=True, help="Of several that match the highest counts.")
+@click.option(
+    "--priority", type=DISTANCE, default=0, show_default=True, help="Of several that match the highest counts."
+)
 @click.option(
     "--apply-to",
     type=click.Choice(["all", "queues", "exchanges", "classic_queues", "quorum_queues", "streams"]),

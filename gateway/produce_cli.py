@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import click
 
-from gateway.client_cli import TIMEOUT_S, Terms, with_terms
+from gateway.client_cli import NUMBER, TIMEOUT_S, Terms, with_terms
 
 _ACKS: dict[str, Literal[-1, 0, 1]] = {"all": -1, "1": 1, "0": 0}
 
@@ -63,7 +63,7 @@ def _headers(pairs: tuple[str, ...]) -> list[tuple[str, bytes | None]]:
 @click.option("--key-separator", metavar="TEXT", help="What stands before this in a line is the record's key.")
 @click.option("--header", "pairs", metavar="NAME=VALUE", multiple=True, help="Of every record; several may be given.")
 @click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True, help="When a record is safe.")
-@click.option("--partition", type=click.IntRange(min=0), help="Default: by the key, or in turn.")
+@click.option("--partition", type=NUMBER, help="Default: by the key, or in turn.")
 @click.option("--compression", type=click.Choice(["gzip", "snappy", "lz4", "zstd"]))
 @click.option("--null", "null", metavar="TEXT", help="A value that is exactly this is none: a tombstone.")
 @click.option("--json", "as_json", is_flag=True, help="Lines are objects as `consume --json` prints them.")

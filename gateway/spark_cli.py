@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import asked_password, connection_options
+from gateway.client_cli import COUNT, asked_password, connection_options
 
 if TYPE_CHECKING:
     from spark_bridge.jobs.export import Exported
@@ -136,7 +136,7 @@ def _what(command: Command) -> Command:
 @click.option("--checkpoint", metavar="DIR", help="How far the export is. Default: _checkpoint in the directory.")
 @click.option("--headers", is_flag=True, help="With the records' headers.")
 @click.option("--text", "as_text", is_flag=True, help="Key and value as text, not as bytes.")
-@click.option("--batch", type=click.IntRange(min=1), help="How many records are read at a time.")
+@click.option("--batch", type=COUNT, help="How many records are read at a time.")
 @click.option("--compression", type=click.Choice(["zstd", "snappy", "gzip", "lz4", "none"]), default="zstd")
 @_job
 def export(

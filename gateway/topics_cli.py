@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gateway.client_cli import list_all, show, show_fields, with_client, with_json
+from gateway.client_cli import COUNT, NUMBER, OFFSET, list_all, show, show_fields, with_client, with_json
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -32,7 +32,7 @@ def _settings(pairs: tuple[str, ...]) -> dict[str, str]:
 
 @topics.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--partitions", type=COUNT, default=1, show_default=True)
 @click.option("--config", "pairs", metavar="NAME=VALUE", multiple=True, help="A setting; may be given several times.")
 @with_client
 def create(client: BlockingClient, name: str, partitions: int, pairs: tuple[str, ...]) -> None:
@@ -42,7 +42,7 @@ def create(client: BlockingClient, name: str, partitions: int, pairs: tuple[str,
 
 @topics.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(min=1), help="How many it is to have: never fewer.")
+@click.option("--partitions", type=COUNT, help="How many it is to have: never fewer.")
 @click.option("--config", "pairs", metavar="NAME=VALUE", multiple=True, help="A setting; may be given several times.")
 @click.option("--unset", metavar="NAME", multiple=True, help="A setting to be the default again; likewise.")
 @with_client
@@ -63,20 +63,25 @@ def alter(
 
 @topics.command(name="delete-records")
 @click.argument("name")
-@click.option("--partition", type=click.IntRange(min=0), help="Of this partition; without it of all, with --all.")
-@click.option("--before", type=click.IntRange(min=0), metavar="OFFSET", help="What lies before this offset.")
+@click.option("--partition", type=NUMBER, help="Of this partition; without it of all, with --all.")
+@click.option("--before", type=OFFSET, metavar="OFFSET", help="What lies before this offset.")
 @click.option("--all", "everything", is_flag=True, help="Everything that is committed now.")
+@with_json
 @with_client
 def delete_records(
-    client: BlockingClient, name: str, partition: int | None, before: int | None, everything: bool
+    client: BlockingClient, name: str, partition: int | None, before: int | None, everything: bool, as_json: bool
 ) -> None:
     """Delete records from the beginning of topic NAME; print where its partitions begin then."""
     if (before is None) is not everything or (partition is None and not everything):
         raise click.UsageError("say --all, or --partition and --before")
-    for one in (
-        [partition] if partition is not None else [one.partition for one in client.describe_topic(name).partitions]
-    ):
-        click.echo(f"{name} {one} begins at {client.delete_records(name, one, before)}")
+    chosen = [one.partition for one in client.describe_topic(name).partitions] if partition is None else [partition]
+    begins = []
+    for one in chosen:
+        begins.append((name, one, client.delete_records(name, one, before)))
+        if not as_json:
+            click.echo("{} {} begins at {}".format(*begins[-1]))
+    if as_json:
+        show(("topic", "partition", "log_start_offset"), begins, True)
 
 
 @topics.command()

@@ -11,10 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.client_cli import Command, listing, show, show_fields, vhost_option, with_client, with_json
+from gateway.client_cli import (
+    COUNT,
+    LIMIT,
+    OFFSET,
+    OFFSET_MAX,
+    Ago,
+    Command,
+    listing,
+    say,
+    show,
+    show_fields,
+    vhost_option,
+    with_client,
+    with_json,
+)
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
+
+
+def _whole(text: str) -> int:
+    """What a broker can be told. Raises ValueError."""
+    number = int(text)
+    if not -OFFSET_MAX <= number <= OFFSET_MAX:
+        raise ValueError(f"{text} has over 64 bits")
+    return number
 
 
 class JsonObject(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -25,8 +47,8 @@ class JsonObject(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See `click.ParamType`."""
         try:
-            found = json.loads(value)
-        except ValueError as error:
+            found = json.loads(value, parse_int=_whole, parse_constant=_whole)
+        except (ValueError, RecursionError) as error:
             self.fail(f"{value!r} is no JSON: {error}", param, ctx)
         if not isinstance(found, dict):
             self.fail(f"{value!r} is no JSON object", param, ctx)
@@ -66,8 +88,8 @@ def add_vhost(client: BlockingClient, name: str, description: str | None) -> Non
 
 @vhosts.command("limits")
 @click.argument("name")
-@click.option("--max-connections", type=int, help="-1 is none.")
-@click.option("--max-queues", type=int, help="-1 is none.")
+@click.option("--max-connections", type=LIMIT, help="-1 is none.")
+@click.option("--max-queues", type=LIMIT, help="-1 is none.")
 @with_client
 def limit_vhost(client: BlockingClient, name: str, max_connections: int | None, max_queues: int | None) -> None:
     """Limit virtual host NAME."""
@@ -138,28 +160,35 @@ def alter_queue(client: BlockingClient, **given: Any) -> None:
 @vhost_option
 @click.option("--if-unused", is_flag=True, help="Only without consumers.")
 @click.option("--if-empty", is_flag=True, help="Only without messages.")
+@with_json
 @with_client
-def delete_queue(client: BlockingClient, **given: Any) -> None:
+def delete_queue(client: BlockingClient, as_json: bool, **given: Any) -> None:
     """Delete queue NAME."""
-    click.echo(f"{client.administer('queues.delete', **given):,} messages deleted")
+    deleted = client.administer("queues.delete", **given)
+    say({"deleted": deleted}, f"{deleted:,} messages deleted", as_json)
 
 
 @queues.command("purge")
 @click.argument("name")
 @vhost_option
+@with_json
 @with_client
-def purge_queue(client: BlockingClient, **given: Any) -> None:
+def purge_queue(client: BlockingClient, as_json: bool, **given: Any) -> None:
     """Drop all messages of queue NAME that wait."""
-    click.echo(f"{client.administer('queues.purge', **given):,} messages dropped")
+    dropped = client.administer("queues.purge", **given)
+    say({"dropped": dropped}, f"{dropped:,} messages dropped", as_json)
 
 
 @queues.command("move")
 @click.argument("source")
 @click.argument("destination")
 @vhost_option
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many messages.")
+@click.option("--limit", type=COUNT, help="At most so many messages.")
+@with_json
 @with_client
-def move_messages(client: BlockingClient, source: str, destination: str, vhost: str, limit: int | None) -> None:
+def move_messages(
+    client: BlockingClient, source: str, destination: str, vhost: str, limit: int | None, as_json: bool
+) -> None:
     """Move the messages that wait in queue SOURCE to queue DESTINATION."""
     total = 0
     while limit is None or total < limit:
@@ -168,18 +197,25 @@ def move_messages(client: BlockingClient, source: str, destination: str, vhost: 
         total += done["moved"]
         if not done["moved"] or not done["left"]:
             break
-    click.echo(f"{total:,} messages moved")
+    say({"moved": total}, f"{total:,} messages moved", as_json)
 
 
 @queues.command("rewind")
 @click.argument("name")
 @click.option("--to", "moment", type=click.DateTime(), help="Since this time of day here.")
-@click.option("--ago", "ago_s", type=click.IntRange(min=1), metavar="SECONDS", help="Since so many seconds ago.")
+@click.option("--ago", "ago_s", type=Ago(), metavar="SECONDS", help="Since so many seconds ago.")
 @click.option("--dry-run", is_flag=True, help="Only say how many messages would come again.")
 @vhost_option
+@with_json
 @with_client
 def rewind_queue(
-    client: BlockingClient, name: str, moment: datetime | None, ago_s: int | None, dry_run: bool, vhost: str
+    client: BlockingClient,
+    name: str,
+    moment: datetime | None,
+    ago_s: float | None,
+    dry_run: bool,
+    vhost: str,
+    as_json: bool,
 ) -> None:
     """Have queue NAME, which retains messages, give out again what was published since a time and is done with."""
     if (moment is None) == (ago_s is None):
@@ -193,7 +229,8 @@ def rewind_queue(
         if dry_run or not done["left"] or not done["replayed"]:
             break
         given |= {"after": done["last"], "before": done["before"]}
-    click.echo(f"{total:,} messages {'would come' if dry_run else 'come'} again")
+    text = f"{total:,} messages {'would come' if dry_run else 'come'} again"
+    say({"replayed": total, "dry_run": dry_run}, text, as_json)
 
 
 # --- exchanges and bindings --------------------------------------------------------------
@@ -272,7 +309,7 @@ def list_delayed(client: BlockingClient, as_json: bool, **given: Any) -> None:
 
 @delayed.command("cancel")
 @click.argument("queue")
-@click.argument("id", type=int)
+@click.argument("id", type=OFFSET)
 @vhost_option
 @with_client
 def cancel_delayed(client: BlockingClient, **given: Any) -> None:
@@ -306,7 +343,7 @@ def list_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
 def clear_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
     """Drop the retained messages whose routing keys match PATTERN."""
     cleared = client.administer("retained.clear", **given)
-    click.echo(json.dumps({"cleared": cleared}) if as_json else f"{cleared:,} retained messages cleared")
+    say({"cleared": cleared}, f"{cleared:,} retained messages cleared", as_json)
 
 
 # --- connections -------------------------------------------------------------------------
@@ -316,12 +353,14 @@ def clear_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
 @click.argument("peer", required=False)
 @click.option("--of-user", "name", help="All connections of this user.")
 @click.option("--reason", default="closed by an operator", show_default=True)
+@with_json
 @with_client
-def close_connections(client: BlockingClient, peer: str | None, name: str | None, reason: str) -> None:
+def close_connections(client: BlockingClient, peer: str | None, name: str | None, reason: str, as_json: bool) -> None:
     """Close the connection from PEER, as `list` shows it."""
     if peer is None and name is None:
         raise click.UsageError("which connection? Give PEER or --of-user")
-    click.echo(f"{client.administer('connections.close', peer=peer, name=name, reason=reason):,} connections closed")
+    closed = client.administer("connections.close", peer=peer, name=name, reason=reason)
+    say({"closed": closed}, f"{closed:,} connections closed", as_json)
 
 
 GROUPS = (vhosts, queues, exchanges, bindings, delayed, retained, connections, consumers)

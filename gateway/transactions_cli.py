@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.client_cli import list_all, show, with_client, with_json
+from gateway.client_cli import list_all, say, show, with_client, with_json
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -32,10 +32,10 @@ def list_transactions(client: BlockingClient, every: bool, as_json: bool) -> Non
 
 @transactions.command()
 @click.argument("transactional_id")
+@with_json
 @with_client
-def abort(client: BlockingClient, transactional_id: str) -> None:
+def abort(client: BlockingClient, transactional_id: str, as_json: bool) -> None:
     """Abort what TRANSACTIONAL_ID has under way. Its producer is fenced: it has to begin anew."""
-    if client.administer("transactions.abort", transactional_id=transactional_id):
-        click.echo(f"the transaction of {transactional_id} is aborted")
-    else:
-        click.echo(f"{transactional_id} has no transaction under way")
+    aborted = client.administer("transactions.abort", transactional_id=transactional_id)
+    text = f"the transaction of {transactional_id} is aborted"
+    say({"aborted": aborted}, text if aborted else f"{transactional_id} has no transaction under way", as_json)

@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+from core_log.setting_ranges import COUNT_MAX, Bytes, Count, Seconds, SecondsOrZero
 
 
 class AmqpConfig(msgspec.Struct, kw_only=True, frozen=True):
     """What the broker offers and allows; the defaults are RabbitMQ's where it has the same limit."""
 
-    channel_max: int = 2047
+    channel_max: Annotated[int, Meta(ge=1, le=65_535)] = 2047
     """Channels a connection may have open, and the highest channel id."""
 
-    frame_bytes_max: int = 131072
+    frame_bytes_max: Annotated[int, Meta(ge=4096, le=COUNT_MAX)] = 131072
     """The frame size offered in `connection.tune`, payload and the 8 bytes around it."""
 
-    handshake_frame_bytes_max: int = 8192
+    handshake_frame_bytes_max: Annotated[int, Meta(ge=4096, le=COUNT_MAX)] = 8192
     """Frame size before the peer has logged in."""
 
-    heartbeat_s: int = 60
+    heartbeat_s: Annotated[int, Meta(ge=0, le=65_535)] = 60
     """The heartbeat interval offered; the client's answer counts, 0 turns heartbeats off."""
 
-    busy_grace_s: float = 0.0
+    busy_grace_s: SecondsOrZero = 0.0
     """A client that holds unsettled deliveries may be silent so long in all, however short its heartbeats: one that
     works in the thread that should send them. 0: two heartbeat intervals, as for all others."""
 
-    handshake_timeout_s: float = 10.0
+    handshake_timeout_s: Seconds = 10.0
     """From the first byte to `connection.open`."""
 
-    close_timeout_s: float = 5.0
+    close_timeout_s: Seconds = 5.0
     """How long to wait for `connection.close-ok` before the transport is closed anyway."""
 
-    message_bytes_max: int = 128 * 1024 * 1024
+    message_bytes_max: Bytes = 128 * 1024 * 1024
     """The largest message body; `engine.message_bytes_max` holds as well."""
 
-    unfinished_bytes_max: int = 256 * 1024 * 1024
+    unfinished_bytes_max: Bytes = 256 * 1024 * 1024
     """What a connection may have sent of messages that are not complete, all channels together."""
 
-    consumers_per_channel_max: int = 10_000
+    consumers_per_channel_max: Count = 10_000
     """Consumers on one channel."""
 
-    parsed_memo_entries_max: int = 4096
+    parsed_memo_entries_max: Count = 4096
     """Entries of each memo (routes and properties seen, encoded prefixes) before it is emptied."""
 
     anonymous_user: str = ""

@@ -6,39 +6,41 @@ import re
 
 import msgspec
 
+from core_log.setting_ranges import Bytes, Count, CountOrZero, FrameBytes, Milliseconds, MillisecondsOrZero, Port
+
 
 class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What the adapter can be told."""
 
-    request_bytes_max: int = 100 << 20
+    request_bytes_max: FrameBytes = 100 << 20
     """Largest request, without its length prefix. Checked when the prefix is read, before anything is kept."""
-    login_request_bytes_max: int = 1 << 20
+    login_request_bytes_max: FrameBytes = 1 << 20
     """The same until the client has logged in."""
-    request_elements_max: int = 250_000
+    request_elements_max: Count = 250_000
     """Elements of all arrays of a request; an element takes about 400 bytes of memory."""
-    replies_bytes_max: int = 16 << 20
+    replies_bytes_max: Bytes = 16 << 20
     """Replies of a connection that its client has not read yet; above that no more of its requests are served. If so
     much waits for the reply to an earlier request, another request ends it.
     """
-    fetch_bytes_max: int = 55 << 20
+    fetch_bytes_max: FrameBytes = 55 << 20
     """Most record bytes in one reply; only a single batch that is larger goes beyond it."""
-    fetch_wait_ms_max: int = 60_000
-    fetch_sessions_max: int = 1000
+    fetch_wait_ms_max: MillisecondsOrZero = 60_000
+    fetch_sessions_max: CountOrZero = 1000
     """Fetch sessions at once, of all clients; who gets none says all in each request."""
-    fetch_session_partitions_max: int = 100_000
+    fetch_session_partitions_max: CountOrZero = 100_000
     """Of all fetch sessions together."""
-    fetch_session_eviction_ms: int = 120_000
+    fetch_session_eviction_ms: Milliseconds = 120_000
     """A session that is not used for so long ends. One that exists for so long gives way to a larger one."""
-    produce_timeout_ms_max: int = 300_000
-    admin_timeout_ms_max: int = 30_000
+    produce_timeout_ms_max: Milliseconds = 300_000
+    admin_timeout_ms_max: Milliseconds = 30_000
     """How long a request of an administrator waits for others at most."""
-    requests_in_flight_max: int = 1000
+    requests_in_flight_max: Count = 1000
     """Requests of one connection that may wait for their reply; one more ends it."""
-    login_timeout_ms: int = 10_000
+    login_timeout_ms: Milliseconds = 10_000
     """How long a new connection may stay silent."""
     advertised_host: str = ""
     """What metadata says about how to reach this broker; empty: the address that the client has dialled."""
-    advertised_port: int = 0
+    advertised_port: Port = 0
     anonymous_loopback: bool = True
     """Clients on this machine need no user name; others always do."""
     anonymous_user: str = "guest"

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from core_log.setting_ranges import BytesOrZero, Count, CountOrZero, Seconds, SecondsOrZero
 from protocols.mqtt.topics import AutoSubscription, TopicRewrite
 
 
@@ -22,7 +23,7 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     topic_levels_max: Annotated[int, Meta(ge=1, le=128)] = 32
     """Most `/`-separated levels of a topic name or filter."""
 
-    subscriptions_max: Annotated[int, Meta(ge=1)] = 1000
+    subscriptions_max: Count = 1000
     """Most topic filters of a client, and in one SUBSCRIBE; those that are too many are answered with 0x80."""
 
     inflight_messages_max: Annotated[int, Meta(ge=1, le=65_535)] = 8192
@@ -37,11 +38,11 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     offline_qos_0: bool = False
     """Whether sessions that last keep messages at QoS 0 for clients that are not connected."""
 
-    queued_messages_max: Annotated[int, Meta(ge=0)] = 0
+    queued_messages_max: CountOrZero = 0
     """Most messages that wait for one client, connected or not; the oldest give way, are counted, and go to a dead
     letter exchange if a policy names one. 0: as many as the disk takes."""
 
-    queued_bytes_max: Annotated[int, Meta(ge=0)] = 0
+    queued_bytes_max: BytesOrZero = 0
     """The same in bytes of payload; 0: no limit."""
 
     share_strategy: Literal["round-robin", "least-inflight", "sticky", "hash-topic", "hash-client"] = "round-robin"
@@ -50,7 +51,7 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     share_expiry_s: Annotated[int, Meta(ge=0, le=4_294_967)] = 86_400
     """A group is kept for so long after its last member has gone; 0: for ever. Longer for sessions that last longer."""
 
-    share_messages_max: Annotated[int, Meta(ge=0)] = 0
+    share_messages_max: CountOrZero = 0
     """Most messages a group keeps; the oldest give way. 0: as many as the disk takes."""
 
     share_remove_unsubscribed: bool = False
@@ -71,10 +72,10 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     client_topic_alias_max: Annotated[int, Meta(ge=0, le=65_535)] = 32
     """Most topics that have an alias towards a client of MQTT 5, if it takes as many; 0: none."""
 
-    sys_interval_s: Annotated[float, Meta(ge=0)] = 10.0
+    sys_interval_s: SecondsOrZero = 10.0
     """How often the values of the `$SYS` tree are worked out; 0: there is none."""
 
-    connect_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+    connect_timeout_s: Seconds = 10.0
     """Time from the opening of the transport to a complete CONNECT."""
 
     virtual_host: str = "/"

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import msgspec
 
+from core_log.setting_ranges import Count, CountOrZero, FrameBytes, Milliseconds, MillisecondsOrZero, Port
+
 
 class NativeConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What the adapter can be told; the limits are announced to every client in the reply to hello."""
 
-    request_bytes_max: int = 32 << 20
+    request_bytes_max: FrameBytes = 32 << 20
     """Largest request, without its length prefix. Checked when the prefix is read, before anything is kept."""
-    fetch_bytes_max: int = 64 << 20
+    fetch_bytes_max: FrameBytes = 64 << 20
     """Most record bytes in one reply; only a single batch that is larger goes beyond it."""
-    fetch_wait_ms_max: int = 60_000
-    produce_timeout_ms_max: int = 300_000
-    requests_in_flight_max: int = 1000
+    fetch_wait_ms_max: MillisecondsOrZero = 60_000
+    produce_timeout_ms_max: Milliseconds = 300_000
+    requests_in_flight_max: Count = 1000
     """Produce and fetch requests of one connection that may wait for their reply."""
-    hello_timeout_ms: int = 10_000
+    hello_timeout_ms: Milliseconds = 10_000
     """How long a new connection may stay silent."""
     virtual_host: str = "/"
     """Where the exchanges are that topics can be bound to."""
-    node_id: int = 0
+    node_id: CountOrZero = 0
     advertised_host: str = ""
     """What metadata says about how to reach this node; empty means the address the client already uses."""
-    advertised_port: int = 0
+    advertised_port: Port = 0
     anonymous_loopback: bool = True
     """Clients on this machine need no user name; others always do."""
     anonymous_user: str = "guest"

@@ -156,9 +156,12 @@ def test_queues_are_listed_moved_purged_and_deleted(broker: BrokerProcess, millr
             assert not method.redelivered
     assert millrace("queues", "purge", "target") == "12,495 messages dropped\n"
     assert millrace.refused("queues", "move", "source", "nowhere") == "no queue 'nowhere' in vhost '/'"
+    publish(broker, "source", 9)
+    assert json.loads(millrace("queues", "move", "source", "target", "--limit", "4", "--json")) == {"moved": 4}
+    assert json.loads(millrace("queues", "purge", "target", "--json")) == {"dropped": 4}
+    assert json.loads(millrace("queues", "delete", "source", "--json")) == {"deleted": 5}
     assert millrace("queues", "delete", "target") == "0 messages deleted\n"
     assert millrace.refused("queues", "delete", "target") == "no queue 'target' in vhost '/'"
-    millrace("queues", "delete", "source")
 
 
 def test_a_queue_is_described(broker: BrokerProcess, millrace: Commands) -> None:
@@ -265,6 +268,9 @@ def test_topics_are_configured_and_emptied(millrace: Commands) -> None:
     assert millrace("topics", "delete-records", "told", "--all").splitlines() == [
         "told 0 begins at 0", "told 1 begins at 3", "told 2 begins at 0",
     ]  # fmt: skip
+    assert millrace.rows("topics", "delete-records", "told", "--partition", "1", "--before", "3") == [
+        {"topic": "told", "partition": 1, "log_start_offset": 3}
+    ]
     assert "no topic 'none'" in millrace.refused("topics", "alter", "none", "--config", "retention.ms=1")
     for wrong in (("told",), ("told", "--before", "1"), ("told", "--all", "--before", "1")):
         assert millrace.run("topics", "delete-records", *wrong).exit_code == 2
@@ -304,6 +310,49 @@ def test_names_may_be_any_bytes_and_arguments_of_any_type(broker: BrokerProcess,
         (row,) = millrace.rows("queues", "list")
         assert row["name"] == "a??"
         assert row["arguments"] == {"x": 3.14}
+
+
+HUGE, LOW = str(10**30), str(-(10**30))
+NONSENSE = [
+    *[("topics", "create", "n", "--partitions", wrong) for wrong in (HUGE, "0", "-1", "1.5", "2147483647")],
+    *[("topics", "delete-records", "n", "--partition", wrong, "--before", "1") for wrong in (HUGE, "-1")],
+    *[("topics", "delete-records", "n", "--partition", "0", "--before", wrong) for wrong in (HUGE, "-1")],
+    *[("topics", "create", "n", "--config", f"retention.ms={wrong}") for wrong in (HUGE, LOW, "nan")],
+    *[("consume", "n", "--offset", wrong) for wrong in (HUGE, LOW)],
+    *[("consume", "n", "--partition", wrong) for wrong in (HUGE, "-1", "2147483647")],
+    *[("consume", "n", "--max-messages", wrong) for wrong in (HUGE, "0")],
+    *[("consume", "n", "--timeout-ms", wrong) for wrong in (HUGE, "-1")],
+    *[("produce", "n", "--partition", wrong) for wrong in (HUGE, "-1")],
+    *[("groups", "reset-offsets", "g", "--topic", "n", "--ago", wrong) for wrong in (HUGE, "-1", "nan", "inf")],
+    *[("groups", "reset-offsets", "g", "--topic", "n", "--to-time", wrong) for wrong in (HUGE, "-1", "0001-01-01")],
+    *[("groups", "reset-offsets", "g", "--topic", "n", "--to-offset", wrong) for wrong in (HUGE, "-1")],
+    *[("groups", "reset-offsets", "g", "--topic", "n", "--shift-by", wrong) for wrong in (HUGE, LOW)],
+    ("groups", "reset-offsets", "g", "--topic", f"n:{HUGE}", "--to-latest"),
+    *[("queues", "rewind", "n", "--ago", wrong) for wrong in (HUGE, "-1", "nan", "inf")],
+    *[("queues", "move", "n", "m", "--limit", wrong) for wrong in (HUGE, "0", "-1")],
+    *[("vhosts", "limits", "/", "--max-queues", wrong) for wrong in (HUGE, "-2")],
+    *[("policies", "set", "n", "^n", '{"max-length": 1}', "--priority", wrong) for wrong in (HUGE, LOW, "x")],
+    ("policies", "set", "n", "^n", f'{{"max-length": {HUGE}}}'),
+    ("policies", "set", "n", "^n", '{"max-length": -1}'),
+    ("queues", "add", "n", "--arguments", f'{{"x-max-length": {HUGE}}}'),
+    *[("delayed", "list", "n", "--limit", wrong) for wrong in (HUGE, "0", "1001")],
+    *[("delayed", "cancel", "n", "--", wrong) for wrong in (HUGE, "-1", "9223372036854775807")],
+    *[("cluster", "drain", "--", wrong) for wrong in (HUGE, "-1", "5")],
+    *[("cluster", "throttle", wrong) for wrong in (HUGE, "1")],
+    *[("cluster", "move", "n", "0", wrong) for wrong in (HUGE, "1,x", "1,,2")],
+]
+
+
+@pytest.mark.parametrize("arguments", NONSENSE, ids=" ".join)
+def test_numbers_that_make_no_sense_are_one_line(millrace: Commands, arguments: tuple[str, ...]) -> None:
+    """The queue, the topic and the group of these commands are not there, so that whatever is taken is refused."""
+    done = CliRunner().invoke(main, [*arguments[:2], "--server", millrace.server, *arguments[2:]], input="x\n")
+    if arguments[0] in ("consume", "produce"):
+        done = millrace.run(*arguments, text="x\n")
+    assert done.exit_code in (1, 2), done.output
+    assert isinstance(done.exception, SystemExit)
+    *_, line = done.stderr.splitlines()
+    assert line.startswith(("millrace: ", "Error: ")), done.stderr
 
 
 def test_arguments_that_are_no_json(millrace: Commands) -> None:

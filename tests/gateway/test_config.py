@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -135,6 +137,54 @@ def test_data_lies_in_a_durable_place_of_the_user(tmp_path: Path, monkeypatch: p
     assert load(tmp_path).data_dir == "/data/millrace"
     assert load(tmp_path, data_dir="~/here").data_dir == "/home/ada/here"
     assert load(tmp_path, data_dir="here").data_dir == os.path.abspath("here")
+
+
+def numbers() -> Iterator[tuple[str, Any, Any]]:
+    """The settings that are numbers, and what they may be: at least, at most."""
+    for name, kind in settings_of(Config):
+        for type_ in (kind, *get_args(kind)):
+            metadata = getattr(type_, "__metadata__", ())
+            if type_ in (int, float) and not getattr(kind, "__metadata__", ()):
+                pytest.fail(f"{name} may be any number")
+            if metadata and type_.__origin__ in (int, float):
+                (meta,) = metadata
+                step = type_.__origin__(1)
+                low = meta.ge if meta.ge is not None else meta.gt + step
+                high = meta.le if meta.le is not None else meta.lt - step
+                yield name, low, high
+
+
+def test_every_number_has_a_range_and_what_is_outside_is_refused_by_name(tmp_path: Path) -> None:
+    ranges = list(numbers())
+    assert len(ranges) > 120
+    for name, low, high in ranges:
+        default = attrgetter(name)(Config())
+        assert default is None or low <= default <= high, name
+        table, _, key = name.rpartition(".")
+        for wrong in (low - 1, high + 1, -(10**30), 10**30, "nan"):
+            with pytest.raises(ConfigError) as error:
+                load(tmp_path, f"[{table}]\n{key} = {wrong}\n")
+            assert str(error.value).startswith(f"{tmp_path / 'millrace.toml'}: {name}: expected "), error.value
+    variable = {"MILLRACE_ENGINE_DISK_FREE_BYTES_MIN": "-1"}
+    with pytest.raises(ConfigError, match="MILLRACE_ENGINE_DISK_FREE_BYTES_MIN: Expected int >= 0"):
+        load(tmp_path, "", variable)
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        (
+            "[engine]\ngroup_session_timeout_ms_min = 2000000",
+            "engine.group_session_timeout_ms_min: 2000000 is more than engine.group_session_timeout_ms_max, 1800000",
+        ),
+        ("[peer]\nredial_ms_max = 10", "peer.redial_ms_min: 50 is more than peer.redial_ms_max, 10"),
+        ("[peer]\nheartbeat_ms = 5000", "peer.heartbeat_ms: 5000 is more than peer.silence_ms_max, 1600"),
+    ],
+)
+def test_the_least_is_not_more_than_the_most(tmp_path: Path, toml: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, toml)
+    assert str(error.value) == message
 
 
 def test_every_limit_has_a_unit_and_every_setting_a_variable_of_its_own() -> None:
