@@ -27,7 +27,7 @@ def room(queue: Queue, bodies: Sequence[BytesLike]) -> tuple[int, int]:
     taken, over = min(left, count), max(0, count - left)
     if sizes is not None and settings.max_length_bytes is not None and straight < taken:
         end, lengths = straight, list(map(len, bodies))
-        space = settings.max_length_bytes - sizes.waiting_bytes
+        space = settings.max_length_bytes - sizes.waiting_bytes - queue.partition.held_bytes_for(queue)
         while end < taken and lengths[end] <= space:
             space -= lengths[end]
             end += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 import trio
 from pika.exceptions import ChannelClosedByBroker, NackError
 
+from tests.routing.harness import Client, Engine
 from tests.support import engine_node
 from tests.support.engine_node import EngineNode, town_of
 
@@ -172,6 +174,34 @@ async def test_many_publishes_at_once_are_confirmed_or_refused_one_by_one() -> N
         answers = await trio.to_thread.run_sync(publish_at_once, town.nodes[2].port, 300)
         assert [tag for tag, safe in sorted(answers.items()) if safe] == list(range(1, 101))
         assert len(answers) == 300
+
+
+@pytest.mark.parametrize("broker", [1, 2])
+async def test_a_message_that_fits_is_taken_whatever_came_before_it(broker: int) -> None:
+    """They come in one slab. Broker 1 leads the queue."""
+    async with town_of(1, 2) as town:
+
+        def use(channel: Any) -> None:
+            declare(channel, max_length_bytes=20, overflow="reject-publish")
+            declare(channel, "other")
+            channel.queue_bind("q", "amq.direct", "q")
+            channel.queue_bind("other", "amq.direct", "q")
+
+        node = town.nodes[broker]
+        await client(node, use)
+        after_turn = node.broker.after_turn
+        publisher = Client(Engine(node.broker), object())
+        node.broker.after_turn = after_turn  # of the gateway, which sends
+        sizes = (9, 12, 8, 5, 2, 4, 1)
+        publisher.publish("q", *("x" * size for size in sizes), exchange="amq.direct", confirm=True)
+        node.broker.end_turn()
+        with trio.fail_after(20):
+            while publisher.confirmed < len(sizes):
+                await trio.sleep(0.01)
+        assert [event[1:] for event in publisher.events if event[0] == "refuse"] == [(2, 2), (4, 4), (6, 6)]
+        for name, taken in (("q", [9, 8, 2, 1]), ("other", [*sizes])):
+            found = await client(town.nodes[1], partial(drain, queue=name))
+            assert [len(body) for body in found] == taken
 
 
 def publish_at_once(port: int, count: int) -> dict[int, bool]:

@@ -143,17 +143,17 @@ class ServedBroker:
         broker = self._broker
         vhost = broker.topology.vhosts[queues[0].vhost]
         route = vhost.router.to_queues(queues, slab.exchange, once_in_ms)
-        count = fitting = len(slab.bodies)
-        if route.guarded:
-            fitting = min(route.room(slab.bodies), count)
         with for_others((home,)):
-            if fitting:
-                put(route, slab.part(0, fitting), broker.clock.now_ms)
-            if fitting < count:
-                route.overflowing().deliver(slab.part(fitting, count))
-        if fitting < count:
-            broker.refused_messages += count - fitting
-            taken.refuse(position + fitting, position + count - 1)
+            for piece in route.pieces(slab) if route.guarded else (slab,):
+                count = len(piece.bodies)
+                fitting = min(route.room(piece.bodies), count) if route.guarded else count
+                if fitting:
+                    put(route, piece.part(0, fitting), broker.clock.now_ms)
+                if fitting < count:
+                    route.overflowing().deliver(piece.part(fitting, count))
+                    broker.refused_messages += count - fitting
+                    taken.refuse(position + fitting, position + count - 1)
+                position += count
         return home.next_offset
 
     def append(self, log: str, leader_epoch: int, position: int, records: Records, *, begins: bool) -> None:

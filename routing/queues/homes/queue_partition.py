@@ -212,6 +212,10 @@ class QueuePartition:
         """Messages that were taken for a queue and are not in it yet."""
         return 0
 
+    def held_bytes_for(self, queue: Queue) -> int:
+        """The bytes of their bodies, for a queue that has a limit for them."""
+        return 0
+
     def prepare(self, destinations: DestinationSet) -> None:
         """Define a destination set that is not defined yet, so that `enqueue` cannot be refused. Raises
         LogUnavailable.

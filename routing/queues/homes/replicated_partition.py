@@ -45,6 +45,7 @@ class _Held(NamedTuple):
     arrival: Arrival | None
     delayed: bool
     ours: bool
+    bytes: int
 
 
 class Published(NamedTuple):
@@ -140,12 +141,18 @@ class ReplicatedPartition(QueuePartition):
         """See `QueuePartition`."""
         return sum(held.end - held.first for held in self._held if queue in held.destinations.queues)
 
+    def held_bytes_for(self, queue: Queue) -> int:
+        """See `QueuePartition`."""
+        return sum(held.bytes for held in self._held if queue in held.destinations.queues)
+
     def _admit(self, first: int, slab: Slab, destinations: DestinationSet) -> None:
         arrival = None
         if not (destinations.simple and slab.plain):
             arrival = self._arrived(first, slab, destinations)
         ours = not self.for_others and self.instead is None
-        self._held.append(_Held(self.next_offset, first, destinations, arrival, slab.delayed, ours))
+        counted = any(queue.rules.sizes is not None for queue in destinations.queues)
+        size_bytes = sum(map(len, slab.bodies)) if counted else 0
+        self._held.append(_Held(self.next_offset, first, destinations, arrival, slab.delayed, ours, size_bytes))
 
     def _log_advanced(self, log: PartitionLog) -> None:
         super()._log_advanced(log)
@@ -156,7 +163,7 @@ class ReplicatedPartition(QueuePartition):
 
     def _give(self, held: _Held) -> None:
         """Messages are committed: now they are in their queues."""
-        end, first, destinations, arrival, delayed, _ = held
+        end, first, destinations, arrival, delayed, _, _ = held
         for queue in destinations.queues:
             if queue.deleted:
                 self.forget(first, end - first)

@@ -193,6 +193,21 @@ async def test_queues_are_as_they_were(seed: int) -> None:
         await until(lambda: len({bytes_of(member.log(0)) for member in brokers.members.values()}) == 1)
 
 
+@pytest.mark.parametrize("limit", [{"x-max-length": 2}, {"x-max-length-bytes": 9}])
+async def test_what_is_not_committed_yet_counts_against_a_limit_that_refuses(limit: dict[str, int]) -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        await one.queue("q", arguments={**limit, "x-overflow": "reject-publish"})
+        client = one.client()
+        for number in range(5):
+            client.publish("q", f"{number:04}", confirm=True)
+        one.turn()
+        await until(lambda: client.confirmed == 2 or ("confirm", 5) in client.events)
+        assert one.count("q") == 2
+        assert [event for event in client.events if event[0] == "refuse"]
+        assert [body for body, _ in await one.drain("q")] == ["0000", "0001"]
+
+
 async def test_what_has_waited_too_long_is_refused_and_consumers_go_on_without_it() -> None:
     async with mesh(patience_s=0.4, serve_each_other=True) as brokers:
         one = brokers.members[1]
