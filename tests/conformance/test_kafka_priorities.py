@@ -61,6 +61,14 @@ class Worker:
                 self.client.commit()
         return found
 
+    def await_end(self, offset: int, patience_s: float = 20) -> None:
+        """Until the log ends there."""
+        (place,) = self.client.assignment()
+        ends = time.monotonic() + patience_s
+        while self.client.end_offsets([place])[place] != offset and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert self.client.end_offsets([place])[place] == offset
+
 
 def test_urgent_records_overtake_those_that_wait_and_nothing_is_lost(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
@@ -71,6 +79,7 @@ def test_urgent_records_overtake_those_that_wait_and_nothing_is_lost(tmp_path: P
         assert not any(send(broker, topic, range(300)))
         worker = Worker(broker, topic)
         assert worker.take(5) == list(range(5))
+        worker.await_end(300 + 5 + AHEAD)  # there is no room again, so that no single one comes before the others
         assert not any(send(broker, topic, range(1000, 1010), 9) + send(broker, topic, range(2000, 2005), 4))
         found = worker.take(60)
         worker.client.close()
