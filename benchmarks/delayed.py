@@ -33,7 +33,7 @@ from benchmarks.wire_proto import (
     method,
     shortstr,
 )
-from tests.support.broker_process import BrokerProcess
+from tests.support.broker_process import DOORS, BrokerProcess
 
 _BATCH = 500
 _WINDOW = 20_000
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="how long to consume")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        broker = BrokerProcess(Path(directory), ["amqp"], [])
+        broker = BrokerProcess(Path(directory), DOORS, [])
         broker.start()
         try:
             prepare(broker.amqp_port)

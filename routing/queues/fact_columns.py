@@ -5,7 +5,7 @@ kept here while the message may be live: 8 bytes a message, 16 where a delay is 
 16 a run. Messages without facts take nothing.
 
 Columns are kept for blocks of offsets and go block by block, when nothing in a block is live any more. They only grow
-at their ends, so that a picture of them is cheap (`freeze`).
+at their ends: what follows at the same time joins the run before it.
 """
 
 from __future__ import annotations
@@ -66,9 +66,17 @@ class _Block:
         self.high: array[int] | None = None
 
     def add(self, first: int, low: array[int], high: array[int] | None, timestamp_ms: int) -> None:
-        self.runs.append(first << _COUNT_BITS | len(low) - 1)
-        self.starts.append(len(self.low))
-        self.times.append(timestamp_ms)
+        runs = self.runs
+        if (
+            runs
+            and self.times[-1] == timestamp_ms
+            and (runs[-1] >> _COUNT_BITS) + (runs[-1] & _COUNT_MASK) + 1 == first
+        ):
+            runs[-1] += len(low)
+        else:
+            runs.append(first << _COUNT_BITS | len(low) - 1)
+            self.starts.append(len(self.low))
+            self.times.append(timestamp_ms)
         if high is not None and self.high is None:
             self.high = array("Q", bytes(8 * len(self.low)))
         self.low += low

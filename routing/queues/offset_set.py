@@ -17,14 +17,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
-from sys import byteorder
 
-from routing.queues.packed_ranges import pack
+from routing.queues.packed_ranges import count_of, pack, singles_of
 
 _CHUNK_RANGES = 4096
 _RANGE_MESSAGES_MAX = 1 << 16
 _STRIDE = 8  # hits of a batch that lie so close are found without bisecting the whole chunk
-_MANY = 16
 _first_packed = itemgetter(0)
 
 Range = tuple[int, int]
@@ -42,11 +40,7 @@ class OffsetSet:
         self._position = 0
         self._head_first = self._head_count = 0
         self._tail_first = self._tail_count = 0
-        packed = pack(ranges)
-        if packed:
-            self._chunks = [packed[at : at + _CHUNK_RANGES] for at in range(0, len(packed), _CHUNK_RANGES)]
-            self.count = sum(one & 0xFFFF for one in packed) + len(packed)
-            self._unpack_tail()
+        self.extend(pack(ranges))
 
     def __len__(self) -> int:
         return self.count
@@ -62,19 +56,17 @@ class OffsetSet:
         self._tail_first = first
         self._tail_count = count
 
-    def extend(self, singles: array[int]) -> None:
-        """Add rising offsets that lie beyond all that are in the set, and mostly apart: each is packed as a range of
-        its own, `offset << 16`.
-        """
-        if not singles:
+    def extend(self, packed: array[int]) -> None:
+        """Add rising packed ranges (`packed_ranges.py`) that lie beyond all that are in the set, and mostly apart."""
+        if not packed:
             return
-        self.count += len(singles)
+        self.count += count_of(packed)
         if self._tail_count:
             self._push(self._tail_first, self._tail_count)
-        self._tail_first, self._tail_count = singles[-1] >> 16, 1
-        chunks, count = self._chunks, len(singles) - 1
+        self._tail_first, self._tail_count = packed[-1] >> 16, (packed[-1] & 0xFFFF) + 1
+        chunks, count = self._chunks, len(packed) - 1
         if chunks and len(chunks[-1]) + count <= _CHUNK_RANGES:
-            chunks[-1].extend(singles)
+            chunks[-1].extend(packed)
             chunks[-1].pop()
             return
         at = 0
@@ -82,7 +74,7 @@ class OffsetSet:
             if not chunks or len(chunks[-1]) >= _CHUNK_RANGES:
                 chunks.append(array("Q"))
             stop = min(count, at + _CHUNK_RANGES - len(chunks[-1]))
-            chunks[-1].extend(singles[at:stop])
+            chunks[-1].extend(packed[at:stop])
             at = stop
 
     def _push(self, first: int, count: int) -> None:
@@ -167,7 +159,7 @@ class OffsetSet:
             return left
         chunk, position = self._chunks[0], self._position
         piece = chunk[position : position + left]
-        singles = _singles(piece)
+        singles = singles_of(piece)
         if singles is not None:
             taken += singles
             left -= len(singles)
@@ -327,21 +319,6 @@ class OffsetSet:
     def clear(self) -> None:
         """Forget everything."""
         self.__init__()  # type: ignore[misc]
-
-
-def _singles(piece: array[int]) -> list[int] | None:
-    """The offsets of packed ranges, if each is of one."""
-    count = len(piece)
-    if count < _MANY or byteorder == "big":
-        found = [packed >> 16 for packed in piece if not packed & 0xFFFF]
-        return found if len(found) == count else None
-    packed_bytes = piece.tobytes()
-    if packed_bytes[0::8].count(0) < count or packed_bytes[1::8].count(0) < count:
-        return None
-    # All at once: the lowest 16 bits of each are 0, so nothing is shifted from one into another.
-    offsets = array("Q")
-    offsets.frombytes((int.from_bytes(packed_bytes, "little") >> 16).to_bytes(8 * count, "little"))
-    return offsets.tolist()
 
 
 def _packed(first: int, count: int) -> list[int]:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import islice, repeat
+from operator import le, or_
 
 COUNT_BITS = 16
 COUNT_MASK = (1 << COUNT_BITS) - 1
 _COUNT_MAX = 1 << COUNT_BITS
+_MANY = 16
+_TOUCHING_SHARE = 4
+"""Ranges are joined if more than one in so many touches the one before it."""
 
 Range = tuple[int, int]
 """First offset and count."""
@@ -48,6 +54,84 @@ def unpack(packed: array[int]) -> Iterator[Range]:
     """The inverse; what was cut for its length stays in pieces."""
     for one in packed:
         yield one >> COUNT_BITS, (one & COUNT_MASK) + 1
+
+
+def pack_all(ranges: list[int]) -> array[int]:
+    """The same of ranges that are packed already; those that touch stay as they are where few do."""
+    packed = array("Q", ranges)
+    ends = [(one >> COUNT_BITS) + (one & COUNT_MASK) + 1 << COUNT_BITS for one in ranges]
+    touching = sum(map(le, islice(ranges, 1, None), map(or_, ends, repeat(COUNT_MASK))))
+    return pack(unpack(packed)) if touching * _TOUCHING_SHARE > len(packed) else packed
+
+
+def count_of(packed: array[int]) -> int:
+    """How many messages the ranges hold."""
+    data = to_bytes(packed)
+    return len(packed) + sum(data[0::8]) + (sum(data[1::8]) << 8)
+
+
+def singles_of(packed: array[int]) -> list[int] | None:
+    """The offsets in the ranges, if each is of one message."""
+    count = len(packed)
+    if count < _MANY:
+        found = [one >> COUNT_BITS for one in packed if not one & COUNT_MASK]
+        return found if len(found) == count else None
+    if count_of(packed) > count:
+        return None
+    # All at once: the lowest bits of each are 0, so nothing is shifted from one into another.
+    together = int.from_bytes(to_bytes(packed), "little") >> COUNT_BITS
+    return from_bytes(together.to_bytes(8 * count, "little")).tolist()
+
+
+def offsets_of(packed: array[int]) -> list[int]:
+    """All offsets in the ranges."""
+    found = singles_of(packed)
+    if found is not None:
+        return found
+    found = []
+    for one in packed:
+        first = one >> COUNT_BITS
+        found += range(first, first + (one & COUNT_MASK) + 1)
+    return found
+
+
+def singly(packed: array[int]) -> array[int]:
+    """The same messages, a range for each."""
+    return packed if count_of(packed) == len(packed) else array("Q", [at << COUNT_BITS for at in offsets_of(packed)])
+
+
+def low_bits(singles: array[int], bits: int) -> list[int]:
+    """The lowest `bits`, 8 to 16, of the offsets of ranges of one message."""
+    data, lanes = to_bytes(singles), bytearray(2 * len(singles))
+    lanes[0::2], lanes[1::2] = data[2::8], data[3::8].translate(_low_bytes(bits - 8))
+    found = array("H", bytes(lanes))
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found.tolist()
+
+
+@lru_cache(8)
+def _low_bytes(bits: int) -> bytes:
+    return bytes(byte & (1 << bits) - 1 for byte in range(256))
+
+
+def by_blocks(packed: array[int], bits: int) -> Iterator[tuple[int, array[int]]]:
+    """Rising ranges, cut where a block of offsets ends, with its number: the offset without its lowest `bits`."""
+    at, size, rest = 0, len(packed), 0
+    while at < size or rest:
+        number = (rest or packed[at]) >> COUNT_BITS + bits
+        limit = number + 1 << bits
+        stop = bisect_left(packed, limit << COUNT_BITS, at)
+        piece = packed[at:stop]
+        if rest:
+            piece.insert(0, rest)
+            rest = 0
+        over = (piece[-1] >> COUNT_BITS) + (piece[-1] & COUNT_MASK) + 1 - limit
+        if over > 0:
+            piece[-1] -= over
+            rest = limit << COUNT_BITS | over - 1
+        at = stop
+        yield number, piece
 
 
 def holds(packed: array[int], offset: int) -> bool:

@@ -4,32 +4,61 @@ watched; what is delayed is held back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
-from routing.facts import DELAYED_FROM, delay_ms_of, priority_of
+from routing.facts import DELAY_BITS, DELAYED_FROM, delay_ms_of, priority_of
 from routing.queues.arrivals import Arrival
 from routing.queues.offset_set import Range
+from routing.queues.packed_ranges import COUNT_BITS, unpack
 from routing.queues.picked_facts import PickedFacts, deadlines, stand
 from routing.queues.priority_sort import sort_in
-from routing.queues.runs_of import runs_of
 
 if TYPE_CHECKING:
     from routing.queues.queue import Queue
 
 
-def refill(queue: Queue, ranges: Iterable[Range], picked: PickedFacts) -> None:
-    """What a start found that was never given out stands in line; delayed messages are held back again."""
+def refill(queue: Queue, packed: array[int], picked: PickedFacts) -> None:
+    """What a start found that was never given out, as rising packed ranges, stands in line; delayed messages are held
+    back again.
+    """
     rules = queue.rules
-    for offsets, column, times in picked.pick(ranges):
-        if column is None or max(column) >= DELAYED_FROM:
-            _refill_runs(queue, runs_of(offsets))
-            continue
-        stand(queue, offsets, column)
-        due_ms, mortal = deadlines(offsets, column, times, queue.settings.message_ttl_ms)
-        if mortal:
-            rules.need_timing().expire_at(due_ms, mortal)
+    for part, offsets, facts, times in picked.pick(packed):
+        if facts is None:
+            _refill_runs(queue, unpack(part))
+        elif max(facts) < DELAYED_FROM:
+            _fill(queue, part, offsets, facts, times)
+        else:
+            _hold(queue, offsets, facts, times)
+            rest = [at for at, fact in enumerate(facts) if fact < DELAYED_FROM]
+            if rest:
+                singles = array("Q", [offsets[at] << COUNT_BITS for at in rest])
+                _fill(queue, singles, *([column[at] for at in rest] for column in (offsets, facts, times)))
     rules.arm()
+
+
+def _fill(queue: Queue, packed: array[int], offsets: list[int], facts: list[int], times: list[int]) -> None:
+    stand(queue, packed, facts)
+    due_ms, mortal = deadlines(offsets, facts, times, queue.settings.message_ttl_ms)
+    if mortal:
+        queue.rules.need_timing().expire_at(due_ms, mortal)
+
+
+def _hold(queue: Queue, offsets: Sequence[int], facts: Sequence[int], times: Sequence[int]) -> None:
+    """Those that are delayed wait for their time, or are late."""
+    due_ms = [time_ms + (fact >> DELAY_BITS) for fact, time_ms in zip(facts, times)]
+    if min(facts) < DELAYED_FROM:
+        held = [fact >= DELAYED_FROM for fact in facts]
+        due_ms, offsets = list(compress(due_ms, held)), list(compress(offsets, held))
+    now_ms = queue.host.now_ms()
+    if min(due_ms) <= now_ms:
+        waits = [due > now_ms for due in due_ms]
+        queue.rules.late += [(due, offset) for due, offset in zip(due_ms, offsets) if due <= now_ms]
+        due_ms, offsets = list(compress(due_ms, waits)), list(compress(offsets, waits))
+    if due_ms:
+        queue.rules.need_timing().delay(due_ms, offsets)
 
 
 def _refill_runs(queue: Queue, ranges: Iterable[Range]) -> None:
@@ -40,6 +69,9 @@ def _refill_runs(queue: Queue, ranges: Iterable[Range]) -> None:
             if run_first > at:
                 _stand(queue, Arrival(at, run_first - at, 0, 0))
             at = run_first + len(column)
+            if min(column) >= DELAYED_FROM:
+                _hold(queue, range(run_first, at), column, [time_ms] * len(column))
+                continue
             arrival = Arrival(run_first, len(column), time_ms, column)
             if max(column) >= DELAYED_FROM:
                 for part_first, number in _part(queue, arrival, column):

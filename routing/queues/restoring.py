@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
 from typing import TYPE_CHECKING, Any
 
 from routing.queues import reservations
-from routing.queues.offset_set import OffsetSet, Range
+from routing.queues.offset_set import OffsetSet
 from routing.queues.packed_ranges import from_bytes, pack, to_bytes, unpack, without
 from routing.queues.picked_facts import PickedFacts
 from routing.queues.refilling import given_back, refill
@@ -38,28 +38,28 @@ def state_of(queue: Queue) -> Any:
 
 def restore(
     queue: Queue,
-    ready: Iterable[Range],
-    returned: Iterable[Range],
+    ready: array[int],
+    returned: array[int],
     redelivered_before: int,
     *,
     picked: PickedFacts,
     state: Any = None,
 ) -> None:
-    """Have a new queue take over what the log says is there: ranges in offset order, those given back apart.
+    """Have a new queue take over what the log says is there: rising packed ranges, those given back apart.
 
     `state` is what `state_of` said.
     """
     if state and "reserved" in state:
         reservations.restore(queue, state["reserved"])
         aside = reservations.reserved_ranges(queue)
-        ready, returned = (unpack(without(pack(ranges), aside)) for ranges in (ready, returned))
+        ready, returned = without(ready, aside), without(returned, aside)
     queue.redelivered_before = redelivered_before
     rules = queue.rules
     if queue.levels is None and not queue.store.facts:
-        queue.line.ready = OffsetSet(ready)
+        queue.line.ready.extend(ready)
     else:
         refill(queue, ready, picked)
-    for first, count in given_back(queue, returned):
+    for first, count in given_back(queue, unpack(returned)):
         queue.line_of(first).placed.add(first, count)
     rules.restored(state.get("sizes", ()) if state else ())
     if state and queue.returns is not None and "returns" in state:

@@ -28,7 +28,7 @@ from routing.errors import StorageUnavailable
 from routing.queues.homes.journal import Journal
 from routing.queues.homes.relocation import Straggler, end_of_stragglers, read_stragglers, relocate
 from routing.queues.homes.standby import Standby, packed_of
-from routing.queues.packed_ranges import Range, from_bytes, pack, to_bytes, unpack
+from routing.queues.packed_ranges import from_bytes, pack, to_bytes, unpack
 from routing.queues.restoring import state_of
 from routing.queues.settlement import pack_sizes
 from routing.queues.view_state import VIEW
@@ -43,10 +43,10 @@ _VERSION = 2
 
 
 class QueueCheckpoint(NamedTuple):
-    """What a clean stop notes of a queue: what was never given out, and what was, each in offset order."""
+    """What a clean stop notes of a queue: what was never given out, and what was, each as rising packed ranges."""
 
-    ready: list[Range]
-    returned: list[Range]
+    ready: array[int]
+    returned: array[int]
     redelivered_before: int
 
 
@@ -99,13 +99,14 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
         standby = Standby(state["offset"])
         standby.next_set_id = state["next_set_id"]
         standby.sets = {set_id: (tuple(ids), 0) for set_id, ids in state["sets"].items()}
-        read = _ranges if state.get("version") else _listed
+        read = from_bytes if state.get("version") else _listed
         queues = {}
         for queue_id, (ready, returned, before) in state["queues"].items():
             if state["clean"]:
                 queues[queue_id] = QueueCheckpoint(read(ready), read(returned), before)
-            whole = state.get("version") and not returned
-            standby.live[queue_id] = from_bytes(ready) if whole else packed_of([*read(ready), *read(returned)])
+            standby.live[queue_id] = read(ready)
+            if returned:
+                standby.live[queue_id] = packed_of([*unpack(read(ready)), *unpack(read(returned))])
         standby.states = state.get("states", {})
         standby.numbers.load(state.get("numbers", {}))
         for queue_id, known in standby.states.items():
@@ -124,12 +125,8 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
     return Checkpoint(standby, state["clean"], queues)
 
 
-def _ranges(packed: bytes) -> list[Range]:
-    return list(unpack(from_bytes(packed)))
-
-
-def _listed(ranges: list[list[int]]) -> list[Range]:
-    return [(first, count) for first, count in ranges]
+def _listed(ranges: list[list[int]]) -> array[int]:
+    return pack((first, count) for first, count in ranges)
 
 
 def load_checkpoint(files: Files, log: PartitionLog) -> Checkpoint | None:

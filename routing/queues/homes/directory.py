@@ -54,7 +54,9 @@ class Move(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """Parallel lists, an item a slab. Facts have one item if they are those of all."""
+    """Parallel lists, an item a slab. Facts have one item if they are those of all; where each message has its own,
+    and none was moved, those of all slabs are `each`, and `facts` is None.
+    """
 
     set_ids: Sequence[int]
     firsts: Sequence[int]
@@ -62,6 +64,7 @@ class Directory(NamedTuple):
     facts: list[Columns | None] | None
     moves: list[Move] | None
     numbers: list[Numbered | None] | None = None
+    each: Columns | None = None
 
 
 def facts_of(slab: Slab) -> Columns | None:
@@ -155,9 +158,12 @@ def decode_directory(record: bytes, first_offset: int) -> Directory:
         raise CorruptBatch("an empty slab in a directory")
     firsts = list(accumulate(counts, initial=first_offset))
     del firsts[-1]
-    facts, moves, numbered = None, None, None
+    facts, moves, numbered, each = None, None, None, None
     if columns & _FACTS:
-        facts, at = _decode_facts(record, at, counts)
+        if not columns & _MOVED:
+            each, at = _decode_each(record, at, counts)
+        if each is None:
+            facts, at = _decode_facts(record, at, counts)
     if columns & _MOVED:
         if at + _MOVE.size * count > len(record):
             raise CorruptBatch("a directory is cut short")
@@ -167,7 +173,7 @@ def decode_directory(record: bytes, first_offset: int) -> Directory:
         numbered, at = _decode_numbers(record, at, counts)
     if at != len(record):
         raise CorruptBatch(f"{len(record) - at} bytes after a directory")
-    return Directory(numbers[0::2], firsts, counts, facts, moves, numbered)
+    return Directory(numbers[0::2], firsts, counts, facts, moves, numbered, each)
 
 
 def _decode_numbers(record: bytes, at: int, counts: Sequence[int]) -> tuple[list[Numbered | None], int]:
@@ -180,6 +186,21 @@ def _decode_numbers(record: bytes, at: int, counts: Sequence[int]) -> tuple[list
             raise CorruptBatch("a directory is cut short")
         found.append((publisher, unpack_numbers(record[start:at])) if publisher else None)
     return found, at
+
+
+def _decode_each(record: bytes, at: int, counts: Sequence[int]) -> tuple[Columns | None, int]:
+    """Facts of which each message has its own, in one column; None, and where we were, if they are not like that."""
+    forms, total = record[at : at + len(counts)], sum(counts)
+    ones = forms.count(_ONE)
+    if ones + forms.count(_EACH) < len(counts):
+        return None, at
+    if ones and total > len(counts) and any(form == _ONE < count for form, count in zip(forms, counts)):
+        return None, at
+    start = at + len(counts)
+    end = start + 8 * total
+    if end > len(record):
+        raise CorruptBatch("a directory is cut short")
+    return (_little(array("Q", record[start:end])), None), end
 
 
 def _decode_facts(record: bytes, at: int, counts: Sequence[int]) -> tuple[list[Columns | None], int]:

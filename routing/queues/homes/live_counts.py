@@ -9,13 +9,14 @@ segment begins, and its parts are counted as well.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from core_log.segment import Segment
 from routing.queues.fact_columns import BLOCK_BITS, FactColumns
 from routing.queues.homes.moves import MovedRun, Moves
-from routing.queues.packed_ranges import Range
+from routing.queues.packed_ranges import COUNT_BITS, by_blocks, count_of, unpack
 from routing.queues.runs_of import runs_of
 from routing.queues.slab_cache import SlabCache
 
@@ -105,17 +106,17 @@ class LiveCounts:
             found += sum(counts[at : max(bisect_right(starts, end - 1), at + 1)])
         return found
 
-    def restore(self, ranges: Iterable[Range]) -> None:
-        """Count messages that replay found to be live in one queue."""
+    def restore(self, packed: array[int]) -> None:
+        """Count messages that replay found to be live in one queue, as packed ranges."""
         moves, blocks = self._moves, self.blocks
-        for first, count in ranges:
-            if first >= moves.before:
-                block = first >> BLOCK_BITS
-                if first + count - 1 >> BLOCK_BITS == block and block not in self._parts:
-                    blocks[block] = blocks.get(block, 0) + count
-                else:
-                    self.add(first, count, 1)
+        unmoved = bisect_left(packed, moves.before << COUNT_BITS)
+        for block, piece in by_blocks(packed[unmoved:], BLOCK_BITS):
+            if block not in self._parts:
+                blocks[block] = blocks.get(block, 0) + count_of(piece)
                 continue
+            for first, count in unpack(piece):
+                self.add(first, count, 1)
+        for first, count in unpack(packed[:unmoved]):
             for _, number, location in moves.pieces(first, count):
                 self.add(location, number, 1)
             for start, number, _ in moves.between(first, count):

@@ -18,6 +18,7 @@ settle is noted in control batches of the same log (`settlement.py`), so replayi
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Unpack
@@ -240,10 +241,10 @@ class QueuePartition:
         definition.offset = self._append_control(DESTINATIONS_KEY, value)
         self.sets.adopt(definition)
 
-    def restore(self, ranges: list[tuple[int, int]]) -> None:
-        """Count messages that replay found to be live in one queue."""
+    def restore(self, packed: array[int]) -> None:
+        """Count messages that replay found to be live in one queue, as packed ranges."""
         self.moved_before = self.log.log_end_offset
-        self.live.restore(ranges)
+        self.live.restore(packed)
 
     # --- messages out ------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from routing.queues.homes.checkpoints import checkpoint_path as checkpoint_path
 from routing.queues.homes.destination_sets import Definition
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.homes.standby import Standby
-from routing.queues.packed_ranges import unpack
 from routing.queues.picked_facts import PickedFacts
 from routing.queues.queue import Queue
 from routing.queues.view_pieces import ranges_of
@@ -57,7 +56,7 @@ def restore(files: Files, partition: QueuePartition) -> int:
 
     def entry_of(queue: Queue) -> QueueCheckpoint:
         if clean:
-            return entries.get(queue.id, QueueCheckpoint([], [], 0))
+            return entries.get(queue.id, QueueCheckpoint(array("Q"), array("Q"), 0))
         return unclean(standby, queue, log.log_end_offset)
 
     for _ in filling(partition, standby, entry_of, clean=clean):
@@ -69,8 +68,8 @@ def unclean(standby: Standby, queue: Queue, end: int) -> QueueCheckpoint:
     """What is there of a queue where nobody knows what was delivered."""
     if queue.settings.view_of is not None:
         known = ViewState.of(standby.states.get(queue.id))
-        return QueueCheckpoint(list(unpack(ranges_of(known.parts))), [], known.next_id)
-    return QueueCheckpoint(list(unpack(standby.live.get(queue.id) or array("Q"))), [], end)
+        return QueueCheckpoint(ranges_of(known.parts), array("Q"), known.next_id)
+    return QueueCheckpoint(standby.live.get(queue.id) or array("Q"), array("Q"), end)
 
 
 def filling(
@@ -98,6 +97,7 @@ def filling(
         if isinstance(queue, ViewQueue):
             queue.view.restore(ViewState.of(state), clean=clean)
         else:
-            partition.restore([*entry.ready, *entry.returned])
+            partition.restore(entry.ready)
+            partition.restore(entry.returned)
         restoring.restore(queue, entry.ready, entry.returned, entry.redelivered_before, picked=picked, state=state)
         yield queue

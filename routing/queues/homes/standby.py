@@ -28,7 +28,17 @@ from routing.queues.homes.directory import DIRECTORY_BIT, Directory, decode_dire
 from routing.queues.homes.home_records import set_id_of
 from routing.queues.homes.journal import Journal
 from routing.queues.homes.moves import MovedRun, Moves
-from routing.queues.packed_ranges import COUNT_BITS, COUNT_MASK, Range, merged, pack, unpack, without
+from routing.queues.packed_ranges import (
+    COUNT_BITS,
+    COUNT_MASK,
+    Range,
+    by_blocks,
+    merged,
+    pack,
+    pack_all,
+    unpack,
+    without,
+)
 from routing.queues.publish_numbers import PublishNumbers, decode_numbers
 from routing.queues.queue_state import StateChanges
 from routing.queues.settlement import (
@@ -185,7 +195,10 @@ class Standby:
         self._counts += directory.counts[:slabs]
         if self._open_end > end:
             self._counts[-1] = min(self._counts[-1], end - self._firsts[-1])
-        if directory.facts is not None or directory.moves is not None:
+        if directory.each is not None:
+            number = self._firsts[-1] + self._counts[-1] - directory.firsts[0]
+            self.facts.add(directory.firsts[0], each_of(directory.each, number), self._open_ms)
+        elif directory.facts is not None or directory.moves is not None:
             self._close_columns(directory, slabs)
         if directory.numbers is not None:
             for one, count in zip(directory.numbers[:slabs], self._counts[-slabs:]):
@@ -227,11 +240,11 @@ class Standby:
         live: dict[int, array[int]] = {}
         for queue_id in queue_ids:
             packed = self.live.get(queue_id) or array("Q")
-            new = added.get(queue_id, ())
+            new = added.get(queue_id, [])
             if self._moved:
-                packed = packed_of([*unpack(packed), *new])
+                packed = packed_of([*unpack(packed), *unpack(array("Q", new))])
             else:
-                packed += pack(new)
+                packed += pack_all(new)
             holes = self._settled.get(queue_id, [])
             if packed and packed[0] >> COUNT_BITS < start:
                 holes = [*holes, *below]
@@ -248,10 +261,10 @@ class Standby:
             self.facts.keep(blocks)
             self.moves.keep(blocks)
 
-    def _distribute(self) -> dict[int, list[Range]]:
-        """What was put into each queue, by its id, in the log's order."""
-        into: dict[int, list[Range]] = defaultdict(list)
-        appends: dict[int, list[Callable[[Range], None]]] = {}
+    def _distribute(self) -> dict[int, list[int]]:
+        """What was put into each queue, by its id, in the log's order, as packed ranges."""
+        into: dict[int, list[int]] = defaultdict(list)
+        appends: dict[int, list[Callable[[int], None]]] = {}
         for set_id, first, count in zip(self._set_ids, self._firsts, self._counts):
             targets = appends.get(set_id)
             if targets is None:
@@ -259,16 +272,19 @@ class Standby:
                     logger.error("offsets %d to %d name no queue", first, first + count - 1)
                     continue
                 targets = appends[set_id] = [into[queue_id].append for queue_id in self.sets[set_id][0]]
+            if count > COUNT_MASK:
+                for one in pack([(first, count)]):
+                    for append in targets:
+                        append(one)
+                continue
             for append in targets:
-                append((first, count))
+                append(first << COUNT_BITS | count - 1)
         return into
 
     def _live_blocks(self) -> set[int]:
         blocks: set[int] = set()
         for packed in self.live.values():
-            for one in packed:
-                first = one >> COUNT_BITS
-                blocks.update(range(first >> BLOCK_BITS, (first + (one & COUNT_MASK) >> BLOCK_BITS) + 1))
+            blocks.update(number for number, _ in by_blocks(packed, BLOCK_BITS))
         return blocks
 
 

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.queues.packed_ranges import Range, from_bytes, merged, pack, to_bytes, unpack, without
+from routing.queues.packed_ranges import (
+    Range,
+    by_blocks,
+    count_of,
+    from_bytes,
+    low_bits,
+    merged,
+    offsets_of,
+    pack,
+    pack_all,
+    singly,
+    to_bytes,
+    unpack,
+    without,
+)
 
 
 def numbers(ranges: object) -> list[int]:
@@ -68,3 +83,32 @@ def test_without_is_set_difference(have: list[Range], gone: list[Range]) -> None
 )
 def test_without(have: list[Range], gone: list[Range], left: list[Range]) -> None:
     assert list(unpack(without(pack(have), gone))) == left
+
+
+@pytest.mark.parametrize("longest", [1, 2, 70_000])
+def test_ranges_are_counted_listed_and_cut_as_offsets_are(longest: int) -> None:
+    dice = random.Random(longest)
+    ranges, at = [], 0
+    for _ in range(30):
+        count = dice.randint(1, longest)
+        ranges.append((at, count))
+        at += count + dice.choice([0, 1, 5000])
+    offsets = [offset for first, count in ranges for offset in range(first, first + count)]
+    one_by_one = [one for first, count in ranges for one in pack([(first, count)])]
+    for packed in (pack(ranges), pack_all(one_by_one), array("Q", one_by_one)):
+        assert count_of(packed) == len(offsets)
+        assert offsets_of(packed) == offsets
+        if longest < 3:
+            singles = singly(packed)
+            assert list(unpack(singles)) == [(offset, 1) for offset in offsets]
+            assert low_bits(singles, 14) == [offset & 16383 for offset in offsets]
+        pieces = list(by_blocks(packed, 14))
+        assert [number for number, _ in pieces] == sorted({offset >> 14 for offset in offsets})
+        assert [one for number, piece in pieces for one in offsets_of(piece)] == offsets
+        assert all(number == one >> 14 for number, piece in pieces for one in offsets_of(piece))
+
+
+def test_neighbours_are_joined_where_there_are_many() -> None:
+    assert list(unpack(pack_all([one << 16 for one in range(5, 105)]))) == [(5, 100)]
+    apart = [one << 16 for one in range(0, 400, 3)]
+    assert list(pack_all([*apart, apart[-1] + (1 << 16)])) == [*apart, apart[-1] + (1 << 16)]

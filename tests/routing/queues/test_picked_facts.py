@@ -7,9 +7,11 @@ from array import array
 
 import pytest
 
-from routing.facts import DELAYED_FROM, TTL_EXACT_MS_MAX, pack
+from routing.facts import DELAYED_FROM, TTL_EXACT_MS_MAX
+from routing.facts import pack as fact
 from routing.queues.arrivals import deadline_ms_of
 from routing.queues.fact_columns import BLOCK_BITS, FactColumns, to_columns
+from routing.queues.packed_ranges import offsets_of, pack
 from routing.queues.picked_facts import PickedFacts, deadlines
 from routing.queues.runs_of import runs_of
 
@@ -19,8 +21,12 @@ END = 5 << BLOCK_BITS
 def filled(dice: random.Random, run_max: int) -> FactColumns:
     """Some messages have facts, in runs of 1 to `run_max`."""
     columns, offset = FactColumns(), 100
+    delays = [0, 7, 1 << 40 if run_max == 60 else 9]
     while offset < END:
-        facts = [pack(True, dice.randrange(256), dice.choice([None, 0, 5000])) for _ in range(dice.randint(1, run_max))]
+        facts = [
+            fact(True, dice.randrange(256), dice.choice([None, 0, 5000]), dice.choice(delays))
+            for _ in range(dice.randint(1, run_max))
+        ]
         columns.add(offset, to_columns(facts), 1_000_000 + offset)
         offset += len(facts) + dice.choice([0, 0, 3])
     return columns
@@ -34,14 +40,15 @@ def test_whatever_the_runs_and_ranges_are(run_max: int) -> None:
     for spread in (1, 5, 2000):
         asked = sorted(dice.sample(range(END + 500), (END + 500) // spread))
         seen, by_column = [], 0
-        for offsets, facts, times in picked.pick(runs_of(asked)):
-            seen += offsets
+        for packed, offsets, facts, times in picked.pick(pack(runs_of(asked))):
+            seen += offsets_of(packed)
             if facts is not None:
+                assert offsets == offsets_of(packed)
                 by_column += len(offsets)
                 known = [columns.of(offset) or (0, 0) for offset in offsets]
                 assert list(zip(facts, times, strict=True)) == known
         assert seen == asked
-        assert bool(by_column) == (run_max < 8)
+        assert bool(by_column) == (spread > 1)
 
 
 def test_blocks_come_back_whole_or_not_at_all() -> None:
@@ -71,7 +78,7 @@ def test_blocks_come_back_whole_or_not_at_all() -> None:
 def test_deadlines_are_those_of_each(queue_ttl_ms: int | None, longest: int) -> None:
     dice = random.Random(3)
     offsets = list(range(0, 3000, 3))
-    facts = [pack(False, 3, dice.choice([None, 0, 7, longest])) for _ in offsets]
+    facts = [fact(False, 3, dice.choice([None, 0, 7, longest])) for _ in offsets]
     times = [dice.randrange(1, 1 << 40) for _ in offsets]
     facts[5] = times[5] = 0  # without facts
     expected = {

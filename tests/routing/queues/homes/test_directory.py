@@ -16,6 +16,7 @@ from routing.message import Properties, Slab
 from routing.queues.fact_columns import Columns, from_columns, to_columns
 from routing.queues.homes.directory import (
     DIRECTORY_BIT,
+    Directory,
     Move,
     decode_directory,
     directory_of,
@@ -34,10 +35,21 @@ CASES: dict[str, tuple[list[tuple[int, int]], list[Columns | None] | None, list[
     "large": ([((1 << 32) - 1, (1 << 32) - 1)], None, []),
     "one fact": ([(1, 1000)], [to_columns([pack(True, 9)])], []),
     "facts": ([(1, 3), (2, 2), (3, 1)], [to_columns([1, 2, 3]), None, to_columns([WIDE])], []),
+    "facts of each": ([(1, 3), (2, 1)], [to_columns([1, 2, 3]), to_columns([9])], []),
     "wide facts": ([(1, 3)], [to_columns([1, WIDE, 3])], []),
     "moved": ([(1, 3), (9, 1)], None, [Move(5, 0), Move(1 << 60, 1_700_000_000_000)]),
     "moved facts": ([(1, 2)], [to_columns([1, WIDE])], [Move(5, 0)]),
 }
+
+
+def each_fact(found: Directory) -> list[Columns | None]:
+    """The facts of each slab, one a message."""
+    if found.each is not None:
+        assert found.facts is None
+        low, first = found.each[0], found.firsts[0]
+        return [(low[at - first : at - first + count], None) for at, count in zip(found.firsts, found.counts)]
+    facts = found.facts or [None] * len(found.counts)
+    return [None if one is None else each_of(one, count) for one, count in zip(facts, found.counts, strict=True)]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -49,7 +61,10 @@ def test_both_ways_and_cut_short(case: str) -> None:
     found = decode_directory(record, 1000)
     assert list(zip(found.set_ids, found.counts, strict=True)) == entries
     assert list(found.firsts) == [1000 + sum(count for _, count in entries[:at]) for at in range(len(entries))]
-    assert found.facts == facts
+    assert each_fact(found) == [
+        None if one is None else each_of(one, count)
+        for (_, count), one in zip(entries, facts or [None] * len(entries), strict=True)
+    ]
     assert (found.moves or []) == moves
     for size in range(0, len(record), 1 if len(record) < 200 else 97):
         with pytest.raises(CorruptBatch):
