@@ -141,6 +141,28 @@ async def test_a_closed_channel_gives_back_what_it_had_and_only_that_is_redelive
         await client(town.nodes[2], use)
 
 
+@pytest.mark.parametrize("broker", [1, 2])
+async def test_a_limit_of_the_channel_that_is_raised_counts_at_once(broker: int) -> None:
+    """As Celery's workers raise it, by one for each task that is for later; 65,535 is the highest there is."""
+    async with town_of(1, 2) as town:
+
+        def use(channel: Any) -> None:
+            declare(channel)
+            channel.confirm_delivery()
+            send(channel, *map(str, range(60)))
+            channel.basic_qos(prefetch_count=1, global_qos=True)
+            got: list[bytes] = []
+            channel.basic_consume("q", lambda _, method, properties, body: got.append(body))
+            for limit in (1, *range(2, 20), 65_535):
+                channel.basic_qos(prefetch_count=limit, global_qos=True)
+                deadline = time.monotonic() + 5
+                while len(got) < min(limit, 60) and time.monotonic() < deadline:
+                    channel.connection.process_data_events(0.05)
+                assert len(got) == min(limit, 60)
+
+        await client(town.nodes[broker], use)
+
+
 async def test_limits_that_refuse_say_so_of_each_message() -> None:
     async with town_of(1, 2) as town:
 
