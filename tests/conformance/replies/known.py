@@ -61,6 +61,8 @@ NOT_IN_CASES: dict[str, str] = {
     "the default exchange may be an alternate exchange": "in RabbitMQ nothing is ever routed by it",
     "a queue bound to a consistent hash twice has the weight of both": "RabbitMQ's plugin heeds the first only",
     "policies may say all that arguments say": "RabbitMQ has no max-priority or consumer-timeout there",
+    "exchanges of the type x-jms-topic are refused with 503":
+        "RabbitMQ's plugin is for its JMS client alone, which sends selectors as compiled terms of Erlang",
     "regular expressions of permissions and policies are RE2's":
         "RabbitMQ's are PCRE's, which may take for ever over a name that a client has chosen",
     "messages expire on time wherever they stand": "in RabbitMQ those behind one that lives longer wait for it",

@@ -48,6 +48,7 @@ REFUSALS: list[tuple[Act, type[BrokerError], str]] = [
         "exchange name 'amq.mine' contains reserved prefix 'amq.*'",
     ),
     (lambda b: b.declare_exchange("new", "x-odd"), UnknownExchangeType, "unknown exchange type 'x-odd'"),
+    (lambda b: b.declare_exchange("new", "x-jms-topic"), UnknownExchangeType, "unknown exchange type 'x-jms-topic'"),
     (
         lambda b: b.declare_exchange("logs", "fanout", durable=True),
         PreconditionFailed,
