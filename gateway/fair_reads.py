@@ -24,7 +24,7 @@ import trio
 
 READ_BYTES_MIN = 16 << 10
 TURN_S = 0.002
-SHARED_TURN_S = 0.0006
+SHARED_TURN_S = 0.00045
 LONG_TURN_S = 0.00025
 _WINDOW_S = 0.1
 """What a connection takes of the broker's time is measured over so long."""
