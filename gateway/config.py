@@ -21,11 +21,13 @@ from msgspec import Meta
 
 from core_log.setting_ranges import BYTES_MAX, Bytes, Count, FrameBytes, Milliseconds
 from protocols.amqp.config import AmqpConfig
+from protocols.kafka.adapter_static_members import static_client_ids
 from protocols.kafka.config import KafkaConfig
 from protocols.mqtt.config import MqttConfig
 from protocols.native.config import NativeConfig
 from protocols.peer.config import PeerConfig
 from routing.config import BrokerConfig
+from routing.name_rules import InvalidExpression
 
 ENVIRONMENT_PREFIX = "MILLRACE_"
 
@@ -237,6 +239,11 @@ def load_config(
             raise ConfigError(f"listen.{door}: needs a certificate: set tls.cert and tls.key (--tls-cert, --tls-key)")
     if config.tls.verify == "required" and not config.tls.ca:
         raise ConfigError("tls.verify: 'required' needs tls.ca (--tls-ca)")
+    try:
+        if config.kafka.static_client_ids:
+            static_client_ids(config.kafka.static_client_ids)
+    except InvalidExpression as error:
+        raise ConfigError(f"kafka.static_client_ids: is no regular expression: {error}") from None
     if bool(config.peer_tls.cert) != bool(config.peer_tls.ca):
         missing = "ca" if config.peer_tls.cert else "cert"
         raise ConfigError(f"peer_tls.{missing}: is missing: brokers show each other certificates, and verify them")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.adapter_static_members import is_static
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import JOIN_GROUP
@@ -23,7 +24,7 @@ async def join_group(door: Door, call: Call, request: Entity) -> Entity | None:
 
     rebalance_ms = request.rebalance_timeout_ms
     instance_id = request.group_instance_id
-    if instance_id is None and door.config.is_static(call.client_id):
+    if instance_id is None and is_static(door.config.static_client_ids, call.client_id):
         instance_id = call.client_id
     joining = Joining(
         request.member_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
+from protocols.kafka.adapter_static_members import is_static
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import LEAVE_GROUP
@@ -17,7 +18,7 @@ async def leave_group(door: Door, call: Call, request: Entity) -> Entity:
     """One, or from version 3 on many; each is told for itself whether it was there. Who is a static member by his
     client id does not know it, and would not say goodbye if he did.
     """
-    if door.config.is_static(call.client_id):
+    if is_static(door.config.static_client_ids, call.client_id):
         members = request.members if call.version >= _MANY_SINCE else ()
         return Entity(error_code=ErrorCode.NONE, members=[_stays(one) for one in members])
     if call.version < _MANY_SINCE:

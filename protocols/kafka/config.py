@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from core_log.setting_ranges import Bytes, Count, CountOrZero, FrameBytes, Milliseconds, MillisecondsOrZero, Port
@@ -48,18 +46,8 @@ class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     virtual_host: str = "/"
     """Whose rights count."""
     static_client_ids: str = ""
-    """Regular expression. Members of classic groups whose whole client id matches and that name no `group.instance.id`
-    are static members by their client id, for clients that cannot be ones: who comes back within the session timeout
-    has the partitions that he had, and nobody is stopped; to say goodbye changes nothing. In a group such a client id
-    is one process's. "": there are none.
+    """Regular expression (RE2). Members of classic groups whose whole client id matches and that name no
+    `group.instance.id` are static members by their client id, for clients that cannot be ones: who comes back within
+    the session timeout has the partitions that he had, and nobody is stopped; to say goodbye changes nothing. In a group
+    such a client id is one process's. "": there are none.
     """
-
-    def __post_init__(self) -> None:
-        try:
-            re.compile(self.static_client_ids)
-        except re.error as error:
-            raise ValueError(f"static_client_ids is no regular expression: {error}") from None
-
-    def is_static(self, client_id: str | None) -> bool:
-        """Whether who calls himself that is a static member by that name."""
-        return bool(client_id and self.static_client_ids and re.fullmatch(self.static_client_ids, client_id))

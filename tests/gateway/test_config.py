@@ -86,6 +86,8 @@ LIMITS_MAX = "MILLRACE_LIMITS_CONNECTIONS_MAX"
         ("", {"MILLRACE_USERS": "[]"}, {}, "environment: MILLRACE_USERS: Expected object, got array"),
         ("", {}, {"log": {"level": "loud"}}, "command line: log.level: invalid enum value 'loud'"),
         ("", {}, {"listen": {"amqp": "1"}}, f"listen.amqp: '1' {NO_ADDRESS}"),
+        ("[kafka]\nstatic_client_ids = '('", {}, {},
+         "kafka.static_client_ids: is no regular expression: missing ): ^(?:()$"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line_that_names_setting_and_source(

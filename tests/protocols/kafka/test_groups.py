@@ -9,7 +9,6 @@ import trio
 
 from core_log.memory_files import MemoryFiles
 from protocols.kafka.codec import Entity
-from protocols.kafka.config import KafkaConfig
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_groups import (
     DELETE_GROUPS,
@@ -258,8 +257,3 @@ async def test_who_comes_back_under_the_same_client_id_has_what_it_had() -> None
         assert (await again.ask(HEARTBEAT, 3, **asked)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
         other = Peer(broker, static_client_ids="t")
         assert (await other.ask(JOIN_GROUP, 5, **joining())).error_code == ErrorCode.MEMBER_ID_REQUIRED
-
-
-def test_a_wrong_expression_for_client_ids_is_refused() -> None:
-    with pytest.raises(ValueError, match="static_client_ids"):
-        KafkaConfig(static_client_ids="(")
