@@ -48,6 +48,6 @@ class KafkaConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     static_client_ids: str = ""
     """Regular expression (RE2). Members of classic groups whose whole client id matches and that name no
     `group.instance.id` are static members by their client id, for clients that cannot be ones: who comes back within
-    the session timeout has the partitions that he had, and nobody is stopped; to say goodbye changes nothing. In a group
-    such a client id is one process's. "": there are none.
+    the session timeout has the partitions that he had, and nobody is stopped; to say goodbye changes nothing. In a
+    group such a client id is one process's. "": there are none.
     """
