@@ -384,3 +384,32 @@ async def test_mqtt_3_3_1_10_retain_handling_asks_whether_a_filter_is_new(world:
     client, _ = await opened(world, "l", block(session_expiry=60), flags=RESUME)
     await client.send(subscribe_5(1, ("r", 0x11)))
     assert len(await told(client)) == 1
+
+
+async def test_what_a_subscriber_rejects_comes_again_where_a_policy_has_a_ladder(
+    world: World, clock: MockClock
+) -> None:
+    """To whom of the group is next, while the others' messages flow; then it is where the ladder ends."""
+    broker = world.broker
+    await broker.declare_queue("dlq", durable=True)
+    ladder = {"retry": [1000, 4000], "retry-then": "dlq"}
+    await broker.set_policy("ladder", "^\\$share/workers/", ladder, apply_to="queues")
+    client = await subscribed(world, ("$share/workers/jobs", 1))
+    publisher, _ = await opened(world, "p")
+    await publisher.send(*(publish_5("jobs", body, qos=1, packet_id=n) for n, body in enumerate((b"bad", b"ok"), 1)))
+    for gap_s, count in ((1, 2), (4, 1), (0, 1)):
+        found = {delivery(one)[3]: int.from_bytes(one[1][6:8], "big") for one in await told(client, count)}
+        assert list(found) == [b"bad", b"ok"][:count]
+        await client.send(*(acknowledge_5(PUBACK, found[body], 0x83 if body == b"bad" else 0) for body in found))
+        await trio.testing.wait_all_tasks_blocked()
+        if gap_s:
+            clock.jump(gap_s - 0.1)
+            await trio.testing.wait_all_tasks_blocked()
+            broker.end_turn()
+            assert not client.outbox.pieces, "too soon"
+            clock.jump(0.2)
+            await trio.testing.wait_all_tasks_blocked()
+            broker.end_turn()
+    await trio.testing.wait_all_tasks_blocked()
+    broker.end_turn()
+    assert broker.topology.queues["dlq"].message_count == 1
