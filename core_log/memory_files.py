@@ -5,8 +5,9 @@ after a power loss. The model is strict, as POSIX allows:
 
 1. Bytes are durable after `sync`; of the writes since then any subset may survive, each whole, torn, or not at all.
 2. Names (created, removed, renamed) are durable after `sync_directory`; of the changes since then a prefix survives.
-3. A `sync` that failed forgets what was not durable yet: later syncs do not cover it (the page cache of Linux marks
-   pages clean after a failed fsync), only writing the bytes again does.
+3. A `sync` that failed forgets what was written and not durable yet: all processes see it, but later syncs do not cover
+   it (the page cache of Linux marks pages clean after a failed fsync), only writing the bytes again does. Lengths are
+   not forgotten: they are the journal's, which is written or stops the file system.
 
 `FaultyFiles` wraps any files and fails writes and syncs on request.
 """
@@ -51,6 +52,10 @@ class _Node:
         for position, data in self.unsynced:
             self.apply(self.durable, position, data)
         self.unsynced.clear()
+
+    def fail(self) -> None:
+        """A sync failed: rule 3."""
+        self.unsynced = [change for change in self.unsynced if change[1] is None]
 
     def survivor(self, dice: random.Random | None) -> bytes:
         """The content after a power loss; without dice nothing unsynced survives."""
@@ -270,7 +275,7 @@ class FaultyFile:
             self._files.before("sync", self._path)
         except OSError:
             if isinstance(self._inner, MemoryFile):
-                self._inner.node.unsynced.clear()
+                self._inner.node.fail()
             raise
         self._inner.sync()
 

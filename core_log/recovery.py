@@ -4,9 +4,10 @@
    recovery point at its end, so opening it costs a few small reads.
 2. From the recovery point on every batch is checked, CRC included. At the first that is damaged, torn or out of order
    the log is cut: the rest of the segment and all later segments go, which is logged with file and position.
-3. What was scanned is synced before the log is used, so that it may be called flushed. (Bytes that only the page cache
-   still shows, because the process ended between a failed fsync and its repair, cannot be told from others.)
-4. Index files that are missing or cannot be right are rebuilt by scanning the segment.
+3. What was scanned is written again where it is, as it was checked, and synced before the log is used, so that it may
+   be called flushed (`written_again.py`). A disk that refuses this refuses the log.
+4. Index files that are missing or cannot be right are rebuilt by scanning the segment, beside the old ones: they get
+   their names when they are synced.
 5. The leader epochs are what their file says. Where it is missing (logs of before there were any), the last batch says
    in which epoch it was written. A stop was clean if the file says so and the log ends where it says.
 6. Bytes that had been synced and are missing are `damage`: of a clean stop, below the recovery point, at the log start.
@@ -32,6 +33,7 @@ from core_log.replication.epochs import LeaderEpochs
 from core_log.segment import RELATIVE_OFFSET_MAX, Segment, scan
 from core_log.segment_index import SegmentIndex, is_plausible
 from core_log.segment_names import SegmentName, effective
+from core_log.written_again import WrittenAgain
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> Rec
                 damaged = _rebuild_index(files, segment, following) or damaged
             continue
         synced = point if base == trusted_below else None
-        trusted_bytes, end, cut = _recover_segment(files, segment, synced, now_ms)
+        trusted_bytes, end, cut = _recover_segment(files, segment, synced, config, now_ms)
         damaged = damaged or bool(synced and segment.size < synced.position)
         next_offset = max(next_offset, end, name.end)
         scanned = scanned or cut or segment.size > trusted_bytes
@@ -165,7 +167,9 @@ def _segment_names(files: Files, directory: str) -> list[SegmentName]:
     return names
 
 
-def _recover_segment(files: Files, segment: Segment, point: RecoveryPoint | None, now_ms: int) -> tuple[int, int, bool]:
+def _recover_segment(
+    files: Files, segment: Segment, point: RecoveryPoint | None, config: LogConfig, now_ms: int
+) -> tuple[int, int, bool]:
     """Scan a segment from the recovery point in it or from its start; (bytes trusted, next offset, was it cut)."""
     path = segment.log_path
     file = segment.writable(files)
@@ -184,8 +188,10 @@ def _recover_segment(files: Files, segment: Segment, point: RecoveryPoint | None
             logger.warning("%s: index files are missing or too short, rebuilding", segment.stem)
     cut = False
     trusted_bytes = segment.size
+    synced_bytes = point.position if point is not None and point.position <= file_bytes else 0
+    again = WrittenAgain(file, path, synced_bytes if config.fsync != "never" else file_bytes)
     try:
-        for place in scan(file, path, segment.size, file_bytes, expected=next_offset):
+        for place in scan(again, path, segment.size, file_bytes, expected=next_offset):
             if not segment.size:
                 segment.created_ms = min(place.max_timestamp_ms, now_ms) if place.max_timestamp_ms > 0 else now_ms
             if place.next_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
@@ -198,7 +204,7 @@ def _recover_segment(files: Files, segment: Segment, point: RecoveryPoint | None
         cut = True
     segment.written_bytes = segment.size
     if cut or segment.size > trusted_bytes:
-        file.sync()
+        again.finish(segment.size)
     return trusted_bytes, next_offset, cut
 
 
@@ -220,11 +226,13 @@ def _rebuild_index(files: Files, segment: Segment, following: int) -> bool:
     finally:
         file.close()
     segment.size = size
-    _save_closed(files, segment, index, following)
+    _save_closed(files, segment, index, following, suffix=TEMPORARY_SUFFIX)
+    for kind in (".index", ".timeindex"):
+        files.rename(segment.stem + TEMPORARY_SUFFIX + kind, segment.stem + kind)
     return damaged
 
 
-def _save_closed(files: Files, segment: Segment, index: SegmentIndex, following: int) -> None:
+def _save_closed(files: Files, segment: Segment, index: SegmentIndex, following: int, suffix: str = "") -> None:
     index.add_time(segment.max_timestamp_ms, following - segment.base_offset)
-    index.save(files, segment.stem, len(index.offsets), len(index.times))
+    index.save(files, segment.stem + suffix, len(index.offsets), len(index.times))
     segment.index = None

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from crc32c import crc32c
 
@@ -32,6 +32,13 @@ from core_log.segment_names import SegmentName
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 
 _SCAN_BYTES = 4 << 20
+
+
+class Readable(Protocol):
+    """What `scan` needs of a file."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """See `File`."""
 
 
 class BatchPlace(NamedTuple):
@@ -158,7 +165,7 @@ def check_batch(data: BytesLike, at: int, end: int, check_crc: bool = True) -> t
 
 
 def scan(
-    file: File,
+    file: Readable,
     path: str,
     start: int,
     end: int,

@@ -14,6 +14,7 @@ from core_log.errors import LogUnavailable
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.flush_job import execute
 from core_log.partition_log import LogConfig, PartitionLog
+from core_log.segment import scan
 from core_log.truncation import cut_files
 from tests.core_log.helpers import DIRECTORY, TIME_MS, flush, make_batch, open_log, read_all, records_of, write
 
@@ -154,11 +155,7 @@ class World:
         self.after_crash(self.disk, self.log.log_end_offset)
 
     def kill(self) -> None:
-        if self.log.error is not None:
-            # The page cache shows what a failed sync lost, and a new process cannot tell.
-            self.lose_power()
-        else:
-            self.after_crash(self.disk, self.log.written_offset)
+        self.after_crash(self.disk, self.log.written_offset)
 
     def lose_power(self) -> None:
         dice = self.dice if self.dice.random() < 0.8 else None
@@ -183,6 +180,27 @@ class World:
         except PowerLoss:
             pass
         self.lose_power()
+
+    def kill_while_the_disk_refuses(self) -> None:
+        """The next process may be refused its start as well, and be killed in the middle of it."""
+        files = self.files
+        for _ in range(self.dice.randrange(3)):
+            steps = self.dice.randrange(30)
+            files = FaultyFiles(self.disk)
+            files.failing = {self.dice.choice(["sync", "write"]): errno.EIO} if self.config.fsync != "never" else {}
+
+            def hook(operation: str, path: str) -> None:
+                nonlocal steps
+                steps -= 1
+                if steps < 0:
+                    raise PowerLoss
+
+            files.hook = hook
+            try:
+                open_log(files, self.config)
+            except (OSError, PowerLoss):
+                pass
+        self.kill()
 
     def after_crash(self, disk: MemoryFiles, promised_offset: int) -> None:
         start = self.log.log_start_offset
@@ -224,6 +242,7 @@ STEPS = {
     World.restart: 1,
     World.truncate: 1,
     World.kill: 1,
+    World.kill_while_the_disk_refuses: 1,
     World.lose_power: 1,
     World.lose_power_in_job: 2,
 }
@@ -266,6 +285,103 @@ def test_what_a_failed_job_held_is_written_again(operation: str) -> None:
     assert log.error is None
     assert log.committed_offset == log.flushed_offset == 2
     assert read_all(open_log(disk.crash())) == [(0, b"written before, not synced"), (1, b"in the failing job")]
+
+
+def killed_after_a_failed_sync(config: LogConfig) -> MemoryFiles:
+    """A disk that has the first of three records; the others were never synced, and only the cache shows them."""
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    log = open_log(files, config)
+    log.append(make_batch([b"synced"]))
+    log.flush_blocking()
+    log.append(make_batch([b"two", b"three"]))
+    files.failing["sync"] = errno.EIO
+    log.flush_blocking()
+    assert (log.error is not None, log.flushed_offset) == (True, 1)
+    return disk
+
+
+ALL = [(0, b"synced"), (1, b"two"), (2, b"three")]
+
+
+@pytest.mark.parametrize("fsync", ["commit", "interval"])
+def test_what_only_the_cache_shows_is_written_again_by_the_next_process(fsync: str) -> None:
+    disk = killed_after_a_failed_sync(LogConfig(fsync=fsync))  # type: ignore[arg-type]
+    files = FaultyFiles(disk)
+    for operation in ("sync", "write", "sync"):
+        files.failing[operation] = errno.EIO
+        with pytest.raises(OSError, match="page cache only") as refused:
+            open_log(files)
+        assert refused.value.errno == errno.EIO
+        assert refused.value.filename.endswith(".log")
+        files.failing.clear()
+        assert read_all(open_log(disk.crash())) == ALL[:1], "a start that was refused has not made it durable"
+    assert read_all(open_log(files)) == ALL
+    assert read_all(open_log(disk.crash())) == ALL
+
+
+def test_a_log_that_promises_no_sync_is_not_written_again() -> None:
+    config = LogConfig(fsync="never")
+    disk = killed_after_a_failed_sync(config)
+    files = FaultyFiles(disk)
+    files.failing["write"] = errno.EIO
+    assert read_all(open_log(files, config)) == ALL
+
+
+def test_what_is_behind_the_recovery_point_is_not_written_again() -> None:
+    disk = MemoryFiles()
+    log = open_log(disk, LogConfig(recovery_bytes=1))
+    for number in range(3):
+        log.append(make_batch([b"%d" % number * 100]))
+        log.flush_blocking()
+    position = log.size_bytes
+    log.append(make_batch([b"written, not synced"]))
+    write(log)
+    files, written = FaultyFiles(disk), []
+
+    def look(operation: str, path: str) -> None:
+        if operation == "sync" and path == log.segments[0].log_path:
+            written.extend((at, len(data or b"")) for at, data in disk.open(path).node.unsynced)
+
+    files.hook = look
+    open_log(files)
+    assert written == [(position, log.size_bytes - position)] * 2, "by the process before, and by this one"
+
+
+def test_pieces_that_end_within_a_batch_are_written_again_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scan.__kwdefaults__, "piece_bytes", 200)
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    log = open_log(files)
+    values = [b"%d" % number * (number * 37 % 300 + 1) for number in range(40)]
+    for value in values:
+        log.append(make_batch([value]))
+        if value == b"0":
+            log.flush_blocking()
+    files.failing["sync"] = errno.EIO
+    log.flush_blocking()
+    assert [value for _, value in read_all(open_log(disk))] == values
+    assert [value for _, value in read_all(open_log(disk.crash()))] == values
+
+
+def test_an_index_that_was_made_anew_and_not_synced_is_made_again() -> None:
+    disk = MemoryFiles()
+    config = LogConfig(segment_bytes=1000, index_interval_bytes=0)
+    log = open_log(disk, config)
+    for number in range(20):
+        log.append(make_batch([b"%d" % number * 100]))
+    log.close()
+    stem = log.segments[0].stem
+    disk.remove(stem + ".index")
+    disk.sync_directory(DIRECTORY)
+    files = FaultyFiles(disk)
+    files.failing["sync"] = errno.EIO
+    with pytest.raises(OSError, match="Input/output"):
+        open_log(files, config)
+    assert not disk.exists(stem + ".index")
+    files.failing.clear()
+    assert open_log(files, config).verify() == []
+    assert open_log(disk.crash(), config).verify() == []
 
 
 def test_a_full_disk_leaves_no_torn_tail() -> None:

@@ -133,13 +133,11 @@ class Process:
     def end(self, *, power: bool) -> None:
         """Killed, or the machine has lost its power."""
         dice = self.world.clockwork.dice
-        refused = any(replica.log.error is not None for replica in self.replicas.values())
         self.alive = False
         self.flusher.break_off(steps=dice.randrange(20))
-        if power or refused:
-            # What a failed sync has lost, only the page cache shows, and a new process cannot tell.
+        if power:
             self.machine.disk = self.machine.disk.crash(dice if dice.random() < 0.7 else None)
-            self.machine.boot += power
+            self.machine.boot += 1
         self.machine.process = None
         for links, side in ((self.links_in, 1), (self.links_out, 0)):
             for link in list(links.values()):

@@ -19,6 +19,7 @@ from core_log.replication.leader import Leader
 from core_log.replication.messages import Diverging, Position, Reply
 from core_log.replication.replica import Replica
 from core_log.replication.state import BrokerState, LogState, Members
+from core_log.written_again import WrittenAgain
 
 
 @contextmanager
@@ -208,6 +209,13 @@ def believes_replicas_that_were_dropped() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def trusts_what_the_cache_shows() -> Iterator[None]:
+    """A start calls flushed what it reads: what a failed sync has lost is on no disk."""
+    with mock.patch.object(WrittenAgain, "_write", return_value=None):
+        yield
+
+
 Mutation = Callable[[], Any]
 
 CAUGHT_BY: dict[Mutation, int] = {
@@ -223,6 +231,7 @@ CAUGHT_BY: dict[Mutation, int] = {
     serves_without_a_lease: 12,
     breaks_its_promise: 91,
     fills_gaps_with_what_comes: 15,
+    trusts_what_the_cache_shows: 0,
 }
 
 RARELY_CAUGHT: tuple[Mutation, ...] = (heeds_old_answers,)

@@ -90,17 +90,9 @@ class World:
             process.start()
         except OSError:
             process.alive = False
-            self._lose_unsynced(machine)  # by a sync, maybe: what that has lost the next process cannot tell
             self.clockwork.after(0.3, lambda: self.start(machine))
         else:
             machine.process = process
-
-    def _lose_unsynced(self, machine: Machine) -> None:
-        if self.power_losses_left:
-            self.power_losses_left -= 1
-            dice = self.clockwork.dice
-            machine.disk = machine.disk.crash(dice if dice.random() < 0.7 else None)
-            machine.boot += 1
 
     def registered(self) -> dict[int, BrokerState]:
         """Who is, in truth."""
@@ -266,8 +258,7 @@ class World:
         process = machine.process
         if process is None:
             return
-        refuses = any(replica.log.error is not None for replica in process.replicas.values())
-        power = kind != "kill" or refuses
+        power = kind != "kill"
         if power:
             if not self.power_losses_left:
                 return

@@ -210,17 +210,14 @@ class Process:
             return
         self.note("has lost power" if power else "is killed")
         dice = self.world.agenda.dice
-        refused = bool(self.machine.failing) or self.machine.room_bytes is not None
-        refused = refused or any(log.error is not None for log in self.logs.values())
         self.ended, self.is_powerless, self.ready = True, power, False
         self.transport.cut_off = True
         self.world.etcd.notify()
         self.listener.close()
         self.threads.break_off(dice.randrange(20))
-        if power or refused:
-            # What a failed sync has lost, only the page cache shows, and a new process cannot tell.
+        if power:
             self.machine.disk = self.machine.disk.crash(dice if dice.random() < 0.7 else None)
-            self.machine.boot += power
+            self.machine.boot += 1
         if self.machine.process is self:
             self.machine.process = None
         for sock in list(self.sockets):

@@ -367,8 +367,7 @@ class World:
         process = machine.process
         if process is None:
             return
-        refuses = bool(machine.failing) or any(log.error is not None for log in process.logs.values())
-        if (power or refuses) and self.config.fsync == "never":
+        if power and self.config.fsync == "never":
             return  # what was confirmed may be lost
         process.end(power=power)
         machine.repair()
