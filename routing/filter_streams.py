@@ -5,6 +5,7 @@
 2. Nobody declares such a stream by hand, so it goes by itself: messages when they are as old as
    `filter_stream_expires_ms` says (as a topic's retention, which can be altered), and the stream when nobody read it or
    asked where it ends for so long. That is judged where it is led, and begins anew with each start and each leader.
+   Brokers with consumers of it, who may have a replica to read, ask its leader where it ends, so that it knows of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from routing.errors import BrokerError
+from routing.errors import BrokerError, StorageUnavailable
 from routing.topology.route import Route
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ async def expire(broker: Broker) -> None:
     now_ms = broker.clock.now_ms()
     for vhost in list(broker.topology.vhosts.values()):
         for stream in [one for name, one in vhost.streams.items() if name.startswith(_PREFIX)]:
+            if stream.consumers and not _is_led(stream):
+                broker.spawn(_say_it_is_used, stream)
             idle_ms = _idle_ms(stream, now_ms)
             if expires_ms and idle_ms >= expires_ms:
                 logger.warning("%s is deleted: nobody has read it for %d s", stream.what, idle_ms // 1000)
@@ -65,11 +68,21 @@ async def expire(broker: Broker) -> None:
                     logger.warning("%s is deleted later: %s", stream.what, error)
 
 
+async def _say_it_is_used(stream: Stream) -> None:
+    try:
+        await stream.refresh()
+    except StorageUnavailable as error:
+        logger.warning("%s: its leader does not hear of its consumers now: %s", stream.what, error)
+
+
+def _is_led(stream: Stream) -> bool:
+    leadership = stream.topic.partitions[0].leadership
+    return leadership is None or leadership.refusal() is None
+
+
 def _idle_ms(stream: Stream, now_ms: int) -> int:
     """For how long nobody has used it, for all that is known here; 0 where another broker leads it."""
-    partition = stream.topic.partitions[0]
-    leases = partition.leases
-    led = partition.leadership is None or partition.leadership.refusal() is None
-    if leases.used or leases.held or stream.consumers or not led or not leases.idle_since_ms:
+    leases = stream.topic.partitions[0].leases
+    if leases.used or leases.held or stream.consumers or not _is_led(stream) or not leases.idle_since_ms:
         leases.used, leases.idle_since_ms = False, now_ms
     return now_ms - leases.idle_since_ms

@@ -221,14 +221,14 @@ Mutation = Callable[[], Any]
 CAUGHT_BY: dict[Mutation, int] = {
     truncates_to_the_watermark: 1,
     cuts_by_the_leaders_epoch_alone: 238,
-    reports_what_is_not_synced: 14,
-    elects_anybody: 12,
-    counts_a_smaller_isr_before_it_is_one: 1,
-    forgets_the_joiner: 13,
-    commits_below_the_minimum: 1,
+    reports_what_is_not_synced: 16,
+    elects_anybody: 6,
+    counts_a_smaller_isr_before_it_is_one: 7,
+    forgets_the_joiner: 11,
+    commits_below_the_minimum: 5,
     trusts_a_new_disk: 74,
     keeps_the_epoch: 0,
-    serves_without_a_lease: 12,
+    serves_without_a_lease: 19,
     breaks_its_promise: 91,
     fills_gaps_with_what_comes: 15,
     trusts_what_the_cache_shows: 0,
@@ -241,7 +241,7 @@ made by hand shows it (`test_directed.py`).
 
 CAUGHT_WITH_MOVES_BY: dict[Mutation, int] = {
     drops_replicas_before_others_joined: 0,
-    serves_on_while_it_hands_over: 0,
-    believes_replicas_that_were_dropped: 4,
+    serves_on_while_it_hands_over: 1,
+    believes_replicas_that_were_dropped: 12,
 }
 """In worlds with `moves`."""

@@ -68,6 +68,7 @@ class ServedLogs:
         if partition is None:
             self._link.answer(wanted.request, Answer(NotLed()))
             return None
+        partition.leases.used = True
         return partition.log
 
     def _advanced(self, log: PartitionLog) -> None:

@@ -9,12 +9,16 @@ import trio
 
 from core_log.absent_log import AbsentLog
 from core_log.replica_log import ReplicaLog
+from routing import filter_streams
 from routing.cluster.clients import remote_log
 from routing.errors import StorageUnavailable
 from routing.session import Outcome
 from routing.topics.stream import Stream
 from tests.routing.topics.test_streams import STREAM, Reader
 from tests.support.home_cluster import Member, Mesh, mesh, until
+
+FILTER = "millrace.mqtt.0"
+HOUR_MS = 3_600_000
 
 
 def stream_of(member: Member) -> Stream:
@@ -150,3 +154,37 @@ async def test_readers_at_many_places_ask_for_few_pieces_at_a_time(monkeypatch: 
         assert engine is not None
         await publish_safely(without, "one more")  # what stood at the leader is answered
         await until(lambda: not any(served.logs._waiting for served in engine.serving.links.values()))
+
+
+@pytest.mark.parametrize("factor", [1, 3], ids=["without a replica", "with one"])
+async def test_the_stream_of_a_filter_stays_while_another_broker_has_consumers(factor: int) -> None:
+    async with mesh(serve_each_other=True, filter_stream_expires_ms=HOUR_MS) as found:
+        await found.members[1].broker.create_topic(FILTER, config={"replication.factor": str(factor)})
+        await found.members[1].broker.declare_queue(FILTER, durable=True, arguments=STREAM)
+        await until(lambda: all(FILTER in streams(one) for one in found.members.values()))
+        await until(lambda: [one for one in found.members.values() if leads(one)])
+        (leader,) = (one for one in found.members.values() if leads(one))
+        other = next(one for one in found.members.values() if one is not leader)
+        leases = streams(leader)[FILTER].topic.partitions[0].leases
+        reader = Reader(other)
+        await reader.read(FILTER, "next")
+        for _ in range(2):
+            leases.used, leases.idle_since_ms = False, 1
+            await filter_streams.expire(other.broker)
+            await until(lambda: leases.used)
+        await filter_streams.expire(leader.broker)
+        assert FILTER in streams(leader)
+        reader.session.close()
+        leases.used, leases.idle_since_ms = False, 1
+        await filter_streams.expire(other.broker)
+        await filter_streams.expire(leader.broker)
+        assert FILTER not in streams(leader)
+
+
+def streams(member: Member) -> dict[str, Stream]:
+    return member.broker.topology.vhosts["/"].streams
+
+
+def leads(member: Member) -> bool:
+    leadership = streams(member)[FILTER].topic.partitions[0].leadership
+    return leadership is not None and leadership.refusal() is None
