@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import trio
 
-from core_log.memory_files import MemoryFiles
+from core_log.memory_files import FaultyFiles, MemoryFiles
 from core_log.replication.follower import Follower
 from core_log.replication.messages import Batches, Refused
 from routing.errors import StorageUnavailable
@@ -18,7 +19,7 @@ from tests.core_log.helpers import flush, make_batch
 from tests.core_log.replication.test_roles import ALL, BROKERS, lead
 from tests.core_log.test_replica_log import open_replica
 from tests.simulation.brokers.mutations import serves_after_its_lease
-from tests.simulation.mutations import heeds_old_answers
+from tests.simulation.mutations import heeds_old_answers, trusts_what_the_cache_shows
 from tests.support.home_cluster import Member, mesh
 
 
@@ -68,6 +69,39 @@ async def test_an_answer_to_an_old_position_comes_when_what_was_reported_since_i
             await third.repair()
     kept = logs[2].log_end_offset >= logs[0].high_watermark
     assert kept == (rule is nullcontext), "a member of the ISR has what is committed"
+
+
+@pytest.mark.parametrize("rule", [nullcontext, trusts_what_the_cache_shows], ids=lambda rule: rule.__name__)
+def test_a_replica_is_killed_after_a_failed_sync_and_counted_on_when_it_is_back(rule: Any) -> None:
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    logs = [open_replica(MemoryFiles()), open_replica(files)]
+    leader = lead(logs[0], ALL[:2])
+
+    def reports(now_s: float) -> Any:
+        follower = Follower("x", logs[1], 1, 1)
+        order = follower.position(again=True)
+        assert order is not None
+        answer = leader.on_position(2, order, now_s) or leader.due(2, now_s, bytes_max=1 << 20)
+        if isinstance(answer, Batches):
+            follower.on_batches(answer)
+
+    for now_s, body in ((1.0, b"a"), (1.1, b"b")):
+        logs[0].append(make_batch([body]))
+        flush(logs[0])
+        reports(now_s)
+        flush(logs[1])
+        files.failing["sync"] = errno.EIO
+    assert (logs[1].error is not None, logs[1].local_committed) == (True, 1)
+    # It is killed; the next process finds a disk that works, and all that was written.
+    files.failing.clear()
+    with rule():
+        logs[1] = open_replica(files)
+    leader.log_advanced()
+    reports(1.2)
+    assert logs[0].high_watermark == 2
+    kept = open_replica(disk.crash()).log_end_offset == 2
+    assert kept == (rule is nullcontext), "what is committed is on the disks of the ISR"
 
 
 @pytest.mark.parametrize("rule", [nullcontext, serves_after_its_lease], ids=lambda rule: rule.__name__)
