@@ -98,6 +98,7 @@ def test_what_a_device_lost_is_there_again_after_a_start(device: Device) -> None
     assert log.flushed_offset == log.log_end_offset == end, "what the sync refused is in the page cache"
     found = read_all(log)
     log.close(keep=False)
-    del log
     device.forget()
-    assert read_all(open_log(OsFiles(device.root))) == found
+    log = open_log(OsFiles(device.root))
+    assert read_all(log) == found
+    log.close(keep=False)
