@@ -104,6 +104,15 @@ def list_topics(client: BlockingClient, as_json: bool) -> None:
 
 
 @topics.command()
+@with_json
+@with_client
+def readers(client: BlockingClient, as_json: bool) -> None:
+    """Print for whom partitions keep what has not been read, beyond their retention: Spark's queries, say."""
+    columns, rows = list_all(client, "topics.readers")
+    show(columns, rows, as_json)
+
+
+@topics.command()
 @click.argument("name")
 @click.option("--settings", "all_settings", is_flag=True, help="All settings, and who has said so, instead.")
 @with_json

@@ -134,6 +134,8 @@ class Broker:
             self.storage.topic_logs = TopicLogs(cluster, self.fail_waiting)
             self.storage.topic_logs.go_through(self.engine.forwarding)
         self.spawn = nursery.start_soon
+        self.leased: set[TopicPartition] = set()
+        """Partitions that readers have leases of."""
         self.traces: dict[str, Trace] = {}
         """Of virtual hosts in which tracing is on."""
         self.dead_letters = DeadLetters(self)
@@ -228,6 +230,7 @@ class Broker:
         """A topic goes: nothing is written to its logs any more, and nobody waits for them."""
         self.commits.forget(partition.log)
         self._dirty.pop(partition, None)
+        self.leased.discard(partition)
 
     def _topic_gone(self, topic: Topic) -> None:
         """A topic that brokers share is deleted, by any of them: what is here of it goes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ async def housekeep(broker: Broker) -> None:
             warn_of_pinned_bytes(partition)
         broker.refused_messages += transient.shed(config.scratch_bytes_max)
         transient.delete_dead_prefix()
+        upkeep.look_after_readers(broker.leased, time.time_ns() // 1_000_000)
         timeouts.look(broker.host.impatient, broker.sessions, broker.clock.now_ms())
         if trio.current_time() >= reclaim_due or broker.blocked:
             reclaim_due = trio.current_time() + config.reclaim_interval_ms / 1000

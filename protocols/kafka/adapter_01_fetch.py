@@ -21,6 +21,7 @@ from protocols.fetching import Entry, Found
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.adapter_leaders import LEADER_ERRORS, current_leader, endpoints, epoch_end
+from protocols.kafka.adapter_spark import note_progress
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.fetch_sessions import FetchSession, Place, SessionEntry
@@ -234,6 +235,7 @@ async def fetch(door: Door, call: Call, request: Entity) -> Entity | None:
         session = _session(door, call, request)
     except KafkaError as error:
         return _refused(error.code)
+    note_progress(door, call, request)
     await door.fetches.start(KafkaFetch(call, request, session))
     return None
 

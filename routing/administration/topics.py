@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from core_log.errors import OffsetOutOfRange
 from routing.access.grants import Access
-from routing.administration.operations import operation, table
+from routing.administration.operations import LOOKS, operation, table
 from routing.errors import AccessRefused, InvalidArgument, NotFound
 from routing.topics.deletion import EVERYTHING
 from routing.topics.deletion import delete_records as deleted
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from routing.broker import Broker
 
 SETTINGS = ("name", "value", "source", "type", "documentation")
+READERS = ("topic", "partition", "reader", "offset", "lag", "ends_in_ms", "ends_soon")
 _TIMEOUT_MS_MAX = 30_000
 
 
@@ -87,8 +88,24 @@ async def lease(broker: Broker, user: str, name: str, reader: str, offsets: dict
     for index, offset in chosen.items():
         if until_ms > now_ms:
             partitions[index].leases.renew(reader, offset, until_ms, now_ms)
+            broker.leased.add(partitions[index])
         else:
             partitions[index].leases.give_back(reader)
+
+
+@operation("topics.readers", tags=LOOKS)
+async def list_readers(broker: Broker, user: str, start: int = 0) -> dict[str, Any]:
+    """Readers for whom the partitions that this broker leads keep what they have not read, and for how long they do
+    when nothing is heard of them.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    rows = (
+        (one.topic_name, one.index, reader, held.offset, max(one.log.high_watermark - held.offset, 0),
+         max(held.until_ms - now_ms, 0), held.warn_ms <= now_ms)
+        for one in sorted(broker.leased, key=lambda one: (one.topic_name, one.index))
+        for reader, held in sorted(one.leases)
+    )  # fmt: skip
+    return table(READERS, rows, start)
 
 
 def _require(broker: Broker, user: str, name: str, accesses: tuple[Access, ...]) -> None:

@@ -303,9 +303,9 @@ class TopicPartition:
         if self.leadership is not None and self.leadership.refusal() is not None:
             return
         try:
-            now_ms = time.time_ns() // 1_000_000
-            needed = self.leases.needed_from(now_ms, self.log.directory, self.log.log_start_offset)
-            self.log.apply_retention(now_ms, needed)
+            now_ms, log = time.time_ns() // 1_000_000, self.log
+            needed = self.leases.needed_from(now_ms, log.directory, log.log_start_offset, log.high_watermark)
+            log.apply_retention(now_ms, needed)
         except OSError as error:
             logger.warning("cannot apply the retention of %s now: %s", self.log.directory, error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from routing.topics.topic import Topic
+from routing.topics.topic import Topic, TopicPartition
 
 
 async def apply_retention(topics: Iterable[Topic]) -> None:
@@ -13,6 +13,16 @@ async def apply_retention(topics: Iterable[Topic]) -> None:
         partition.apply_retention()
         if partition.producers.is_due:
             await partition.producers.save()
+
+
+def look_after_readers(leased: set[TopicPartition], now_ms: int) -> None:
+    """Say of readers' leases that they end, or have ended; partitions without any go, and those led elsewhere now."""
+    for one in list(leased):
+        led = one.leadership is None or one.leadership.refusal() is None
+        if led:
+            one.leases.look(now_ms, one.log.directory, one.log.log_start_offset, one.log.high_watermark)
+        if not led or not one.leases.held:
+            leased.discard(one)
 
 
 async def save_producers(topics: Iterable[Topic]) -> None:

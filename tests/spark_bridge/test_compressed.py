@@ -27,7 +27,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 def test_what_librdkafka_compressed(broker: BrokerProcess, codec: str) -> None:
     server, topic = f"127.0.0.1:{broker.native_port}", f"compressed-{codec}"
     with BlockingClient(server) as client:
-        client.create_topic(topic, partitions=2)
+        client.create_topic(topic, partitions=2, config={"retention.ms": "-1"})  # the records are from 2023
     producer = Producer(
         {
             "bootstrap.servers": f"127.0.0.1:{broker.ports['kafka']}",

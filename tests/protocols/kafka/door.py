@@ -86,6 +86,7 @@ class Peer:
             config=KafkaConfig(**settings),
             authenticate=authenticate,
         )
+        self.client_id = b"test"
         self._sent: list[tuple[Api, int]] = []
         self._number = 0
 
@@ -96,7 +97,7 @@ class Peer:
     def encoded(self, api: Api, version: int, **fields: Any) -> bytes:
         """A request that is about to be sent."""
         self._number += 1
-        head = pack(">hhih", api.key, version, self._number, 4) + b"test"
+        head = pack(">hhih", api.key, version, self._number, len(self.client_id)) + self.client_id
         if api.is_flexible(version):
             head += b"\0"
         body = b"".join(codec.write_message(codec.request_writer(api, version), head, Entity(**fields)))
