@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocols.convert import topic_to_routing_key
 from routing.message import NeutralProperties
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ _CLAIMS = "amq.direct"
 def inner(topic_filter: str) -> str:
     """The filter that a client gets messages by."""
     return topic_filter.removeprefix(PREFIX)
+
+
+def pattern(topic_filter: str) -> str:
+    """That of the binding by which a client gets messages."""
+    return topic_to_routing_key(inner(topic_filter))
 
 
 def _key(topic_filter: str) -> str:

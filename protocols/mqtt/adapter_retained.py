@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_dollar import Kind, Mixed, NotReady, divided, to_later
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions
 from protocols.mqtt.events import SubscriptionRequest
@@ -120,12 +119,11 @@ class Retaining:
         _keep(self._session, kept, puts, confirm=confirm)
 
     async def give_out(self, queue_name: str, asked: Iterable[tuple[str, SubscriptionOptions]]) -> None:
-        """Put what is retained for new subscriptions into the client's queue (MQTT-3.3.1-6), each on the terms of the
-        subscription that asks for it, whatever others the client has (MQTT-3.8.4-8).
+        """Put what is retained for new subscriptions, by pattern, into the client's queue (MQTT-3.3.1-6), each on
+        the terms of the subscription that asks for it, whatever others the client has (MQTT-3.8.4-8).
         """
         keeping = self._adapter.broker.keeping
-        for topic_filter, options in asked:
-            pattern = topic_to_routing_key(topic_filter)
+        for pattern, options in asked:
             try:
                 if keeping is not None:
                     async with aclosing(keeping.pages(self._vhost, pattern, EXCHANGE)) as pages:

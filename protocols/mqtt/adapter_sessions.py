@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from protocols.convert import routing_key_to_topic
 from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, from_arguments
 from protocols.mqtt.events import NEVER_S, Connect
@@ -150,8 +149,8 @@ class LastingSession:
         ]
 
     def subscriptions(self) -> list[tuple[str, SubscriptionOptions]]:
-        """The topic filters that the session has, with their options."""
-        return [(routing_key_to_topic(one.pattern), from_arguments(one.arguments)) for one in self.bindings()]
+        """The patterns that the session is subscribed to, with their options."""
+        return [(one.pattern, from_arguments(one.arguments)) for one in self.bindings()]
 
     async def expire_after(self, expiry_s: int) -> None:
         """Have the session last for another time. Raises BrokerError."""

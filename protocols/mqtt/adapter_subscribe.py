@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from protocols.convert import topic_to_routing_key
 from protocols.mqtt import adapter_exclusive as exclusive
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_publish import EXCHANGE
@@ -62,7 +61,7 @@ class Subscribing:
         self._replays = Replays(adapter, session)
 
     @property
-    def filters(self) -> Collection[str]:
+    def patterns(self) -> Collection[str]:
         """What the client is subscribed to, but for shared subscriptions."""
         return self._subscriptions.granted
 
@@ -75,8 +74,8 @@ class Subscribing:
         """Go on with what lasts of the session. Raises BrokerError."""
         if self._lasting is not None:
             self._queue = self._lasting.name
-            for topic_filter, options in self._lasting.subscriptions():
-                self._subscriptions.grant(topic_filter, options)
+            for pattern, options in self._lasting.subscriptions():
+                self._subscriptions.grant(pattern, options)
             self._changed()
             elsewhere = self._adapter.broker.elsewhere
             if elsewhere is None:
@@ -116,7 +115,8 @@ class Subscribing:
         answer: tuple[int, list[int]] | None = None,
     ) -> None:
         """Make filters effective; SUBACK has the packet id and, besides theirs, the codes of `answer`."""
-        known = frozenset(self._subscriptions.granted)
+        granted = self._subscriptions.granted
+        known = {one.topic_filter for one in requests if exclusive.pattern(one.topic_filter) in granted}
         codes = [await self._grant(request, subscription_id) for request in requests]
         if not self._adapter.closed:
             self._changed()
@@ -124,11 +124,10 @@ class Subscribing:
             if answer is not None:
                 packet_id, others = answer
                 self._adapter.outbox.write(self._adapter.wire.suback(packet_id, codes + others))
-            filters = [exclusive.inner(one) for one in wanted(requests, codes, known)]
-            granted = self._subscriptions.granted
-            asked = [(one, granted[one]) for one in filters if one in granted]
+            patterns = [exclusive.pattern(one) for one in wanted(requests, codes, known)]
+            asked = [(one, granted[one]) for one in patterns if one in granted]
             await self._adapter.retaining.give_out(self._queue, asked)
-            await give_out(self._session, self._queue, system_of(self._adapter).subscribed(self._adapter, filters))
+            await give_out(self._session, self._queue, system_of(self._adapter).subscribed(self._adapter, patterns))
 
     def _changed(self) -> None:
         self._delivering.forget_routes()
@@ -140,7 +139,7 @@ class Subscribing:
         shares, replays = self.shares.granted, self._replays.granted
         if self._adapter.closed or self._adapter.config.over_limit(topic_filter):
             return ReasonCode.TOPIC_FILTER_INVALID
-        there = topic_filter in granted or topic_filter in shares or topic_filter in replays
+        there = exclusive.pattern(topic_filter) in granted or topic_filter in shares or topic_filter in replays
         if not there and len(granted) + len(shares) + len(replays) >= self._adapter.config.subscriptions_max:
             return ReasonCode.QUOTA_EXCEEDED
         options = SubscriptionOptions(request.qos, request.no_local, request.retain_as_published, subscription_id)
@@ -151,7 +150,7 @@ class Subscribing:
         try:
             if topic_filter.startswith(exclusive.PREFIX):
                 return await self._bind_alone(topic_filter, options)
-            return await self._bind(topic_filter, options)
+            return await self._bind(exclusive.pattern(topic_filter), options)
         except BrokerError as error:
             log.warning("MQTT %s: no subscription to %r: %s", self._adapter.peer, topic_filter, error)
             return reason_of(error, SUBACK_REASONS, not_authorized_told=self._adapter.config.not_authorized_told)
@@ -163,16 +162,16 @@ class Subscribing:
         self._queue = self._queue or await self._declare_queue()
         if not await exclusive.claim(self._adapter, topic_filter, self._queue):
             return ReasonCode.QUOTA_EXCEEDED
-        return await self._bind(inner, options)
+        return await self._bind(exclusive.pattern(inner), options)
 
-    async def _bind(self, topic_filter: str, options: SubscriptionOptions) -> int:
-        if topic_filter not in self._subscriptions.granted or self._lasting is not None:
-            await self._make_binding(topic_filter, options)
-        self._subscriptions.grant(topic_filter, options)
+    async def _bind(self, pattern: str, options: SubscriptionOptions) -> int:
+        if pattern not in self._subscriptions.granted or self._lasting is not None:
+            await self._make_binding(pattern, options)
+        self._subscriptions.grant(pattern, options)
         return options.qos
 
-    async def _make_binding(self, topic_filter: str, options: SubscriptionOptions) -> None:
-        adapter, pattern = self._adapter, topic_to_routing_key(topic_filter)
+    async def _make_binding(self, pattern: str, options: SubscriptionOptions) -> None:
+        adapter = self._adapter
         if not self._queue:
             self._queue = await self._declare_queue()
         adapter.grants.require("read", "exchange", EXCHANGE)
@@ -224,15 +223,14 @@ class Subscribing:
         for index, topic_filter in enumerate(map(self._rewriting.filter, event.filters)):
             if self._queue:
                 await exclusive.release(self._adapter, topic_filter, self._queue)
-            topic_filter = exclusive.inner(topic_filter)
+            pattern = exclusive.pattern(topic_filter)
             if topic_filter.startswith(PREFIX):
                 reasons[index] = await self.shares.leave(topic_filter)
             elif topic_filter.startswith(REPLAY):
                 reasons[index] = self._replays.end(topic_filter)
-            elif topic_filter in self._subscriptions.granted:
+            elif pattern in self._subscriptions.granted:
                 reasons[index] = ReasonCode.SUCCESS
-                self._subscriptions.remove(topic_filter)
-                pattern = topic_to_routing_key(topic_filter)
+                self._subscriptions.remove(pattern)
                 if self._lasting is None:
                     await self._unbind(pattern, {})
                 else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from protocols.convert import topic_to_routing_key
 from protocols.mqtt.properties import Property, encode_properties
 from routing.topology.topic_trie import TopicTrie
 
@@ -85,38 +84,38 @@ class _Held:
 
 
 class Subscriptions:
-    """The topic filters of a client with the options of each. Filters are only looked for in a trie where the options
-    are not all the same.
+    """The topic filters of a client, as the patterns of their bindings, with the options of each. They are only looked
+    for in a trie where the options are not all the same.
     """
 
     __slots__ = ("_kinds", "_trie", "granted")
 
     def __init__(self) -> None:
         self.granted: dict[str, SubscriptionOptions] = {}
-        """By topic filter."""
+        """By pattern."""
         self._kinds: dict[SubscriptionOptions, tuple[SubscriptionOptions, int]] = {}
         """Each options that occur, and how often."""
         self._trie: TopicTrie[_Held] | None = None
 
-    def grant(self, topic_filter: str, options: SubscriptionOptions) -> None:
+    def grant(self, pattern: str, options: SubscriptionOptions) -> None:
         """Add a filter, or replace the one there is (MQTT-3.8.4-3)."""
-        self.remove(topic_filter)
+        self.remove(pattern)
         options, count = self._kinds.get(options, (options, 0))
         self._kinds[options] = (options, count + 1)
-        self.granted[topic_filter] = options
+        self.granted[pattern] = options
         if self._trie is not None:
-            self._trie.add(_Held(topic_to_routing_key(topic_filter), options))
+            self._trie.add(_Held(pattern, options))
 
-    def remove(self, topic_filter: str) -> None:
+    def remove(self, pattern: str) -> None:
         """Take a filter away if it is there."""
-        options = self.granted.pop(topic_filter, None)
+        options = self.granted.pop(pattern, None)
         if options is None:
             return
         _, count = self._kinds.pop(options)
         if count > 1:
             self._kinds[options] = (options, count - 1)
         if self._trie is not None:
-            self._trie.remove(_Held(topic_to_routing_key(topic_filter), options))
+            self._trie.remove(_Held(pattern, options))
 
     @property
     def qos_max(self) -> int:
@@ -150,8 +149,8 @@ class Subscriptions:
     def _matching(self, routing_key: str) -> list[SubscriptionOptions]:
         if self._trie is None:
             self._trie = TopicTrie()
-            for topic_filter, options in self.granted.items():
-                self._trie.add(_Held(topic_to_routing_key(topic_filter), options))
+            for pattern, options in self.granted.items():
+                self._trie.add(_Held(pattern, options))
         return [held.options for held in self._trie.match(routing_key)]
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from routing.queues.queue import Queue
 
 ROOT = "$SYS/"
+_ROOT_KEY = topic_to_routing_key(ROOT)
 _EXCHANGE = "amq.topic"
 _LIVE = Properties("mqtt", b"", persistent=False)
 _RETAINED = Properties("mqtt", bytes((RETAIN | GIVEN,)), persistent=False)
@@ -122,31 +123,31 @@ class System:
 
     # --- clients -------------------------------------------------------------------------
 
-    def subscribed(self, adapter: MqttAdapter, filters: Sequence[str]) -> list[Slab]:
+    def subscribed(self, adapter: MqttAdapter, patterns: Sequence[str]) -> list[Slab]:
         """A client has subscribed; what it gets of it."""
-        own = [one for one in filters if one.startswith(ROOT)]
+        own = [one for one in patterns if one.startswith(_ROOT_KEY)]
         if not own:
             return []
         self.watchers.add(adapter)
         return self._slabs(own, self._values, _RETAINED)
 
     def _tell(self, adapter: MqttAdapter, changed: dict[str, str]) -> None:
-        filters = [one for one in adapter.subscribing.filters if one.startswith(ROOT)]
+        patterns = [one for one in adapter.subscribing.patterns if one.startswith(_ROOT_KEY)]
         session = adapter.session
         queue = None if session is None else session.vhost.queues.get(adapter.subscribing.queue_name)
-        if not filters or queue is None or session is None:
+        if not patterns or queue is None or session is None:
             self.watchers.discard(adapter)
             return
-        for slab in self._slabs(filters, changed, _LIVE):
+        for slab in self._slabs(patterns, changed, _LIVE):
             try:
                 session.deliver_to(Route([queue], []), slab, False)
             except BrokerError:
                 return
 
-    def _slabs(self, filters: Sequence[str], values: dict[str, str], properties: Properties) -> list[Slab]:
+    def _slabs(self, patterns: Sequence[str], values: dict[str, str], properties: Properties) -> list[Slab]:
         found: dict[str, None] = {}
-        for one in filters:
-            found |= dict.fromkeys(self._names.matching(parse_pattern(topic_to_routing_key(one), "mqtt")))
+        for one in patterns:
+            found |= dict.fromkeys(self._names.matching(parse_pattern(one, "mqtt")))
         keys = [key for key in found if key in values]
         bodies = [values[key].encode() for key in keys]
         return [Slab(_EXCHANGE, keys[0], properties, bodies, keys=keys)] if keys else []
@@ -193,8 +194,8 @@ class System:
             "messages/sent": traffic.answers + traffic.publishes_sent,
             "messages/stored": retained.count + waiting,
             "store/messages/count": retained.count + waiting, "store/messages/bytes": retained.size_bytes,
-            "subscriptions/count": sum(len(one.subscribing.filters) for one in clients if one.has_begun),
-            "shared_subscriptions/count": 0,
+            "subscriptions/count": sum(len(one.subscribing.patterns) for one in clients if one.has_begun),
+            "shared_subscriptions/count": sum(len(one.subscribing.shares.granted) for one in clients if one.has_begun),
             "retained messages/count": retained.count,
             "publish/messages/received": traffic.publishes_received, "publish/messages/sent": traffic.publishes_sent,
             "publish/messages/dropped": retained.refused + self._gave_way,

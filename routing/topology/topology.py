@@ -347,7 +347,8 @@ class Topology:
 
     def _apply_binding(self, entry: Entry) -> None:
         vhost = self.vhosts[entry.key[1]]
-        binding = entry.live or vhost.binding_of(entry.key, entry.value)
+        asked_for = entry.live or self._in_flight.live(entry.key)
+        binding = entry.live or vhost.binding_of(entry.key, entry.value, asked_for)
         if entry.value is None:
             vhost.remove_binding(binding)
         else:

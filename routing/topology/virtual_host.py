@@ -111,9 +111,11 @@ class VirtualHost:
         there = self.bindings_to.get((kind, name))
         return next(iter(there)).destination if there else (kind, name)
 
-    def binding_of(self, key: Key, value: Mapping[str, Any] | None) -> Binding:
-        """The binding of an entry."""
+    def binding_of(self, key: Key, value: Mapping[str, Any] | None, asked_for: Binding | None = None) -> Binding:
+        """The binding of an entry; it has the very pattern that was asked for, which others may have as well."""
         _, _, exchange, kind, name, pattern, syntax, arguments_key = key
+        if asked_for is not None:
+            pattern = asked_for.pattern
         arguments = shared_arguments(value["arguments"] if value is not None else {}, arguments_key)
         found = self.exchanges.get(exchange)
         source = exchange if found is None else found.name

@@ -38,12 +38,14 @@ async def test_newcomers_get_all_and_then_what_changes(world: World, clock: Mock
     assert {flag for _, flag in values.values()} == {1}
     assert re.fullmatch(r"millrace version \S+", values["$SYS/broker/version"][0])
     assert re.fullmatch(r"\d+ seconds", values["$SYS/broker/uptime"][0])
-    await (await world.client("second", config=CONFIG)).send(publish("a", b"12345"), publish("a", b"6", retain=True))
+    second = await world.client("second", config=CONFIG)
+    await second.send(publish("a", b"12345"), publish("a", b"6", retain=True), subscribe(1, ("$share/g/b", 1)))
     clock.jump(1.1)
     await wait_all_tasks_blocked(0.001)
     values = told(first)
     assert {flag for _, flag in values.values()} == {0}
     assert values["$SYS/broker/clients/connected"][0] == "2"
+    assert values["$SYS/broker/shared_subscriptions/count"][0] == "1"
     assert values["$SYS/broker/publish/messages/received"][0] == "2"
     assert values["$SYS/broker/publish/bytes/received"][0] == "6"
     assert values["$SYS/broker/retained messages/count"][0] == "1"
