@@ -9,6 +9,7 @@
    lease at the very revision that is applied here, nothing happens, and it is asked each `_CHECK_IDLE_S` only.
 3. Every change leaves a name of its own in `clock`. A transaction whose answer was lost is sent again, if it guards all
    that it puts: then it cannot be made twice. When the second is refused, the name tells whether the first was made.
+   Changes of this kind that come together are one transaction (`joined_changes.py`).
 4. The lease is renewed each third of its time; a member has a quarter of it to answer before another is asked.
    `lease_deadline` is reckoned from when the renewal was *sent*, with a tenth to spare, so here it ends before it does
    there. A lease that etcd does not know any more is lost for good.
@@ -29,6 +30,7 @@ from core_log.errors import BatchTooLarge, Conflict, MetadataUnavailable
 from core_log.metadata import etcd_wire as wire
 from core_log.metadata.etcd_client import PAUSE_S, EtcdClient, Unreachable
 from core_log.metadata.etcd_wire import EtcdError
+from core_log.metadata.joined_changes import JoinedChanges
 from core_log.metadata.store import Guard, Listener, MetadataEntry, Put
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class EtcdStore:
         self._entries: SortedDict[bytes, MetadataEntry] = SortedDict()
         self._name = name if name is not None else secrets.token_hex(6).encode()
         self._changes = 0
+        self._joined = JoinedChanges(self._change, self.puts_max)
         self._made: dict[bytes, int] = {}
         """Revisions of changes whose answers were lost, by their names; 0 as long as nothing was seen of them."""
         self._read_anew = 0
@@ -143,17 +146,17 @@ class EtcdStore:
         """See `MetadataStore`; `check` is called right before it is sent. Raises LeaseLost, too."""
         if lease and not self.lease_id:
             await self.begin_lease()
-        if check is not None:
-            check()
         await trio.lowlevel.checkpoint_if_cancelled()
         lease_id = self.lease_id if lease else 0
+        guards = [guard._replace(key=self._prefix + guard.key) for guard in guards]
+        puts = [(self._prefix + key, value) for key, value in puts]
         try:
             with trio.CancelScope(shield=True):
-                revision = await self._change(
-                    [guard._replace(key=self._prefix + guard.key) for guard in guards],
-                    [(self._prefix + key, value) for key, value in puts],
-                    lease_id,
-                )
+                if not lease and _is_repeatable(guards, puts):
+                    return await self._joined.make(guards, puts, check)
+                if check is not None:
+                    check()
+                revision = await self._change(guards, puts, lease_id)
         except LeaseLost:
             self._lost(lease_id)
             raise
@@ -163,7 +166,7 @@ class EtcdStore:
         """See `MetadataStore`: never."""
         return False
 
-    async def _change(self, guards: list[Guard], puts: list[Put], lease_id: int) -> int:
+    async def _change(self, guards: list[Guard], puts: list[Put], lease_id: int = 0) -> int:
         self._changes += 1
         name = b"%s.%d" % (self._name, self._changes)
         body = wire.txn(guards, puts, lease_id)
@@ -176,8 +179,7 @@ class EtcdStore:
             del self._made[name]
 
     async def _send(self, body: dict[str, Any], guards: list[Guard], puts: list[Put], name: bytes) -> int:
-        guarded = {guard.key for guard in guards if guard.mod_revision is not None}
-        repeatable = guarded.issuperset(key for key, _ in puts)
+        repeatable = _is_repeatable(guards, puts)
         until = trio.current_time() + _TIMEOUT_S
         unsure, read_anew = False, self._read_anew
         while True:
@@ -410,6 +412,12 @@ class EtcdStore:
             logger.warning("etcd holds %d keys of this cluster, it is made for %d", len(found), KEYS_MAX)
         self._read_anew += 1
         self._apply(revision, _difference(self._entries, found, revision))
+
+
+def _is_repeatable(guards: Iterable[Guard], puts: Iterable[Put]) -> bool:
+    """Whether a change cannot be made twice: see rule 3."""
+    guarded = {guard.key for guard in guards if guard.mod_revision is not None}
+    return guarded.issuperset(key for key, _ in puts)
 
 
 def _difference(

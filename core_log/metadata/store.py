@@ -1,8 +1,8 @@
 """What a metadata store is: a map of small values that is changed all or nothing and read from memory.
 
 1. `get` and `items` answer what was *applied*: what the listeners were told of. They never wait.
-2. Every change is one revision; revisions rise. Listeners are called on the event loop with each revision's entries, in
-   the order of revisions and, within one, in the order in which they were put.
+2. Every change has a revision, which changes that were made together share; revisions rise. Listeners are called on
+   the event loop with each revision's entries, in the order of revisions and, within one, in that of the puts.
 3. When `change` returns, the change is as durable as the store makes it, and applied here.
 4. A guard is what a change relies on. If one does not hold, nothing happens but `Conflict`, and what is so now was
    applied before it is raised: the caller looks again and decides anew.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import msgpack
+import trio
 
 from core_log.errors import Conflict
 from core_log.metadata.store import Guard, MetadataStore
@@ -73,9 +74,14 @@ class SharedQueueIds:
         self._store = store
         self._next = self._end = self._skipped = 0
         self._transient = 0
+        self._reserving = trio.Lock()
 
     async def reserve(self) -> None:
-        """See `QueueIds`."""
+        """See `QueueIds`. Many may ask at once: one block is for all of them."""
+        async with self._reserving:
+            await self._reserve()
+
+    async def _reserve(self) -> None:
         while self._next >= self._end:
             entry = self._store.get(QUEUE_ID_BLOCKS)
             first = max(_number(entry.value) if entry is not None else 1, self._skipped + 1)
