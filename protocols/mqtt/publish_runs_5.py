@@ -4,7 +4,8 @@
    in between. What a head says was checked when it was first seen, so that a run with equal blocks is found as quickly
    as one without any, and a message with a block of its own costs little more than one with a topic of its own.
 2. Heads are remembered by connection, and only those whose block has come before; checked blocks are remembered for all
-   connections together. So blocks that never come again (a time in each of them) fill neither.
+   connections together. So blocks that never come again (a time in each of them) fill neither; once there are many,
+   what is built like one before is passed on without being read (`alike_blocks`).
 3. A topic alias is resolved here: an event names topics (3.3.2.3.4). `wire` is for messages that have none, and no
    expiry, which a broker has to count down; what differs without the alias, the head, is remembered with it.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from operator import itemgetter
 
+from protocols.mqtt.alike_blocks import note_alike, read_alike
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import PublishRun
 from protocols.mqtt.packets import frame
@@ -32,7 +34,31 @@ from protocols.mqtt.wire import remaining_length
 
 _BLOCKS_REMEMBERED_MAX = 4096
 _BLOCK_REMEMBERED_BYTES_MAX = 512
-_blocks: dict[bytes, PublishBlock] = {}
+_STRANGERS_MAX = 16 * _BLOCKS_REMEMBERED_MAX
+
+
+class _Blocks(dict[bytes, PublishBlock]):
+    """Those that were checked. When it is full it stays as it is for a while: what comes then may never come again."""
+
+    __slots__ = ("_strangers",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._strangers = 0
+
+    def are_many(self) -> bool:
+        """Whether it is full; asked of each block that is not there."""
+        if len(self) < _BLOCKS_REMEMBERED_MAX:
+            return False
+        self._strangers += 1
+        if self._strangers < _STRANGERS_MAX:
+            return True
+        self._strangers = 0
+        self.clear()
+        return False
+
+
+_blocks = _Blocks()
 _raws: dict[bytes, bytes] = {}
 
 Head = tuple[str, bytes, int, bytes, int, int | None]
@@ -141,15 +167,17 @@ class PublishRuns5(PublishRuns):
                 if block_stop > stop:
                     break
             if not body:
-                head = nameless(data[at:block_stop])
-            elif id_bytes:
-                head = known(data[position + body : at - 2] + data[at:block_stop])
+                raw = data[at:block_stop]
+                head = nameless(raw)
             else:
-                head = known(data[position + body : block_stop])
+                if id_bytes:
+                    raw = data[position + body : at - 2] + data[at:block_stop]
+                else:
+                    raw = data[position + body : block_stop]
+                head = known(raw)
             if head is None or head[2] & _RESOLVE:
-                topic = data[position + body : at - id_bytes] if body else _NO_TOPIC
                 try:
-                    head = self._head_of(topic + data[at:block_stop])
+                    head = self._head_of(raw if body else _NO_TOPIC + raw)
                 except MqttProtocolError:
                     break
             if head is previous:
@@ -205,11 +233,11 @@ class PublishRuns5(PublishRuns):
         """Check topic and block, whose lengths were found to be right."""
         topic_stop = 2 + (raw[0] << 8 | raw[1])
         raw_topic, raw_block = raw[:topic_stop], raw[topic_stop:]
-        block = _blocks.get(raw_block)
-        comes_again = block is not None
-        if block is None:
-            block = _new_block(raw_block)
-        alias, expiry_s, rest = block
+        found: tuple[int, int | None, bytes] | None = _blocks.get(raw_block)
+        comes_again = found is not None
+        if found is None:
+            found = (read_alike(raw_block) if _blocks.are_many() else None) or _new_block(raw_block)
+        alias, expiry_s, rest = found
         topic = ""
         if topic_stop > 2:
             topic = self._topics.get(raw_topic) or self._new_topic(raw_topic)
@@ -245,9 +273,9 @@ def _new_block(raw: bytes) -> PublishBlock:
     while raw[start - 1] > 127:
         start += 1
     block = read_publish_block(raw[start:])
-    if len(raw) <= _BLOCK_REMEMBERED_BYTES_MAX:
-        if len(_blocks) >= _BLOCKS_REMEMBERED_MAX:
-            _blocks.clear()
+    if len(_blocks) >= _BLOCKS_REMEMBERED_MAX:
+        note_alike(raw)
+    elif len(raw) <= _BLOCK_REMEMBERED_BYTES_MAX:
         _blocks[raw] = block
     return block
 
