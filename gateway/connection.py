@@ -189,10 +189,12 @@ class Connection:
                     await trio.lowlevel.wait_readable(sock)
                 if reads.gives_way:
                     await reads.give_way()
-                try:
+                    try:
+                        data = receive(reads.size)
+                    finally:
+                        reads.has_read()
+                else:
                     data = receive(reads.size)
-                finally:
-                    reads.has_read()
             except BlockingIOError:
                 wait = True
                 continue

@@ -265,7 +265,8 @@ class Broker:
         """Deliver, write and confirm what has come together; see the module's rule 1."""
         if self.homes is not None:
             self.homes.begin_turn()
-        self._pump()
+        if self._runnable:
+            self._pump()
         dead_letters = self.dead_letters
         if dead_letters.due:
             dead_letters.run()

@@ -87,7 +87,8 @@ class Session:
         """
         broker = self.broker
         together = self.transaction is None and self.vhost.trace is None
-        parts = self.routed(slab, copies, together=together)
+        router = self.vhost.router
+        parts = router.routed_to_all(slab, copies) if copies else router.routed(slab, together=together)
         if slab.size > broker.message_bytes_max:
             broker.require_size(slab)
         for route, part in parts:
@@ -100,10 +101,10 @@ class Session:
             for piece in route.pieces(part) if route.guarded else (part,):
                 self._publish(route, piece, mandatory, confirm)
 
-    def routed(self, slab: Slab, copies: Sequence[str] = (), *, together: bool = False) -> list[tuple[Route, Slab]]:
+    def routed(self, slab: Slab, copies: Sequence[str] = ()) -> list[tuple[Route, Slab]]:
         """The parts of a slab with their routes, see `Router.routed`. Raises NotFound, AccessRefused."""
         router = self.vhost.router
-        return router.routed_to_all(slab, copies) if copies else router.routed(slab, together=together)
+        return router.routed_to_all(slab, copies) if copies else router.routed(slab)
 
     def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> list[tuple[PartitionLog, int]]:
         """Publish what was routed before, without a confirm and whatever the logs say; as `Route.deliver`."""
@@ -126,7 +127,7 @@ class Session:
         if confirm:
             self.confirms.published += len(slab.bodies)
             broker.confirming[self] = None
-        failed = route.error()
+        failed = route.error() if route.durable_homes or route.topics else None
         if failed is not None:
             waiting = route.waiting()
             if waiting is not None:
@@ -148,7 +149,8 @@ class Session:
         if route.guarded and (room := route.room(slab.bodies)) < len(slab.bodies):
             publish_what_fits(self, route, slab, room, confirm)
             return
-        targets = put(route, slab, broker.clock.now_ms)
+        plain = slab.once is None and not route.remembering
+        targets = route.deliver(slab) if plain else put(route, slab, broker.clock.now_ms)
         if confirm and targets:
             self.confirms.require(slab, targets, asks=route.asks)
 

@@ -89,6 +89,8 @@ class MqttAdapter:
         self._connection = ServerConnection(self.config)
         self._deadline_s = clock() + self.config.connect_timeout_s
         self._keep_alive_s = 0.0
+        self._heard = False
+        """Packets came since the deadline was set; it is worked out when the turn is over."""
         self.connect = Connect(4, "")
         self.traffic = system_of(self).traffic
         self.traffic.sockets += 1
@@ -141,14 +143,17 @@ class MqttAdapter:
                     await self._control(event)
         except BrokerError as error:
             self.end(str(error), code=reason_of(error, SERVER_DISCONNECT_REASONS))
-        if events and self._keep_alive_s and not self.closed:
-            self._deadline_s = self._clock() + self._keep_alive_s
+        self._heard |= bool(events)
         if violation is not None and not self.closed:
             self.outbox.write(violation.answer)
             self.end(str(violation))
 
     def next_timer_at(self) -> float:
         """When CONNECT or the next packet is overdue."""
+        if self._heard:
+            self._heard = False
+            if self._keep_alive_s:
+                self._deadline_s = self._clock() + self._keep_alive_s
         return self._deadline_s
 
     def handle_timer(self, now: float) -> None:

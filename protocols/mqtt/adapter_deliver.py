@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from protocols.convert import routing_key_to_topic
 from protocols.mqtt.adapter_aliases import Aliases
 from protocols.mqtt.adapter_deliveries import (
+    WIRES_QOS_0,
     heads_of,
     known_at_qos_0,
     qos_0_packets,
@@ -85,7 +86,7 @@ class Delivering:
 
     __slots__ = (
         "_adapter", "_aliases", "_drops", "_own_mark", "_packet_bytes_max", "_plain", "_routes", "_routes_on_terms",
-        "_session", "_subscriptions", "_version_5", "inflight", "too_large",
+        "_session", "_subscriptions", "_version_5", "_wire_qos_0", "inflight", "too_large",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +99,7 @@ class Delivering:
         self._routes = _Routes(self._add_route)
         self._drops = False
         self._version_5 = adapter.wire.has_properties
+        self._wire_qos_0 = WIRES_QOS_0[self._version_5]
         self._packet_bytes_max = adapter.connect.packet_bytes_max
         self._aliases: Aliases | None = None
         if self._version_5:
@@ -165,7 +167,7 @@ class Delivering:
                 self._deliver_on_terms(consumer, first_id, slab, start, stop, left, redelivered)
             return
         if consumer.no_ack and slab.wire is not None and stop - start == len(slab.bodies):
-            packets = known_at_qos_0(slab, version_5=self._version_5)
+            packets = slab.wire.get(self._wire_qos_0) or known_at_qos_0(slab, version_5=self._version_5)
             if packets is not None:
                 self._adapter.outbox.write(packets)
                 return

@@ -162,7 +162,11 @@ class ServerConnection:
             violation = self._violations[first]
             if violation is not None:
                 raise MqttProtocolError(*violation)
-            body, stop = frame(data, position, end, packet_bytes_max)
+            if end - position > 1 and data[position + 1] < 128:
+                body = position + 2
+                stop = body + data[position + 1]
+            else:
+                body, stop = frame(data, position, end, packet_bytes_max)
             if stop > end:
                 self._wanted = stop - position
                 break

@@ -65,7 +65,8 @@ class PublishRuns:
         raw_topic = data[body:topic_stop]
         topic = self._topics.get(raw_topic) or self._new_topic(raw_topic)
         found = Found(data[topic_stop + id_bytes : stop], data[topic_stop : topic_stop + id_bytes])
-        start, position = position, self.take_same(data, position, stop, topic_stop, b"", found)
+        start = position
+        position = self.take_same(data, start, stop, topic_stop, b"", found) if stop < end else stop
         topics = None
         if position + 4 < end and len(found.payloads) < STRETCH and not (data[position] ^ first) & ~DUP:
             topics = found.topics = [topic] * len(found.payloads)

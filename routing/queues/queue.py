@@ -379,18 +379,13 @@ class Queue:
         """Where nothing is in line: wait until something is; False if nothing will be."""
         return False
 
-    @property
-    def stands_open(self) -> bool:
-        """The only consumer settles nothing, and no message waits."""
+    def open_to(self) -> Consumer | None:
+        """The only consumer, if it settles nothing and no message waits: what comes may go straight to it."""
         consumers = self.turns.consumers
         if len(consumers) != 1 or self.fresh or self.levels is not None or self.groups is not None:
-            return False
-        line = self.line
-        return consumers[0].no_ack and not (line.ready.count or line.due or line.placed.count)
-
-    def passes(self) -> bool:
-        """Whether a message could go straight to the only consumer."""
-        return self.stands_open and self.turns.consumers[0].credit() > 0
+            return None
+        consumer, line = consumers[0], self.line
+        return None if not consumer.no_ack or line.ready.count or line.due or line.placed.count else consumer
 
     def pump(self) -> None:
         """Deliver what can be delivered: messages to consumers with credit; then look after those that stay."""

@@ -206,11 +206,13 @@ class Route:
 
     def _pass_on(self, slab: Slab) -> bool:
         """Hand the slab to the consumers of all queues, if each of them could have it now."""
+        consumers = []
         for queue in self._passing:
-            if not queue.passes():
+            consumer = queue.open_to()
+            if consumer is None or consumer.credit() <= 0:
                 return False
-        for queue in self._passing:
-            consumer = queue.consumers[0]
+            consumers.append(consumer)
+        for consumer in consumers:
             consumer.session.pass_on(consumer, slab)
         return True
 
@@ -220,7 +222,7 @@ class Route:
             unused = frozenset(queue for queue in self._fleeting if not queue.consumers)
             if unused:
                 return self.avoiding(unused).deliver(slab)
-        held = slab.highest_facts >= DELAYED_FROM
+        held = (slab.properties.facts if slab.facts is None else slab.highest_facts) >= DELAYED_FROM
         if held and not self.delayed:
             if self._heeding:
                 return self._deliver_divided(slab)
@@ -264,9 +266,9 @@ class SoleRoutes(Route):
         if not slab.plain:
             return False
         for queue in self.queues:
-            if not queue.stands_open:
+            consumer = queue.open_to()
+            if consumer is None:
                 return False
-            consumer = queue.turns.consumers[0]
             if consumer.session is not session:
                 if session is not None or consumer.credit() <= 0:
                     return False

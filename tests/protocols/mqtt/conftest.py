@@ -50,6 +50,7 @@ class Client:
         """One read of the shell, and the end of its turn."""
         await self.adapter.handle(b"".join(data))
         self.world.broker.end_turn()
+        self.adapter.next_timer_at()
 
     def take(self) -> bytes:
         pieces, self.outbox.pieces = self.outbox.pieces, []
