@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from routing.topology.entries import Key
 
@@ -36,13 +35,14 @@ def shared_arguments(arguments: Mapping[str, Any], key: str) -> Mapping[str, Any
     return found
 
 
-class Binding(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """From an exchange to a destination; two that differ in nothing but the form of their arguments are one."""
+@dataclass(slots=True, frozen=True)
+class Binding:
+    """From an exchange to a destination; two with equal `identity` are one."""
 
     exchange: str
     destination: Destination
     pattern: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(hash=False, compare=False)
     syntax: str = "amqp"
     arguments_key: str = ""
 
@@ -54,16 +54,6 @@ class Binding(msgspec.Struct, frozen=True, eq=False, gc=False):
         arguments = arguments or {}
         key = json.dumps(arguments, sort_keys=True, default=repr) if arguments else ""
         return cls(exchange, destination, pattern, shared_arguments(arguments, key), syntax, sys.intern(key))
-
-    @property
-    def _identity(self) -> tuple[str, Destination, str, str, str]:
-        return self.exchange, self.destination, self.pattern, self.syntax, self.arguments_key
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Binding) and self._identity == other._identity)
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
 
     def key(self, vhost: str) -> Key:
         """Its key in the catalog."""
