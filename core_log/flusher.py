@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from core_log.replacement import Replacement
+    from core_log.tail_cache import TailBudget
 
 T = TypeVar("T")
 
@@ -16,6 +17,7 @@ class Flusher(Protocol):
     """See `LogFlusher`, which says what each of them means."""
 
     unflushed_bytes: int
+    tails: TailBudget
 
     def enlist(self, log: PartitionLog) -> None:
         """There is something to do for `log`, soon."""

@@ -31,6 +31,7 @@ from core_log.errors import LogUnavailable
 from core_log.flush_job import FlushJob, execute
 from core_log.kernel_sync import KernelSync
 from core_log.replacement import Replacement
+from core_log.tail_cache import TailBudget
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -45,12 +46,17 @@ T = TypeVar("T")
 
 
 class LogFlusher:
-    """See the module. `unflushed_bytes` are appended to logs and not yet written (or not yet synced, if asked for)."""
+    """See the module. `unflushed_bytes` are appended to logs and not yet written (or not yet synced, if asked for);
+    `tails` is what the logs keep in memory of what they have.
+    """
 
-    def __init__(self, *, retry_interval_s: float = 1.0, unflushed_bytes_max: int = 64 << 20) -> None:
+    def __init__(
+        self, *, retry_interval_s: float = 1.0, unflushed_bytes_max: int = 64 << 20, tails_bytes_max: int = 256 << 20
+    ) -> None:
         self.retry_interval_s = retry_interval_s
         self.unflushed_bytes_max = unflushed_bytes_max
         self.unflushed_bytes = 0
+        self.tails = TailBudget(tails_bytes_max)
         self.execute: Callable[[FlushJob], None] = execute
         """What the threads do with a job; `DiskSpace.execute` does more for it."""
         self.account: Callable[[FlushJob], None] | None = None

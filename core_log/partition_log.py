@@ -81,7 +81,7 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
         self.size_bytes = sum(segment.size for segment in found.segments)
         self._flusher = flusher
         self._active = found.segments[-1]
-        self._tail = TailCache(config.tail_cache_bytes, end)
+        self._tail = TailCache(config.tail_cache_bytes, end, flusher.tails)
         self._pending: list[SegmentWrite] = []
         self._pending_bytes = 0
         self._unsynced: list[SegmentWrite] = []
@@ -375,7 +375,8 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
         self._unsynced = []
         self._unsynced_bytes = 0
         self._names_unsynced = True
-        self._tail = TailCache(self.config.tail_cache_bytes, end)
+        self._tail.clear()
+        self._tail = TailCache(self.config.tail_cache_bytes, end, self._flusher.tails)
         self.epochs.cut(end)
         self._after_cut()
         self._epochs_unsaved = True
@@ -410,6 +411,7 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
         else:
             self._flusher.withdraw(self)
         self.closed = True
+        self._tail.clear()
         self.drop_offer()
         if keep and self.error is not None:
             lost = self.log_end_offset - self.committed_offset

@@ -426,7 +426,9 @@ async def open_broker(
     """
     config = config or BrokerConfig()
     flusher = LogFlusher(
-        retry_interval_s=config.flush_retry_interval_ms / 1000, unflushed_bytes_max=config.unflushed_bytes_max
+        retry_interval_s=config.flush_retry_interval_ms / 1000,
+        unflushed_bytes_max=config.unflushed_bytes_max,
+        tails_bytes_max=config.tails_bytes_max,
     )
     timers = TimerService()
     async with trio.open_nursery() as nursery:

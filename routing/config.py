@@ -77,6 +77,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What one transaction may hold: messages with their properties, and settlements."""
     unflushed_bytes_max: Bytes = 16 << 20
     """Readers wait while more than this waits for the disk."""
+    tails_bytes_max: Bytes = 256 << 20
+    """What all topics and replicas together keep in memory of their ends; what a reader finds there costs no disk."""
     flush_retry_interval_ms: Milliseconds = 500
     housekeeping_interval_ms: Milliseconds = 1000
     dead_letters_in_flight_max: Count = 10_000

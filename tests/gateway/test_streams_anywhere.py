@@ -187,7 +187,7 @@ async def test_who_is_behind_reads_from_the_leaders_disk(etcd: EtcdProcess, tmp_
         for start in range(0, 3000, 500):
             await there.publish(there.leader, *sent[start : start + 500])
         partition = there.stream(there.leader)._partition
-        partition.log._tail = type(partition.log._tail)(0, partition.log.log_end_offset)
+        partition.log._tail = type(partition.log._tail)(0, partition.log.log_end_offset, partition.log._tail._budget)
         number = there.without
         readers = [Reader(there.engines[number], prefetch=400) for _ in range(3)]
         for at, reader in enumerate(readers):

@@ -317,7 +317,7 @@ async def test_old_messages_are_read_from_the_disk_once_for_all() -> None:
         log = stream.topic.partitions[0].log
         for first in range(0, 4000, 200):
             await publish(running, *(f"{number:0100}" for number in range(first, first + 200)))
-        log._tail = type(log._tail)(0, log.log_end_offset)  # all but what comes now is on disk alone
+        log._tail = type(log._tail)(0, log.log_end_offset, log._tail._budget)  # all but what comes now is on disk alone
         reads: list[int] = []
         read_cold = log.read_cold
 
@@ -376,7 +376,7 @@ async def test_a_consumer_of_damaged_records_is_told_instead_of_led_past_them() 
     async with engine(files) as running:
         stream = await filled(running)
         log = stream.topic.partitions[0].log
-        log._tail = type(log._tail)(0, log.log_end_offset)
+        log._tail = type(log._tail)(0, log.log_end_offset, log._tail._budget)
         file = files.open(log.segments[0].log_path)
         file.pwritev([b"\xff\xff"], 100)
         reader = Reader(running)
@@ -392,7 +392,7 @@ async def test_a_disk_that_refuses_reads_is_asked_again() -> None:
     async with engine(files) as running:
         stream = await filled(running)
         log = stream.topic.partitions[0].log
-        log._tail = type(log._tail)(0, log.log_end_offset)
+        log._tail = type(log._tail)(0, log.log_end_offset, log._tail._budget)
         read_cold, failures = log.read_cold, [OSError("not now"), OSError("not now")]
 
         async def failing(*arguments: Any, **options: Any) -> Any:
