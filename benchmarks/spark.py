@@ -33,6 +33,8 @@ from benchmarks.peers import descendants
 from benchmarks.spark_jars import jars
 
 PARTITIONS = 4
+WARM_UP_BATCHES = 10
+"""Of a stream, before it is measured."""
 TOPICS = {"plain": ("none", False), "headers": ("none", True), "lz4": ("lz4", False), "zstd": ("zstd", False)}
 """By the ends of their names: how they are compressed, and whether records have headers."""
 SHARE = {"plain": 1.0, "headers": 0.5, "lz4": 0.5, "zstd": 0.5}
@@ -83,7 +85,7 @@ def _fill(server: str, topic: str, count: int, compression: str, *, headers: boo
         sys.exit(f"{left} records were not written to {server}")
 
 
-def _session(directory: str) -> Any:
+def _session(directory: str, conf: dict[str, str]) -> Any:
     from pyspark.sql import SparkSession
 
     from pyspark_millrace import ensure_java
@@ -97,9 +99,9 @@ def _session(directory: str) -> Any:
         "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "2g",
         "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "4", "spark.local.dir": directory, "spark.sql.warehouse.dir": directory,
-        "spark.jars": ",".join(jars()),
+        "spark.jars": ",".join(jars()), "spark.sql.streaming.numRecentProgressUpdates": "2000",
     }  # fmt: skip
-    for name, value in settings.items():
+    for name, value in (settings | conf).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -172,24 +174,31 @@ def triggers(spark: Any, options: argparse.Namespace) -> None:
         else:
             rows = rows.option("subscribe", f"{options.topic}-plain").option("startingOffsets", "earliest")
             rows = rows.option("maxOffsetsPerTrigger", "1000").load()
-        with tempfile.TemporaryDirectory(dir=options.checkpoints) as directory:
-            for pause in ("0 seconds", "100 milliseconds"):
-                query = rows.writeStream.format("noop").option("checkpointLocation", f"{directory}/{pause[0]}")
+        for pause in options.every or ["0 seconds", "100 milliseconds"]:
+            with tempfile.TemporaryDirectory(dir=options.checkpoints) as directory:
+                query = rows.writeStream.format("noop").option("checkpointLocation", directory)
                 query = query.trigger(processingTime=pause).start()
+                while not query.lastProgress or query.lastProgress["batchId"] < WARM_UP_BATCHES:
+                    time.sleep(0.1)
+                first = query.lastProgress["batchId"] + 1
                 time.sleep(options.seconds)
                 query.stop()
-                done = [one for one in query.recentProgress if one["numInputRows"]][3:]
-                took = sorted(one["durationMs"]["triggerExecution"] for one in done)
-                names = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets", "commitBatch")
-                parts = {name: statistics.median(one["durationMs"].get(name, 0) for one in done) for name in names}
-                starts = [_seconds(one["timestamp"]) for one in done]
-                rate = (len(starts) - 1) / max(starts[-1] - starts[0], 0.001)
-                shown = ", ".join(f"{name} {value:.0f}" for name, value in parts.items() if value)
-                print(
-                    f"{label:12} every {pause:17} {rate:6.1f} a second, {statistics.median(took):5.0f} ms each "
-                    f"(99 %: {took[int(len(took) * 0.99)]} ms): {shown}",
-                    flush=True,
-                )
+                done = [one for one in query.recentProgress if one["numInputRows"] and one["batchId"] >= first]
+                _print_triggers(label, pause, done)
+
+
+def _print_triggers(label: str, pause: str, done: list[Any]) -> None:
+    took = sorted(one["durationMs"]["triggerExecution"] for one in done)
+    names = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets", "commitBatch")
+    parts = {name: statistics.median(one["durationMs"].get(name, 0) for one in done) for name in names}
+    starts = [_seconds(one["timestamp"]) for one in done]
+    rate = (len(starts) - 1) / max(starts[-1] - starts[0], 0.001)
+    shown = ", ".join(f"{name} {value:.0f}" for name, value in parts.items() if value)
+    print(
+        f"{label:12} every {pause:17} {rate:6.1f} a second, {statistics.median(took):5.0f} ms each "
+        f"(99 %: {took[int(len(took) * 0.99)]} ms): {shown}",
+        flush=True,
+    )
 
 
 def _seconds(text: str) -> float:
@@ -243,6 +252,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10, help="of each measurement of triggers")
     parser.add_argument("--checkpoints", help="directory for checkpoints of triggers")
+    parser.add_argument(
+        "--every", action="append", help="how often, of triggers; default: at once, and 100 milliseconds"
+    )
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="of Spark")
     parser.add_argument("--only", action="append", default=[], choices=list(QUERIES))
     options = parser.parse_args()
     if options.what == "fill":
@@ -255,7 +268,7 @@ def main() -> None:
             print(f"{server} {name}: {count / (time.monotonic() - began):,.0f} records/s", flush=True)
         return
     with tempfile.TemporaryDirectory() as directory:
-        spark = _session(directory)
+        spark = _session(directory, dict(one.split("=", 1) for one in options.conf))
         {"queries": queries, "sink": sink, "triggers": triggers, "memory": memory}[options.what](spark, options)
         spark.stop()
 

@@ -63,7 +63,7 @@ class ConsumingStreamReader(MillraceStreamReader):
         if first >= last:
             return []
         one = OffsetRange(str(self.options.queue), 0, first, last, self.options.group)
-        return [InputPartition(part) for part in divide([one], self.options)]
+        return [InputPartition(ranges) for ranges in divide([one], self.options)]
 
     def commit(self, end: Offsets) -> None:
         """A micro-batch is done: what it had is acknowledged."""

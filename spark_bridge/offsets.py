@@ -17,6 +17,11 @@ from protocols.native.clients.blocking import Which
 from protocols.native.errors import UnknownTopic
 from spark_bridge.options import EARLIEST, LATEST, Boundary, OptionError, ReadOptions
 
+JOINED_SIZE_MAX = 5_000
+"""Ranges are read by one task up to so many offsets: a task takes longer to start than those take to be read."""
+RANGE_SIZE_MIN = 250
+"""A smaller range counts as this one there."""
+
 Placed = tuple[int, int, list[int | None]]
 """Of a partition: where it begins and ends, and the offsets of some boundaries; None: no record is that late."""
 
@@ -100,9 +105,11 @@ def _resolve_range(options: ReadOptions, one: tuple[str, int], known: Placed) ->
     return OffsetRange(topic, partition, max(start, earliest), min(end, latest))
 
 
-def divide(ranges: list[OffsetRange], options: ReadOptions) -> list[OffsetRange]:
-    """Cut ranges so that there are about `minPartitions`, in proportion to their sizes, and none is above
-    `maxRecordsPerPartition`.
+def divide(ranges: list[OffsetRange], options: ReadOptions) -> list[tuple[OffsetRange, ...]]:
+    """What each task reads. Ranges are cut so that there are about `minPartitions`, in proportion to their sizes, and
+    none is above `maxRecordsPerPartition`; without `minPartitions` a task reads several small ones.
+
+    The same ranges are always divided in the same way: sinks rely on it.
     """
     count_min, size_max = options.input_partitions_min, options.records_per_partition_max
     total = sum(one.end_offset - one.start_offset for one in ranges)
@@ -114,7 +121,21 @@ def divide(ranges: list[OffsetRange], options: ReadOptions) -> list[OffsetRange]
             pieces = max(pieces, -(-size // size_max))
         cuts = [one.start_offset + size * piece // pieces for piece in range(pieces + 1)]
         parts += [replace(one, start_offset=low, end_offset=high) for low, high in pairwise(cuts)]
-    return parts
+    most = min(JOINED_SIZE_MAX, size_max or JOINED_SIZE_MAX)
+    return [(one,) for one in parts] if count_min > 1 else _joined(parts, most)
+
+
+def _joined(parts: list[OffsetRange], most: int) -> list[tuple[OffsetRange, ...]]:
+    tasks: list[list[OffsetRange]] = []
+    room = 0
+    for one in parts:
+        weight = max(one.end_offset - one.start_offset, RANGE_SIZE_MIN)
+        if weight > room or not tasks:
+            tasks.append([])
+            room = most
+        tasks[-1].append(one)
+        room -= weight
+    return [tuple(task) for task in tasks]
 
 
 def partitions_of(client: OffsetSource, options: ReadOptions) -> list[tuple[str, int]]:

@@ -28,6 +28,7 @@ from spark_bridge.options import ReadOptions, SinkOptions
 from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
 from spark_bridge.segments import directory_of, read_directly
 from spark_bridge.sources import FETCH_BYTES_MAX, queue_batches, source_of
+from spark_bridge.worker import settle
 
 ROWS_AT_ONCE = 30_000
 BYTES_AT_ONCE = 8 << 20
@@ -44,22 +45,22 @@ class MillraceReader(DataSourceReader):  # type: ignore[misc]
         self.wanted = EVERYTHING
 
     def partitions(self) -> list[InputPartition]:
-        """An input partition for each range. Raises `OptionError`, `DataLoss`, `MillraceError`."""
+        """An input partition for each task. Raises `OptionError`, `DataLoss`, `MillraceError`."""
         with connect(self.options) as client:
             source = source_of(client, self.options)
             ranges = resolve(source.log, source.options)
             if source.reader is not None:
                 ranges = [replace(one, reader=source.reader) for one in ranges]
             ranges = narrowed(source.log, ranges, self.wanted, self.options.disorder_ms)
-        return [InputPartition(one) for one in divide(ranges, self.options)]
+        return [InputPartition(each) for each in divide(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one range. Spark makes a partition of None when there is nothing to read.
+        """The rows of a task's ranges. Spark makes a partition of None when there is nothing to read.
 
         Raises `DataLoss` when records of the range are gone (and `failOnDataLoss`), `MillraceError`.
         """
         if partition.value is not None:
-            yield from read_range(self.options, partition.value, self.wanted)
+            yield from read_ranges(self.options, partition.value, self.wanted)
 
 
 class FilteringReader(MillraceReader):
@@ -73,26 +74,34 @@ class FilteringReader(MillraceReader):
         return filters
 
 
-def read_range(options: ReadOptions, one: OffsetRange, wanted: Wanted = EVERYTHING) -> Iterator[pa.RecordBatch]:
-    """The rows of a range of offsets that are wanted, as Spark has them. Raises `DataLoss`, `MillraceError`,
+def read_ranges(
+    options: ReadOptions, ranges: tuple[OffsetRange, ...], wanted: Wanted = EVERYTHING
+) -> Iterator[pa.RecordBatch]:
+    """The rows of ranges of offsets that are wanted, as Spark has them. Raises `DataLoss`, `MillraceError`,
     CorruptBatch.
     """
+    settle()
+    with connect(options) as client:
+        for one in ranges:
+            yield from _rows(client, one, options, wanted)
+
+
+def _rows(client: BlockingClient, one: OffsetRange, options: ReadOptions, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     names = set(options.columns)
     parts = {
         "with_keys": not names.isdisjoint(MADE_OF_KEYS),
         "with_values": "value" in names,
         "with_headers": not names.isdisjoint(MADE_OF_HEADERS),
     }
-    with connect(options) as client:
-        found = _batches(client, one, options) if one.reader is None else queue_batches(client, one, options)
-        for batches in _grouped(found):
-            columns = decode_batches(batches, **parts)
-            first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset]).tolist()
-            for start in range(first, last, ROWS_PER_BATCH):
-                rows = arrow_rows(columns.part(start, min(start + ROWS_PER_BATCH, last)), one, options.columns)
-                rows = matching(rows, wanted)
-                if rows.num_rows:
-                    yield rows
+    found = _batches(client, one, options) if one.reader is None else queue_batches(client, one, options)
+    for batches in _grouped(found):
+        columns = decode_batches(batches, **parts)
+        first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset]).tolist()
+        for start in range(first, last, ROWS_PER_BATCH):
+            rows = arrow_rows(columns.part(start, min(start + ROWS_PER_BATCH, last)), one, options.columns)
+            rows = matching(rows, wanted)
+            if rows.num_rows:
+                yield rows
 
 
 def connect(options: ReadOptions | SinkOptions) -> BlockingClient:

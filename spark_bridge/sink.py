@@ -35,8 +35,12 @@ from spark_bridge.options import OptionError, SinkOptions
 from spark_bridge.placing import hashed_partitions
 from spark_bridge.reader import connect
 from spark_bridge.records import ColumnDraft, header_blocks
+from spark_bridge.worker import settle
 
-GROUP_PREFIX = "spark-millrace-sink"
+GROUP_PREFIX = "spark-millrace-sink-2"
+"""Of what tells that a task is done. Another one whenever `divide` shares ranges out otherwise: a task of that number
+which an earlier version has done may have had other rows, and those of this one would be left out.
+"""
 BATCH_BYTES_MAX = 768 << 10
 """Of a record batch as it is sent; brokers take 1 MiB by default."""
 REQUEST_BYTES_MAX = 4 << 20
@@ -140,6 +144,7 @@ def _context() -> Any:
 
 def write_rows(batches: Iterator[pa.RecordBatch], options: SinkOptions, query: str, number: int, part: int) -> Written:
     """Write the rows of micro-batch `number`, task `part`, unless that was done before. Raises MillraceError."""
+    settle()
     name = f"{GROUP_PREFIX}-{query}-{part}"
     access = options.access
     if options.exchange is not None:

@@ -33,7 +33,7 @@ from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
 from spark_bridge.offsets import DataLoss, OffsetRange, check_named, divide, partitions_of, placed
 from spark_bridge.options import OptionError, ReadOptions
-from spark_bridge.reader import connect, read_range
+from spark_bridge.reader import connect, read_ranges
 from spark_bridge.sources import Source, source_of
 
 Offsets = dict[str, dict[str, int]]
@@ -101,12 +101,12 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reader = self._connected_source().reader
         pairs = [(one, last) for one, last in sorted(stop.items()) if begin[one] < last]
         ranges = [OffsetRange(*one, begin[one], last, reader) for one, last in pairs]
-        return [InputPartition(one) for one in divide(ranges, self.options)]
+        return [InputPartition(each) for each in divide(ranges, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one range. Raises `DataLoss`, `MillraceError`."""
+        """The rows of a task's ranges. Raises `DataLoss`, `MillraceError`."""
         if partition.value is not None:
-            yield from read_range(self.options, partition.value)
+            yield from read_ranges(self.options, partition.value)
 
     def commit(self, end: Offsets) -> None:
         """A micro-batch is done; this is said late, and never of the last one (so `latestOffset` tells, too)."""

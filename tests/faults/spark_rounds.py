@@ -8,9 +8,10 @@
    writes a count to a topic when its second is over for good.
 2. In each round the driver (with Java and all it started), one of Spark's Python processes or the broker is killed, and
    started again where Spark does not do so itself.
-3. In the end the output has each id of the input once, with the count 1, as a native consumer of committed records
-   reads it: nothing was lost, read twice or written twice. The input is what publishers were told is stored, and of the
-   filter exactly what the broker keeps; of the rest nothing is there more than once. The queue is empty.
+3. In the end the output has each id of the input once, with the count 1, as consumers of committed records read it: a
+   native one, kafka-python, and pika (over a view of the topic). Nothing was lost, read twice or written twice. The
+   input is what publishers were told is stored, and of the filter exactly what the broker keeps; of the rest nothing
+   is there more than once. The queue is empty.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def drive(server: str, directory: str) -> None:
 class Driver:
     """The process that `drive` runs in."""
 
-    def __init__(self, server: str, directory: Path) -> None:
-        self.command = [sys.executable, "-m", "tests.faults.spark_rounds", "--drive", server, str(directory)]
+    def __init__(self, server: str, directory: Path, module: str = "tests.faults.spark_rounds") -> None:
+        self.command = [sys.executable, "-m", module, "--drive", server, str(directory)]
         self.log = directory / "driver.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -118,18 +119,21 @@ class Driver:
         """With all that it started."""
         if self.process is not None:
             for pid in reversed(descendants(self.process.pid)):
-                _kill(pid)
+                kill(pid)
             self.process.wait()
 
 
-def _kill(pid: int) -> None:
+def kill(pid: int) -> None:
+    """If it is still there."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
 
 
-def _publish(open_publisher: Callable[[], AmqpPublisher | MqttPublisher], over: threading.Event) -> None:
+def publish(open_publisher: Callable[[], AmqpPublisher | MqttPublisher], over: threading.Event) -> None:
+    """Publish until it is over, with pauses."""
+
     def sizes() -> Iterator[int]:
         while not over.wait(PAUSE_S):
             yield PUBLISHED_AT_ONCE
@@ -142,7 +146,8 @@ def _publish(open_publisher: Callable[[], AmqpPublisher | MqttPublisher], over: 
         over.wait(0.2)
 
 
-def _values(server: str, topic: str) -> list[bytes]:
+def values(server: str, topic: str) -> list[bytes]:
+    """Of all committed records."""
     with BlockingConsumer(server, auto_offset_reset="earliest") as consumer:
         consumer.assign(topic)
         found: list[bytes] = []
@@ -151,14 +156,54 @@ def _values(server: str, topic: str) -> list[bytes]:
         return found
 
 
-def _round(kind: str, rng: random.Random, driver: Driver, broker: BrokerProcess) -> None:
+def values_by_kafka(server: str, topic: str, count: int) -> list[bytes]:
+    """The same, at most a few more than `count`, as kafka-python reads them."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(bootstrap_servers=server, isolation_level="read_committed", consumer_timeout_ms=5_000)
+    try:
+        places = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic))]
+        consumer.assign(places)
+        consumer.seek_to_beginning()
+        found: list[bytes] = []
+        while len(found) < count or not found:
+            more = [one.value for each in consumer.poll(5_000).values() for one in each]
+            if not more:
+                break
+            found += more
+        return found
+    finally:
+        consumer.close()
+
+
+def values_by_pika(port: int, topic: str) -> list[bytes]:
+    """The same, as pika takes them out of a view of the topic."""
+    import pika
+
+    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port))
+    with connection:
+        channel = connection.channel()
+        view = f"{topic}-view"
+        arguments = {"x-queue-type": "view", "x-view-topic": topic, "x-stream-offset": "first"}
+        channel.queue_declare(view, durable=True, arguments=arguments)
+        found = []
+        for method, _, body in channel.consume(view, inactivity_timeout=5):
+            if method is None:
+                break
+            found.append(body)
+            channel.basic_ack(method.delivery_tag)
+        return found
+
+
+def one_round(kind: str, rng: random.Random, driver: Driver, broker: BrokerProcess) -> None:
+    """Kill what `kind` says, and start again what Spark does not start."""
     if kind == "driver":
         driver.kill9()
         driver.start()
     elif kind == "worker":
         workers = driver.workers()
         if workers:
-            _kill(rng.choice(workers))
+            kill(rng.choice(workers))
     else:
         broker.kill9()
         time.sleep(rng.random())
@@ -174,7 +219,7 @@ def run(rounds: int, seed: int, kinds: tuple[str, ...] = KINDS) -> dict[str, int
     killed: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="spark-rounds-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        with broker_process(directory / "data") as broker:
+        with broker_process(directory / "data", doors=("amqp", "mqtt", "native", "kafka")) as broker:
             world = _World(broker)
             driver = Driver(world.server, directory)
             try:
@@ -184,7 +229,7 @@ def run(rounds: int, seed: int, kinds: tuple[str, ...] = KINDS) -> dict[str, int
                     time.sleep(rng.uniform(0.5, 4))
                     kind = rng.choice(kinds)
                     killed[kind] += 1
-                    _round(kind, rng, driver, broker)
+                    one_round(kind, rng, driver, broker)
                     print(f"round {number + 1}: killed the {kind}; {world}", flush=True)
                 world.stop()
                 return {**killed, "ids": world.compare(driver)}
@@ -206,7 +251,7 @@ class _World:
         self._open_amqp().connection.sock.close()  # there is a queue
         self._over = threading.Event()
         openers = (self._open_amqp, self._open_mqtt)
-        self._threads = [threading.Thread(target=_publish, args=(opener, self._over)) for opener in openers]
+        self._threads = [threading.Thread(target=publish, args=(opener, self._over)) for opener in openers]
 
     def __str__(self) -> str:
         return f"{len(self.taken.confirmed):,} over AMQP, {len(self.kept.confirmed):,} over MQTT"
@@ -231,7 +276,7 @@ class _World:
 
     def _keys(self) -> Counter[str]:
         """The ids in the output, which all have the count 1."""
-        found = Counter(value.decode() for value in _values(self.server, TARGET))
+        found = Counter(value.decode() for value in values(self.server, TARGET))
         odd = [text for text in found if not text.endswith(" 1")]
         assert not odd, f"{len(odd)} were counted more than once, such as {sorted(odd)[:5]}"
         return Counter({text.removesuffix(" 1"): count for text, count in found.items()})
@@ -239,7 +284,7 @@ class _World:
     def compare(self, driver: Driver) -> int:
         """Wait until the query has done all, and for what would come too much; how many ids there are."""
         time.sleep(LATE_S + 2)
-        kept = {" ".join(value.decode().split(" ", 2)[:2]) for value in _values(self.server, self.topic)}
+        kept = {" ".join(value.decode().split(" ", 2)[:2]) for value in values(self.server, self.topic)}
         wanted = kept | {f"{OVER_AMQP} {number}" for number in self.taken.confirmed}
         assert kept >= {f"{OVER_MQTT} {number}" for number in self.kept.confirmed}
         possible = kept | {f"{OVER_AMQP} {number}" for number in range(self.taken.published)}
@@ -254,11 +299,21 @@ class _World:
         assert not lost, f"{len(lost)} lost, such as {sorted(lost)[:5]}; {driver.log.read_text()[-2000:]}"
         assert not more, f"{len(more)} were never published, such as {sorted(more)[:5]}"
         assert not twice, f"{len(twice)} are there twice, such as {sorted(twice)[:5]}"
+        self._compare_readers(found.total())
         with BlockingClient(self.server) as client:
             answer = client.administer("queues.list")
         (row,) = (dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"] if OVER_AMQP in row)
         assert (row["ready"], row["unacknowledged"]) == (0, 0), row
         return len(found)
+
+    def _compare_readers(self, count: int) -> None:
+        wanted = sorted(values(self.server, TARGET))
+        assert len(wanted) == count
+        for what, found in (
+            ("kafka-python", values_by_kafka(f"127.0.0.1:{self.broker.ports['kafka']}", TARGET, count)),
+            ("pika", values_by_pika(self.broker.amqp_port, TARGET)),
+        ):
+            assert sorted(found) == wanted, f"{what} has {len(found)} records, {len(set(found))} different, of {count}"
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def options(**given: str) -> ReadOptions:
 
 def ranges(log: Log = LOG, **given: str) -> list[tuple[str, int, int, int]]:
     chosen = options(**given)
-    found = divide(resolve(log, chosen), chosen)
+    found = [one for task in divide(resolve(log, chosen), chosen) for one in task]
     return [(one.topic, one.partition, one.start_offset, one.end_offset) for one in found]
 
 
@@ -204,3 +204,24 @@ def test_nothing_but_option_errors_for_nonsense(given_options: dict[str, str]) -
         options(**given_options)
     except OptionError:
         pass
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "tasks"),
+    [
+        ([250, 250, 250, 250], {}, [4]),
+        ([2_000, 3_000, 1, 6_000, 4_000], {}, [2, 1, 1, 1]),
+        ([1] * 25, {}, [20, 5]),
+        ([250, 250], {"minPartitions": "2"}, [1, 1]),
+        ([100, 100, 300], {"maxRecordsPerPartition": "600"}, [2, 1]),
+        ([100, 100], {"maxRecordsPerPartition": "80"}, [1, 1, 1, 1]),
+    ],
+)
+def test_small_ranges_are_one_task(sizes: list[int], given: dict[str, str], tasks: list[int]) -> None:
+    ranges = [OffsetRange("a", number, 7, 7 + size) for number, size in enumerate(sizes)]
+    found = divide(ranges, options(subscribe="a", **given))
+    assert [len(task) for task in found] == tasks
+    read = [
+        (one.partition, offset) for task in found for one in task for offset in range(one.start_offset, one.end_offset)
+    ]
+    assert read == [(number, offset) for number, size in enumerate(sizes) for offset in range(7, 7 + size)]

@@ -54,7 +54,8 @@ def test_a_topic_is_a_table(spark: Any) -> None:
     with log_server({"numbers": numbers}) as server:
         table = frame(spark, server, subscribe="numbers")
         assert ", ".join(f"{name} {kind}" for name, kind in table.dtypes) == COLUMNS
-        assert table.rdd.getNumPartitions() == 2
+        assert table.rdd.getNumPartitions() == 1
+        assert frame(spark, server, subscribe="numbers", minPartitions="2").rdd.getNumPartitions() == 2
         table.createOrReplaceTempView("numbers")
         rows = spark.sql(
             "select partition, count(*), sum(cast(cast(value as string) as int)), min(offset), "
