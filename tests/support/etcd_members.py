@@ -52,6 +52,11 @@ class EtcdMembers:
         return [f"{HOST}:{port}" for port in self._client_ports]
 
     @property
+    def pids(self) -> list[int]:
+        """Their process ids, once they are started."""
+        return [self._process(number).pid for number in range(self.count)]
+
+    @property
     def may_be_killed(self) -> bool:
         """Whether what it answered outlives a member that is killed, as far as is known of its version."""
         return self.count > 1 and tuple(map(int, self.version.split(".")[:3])) >= KILLED_SINCE
