@@ -12,8 +12,9 @@
 4. `enlist` costs next to nothing and may be called for each append: the log is looked at when the event loop comes
    round. `submit` is for those who wait.
 5. Whoever appends what can only come from one place, as a follower does, need not wait for others: between `hold` and
-   `release` logs are collected, and handed over at the end of it.
-6. A log whose job failed is tried again each `retry_interval_s`.
+   `release` or `end_turn` logs are collected, and handed over at the end of it.
+6. A log whose `waits` says so is not handed over: who made it wait enlists it again.
+7. A log whose job failed is tried again each `retry_interval_s`.
 """
 
 from __future__ import annotations
@@ -130,16 +131,27 @@ class LogFlusher:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        logs = list(self._enlisted)
-        self._enlisted.clear()
-        for log in logs:
-            self.submit(log)
+        self._submit_enlisted()
         while self._done:
             job = self._done.popleft()
             if not job.applied:
                 self._apply(job)
                 self._enlisted[job.log] = None
         self._tell_of_room()
+
+    def end_turn(self) -> None:
+        """`release` at the end of a turn: what is written at once is taken in another one."""
+        self._holding = False
+        self._submit_enlisted()
+        if self._done or self._finished:
+            self._wake()
+
+    def _submit_enlisted(self) -> None:
+        logs = list(self._enlisted)
+        self._enlisted.clear()
+        for log in logs:
+            if log.waits is None or not log.waits():
+                self.submit(log)
 
     def submit(self, log: PartitionLog) -> None:
         """Hand over what `log` has now, unless a job is under way or the disk refuses."""
@@ -246,10 +258,7 @@ class LogFlusher:
         while self._finished or self._done or self._enlisted:
             if self._finished or self._done:
                 self._take_finished()
-            logs = list(self._enlisted)
-            self._enlisted.clear()
-            for log in logs:
-                self.submit(log)
+            self._submit_enlisted()
 
     def _take_finished(self) -> None:
         while self._finished or self._done:

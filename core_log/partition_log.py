@@ -51,6 +51,9 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
     waits_out_errors = False
     """Who waits for it to be committed goes on waiting while the disk refuses: another broker may take over."""
 
+    waits: Callable[[], bool] | None = None
+    """Whether the disk shall not get now what is enlisted."""
+
     def __init__(
         self,
         files: Files,

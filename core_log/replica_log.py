@@ -171,6 +171,11 @@ class ReplicaLog(PartitionLog):
             self.news[self] = None
         self.sync_to(self.log_end_offset)
 
+    def write_on(self) -> None:
+        """What the disk has not got yet it may get now."""
+        if self.written_offset < self.log_end_offset and self.job is None:
+            self._flusher.enlist(self)
+
     def sync_to(self, offset: int) -> None:
         """Somebody, maybe at the leader, waits for what is below `offset`."""
         if self.local_committed < min(offset, self.log_end_offset):

@@ -265,6 +265,7 @@ class Broker:
         """Deliver, write and confirm what has come together; see the module's rule 1."""
         if self.homes is not None:
             self.homes.begin_turn()
+            self.flusher.hold()  # what replicas have to write is written when it is on its way to the others
         if self._runnable:
             self._pump()
         dead_letters = self.dead_letters
@@ -298,6 +299,8 @@ class Broker:
                 self.homes.end_turn()
         if self.after_turn is not None:
             self.after_turn()
+        if self.homes is not None:
+            self.flusher.end_turn()
 
     def turn_is_due(self) -> bool:
         """Whether there is anything that the end of a turn would bring out, in a broker of a cluster. Most of what

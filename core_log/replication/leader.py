@@ -16,13 +16,14 @@
 6. If it is not the first of the replicas, it hands over to that one, when that has everything there is.
 7. What nobody waits for costs no fsync, until an ISR member's report has stood still for half the lag time; but who
    would join has to keep what is committed.
-8. As long as a follower has to report what somebody waits for, it gets no more: what comes then goes in one when it has
-   reported, as the leader's own disk gets it. Otherwise each write here would cost both sides a turn of its own.
+8. Writes go in rounds: as long as a follower has to report what somebody waits for, it gets no more, and neither do the
+   others in sync nor the disk here, as all of them have to have it: what comes then goes in one. Otherwise each write
+   here would cost all sides a turn and a sync of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 _UNANSWERED_MAX = 256
 """Messages whose times are kept for a follower that answers none; promises that answer later ones do not count."""
-
-
 _AWAITED_S = 0.1
 _WAITING_BYTES_MAX = 256 << 10
 """Rule 8 is for no longer than that, and for no more."""
@@ -287,7 +286,7 @@ class Leader:
         due = progress.asked and now_s - progress.last_sent_s >= self.config.grant_s / 5  # its promises need an answer
         if progress.next_offset >= log.log_end_offset or progress.refusing:
             pass
-        elif self.waits(progress, now_s):
+        elif self.waits(broker, now_s):
             if not due:
                 return None
         elif bytes_max > 0:
@@ -301,18 +300,33 @@ class Leader:
             return None
         return self.sending(broker, batches, now_s)
 
-    def waits(self, progress: Progress, now_s: float) -> bool:
+    def waits(self, broker: int, now_s: float) -> bool:
         """Whether what there is for a follower is to wait: rule 8."""
+        progress, members = self.followers[broker], self.state.isr_brokers
+        return self._is_round(members if broker in members else [broker], progress.next_offset, now_s)
+
+    def disk_waits(self, now_s: float) -> bool:
+        """Whether what there is for the disk here is to wait: rule 8."""
+        return self._is_round(self.state.isr_brokers, self.log.written_offset, now_s)
+
+    def _is_round(self, members: Iterable[int], end: int, now_s: float) -> bool:
+        """Whether somebody has to report no more than what ends there."""
+        these = [self.followers[one] for one in members if one in self.followers]
+        return any(one.next_offset <= end and self._is_awaited(one, now_s) for one in these)
+
+    def _is_awaited(self, progress: Progress, now_s: float) -> bool:
         return (
             progress.reported < progress.awaited
+            and progress.down_since_s is None
             and now_s - progress.last_sent_s <= _AWAITED_S
             and self.log.size_bytes - progress.sent_at < _WAITING_BYTES_MAX
         )
 
-    def owes(self, broker: int) -> bool:
-        """Whether a follower has not been sent all that there is."""
-        progress = self.followers.get(broker)
-        return progress is not None and progress.accepted and progress.next_offset < self.log.log_end_offset
+    def owes(self) -> bool:
+        """Whether a follower has not been sent all that there is, or the disk here."""
+        log, end = self.log, self.log.log_end_offset
+        disk = log.written_offset < end and log.job is None
+        return disk or any(one.accepted and one.next_offset < end for one in self.followers.values())
 
     def cold(self, broker: int) -> tuple[int, int] | None:
         """From where to where a follower needs what only the disk has: `read_replica_cold`, then `sending`."""

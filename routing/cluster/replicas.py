@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import trio
@@ -105,6 +106,7 @@ class Replicas:
     def remove(self, name: str) -> None:
         """One less."""
         replica = self.by_name.pop(name)
+        replica.log.waits = None
         del self._by_log[replica.log]
         replica.log.news = None
         replica.log.listeners.remove(self._log_changed)
@@ -145,8 +147,14 @@ class Replicas:
             for broker, link in self.followers.items():
                 role.link_up(broker, link.broker_epoch, self._clock())
         self._news[replica.log] = None
-        if role is not before and self.assumed is not None:
-            self.assumed(replica.name)
+        if role is not before:
+            replica.log.waits = partial(self._disk_waits, role) if isinstance(role, Leader) else None
+            replica.log.write_on()
+            if self.assumed is not None:
+                self.assumed(replica.name)
+
+    def _disk_waits(self, role: Leader) -> bool:
+        return role.disk_waits(self._clock())
 
     # ---- links
 
@@ -207,7 +215,7 @@ class Replicas:
                 position.refusing or role.state.transfer is not None or link.broker not in role.state.isr_brokers
             ):
                 self.decide(role)  # others leave by the clock, which `tick` looks at
-            if role.owes(link.broker) or role.state.transfer is not None:
+            if role.owes() or role.state.transfer is not None:
                 self._news[replica.log] = None  # what a report has made committed is news already
         self.has_room(link)
 
@@ -335,6 +343,7 @@ class Replicas:
                     self._lead(replica, role, link, room, batches, now_s)
                 else:
                     late.append((replica, role, link))
+            log.write_on()
         for replica, role, link in late:
             before = room[link]
             room[link] = min(before, max(self.catch_up.left(now_s), 0))
@@ -390,7 +399,7 @@ class Replicas:
         progress = role.followers[link.broker]
         if not progress.accepted or progress.refusing or progress.next_offset >= role.log.log_end_offset:
             return
-        if message is None and role.waits(progress, now_s):
+        if message is None and role.waits(link.broker, now_s):
             return  # its next report brings it here
         # There is more. It goes on when the follower has taken this.
         self._held.setdefault(link.broker, {})[replica.log] = None

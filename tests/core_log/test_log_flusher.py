@@ -425,3 +425,23 @@ async def test_who_deletes_records_is_told_that_the_disk_refuses(flusher: LogFlu
         while log.error is not None:
             await trio.sleep(0.001)
     assert await log.delete_records(3) == 3, "it is tried again"
+
+
+async def test_what_waits_is_not_handed_over_until_it_is_enlisted_again(flusher: LogFlusher) -> None:
+    log, other = open_log(MemoryFiles(), flusher=flusher), open_log(MemoryFiles(), flusher=flusher)
+    waiting = [True]
+    log.waits = lambda: waiting[0]
+    flusher.hold()
+    for one in (log, other):
+        one.append(make_batch([b"a"]))
+        one.request_sync()
+    await trio.testing.wait_all_tasks_blocked()
+    assert other.job is None, "it is held"
+    flusher.end_turn()
+    await other.wait_committed(1)
+    assert (log.job, log.written_offset) == (None, 0)
+    waiting.clear()
+    waiting.append(False)
+    flusher.enlist(log)
+    await log.wait_written(1)
+    assert log.committed_offset == 1

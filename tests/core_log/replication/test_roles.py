@@ -260,6 +260,41 @@ def test_what_nobody_waits_for_is_synced_before_anybody_leaves() -> None:
     assert two.flushed_offset == 1
 
 
+def test_writes_go_in_rounds() -> None:
+    logs = [open_replica(MemoryFiles()) for _ in range(3)]
+    leader = lead(logs[0])
+    followers = {broker: Follower("x", logs[broker - 1], 1, 1) for broker in (2, 3)}
+
+    def publish() -> None:
+        logs[0].append(make_batch([b"a"]))
+        logs[0].request_sync()
+
+    def ends() -> list[int]:
+        for broker, follower in followers.items():
+            exchange(leader, broker, follower)
+        return [log.log_end_offset for log in logs]
+
+    publish()
+    assert not leader.disk_waits(1.0), "nobody has anything to report"
+    assert ends() == [1, 1, 1], "that one has been sent it keeps it from nobody"
+    assert not leader.disk_waits(1.0), "the disk here has not got it yet"
+    flush(logs[0])
+    publish()
+    assert leader.disk_waits(1.0)
+    flush(logs[1])
+    assert ends() == [2, 1, 1], "the other one has not reported"
+    assert leader.owes()
+    assert leader.disk_waits(1.0)
+    assert not leader.disk_waits(1.2), "for a moment only"
+    flush(logs[2])
+    order = followers[3].position()
+    assert order is not None
+    leader.on_position(3, order, 1.0)
+    assert logs[0].high_watermark == 1
+    assert not leader.disk_waits(1.0)
+    assert ends() == [2, 2, 2]
+
+
 def test_what_is_deleted_is_deleted_on_all_in_sync() -> None:
     logs = [open_replica(MemoryFiles()) for _ in range(3)]
     leader = lead(logs[0], ALL[:2])
