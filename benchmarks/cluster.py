@@ -20,9 +20,14 @@ from benchmarks.process_usage import ProcessUsage
 from benchmarks.wire_bench import parse, run_once
 from benchmarks.wire_roles import Figures
 from tests.support import broker_process
-from tests.support.cluster import cluster_processes
+from tests.support.cluster import Status, cluster_processes
 
 LEADER = 1
+
+
+def is_settled(status: Status) -> bool:
+    """Whether all is led by whom it is to be led by: no leader changes under the load."""
+    return all(one["leader"] == one["replicas"][0] for one in status["partitions"])
 
 
 def usages(stack: ExitStack, options: argparse.Namespace) -> tuple[int, dict[str, ProcessUsage]]:
@@ -33,6 +38,7 @@ def usages(stack: ExitStack, options: argparse.Namespace) -> tuple[int, dict[str
         return broker.amqp_port, {"leader": ProcessUsage(broker.pid)}
     cluster = stack.enter_context(cluster_processes(directory, relayed=False))
     cluster.until_whole()
+    cluster.until(is_settled, what="preferred leaders")
     found = {"leader" if one == LEADER else f"follower {one}": broker.pid for one, broker in cluster.brokers.items()}
     found["etcd"] = cluster.etcd.pids[0]
     return cluster.brokers[LEADER].amqp_port, {name: ProcessUsage(pid) for name, pid in found.items()}
