@@ -18,7 +18,7 @@ import msgspec
 
 
 class ReplicationConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of the roles, in seconds."""
+    """Limits of the roles: times in seconds, and bytes."""
 
     replica_lag_time_max_s: float = 5.0
     link_down_max_s: float = 1.0
@@ -28,6 +28,9 @@ class ReplicationConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What part of that the leader counts on: clocks run apart."""
     transfer_max_s: float = 1.0
     """How long a leader takes nothing while the one that it hands over to has not got all."""
+    round_max_s: float = 0.1
+    round_bytes_max: int = 256 << 10
+    """How long, and how much, of what comes waits until all in sync have reported what came before; 0: nothing does."""
 
 
 def high_watermark(

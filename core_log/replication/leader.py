@@ -18,7 +18,7 @@
    would join has to keep what is committed.
 8. Writes go in rounds: as long as a follower has to report what somebody waits for, it gets no more, and neither do the
    others in sync nor the disk here, as all of them have to have it: what comes then goes in one. Otherwise each write
-   here would cost all sides a turn and a sync of its own.
+   here would cost all sides a turn and a sync of its own. Who has reported nothing for `round_max_s` is not waited for.
 """
 
 from __future__ import annotations
@@ -39,21 +39,17 @@ from core_log.replication.state import BrokerState, Change, LogState, Members, b
 if TYPE_CHECKING:
     from core_log.replica_log import ReplicaLog
 
-
 _UNANSWERED_MAX = 256
 """Messages whose times are kept for a follower that answers none; promises that answer later ones do not count."""
-_AWAITED_S = 0.1
-_WAITING_BYTES_MAX = 256 << 10
-"""Rule 8 is for no longer than that, and for no more."""
 
 
 class Progress:
     """What the leader knows of a follower."""
 
     __slots__ = (
-        "accepted", "asked", "awaited", "began_again", "caught_up_s", "down_since_s", "epoch", "granted_until_s",
-        "last_end", "last_end_s", "last_sent_s", "log_start", "next_offset", "refusing", "reported", "sent_at",
-        "sent_s", "tag", "told",
+        "accepted", "asked", "awaited", "awaited_since_s", "began_again", "caught_up_s", "down_since_s", "epoch",
+        "granted_until_s", "last_end", "last_end_s", "last_sent_s", "log_start", "next_offset", "refusing", "reported",
+        "sent_at", "sent_s", "tag", "told",
     )  # fmt: skip
 
     def __init__(self, epoch: int, now_s: float) -> None:
@@ -76,8 +72,10 @@ class Progress:
         self.last_sent_s = now_s
         self.sent_s: dict[int, float] = {}
         self.granted_until_s = 0.0
-        self.awaited = 0
+        self.awaited = -1
         """What it has to report, as somebody waits for it."""
+        self.awaited_since_s = now_s
+        """When it was sent the first of that, or reported last."""
         self.sent_at = 0
         """The size of the log when it was sent batches last."""
         self.told = (-1, -1, -1)
@@ -202,7 +200,7 @@ class Leader:
         progress.accepted = progress.asked = False
         progress.tag = progress.began_again = 0
         progress.sent_s.clear()
-        progress.awaited = 0
+        progress.awaited = -1
         progress.told = (-1, -1, -1)
 
     def link_down(self, broker: int, now_s: float) -> None:
@@ -230,7 +228,8 @@ class Leader:
         if position.last_epoch < 0 and self.log.log_start_offset > 0:
             self.begun_late = position.fetch_offset
         progress.log_start = position.log_start
-        progress.reported = max(progress.reported, position.reported)
+        if position.reported > progress.reported:
+            progress.reported, progress.awaited_since_s = position.reported, now_s
         if position.reported >= end:
             progress.caught_up_s = now_s
         elif position.reported >= progress.last_end:
@@ -245,7 +244,7 @@ class Leader:
         again = position.missed and position.tag >= progress.began_again
         if not progress.accepted or position.tag >= progress.tag or again:
             if position.fetch_offset < progress.next_offset:
-                progress.awaited = 0
+                progress.awaited = -1
             progress.next_offset = position.fetch_offset
             progress.began_again = progress.tag + 1
         progress.accepted = progress.asked = True
@@ -302,25 +301,24 @@ class Leader:
 
     def waits(self, broker: int, now_s: float) -> bool:
         """Whether what there is for a follower is to wait: rule 8."""
-        progress, members = self.followers[broker], self.state.isr_brokers
-        return self._is_round(members if broker in members else [broker], progress.next_offset, now_s)
+        insync = self.state.isr_brokers
+        return self._is_round(insync if broker in insync else [broker], self.followers[broker].next_offset, now_s)
 
     def disk_waits(self, now_s: float) -> bool:
         """Whether what there is for the disk here is to wait: rule 8."""
-        return self._is_round(self.state.isr_brokers, self.log.written_offset, now_s)
+        written = self.log.written_offset
+        return written < self.log.log_end_offset and self._is_round(self.state.isr_brokers, written, now_s)
 
     def _is_round(self, members: Iterable[int], end: int, now_s: float) -> bool:
         """Whether somebody has to report no more than what ends there."""
         these = [self.followers[one] for one in members if one in self.followers]
         return any(one.next_offset <= end and self._is_awaited(one, now_s) for one in these)
 
-    def _is_awaited(self, progress: Progress, now_s: float) -> bool:
-        return (
-            progress.reported < progress.awaited
-            and progress.down_since_s is None
-            and now_s - progress.last_sent_s <= _AWAITED_S
-            and self.log.size_bytes - progress.sent_at < _WAITING_BYTES_MAX
-        )
+    def _is_awaited(self, one: Progress, now_s: float) -> bool:
+        if one.reported >= one.awaited or one.down_since_s is not None:
+            return False
+        in_time = now_s - one.awaited_since_s < self.config.round_max_s
+        return in_time and self.log.size_bytes - one.sent_at < self.config.round_bytes_max
 
     def owes(self) -> bool:
         """Whether a follower has not been sent all that there is, or the disk here."""
@@ -353,6 +351,8 @@ class Leader:
         if batches:
             progress.sent_at = log.size_bytes
             if log.config.fsync != "commit" or progress.next_offset <= told[2]:
+                if progress.reported >= progress.awaited:
+                    progress.awaited_since_s = now_s
                 progress.awaited = progress.next_offset
         return Batches(self.name, self.epoch, progress.tag, *told, after, progress.next_offset, batches)
 

@@ -5,7 +5,8 @@
 2. A turn ends with it after the logs were written to and before anything is sent: what was appended goes to the
    followers while this disk writes it, too.
 3. A follower acknowledges what it got when that is kept as the log's `fsync` says, and is told of the high watermark
-   with the next batches, or `_TELL_S` later: so a batch costs one frame each way.
+   with the next batches, or `_TELL_S` later: so a batch costs one frame each way. What waits for a report that does not
+   come is looked at then, too.
 4. A follower that has no credit, or takes nothing, is told of watermarks all the same; batches wait until it has.
 5. Logs of which a follower is not in sync come after all others, and share `catch_up_bytes_per_s`. What is not in
    memory any more is read in a thread, for two logs at a time.
@@ -100,6 +101,7 @@ class Replicas:
         """One more."""
         self.by_name[replica.name] = self._by_log[replica.log] = replica
         replica.log.news = self._news
+        replica.log.waits = partial(self._disk_waits, replica)
         replica.log.listeners.append(self._log_changed)
         self._news[replica.log] = None
 
@@ -148,13 +150,16 @@ class Replicas:
                 role.link_up(broker, link.broker_epoch, self._clock())
         self._news[replica.log] = None
         if role is not before:
-            replica.log.waits = partial(self._disk_waits, role) if isinstance(role, Leader) else None
             replica.log.write_on()
             if self.assumed is not None:
                 self.assumed(replica.name)
 
-    def _disk_waits(self, role: Leader) -> bool:
-        return role.disk_waits(self._clock())
+    def _disk_waits(self, replica: Replica) -> bool:
+        role = replica.role
+        waits = isinstance(role, Leader) and role.disk_waits(self._clock())
+        if waits:
+            self._tell_soon(replica.log)
+        return waits
 
     # ---- links
 
@@ -400,7 +405,8 @@ class Replicas:
         if not progress.accepted or progress.refusing or progress.next_offset >= role.log.log_end_offset:
             return
         if message is None and role.waits(link.broker, now_s):
-            return  # its next report brings it here
+            self._tell_soon(replica.log)  # unless a report brings it here
+            return
         # There is more. It goes on when the follower has taken this.
         self._held.setdefault(link.broker, {})[replica.log] = None
         key = (role, link.broker)

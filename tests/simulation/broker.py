@@ -122,8 +122,12 @@ class Process:
         assert isinstance(log, SimLog)
         log.mirror = self.world.read(log)
         replica = self.replicas[name] = Replica(name, log, self.me, self.world.config, now_s=self.local_s())
+        log.waits = partial(self._disk_waits, replica)
         log.listeners.append(lambda _: self.run(0.0, self.turn))
         return replica
+
+    def _disk_waits(self, replica: Replica) -> bool:
+        return isinstance(replica.role, Leader) and replica.role.disk_waits(self.local_s())
 
     def save_notes(self) -> None:
         lost = [name for name, replica in self.replicas.items() if replica.lost]
@@ -356,6 +360,7 @@ class Process:
             if isinstance(role, Leader):
                 role.log_advanced()
                 self._lead(role, now_s)
+                replica.log.write_on()
             elif isinstance(role, Follower):
                 role.log_advanced()
                 self._follow(replica, role, again)

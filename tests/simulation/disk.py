@@ -47,7 +47,8 @@ class SimFlusher:
         logs = list(self._enlisted)
         self._enlisted.clear()
         for log in logs:
-            self.submit(log)
+            if log.waits is None or not log.waits():
+                self.submit(log)
 
     def submit(self, log: PartitionLog) -> None:
         if log.error is None:

@@ -16,10 +16,14 @@ from core_log.replication.follower import Follower
 from core_log.replication.messages import Batches, Refused
 from routing.errors import StorageUnavailable
 from tests.core_log.helpers import flush, make_batch
-from tests.core_log.replication.test_roles import ALL, BROKERS, lead
+from tests.core_log.replication.test_roles import ALL, BROKERS, exchange, lead
 from tests.core_log.test_replica_log import open_replica
 from tests.simulation.brokers.mutations import serves_after_its_lease
-from tests.simulation.mutations import heeds_old_answers, trusts_what_the_cache_shows
+from tests.simulation.mutations import (
+    cuts_by_the_leaders_epoch_alone,
+    heeds_old_answers,
+    trusts_what_the_cache_shows,
+)
 from tests.support.home_cluster import Member, mesh
 
 
@@ -102,6 +106,32 @@ def test_a_replica_is_killed_after_a_failed_sync_and_counted_on_when_it_is_back(
     assert logs[0].high_watermark == 2
     kept = open_replica(disk.crash()).log_end_offset == 2
     assert kept == (rule is nullcontext), "what is committed is on the disks of the ISR"
+
+
+@pytest.mark.parametrize("rule", [nullcontext, cuts_by_the_leaders_epoch_alone], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("own", [3, 4], ids=lambda own: f"{own} batches of its own")
+async def test_two_leaders_failed_one_after_the_other_with_what_nobody_else_had(own: int, rule: Any) -> None:
+    logs = [open_replica(MemoryFiles()) for _ in range(2)]
+    for log in logs:
+        log.begin_epoch(1)
+        log.append(make_batch([b"both"]))
+    # 1 led in epoch 2, and 2 in epoch 3 when 1 was away; then 2 was, and 1 leads once more.
+    for log, epoch, count in zip(logs, (2, 3), (3, own), strict=True):
+        log.begin_epoch(epoch)
+        for _ in range(count):
+            log.append(make_batch([b"of epoch %d" % epoch]))
+            flush(log)
+    leader, follower = lead(logs[0], ALL[:2], epoch=4), Follower("x", logs[1], 1, 4)
+    with rule():
+        for _ in range(5):
+            exchange(leader, 2, follower)
+            if follower.needs_repair:
+                await follower.repair()
+            flush(logs[1])
+            leader.log_advanced()
+    assert logs[0].high_watermark == 4, "2 is counted on"
+    first, second = ([bytes(batch) for batch in log.read_blocking(0, 1 << 20)] for log in logs)
+    assert (first == second) == (rule is nullcontext), "a member of the ISR has what is committed"
 
 
 @pytest.mark.parametrize("rule", [nullcontext, serves_after_its_lease], ids=lambda rule: rule.__name__)

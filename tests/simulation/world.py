@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import random
 from collections.abc import Callable
 
 import msgspec
@@ -41,7 +42,14 @@ class World:
         dice = self.clockwork.dice
         self.metadata = Metadata(self.clockwork, self._etcd_reachable)
         self.metadata.changed = self._tell_watchers
-        self.config = ReplicationConfig(replica_lag_time_max_s=2.0, link_down_max_s=0.5, grant_s=0.5)
+        rounds = random.Random(f"rounds {seed}")  # followers are uneven where these limits are low
+        self.config = ReplicationConfig(
+            replica_lag_time_max_s=2.0,
+            link_down_max_s=0.5,
+            grant_s=0.5,
+            round_max_s=rounds.choice([0.0, 0.0, 0.01, 0.1]),
+            round_bytes_max=rounds.choice([500, 256 << 10]),
+        )
         fsync = dice.choice(["commit"] * 7 + ["interval", "never"])
         self.min_insync = dice.choice([2, 2, 2, 1])
         self.logs = {
