@@ -279,6 +279,7 @@ def test_writes_go_in_rounds() -> None:
     assert ends() == [1, 1, 1], "that one has been sent it keeps it from nobody"
     assert not leader.disk_waits(1.0), "the disk here has not got it yet"
     flush(logs[0])
+    assert not leader.disk_waits(1.0), "it has all there is: a sync alone waits for nobody"
     publish()
     assert leader.disk_waits(1.0)
     flush(logs[1])
