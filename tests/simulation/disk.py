@@ -9,6 +9,7 @@ from core_log.errors import LogUnavailable
 from core_log.files import FaultyFiles
 from core_log.flush_job import FlushJob, execute
 from core_log.partition_log import PartitionLog
+from core_log.tail_cache import TailBudget
 from tests.simulation.clockwork import Clockwork, Pause
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ class SimFlusher:
     def __init__(self, clockwork: Clockwork, files: FaultyFiles, run: Callable[..., None]) -> None:
         """`run(delay_s, action)` does something later unless the process ends or sleeps."""
         self.unflushed_bytes = 0
+        self.tails = TailBudget(1 << 20)
         self.delay_s = 0.001
         self.after_turn: Callable[[], None] = lambda: None
         self._clockwork = clockwork

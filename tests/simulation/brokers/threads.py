@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core_log.flush_job import FlushJob
 from core_log.log_flusher import LogFlusher
@@ -77,8 +77,8 @@ class Threads:
 class SimFlusher(LogFlusher):
     """`LogFlusher` without its threads."""
 
-    def __init__(self, *, retry_interval_s: float = 1.0, unflushed_bytes_max: int = 64 << 20) -> None:
-        super().__init__(retry_interval_s=retry_interval_s, unflushed_bytes_max=unflushed_bytes_max)
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
         process = CURRENT.get()
         assert process is not None
         self._threads_of = process.threads
