@@ -66,6 +66,8 @@ class ReplicatedOffsets:
         self._spawn = spawn
         self._topic_exists = topic_exists
         self._patience_s = patience_s
+        self._noted: dict[str, dict[Partition, Committed]] = {}
+        """Of groups of which a commit is under way that nobody waits for: what it does not have yet."""
         self._stores = LedStores(
             OFFSETS, count, cluster, open_log=open_log, read=OffsetStore, spawn=spawn, patience_s=patience_s
         )
@@ -170,14 +172,24 @@ class ReplicatedOffsets:
         return part.store.known(group, partitions) if part is not None and part.store is not None else {}
 
     def note(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
-        """Store offsets that nobody waits for."""
-        self._spawn(self._note, group, dict(offsets))
+        """Store offsets that nobody waits for. What comes while a commit is under way is the next one's."""
+        waiting = self._noted.get(group)
+        if waiting is not None:
+            waiting.update(offsets)
+            return
+        self._noted[group] = dict(offsets)
+        self._spawn(self._commit_noted, group)
 
-    async def _note(self, group: str, offsets: Mapping[Partition, Committed]) -> None:
+    async def _commit_noted(self, group: str) -> None:
         try:
-            await self.commit(group, offsets)
-        except StorageUnavailable as error:
-            logger.warning("the position of %s is not kept now: %s", group, error)
+            while offsets := self._noted[group]:
+                self._noted[group] = {}
+                try:
+                    await self.commit(group, offsets)
+                except StorageUnavailable as error:
+                    logger.warning("the position of %s is not kept now: %s", group, error)
+        finally:
+            del self._noted[group]
 
     def count(self, partition: Partition, prefix: str) -> int:
         """How many groups whose names begin so have come somewhere in a partition, as far as is known here."""
