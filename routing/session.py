@@ -62,8 +62,7 @@ class Session:
         self.number = 0  # what the protocol calls it: the number of a channel
         self.on_overdue: Callable[[BrokerError], None] | None = None
         """Ends the session when it holds a delivery for too long; without it, it may."""
-        self.impatient = False
-        """It has, or had, a consumer with a limit of its own for that."""
+        self.impatient = False  # it has, or had, a consumer with a limit of its own for that
         self.consumers: list[Consumer] = []
         self.unsettled: list[Unsettled] = []
         self.transaction: Transaction | None = None
@@ -86,9 +85,7 @@ class Session:
         tell. Refused messages of which nobody wants to hear are counted.
         """
         broker = self.broker
-        together = self.transaction is None and self.vhost.trace is None
-        router = self.vhost.router
-        parts = router.routed_to_all(slab, copies) if copies else router.routed(slab, together=together)
+        parts = self.routed(slab, copies, together=self.transaction is None and self.vhost.trace is None)
         if slab.size > broker.message_bytes_max:
             broker.require_size(slab)
         for route, part in parts:
@@ -101,10 +98,10 @@ class Session:
             for piece in route.pieces(part) if route.guarded else (part,):
                 self._publish(route, piece, mandatory, confirm)
 
-    def routed(self, slab: Slab, copies: Sequence[str] = ()) -> list[tuple[Route, Slab]]:
+    def routed(self, slab: Slab, copies: Sequence[str] = (), *, together: bool = False) -> list[tuple[Route, Slab]]:
         """The parts of a slab with their routes, see `Router.routed`. Raises NotFound, AccessRefused."""
         router = self.vhost.router
-        return router.routed_to_all(slab, copies) if copies else router.routed(slab)
+        return router.routed_to_all(slab, copies) if copies else router.routed(slab, together=together)
 
     def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> list[tuple[PartitionLog, int]]:
         """Publish what was routed before, without a confirm and whatever the logs say; as `Route.deliver`."""
@@ -149,8 +146,7 @@ class Session:
         if route.guarded and (room := route.room(slab.bodies)) < len(slab.bodies):
             publish_what_fits(self, route, slab, room, confirm)
             return
-        plain = slab.once is None and not route.remembering
-        targets = route.deliver(slab) if plain else put(route, slab, broker.clock.now_ms)
+        targets = put(route, slab, broker.clock.now_ms)
         if confirm and targets:
             self.confirms.require(slab, targets, asks=route.asks)
 

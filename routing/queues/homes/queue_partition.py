@@ -218,17 +218,13 @@ class QueuePartition:
         return 0
 
     def prepare(self, destinations: DestinationSet) -> None:
-        """Define a destination set that is not defined yet, so that `enqueue` cannot be refused. Raises
-        LogUnavailable.
-        """
+        """Define a set that is not defined yet, so that `enqueue` cannot be refused. Raises LogUnavailable."""
         if self.durable and destinations.definition.offset < 0:
             self.define(destinations.definition)
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is enqueued within the block becomes one batch, however large; the destination sets are prepared, and
-        what came before is sealed.
-        """
+        """What is enqueued within the block becomes one batch, however large; sets are prepared, the rest is sealed."""
         yield
         self._open_bytes_max = self.log.config.message_bytes_max
         with suppress(LogUnavailable):  # kept, as by `seal`
@@ -298,7 +294,6 @@ class QueuePartition:
 
     def relocate(self, stragglers: Sequence[Straggler]) -> None:
         """Write messages again that lie far behind most others. To queues and sessions they stay what they are.
-
         Raises LogUnavailable; then nothing has changed.
         """
         self._seal_data()
