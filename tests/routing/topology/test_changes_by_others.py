@@ -203,7 +203,7 @@ async def two_brokers(model: EtcdModel, *disks: Files) -> AsyncIterator[list[tup
     async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
         found: list[tuple[Engine, EtcdStore]] = []
         for disk in disks or (MemoryFiles(), MemoryFiles()):
-            store = EtcdStore(EtcdClient(ModelTransport(model)), b"/millrace/test/")
+            store = EtcdStore(EtcdClient(ModelTransport(model), attempt_timeout_s=20), b"/millrace/test/")
             await nursery.start(store.run)
             broker = await stack.enter_async_context(open_broker(disk, BrokerConfig(), metadata=store))
             found.append((Engine(broker), store))
