@@ -40,7 +40,7 @@ def millrace(broker: BrokerProcess) -> Commands:
 def fill(broker: BrokerProcess, topic: str, partitions: int, each: int, *, at_ms: int | None = None) -> None:
     server = f"127.0.0.1:{broker.native_port}"
     with BlockingClient(server) as client:
-        client.create_topic(topic, partitions=partitions)
+        client.create_topic(topic, partitions=partitions, config={"retention.ms": "-1"})  # some records are from 1970
     with BlockingProducer(server) as producer:
         for number in range(each):
             for partition in range(partitions):
