@@ -321,7 +321,7 @@ class LogFlusher:
 
         While a disk refuses nobody waits: what it has not taken cannot grow, and readers have acknowledgements to read.
         """
-        while self.unflushed_bytes > self.unflushed_bytes_max and not self._refusing:
+        while not self._has_room():
             await self._progress.wait()
 
     def _has_room(self) -> bool:

@@ -147,15 +147,12 @@ class SocketOutbox:
     def flush(self) -> None:
         """End of the turn: one send, unless a task is waiting for the socket already."""
         self.dirty = False
-        pieces = self._pieces
-        if pieces and self._backlog is None:
-            plain = len(pieces) == 1 and not self._large and self._tls is None and self._web is None
-            buffers = [pieces.pop()] if plain else self._take_pieces()
+        if self._pieces and self._backlog is None:
+            buffers = self._take_pieces()
             if self._broken:
                 pass
             elif self._send(buffers):
-                if self._drained is not None or not self.writable:
-                    self._progressed()
+                self._progressed()
             elif not self._broken:
                 self._backlog = deque(buffers)
                 self._group.spawn(self._drain)
@@ -245,9 +242,6 @@ class SocketOutbox:
             self.discard()
             return False
         self.pending_bytes -= sent
-        if len(some) == 1 and sent == len(some[0]):
-            buffers.clear()
-            return True
         remove_sent(buffers, sent)
         return not buffers
 

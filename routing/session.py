@@ -124,7 +124,7 @@ class Session:
         if confirm:
             self.confirms.published += len(slab.bodies)
             broker.confirming[self] = None
-        failed = route.error() if route.durable_homes or route.topics else None
+        failed = route.error()
         if failed is not None:
             waiting = route.waiting()
             if waiting is not None:
