@@ -1,9 +1,10 @@
 """What a topic's settings say of a batch that a client sends, before it is appended.
 
-1. On a topic that is compacted each record needs a key. That is the one thing that batches are looked into for.
+1. On a topic that is compacted each record needs a key. Batches are looked into for that, and for what 3 says.
 2. A producer's times may be so far from the broker's. Records have the times of the batch's first one and later, so its
    first and its largest are held against the limits.
-3. With `timestamp_type` "LogAppendTime" the largest time of the batch is the broker's, and says by a bit that it is the
+3. Where records may have a time to live it has to be a number (`expiry.py`).
+4. With `timestamp_type` "LogAppendTime" the largest time of the batch is the broker's, and says by a bit that it is the
    time of all its records. Both lie under the CRC, which is made anew.
 """
 
@@ -15,6 +16,7 @@ from core_log.batch_header import HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader,
 from core_log.compaction.records import payload, read_keys
 from core_log.compression import DECOMPRESSED_BYTES_MAX
 from core_log.errors import InvalidRecord, InvalidTimestamp
+from core_log.expiry import require_deadlines
 from core_log.files import BytesLike
 from core_log.log_config import LogConfig
 
@@ -29,6 +31,9 @@ def admit(
     if config.compacts:
         for header, batch in zip(headers, batches, strict=True):
             _require_keys(header, bytes(batch))
+    if config.expires:
+        for batch in batches:
+            require_deadlines(batch)
     if config.timestamp_type == "LogAppendTime":
         return [_stamped(header, batch, now_ms) for header, batch in zip(headers, batches, strict=True)], now_ms
     latest_ms, earliest_ms = now_ms + config.timestamp_after_max_ms, now_ms - config.timestamp_before_max_ms

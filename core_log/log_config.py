@@ -49,8 +49,12 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So far behind it."""
     delays: bool = False
     """Records may ask to be delivered later. That is not the log's matter: whoever appends asks."""
+    expires: bool = False
+    """Records may have a time to live (`core_log/expiry.py`). That is the matter of whoever reads."""
     dead_letter_fetches: int = 0
     """So often a group may begin with the same record, 0: for ever. Nor is that."""
+    retry_delays_ms: tuple[int, ...] = ()
+    """After these times such a record comes again, before it is a dead letter. Nor is that."""
     priority_group: str = ""
     """Records wait, and come into the log by their priority as this group goes on; "": they do not. Nor is that."""
     priority_ahead: int = 1000

@@ -199,7 +199,7 @@ class Fetches(Generic[Request, Problem]):
         sends_files: bool = False,
     ) -> None:
         """`sends_files`: what is not in memory may be answered as a piece of a file, which `Door.seen` is not asked
-        about.
+        about; but where records expire.
         """
         self.runnable = runnable
         """Has `pump` called when the turn ends."""
@@ -307,7 +307,7 @@ class Fetches(Generic[Request, Problem]):
             found: FileRange | None = None
             if batches is None:
                 batches = ()
-                if self._sends_files:
+                if self._sends_files and not log.config.expires:
                     found = log.read_range(entry.offset, most, before=self._door.limit(request, log))
                 if found is None:
                     gathered.cold.append((index, log))
@@ -330,7 +330,7 @@ class Fetches(Generic[Request, Problem]):
             most = min(entry.bytes_max, max(gathered.bytes_left, 0))
             limit = self._door.limit(request, log)
             try:
-                if self._sends_files:
+                if self._sends_files and not log.config.expires:
                     found = await log.read_range_cold(entry.offset, most, before=limit)
                     if isinstance(found, FileRange):
                         gathered.entries[index] = Found(entry, None, log, (), gathered.take_range(found))

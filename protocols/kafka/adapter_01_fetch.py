@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from core_log.batch_header import parse_header
 from core_log.errors import OffsetOutOfRange
+from core_log.expiry import unexpired
 from core_log.partition_log import PartitionLog
 from protocols.buffers import BytesLike
 from protocols.fetching import Entry, Found
@@ -140,7 +141,7 @@ class FetchDoor:
 
     def seen(self, log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
         """See `protocols.fetching.Door`: the client passes over what was aborted by itself."""
-        return batches
+        return unexpired(log, batches)
 
     def out_of_range(self, problem: OffsetOutOfRange) -> ErrorCode:
         """See `protocols.fetching.Door`."""

@@ -185,7 +185,9 @@ class Again:
         if leadership is not None and (leadership.refusal() or leadership.shortage()) is not None:
             return None
         config = log.config
-        if config.compacts or config.delays or config.priority_group or config.timestamp_type == "LogAppendTime":
+        if config.compacts or config.delays or config.priority_group or config.expires:
+            return None
+        if config.timestamp_type == "LogAppendTime":
             return None
         return None if log.error is not None or log.closed or log.truncating else partition
 

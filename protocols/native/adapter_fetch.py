@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from core_log.committed import committed
 from core_log.errors import OffsetOutOfRange
+from core_log.expiry import unexpired
 from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
 from protocols.fetching import Entry, Found
@@ -43,7 +44,7 @@ class FetchDoor:
 
     def seen(self, log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
         """See `protocols.fetching.Door`."""
-        return committed(log, batches)
+        return unexpired(log, committed(log, batches))
 
     def out_of_range(self, problem: OffsetOutOfRange) -> WireError:
         """See `protocols.fetching.Door`."""

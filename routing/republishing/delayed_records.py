@@ -28,7 +28,7 @@ from core_log.compaction.rewrite import left_of
 from core_log.compression import DECOMPRESSED_BYTES_MAX
 from core_log.errors import InvalidRecord
 from core_log.files import BytesLike
-from core_log.record_batch import BatchBuilder, iterate_records
+from core_log.record_batch import BatchBuilder, Record, iterate_records
 from routing.commits import storage_errors
 from routing.errors import BrokerError
 from routing.facts import DELAY_MS_MAX, pack
@@ -85,15 +85,20 @@ def divide(
             name = None
             if header.producer_id >= 0:
                 name = f"{header.producer_id}.{header.producer_epoch}.{header.base_sequence}.{index}"
-            single = BatchBuilder(0, 0, record.timestamp_ms)
-            single.add(0, record.key, record.value, record.headers)
-            asked = (value for name, value in record.headers if priorities and name == PRIORITY)
-            parked.append(Parked(max(delay_ms, 0), next(map(_priority, asked), 0), name, single.build()))
+            parked.append(_parked(record, max(delay_ms, 0), name, priorities=priorities))
     if not parked:
         return batch, []
     if header.is_transactional:
         raise InvalidRecord("a record that waits for its time or turn cannot be part of a transaction")
     return left_of(header, data, bytes(flags), DECOMPRESSED_BYTES_MAX), parked
+
+
+def _parked(record: Record, delay_ms: int, name: str | None, *, priorities: bool) -> Parked:
+    """Raises InvalidRecord."""
+    single = BatchBuilder(0, 0, record.timestamp_ms)
+    single.add(0, record.key, record.value, record.headers)
+    asked = (value for name, value in record.headers if priorities and name == PRIORITY)
+    return Parked(delay_ms, next(map(_priority, asked), 0), name, single.build())
 
 
 def _delay_ms(name: str, value: bytes | None, now_ms: int) -> int:
@@ -141,6 +146,17 @@ class DelayedRecords:
         if parked:
             await self._park(partition, parked, by_turn)
         return left
+
+    async def put_off(self, partition: TopicPartition, record: Record, delay_ms: int, name: str) -> None:
+        """Have a record appended to a partition in so many ms, behind what is there; safe when this returns. Within the
+        hour nothing is put off twice under one name. Raises BrokerError.
+        """
+        by_turn = bool(partition.log.config.priority_group)
+        try:
+            parked = _parked(record, delay_ms, name, priorities=by_turn)
+        except InvalidRecord:  # it is in the log for all that, so another door has put it there
+            parked = _parked(record, delay_ms, name, priorities=False)
+        await self._park(partition, [parked], by_turn)
 
     async def _park(self, partition: TopicPartition, parked: list[Parked], by_turn: bool) -> None:
         broker, name, arguments = self._broker, DELAYED_PREFIX + partition.topic_name, _ARGUMENTS

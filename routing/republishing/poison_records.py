@@ -1,4 +1,5 @@
-"""Records that no consumer of a group gets past, put into a topic of their own (`millrace.dead.letter.fetches`).
+"""Records that no consumer of a group gets past, put off (`millrace.retry.delays.ms`) and at last into a topic of their
+own (`millrace.dead.letter.fetches`).
 
 A classic group is divided by its members, reads by requests that name no group, and says only how far it has come. So
 what is counted is what can be known:
@@ -10,9 +11,13 @@ what is counted is what can be known:
    knows whether it got that far: a record may be given out once more than the setting says.
 3. What is to be tried once more than the setting allows is not: the first record from that position on is copied to
    `TOPIC.dlq`, with the reason in its headers, and when that is committed the group's position moves past it.
-4. So it is exact for groups that commit after each record. Where several records are worked on between commits the
+4. Before that it is put off, as often as there are delays: a copy comes to the end of its partition when its time has
+   come (`delayed_records.py`), with headers that say of which record and for which group it is, and how often that was
+   tried. A log has no place that only one group sees, so others get the copy as well. Nothing is put off twice, though
+   the broker dies before the group's position has moved.
+5. So it is exact for groups that commit after each record. Where several records are worked on between commits the
    first of them goes, then the next: it need not be the one that fails. A group without a commit has no position.
-5. Tries are counted in memory, where the group is looked after: when another broker begins to do so it counts anew.
+6. Tries are counted in memory, where the group is looked after: when another broker begins to do so it counts anew.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from core_log.batch_header import parse_header
 from core_log.committed import committed
 from core_log.errors import LogError
+from core_log.expiry import unexpired
 from core_log.record_batch import BatchBuilder, Record, iterate_records
 from routing.errors import BrokerError, PreconditionFailed, StorageUnavailable
 from routing.groups.group import Group
@@ -37,6 +43,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".dlq"
+_COUNT, _TRIES, _OFFSET, _GROUP = (f"x-retry-{what}" for what in ("count", "tries", "offset", "group"))
+_OURS = frozenset((_COUNT, _TRIES, _OFFSET, _GROUP))
+_DIGITS_MAX = 18
 _REMEMBERED_MAX = 100_000
 _READ_BYTES = 1 << 20
 
@@ -47,6 +56,23 @@ class _Tries(NamedTuple):
     offset: int
     departures: int
     count: int  # type: ignore[assignment]
+
+
+class _Past(NamedTuple):
+    """What was before a record that is to go: how often it was put off and tried, and where it lay first."""
+
+    retries: int
+    tries: int
+    offset: int
+
+    @classmethod
+    def of(cls, record: Record, group: str) -> _Past:
+        """As the headers of a copy have it; a record that is none, or one for another group, has no past."""
+        said = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers if name in _OURS}
+        numbers = [said.get(name, "") for name in (_COUNT, _TRIES, _OFFSET)]
+        if said.get(_GROUP) != group or not all(one.isdecimal() and len(one) <= _DIGITS_MAX for one in numbers):
+            return cls(0, 0, record.offset)
+        return cls(*map(int, numbers))
 
 
 class PoisonRecords:
@@ -89,23 +115,37 @@ class PoisonRecords:
         return count > limit
 
     async def _bury(self, group: str, partition: TopicPartition, offset: int, tries: int) -> int:
-        """Copy the record at a position; the position behind it."""
+        """Put the record at a position off, or copy it; the position behind it."""
         try:
             record = await _record_at(partition, offset)
             if record is None:
                 return offset
-            await self._copy(group, partition, record, tries)
+            past, delays = _Past.of(record, group), partition.log.config.retry_delays_ms
+            past = past._replace(tries=past.tries + tries)
+            plain = record._replace(headers=[one for one in record.headers if one[0] not in _OURS])
+            if past.retries < len(delays):
+                what = f"comes again in {delays[past.retries]} ms"
+                await self._put_off(group, partition, plain, past, delays[past.retries])
+            else:
+                what = f"is in {partition.topic_name}{SUFFIX} now"
+                await self._copy(group, partition, plain, past)
         except (LogError, BrokerError) as error:
             raise StorageUnavailable(f"the dead letter of group '{group}' cannot be written: {error}") from error
         place = partition.topic_name, partition.index
         await self._broker.offsets.commit(group, {place: (record.offset + 1, "")})
         logger.warning(
-            "group %s got %d times no further than record %d of partition %d of topic %s, which is in %s%s now",
-            group, tries, record.offset, partition.index, partition.topic_name, partition.topic_name, SUFFIX,
+            "group %s got %d times no further than record %d of partition %d of topic %s, which %s",
+            group, tries, record.offset, partition.index, partition.topic_name, what,
         )  # fmt: skip
         return record.offset + 1
 
-    async def _copy(self, group: str, partition: TopicPartition, record: Record, tries: int) -> None:
+    async def _put_off(self, group: str, partition: TopicPartition, record: Record, past: _Past, delay_ms: int) -> None:
+        said = {_GROUP: group, _COUNT: past.retries + 1, _TRIES: past.tries, _OFFSET: past.offset}
+        headers = [(name, str(value).encode()) for name, value in said.items()]
+        copy = record._replace(headers=[*record.headers, *headers])
+        await self._broker.delayed.put_off(partition, copy, delay_ms, f"retry.{group}.{record.offset}")
+
+    async def _copy(self, group: str, partition: TopicPartition, record: Record, past: _Past) -> None:
         broker, name = self._broker, partition.topic_name + SUFFIX
         if name not in broker.topics:
             try:
@@ -114,7 +154,7 @@ class PoisonRecords:
                 pass  # somebody else does
         said = {
             "reason": "fetches", "group": group, "topic": partition.topic_name, "partition": partition.index,
-            "offset": record.offset, "tries": tries, "timestamp": record.timestamp_ms,
+            "offset": past.offset, "tries": past.tries, "timestamp": record.timestamp_ms,
         }  # fmt: skip
         headers = [(f"x-dead-letter-{what}", str(value).encode()) for what, value in said.items()]
         builder = BatchBuilder(0, 0, partition.log.wall_clock_ms())
@@ -132,7 +172,7 @@ async def _record_at(partition: TopicPartition, offset: int) -> Record | None:
         batches = await log.read_cold(offset, _READ_BYTES, before=log.stable_offset)
         if not batches:
             return None
-        for batch in committed(log, batches):
+        for batch in unexpired(log, committed(log, batches)):
             header = parse_header(batch)
             if not header.is_control:
                 for record in iterate_records(batch):

@@ -56,6 +56,10 @@ def _field(name: str) -> Callable[[LogConfig], Any]:
     return lambda config: getattr(config, name)
 
 
+def _retry_delays(config: LogConfig) -> str:
+    return ",".join(map(str, config.retry_delays_ms))
+
+
 _SETTINGS: dict[str, _Setting] = {
     "cleanup.policy": _Setting(
         "list", "log.cleanup.policy", _field("cleanup_policy"),
@@ -102,6 +106,10 @@ _SETTINGS: dict[str, _Setting] = {
         "boolean", "millrace.delay.enable", _field("delays"),
         "Whether records with a header x-delay (ms) or deliver-at (ms since 1970) are appended when they are due.",
     ),
+    "millrace.expiry.enable": _Setting(
+        "boolean", "millrace.expiry.enable", _field("expires"),
+        "Whether records with a header x-ttl (ms) or expires-at (ms since 1970) are seen by nobody after that.",
+    ),
     "millrace.priority.ahead": _Setting(
         "int", "millrace.priority.ahead", _field("priority_ahead"),
         "How many records of each partition are in the log before millrace.priority.group has got so far.",
@@ -109,6 +117,10 @@ _SETTINGS: dict[str, _Setting] = {
     "millrace.priority.group": _Setting(
         "string", "millrace.priority.group", _field("priority_group"),
         "The group for which records come into the log by their header x-priority (0 to 9); empty: for none.",
+    ),
+    "millrace.retry.delays.ms": _Setting(
+        "list", "millrace.retry.delays.ms", _retry_delays,
+        "After which times a record that a group fails at comes again, before it goes to TOPIC.dlq; empty: never.",
     ),
     "min.cleanable.dirty.ratio": _Setting(
         "double", "log.cleaner.min.cleanable.ratio", _field("dirty_ratio_min"),

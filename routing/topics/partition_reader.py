@@ -18,6 +18,8 @@ import trio
 
 from core_log.committed import committed
 from core_log.errors import CorruptBatch, LogUnavailable, OffsetOutOfRange
+from core_log.expiry import unexpired
+from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
 from routing.config import BrokerConfig
 from routing.topics.offset_store import Positions
@@ -172,7 +174,7 @@ class PartitionReader:
         limit = self._limit(self.log, offset)
         try:
             batches = self.log.read(offset, self._host.read_bytes(), before=limit)
-            return None if batches is None else self._decode(offset, limit, committed(self.log, batches))
+            return None if batches is None else self._decode(offset, limit, _visible(self.log, batches))
         except (CorruptBatch, OffsetOutOfRange):
             return None  # who reads from the disk finds out, and says so
 
@@ -218,7 +220,7 @@ class PartitionReader:
             try:
                 batches = await log.read_cold(offset, self._host.read_bytes(), before=limit)
                 if not self._closed:
-                    self._decode(offset, limit, committed(log, batches))
+                    self._decode(offset, limit, _visible(log, batches))
                 break
             except (OffsetOutOfRange, LogUnavailable):
                 break  # retention was faster, or the log is gone
@@ -235,3 +237,8 @@ class PartitionReader:
         for done in self._loading.pop(offset):
             done(error)
         self._host.turn()
+
+
+def _visible(log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
+    """What readers may see now. What was decoded stays for as long as the cache has it, though its time is up."""
+    return unexpired(log, committed(log, batches))

@@ -10,10 +10,16 @@ import msgspec
 from core_log.partition_log import LogConfig
 from routing.config import BrokerConfig
 from routing.errors import InvalidConfig
+from routing.facts import DELAY_MS_MAX
 
 _LARGE = (1 << 63) - 1
-DELAYS, FETCHES_MAX = "millrace.delay.enable", "millrace.dead.letter.fetches"
-"""The engine's own: whether records may be delivered later, and how often a group may begin with the same one."""
+DELAYS, EXPIRY, FETCHES_MAX = "millrace.delay.enable", "millrace.expiry.enable", "millrace.dead.letter.fetches"
+"""The engine's own: whether records may be delivered later, or have a time to live, and how often a group may begin
+with the same one.
+"""
+RETRIES = "millrace.retry.delays.ms"
+"""After which times it comes again, before it is a dead letter."""
+_RETRIES_MAX = 16
 _PRIORITY_GROUP = "millrace.priority.group"
 _GROUP_CHARACTERS_MAX = 255
 _INTEGERS = {
@@ -47,6 +53,7 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
     "fsync": ("fsync", {text: text for text in ("commit", "interval", "never")}),
     "message.timestamp.type": ("timestamp_type", {text: text for text in ("CreateTime", "LogAppendTime")}),
     DELAYS: ("delays", {"true": True, "false": False}),
+    EXPIRY: ("expires", {"true": True, "false": False}),
     _POLICY: (
         "cleanup_policy",
         {
@@ -58,7 +65,9 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
     ),
 }
 
-KNOWN = frozenset([*_CHOICES, *_INTEGERS, _PRIORITY_GROUP, _RATIO, FACTOR, _MINIMUM, *_UNCLEAN, *FIXED, *_FLUSHES])
+KNOWN = frozenset(
+    [*_CHOICES, *_INTEGERS, RETRIES, _PRIORITY_GROUP, _RATIO, FACTOR, _MINIMUM, *_UNCLEAN, *FIXED, *_FLUSHES]
+)
 """All names."""
 
 
@@ -86,6 +95,8 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         elif name in _INTEGERS:
             field, least, most = _INTEGERS[name]
             settings[field] = _integer(name, text, least, most)
+        elif name == RETRIES:
+            settings["retry_delays_ms"] = _delays_ms(text)
         elif name == _PRIORITY_GROUP:
             if len(text) > _GROUP_CHARACTERS_MAX:
                 raise InvalidConfig(f"topic config {name} has more than {_GROUP_CHARACTERS_MAX} characters")
@@ -100,9 +111,14 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         elif name not in (FACTOR, _MINIMUM, *_UNCLEAN):
             raise InvalidConfig(f"unknown topic config {name!r}; known are {', '.join(sorted(KNOWN))}")
     try:
-        return msgspec.convert(settings, LogConfig)
+        found = msgspec.convert(settings, LogConfig)
     except msgspec.ValidationError as error:
         raise InvalidConfig(f"topic config: {error}") from None
+    if found.retry_delays_ms and not found.dead_letter_fetches:
+        raise InvalidConfig(f"topic config {RETRIES} wants {FETCHES_MAX}: after how many tries a record is put off")
+    if found.retry_delays_ms and found.compacts:
+        raise InvalidConfig(f"topic config {RETRIES}: what comes again would replace later records of its key")
+    return found
 
 
 class Replication(NamedTuple):
@@ -129,6 +145,13 @@ def replication(config: Mapping[str, str]) -> Replication:
     if _MINIMUM in config:
         minimum = _integer(_MINIMUM, config[_MINIMUM], 1, factor)
     return Replication(factor, minimum, asked, "true" in said.values())
+
+
+def _delays_ms(text: str) -> list[int]:
+    delays = [_integer(RETRIES, one.strip(), 1, DELAY_MS_MAX) for one in text.split(",")] if text.strip() else []
+    if len(delays) > _RETRIES_MAX:
+        raise InvalidConfig(f"topic config {RETRIES} has more than {_RETRIES_MAX} delays")
+    return delays
 
 
 def _ratio(name: str, text: str) -> float:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import random
 import struct
 
+import pytest
+from trio.testing import MockClock
+
 from core_log.memory_files import MemoryFiles
-from core_log.record_batch import iterate_records
+from core_log.record_batch import Record, encode_headers, iterate_records
+from routing.config import BrokerConfig
+from routing.errors import InvalidConfig
 from routing.groups.assigned import assigned
-from tests.routing.harness import Engine, engine
+from routing.topics.topic_config import log_config
+from tests.routing.harness import Engine, engine, killed, passing
 from tests.routing.queues.test_views import append
+from tests.routing.republishing.test_delayed_records import become
 
 PLACE = ("t", 0)
 
@@ -65,3 +72,69 @@ async def test_a_position_is_tried_when_somebody_begins_there_whose_forerunner_i
             assert await goes_on(running, after=1) == 5, "there is nothing to fail at"
         await append(running, "later")
         assert await goes_on(running, after=1) == 5
+
+
+def records(running: Engine, name: str) -> list[Record]:
+    log = running.broker.topics[name].partitions[0].log
+    found: list[Record] = []
+    while batches := log.read_blocking(found[-1].offset + 1 if found else 0, 1 << 20):
+        found += [one for each in batches for one in iterate_records(each)]
+    return found
+
+
+async def test_before_it_is_a_dead_letter_it_comes_again_after_each_delay(clock: MockClock) -> None:
+    config = {"millrace.dead.letter.fetches": "2", "millrace.retry.delays.ms": "5000, 60000"}
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await running.broker.create_topic("t", config=config)
+        await append(running, *range(3), headers=encode_headers([("h", b"\xff"), ("x-retry-tries", b"9")]))
+        await running.broker.offsets.commit("g", {PLACE: (1, "")})
+        running.broker.groups._add_classic("g")
+        for expected in (1, 1, 2):
+            assert await goes_on(running, after=1) == expected
+        assert "t.dlq" not in running.broker.topics
+        partition = running.broker.topics["t"].partitions[0]
+        await running.broker.poison._bury("g", partition, 1, 2)  # the broker was gone before the position moved
+        await passing(clock, 4.9)
+        assert [one.value for one in records(running, "t")] == [b"0", b"1", b"2"]
+        await become(running, clock, [b"0", b"1", b"2", b"1"])
+        copy = records(running, "t")[3]
+        assert copy.timestamp_ms == 1_000
+        told = {"x-retry-group": b"g", "x-retry-count": b"1", "x-retry-tries": b"2", "x-retry-offset": b"1"}
+        assert copy.headers == [("h", b"\xff"), *told.items()]
+        await running.broker.offsets.commit("g", {PLACE: (3, "")})
+        for expected in (3, 3, 4):
+            assert await goes_on(running, after=1) == expected
+        await running.synced()
+        crashed = killed(files)
+    async with engine(crashed) as running:
+        await passing(clock, 58)
+        assert len(records(running, "t")) == 4
+        await become(running, clock, [b"0", b"1", b"2", b"1", b"1"])
+        running.broker.groups._add_classic("g")
+        for expected in (4, 4, 5):
+            assert await goes_on(running, after=1) == expected
+        (dead,) = records(running, "t.dlq")
+        said = dict(dead.headers)
+        assert (dead.value, said["h"], said["x-dead-letter-offset"], said["x-dead-letter-tries"]) == (
+            b"1", b"\xff", b"1", b"6",
+        )  # fmt: skip
+        assert not [name for name in said if name.startswith("x-retry")]
+        await passing(clock, 120)
+        assert len(records(running, "t")) == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"millrace.retry.delays.ms": "1"}, "wants millrace.dead.letter.fetches"),
+        ({"millrace.retry.delays.ms": "1", "cleanup.policy": "compact"}, "replace"),
+        ({"millrace.retry.delays.ms": "1,,2"}, "not a whole number"),
+        ({"millrace.retry.delays.ms": "0"}, "less than 1"),
+        ({"millrace.retry.delays.ms": ",".join(["1"] * 17)}, "more than 16"),
+    ],
+)
+def test_delays_that_are_none_are_refused(config: dict[str, str], why: str) -> None:
+    fetches = {} if "fetches" in why else {"millrace.dead.letter.fetches": "1"}
+    with pytest.raises(InvalidConfig, match=why):
+        log_config(fetches | config, BrokerConfig())
