@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from protocols.native.errors import MillraceError
-from spark_bridge.offsets import OffsetRange, divide
+from spark_bridge.offsets import OffsetRange
 from spark_bridge.stream import MillraceStreamReader, Offsets, logger
 
 RESERVED_MAX = 1_000_000
@@ -63,7 +63,7 @@ class ConsumingStreamReader(MillraceStreamReader):
         if first >= last:
             return []
         one = OffsetRange(str(self.options.queue), 0, first, last, self.options.group)
-        return [InputPartition(ranges) for ranges in divide([one], self.options)]
+        return self._planned([one])
 
     def commit(self, end: Offsets) -> None:
         """A micro-batch is done: what it had is acknowledged."""

@@ -1,7 +1,8 @@
 """Reading ranges of offsets into Arrow batches, in Spark's Python workers.
 
 1. The driver resolves offsets once (`partitions`); a task reads its range and nothing else (`read`), so that a task
-   that runs again gives the same rows. Both connect for themselves: no state of the driver is used.
+   that runs again gives the same rows. Both connect for themselves: no state of the driver is used. Few rows of a
+   stream are read where they are planned (`read_small`).
 2. Whole record batches are fetched and decoded many at once, column by column (`columns.py`); rows before and after the
    range are cut off. Offsets may have gaps. Control batches are no rows.
 3. `ROWS_AT_ONCE` rows or `BYTES_AT_ONCE` bytes as fetched are decoded together, whichever comes first, and given out as
@@ -83,17 +84,42 @@ def read_ranges(
     settle()
     with connect(options) as client:
         for one in ranges:
-            yield from _rows(client, one, options, wanted)
+            yield from _rows(_fetched(client, one, options), one, options, wanted)
 
 
-def _rows(client: BlockingClient, one: OffsetRange, options: ReadOptions, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def read_small(
+    client: BlockingClient, options: ReadOptions, ranges: tuple[OffsetRange, ...], bytes_max: int
+) -> list[pa.RecordBatch] | None:
+    """The rows of ranges; None when they have more bytes, fetched or decoded, than that. Raises as `read_ranges`."""
+    found: list[pa.RecordBatch] = []
+    size = 0
+    for one in ranges:
+        batches = []
+        for batch in _fetched(client, one, options):
+            size += len(batch)
+            if size > bytes_max:
+                return None
+            batches.append(batch)
+        found += _rows(iter(batches), one, options, EVERYTHING)
+        if sum(rows.nbytes for rows in found) > bytes_max:
+            return None
+    return found
+
+
+def _fetched(client: BlockingClient, one: OffsetRange, options: ReadOptions) -> Iterator[memoryview]:
+    """The record batches that hold the range, of a topic or of a queue."""
+    return _batches(client, one, options) if one.reader is None else queue_batches(client, one, options)
+
+
+def _rows(
+    found: Iterator[memoryview], one: OffsetRange, options: ReadOptions, wanted: Wanted
+) -> Iterator[pa.RecordBatch]:
     names = set(options.columns)
     parts = {
         "with_keys": not names.isdisjoint(MADE_OF_KEYS),
         "with_values": "value" in names,
         "with_headers": not names.isdisjoint(MADE_OF_HEADERS),
     }
-    found = _batches(client, one, options) if one.reader is None else queue_batches(client, one, options)
     for batches in _grouped(found):
         columns = decode_batches(batches, **parts)
         first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset]).tolist()

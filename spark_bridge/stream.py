@@ -10,6 +10,8 @@
 4. The broker is told how far the query has come as offsets of a group, for `millrace groups` and everything else that
    shows lag, and keeps what the query has not read, for `leaseMs` after it was last heard of. Nothing is ever read from
    there; a failure to tell is logged, no more.
+5. A micro-batch of one small task is read when it is planned, and its rows go with the plan (`handed_over.py`): that takes
+   no task in another process. What cannot be read then is left to a task, which says why or is tried again.
 
 The reader lives in one process of the driver for as long as the query runs, and keeps its connection.
 """
@@ -21,7 +23,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -29,11 +31,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from core_log.errors import CorruptBatch
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
-from spark_bridge.offsets import DataLoss, OffsetRange, check_named, divide, partitions_of, placed
+from spark_bridge.handed_over import HANDED_OVER_BYTES_MAX, HandingOver
+from spark_bridge.offsets import JOINED_SIZE_MAX, DataLoss, OffsetRange, check_named, divide, partitions_of, placed
 from spark_bridge.options import OptionError, ReadOptions
-from spark_bridge.reader import connect, read_ranges
+from spark_bridge.reader import connect, read_ranges, read_small
 from spark_bridge.sources import Source, source_of
 
 Offsets = dict[str, dict[str, int]]
@@ -45,7 +49,7 @@ Places = dict[tuple[str, int], int]
 logger = logging.getLogger(__name__)
 
 
-class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """See the module. Spark calls all but `read` in one process, one after the other."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -101,7 +105,18 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reader = self._connected_source().reader
         pairs = [(one, last) for one, last in sorted(stop.items()) if begin[one] < last]
         ranges = [OffsetRange(*one, begin[one], last, reader) for one, last in pairs]
-        return [InputPartition(each) for each in divide(ranges, self.options)]
+        return self._planned(ranges)
+
+    def _planned(self, ranges: list[OffsetRange]) -> list[InputPartition]:
+        """An input partition for each task. The rows of a single small one are left to be handed over."""
+        tasks = divide(ranges, self.options)
+        self._rows = None
+        if len(tasks) == 1 and sum(one.end_offset - one.start_offset for one in tasks[0]) <= JOINED_SIZE_MAX:
+            try:
+                self._rows = read_small(self._connected(), self.options, tasks[0], HANDED_OVER_BYTES_MAX)
+            except (MillraceError, DataLoss, CorruptBatch) as error:
+                logger.warning("a micro-batch is read by a task: %s", error)
+        return [InputPartition(each) for each in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task's ranges. Raises `DataLoss`, `MillraceError`."""

@@ -16,53 +16,36 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.peers import descendants
-from benchmarks.wire_proto import BrokerError
-from millrace import BlockingClient, BlockingConsumer
+from millrace import BlockingClient
+from tests.faults.spark_driver import Driver, World, keep_running, main, settings_of, values
 from tests.faults.wire_clients import AmqpPublisher, MqttPublisher, Stream
-from tests.support import BrokerProcess, broker_process
-from tests.support.broker_process import CHECKOUT
+from tests.support import BrokerProcess
 
 OVER_AMQP, OVER_MQTT = "rounds-amqp", "rounds-mqtt"
 """How ids begin; the first is the queue as well."""
 TARGET = "counts"
 PUBLISH_TO, FILTER = "plant/7/temp", "plant/+/temp"
 PARTITIONS = 3
-PUBLISHED_AT_ONCE = 50
-PAUSE_S = 0.05
 LATE_S = 10
 """How long a second is kept open."""
 KINDS = ("driver", "worker", "broker")
-START_TIMEOUT_S = 90
 END_TIMEOUT_S = 180
 
 
 def drive(server: str, directory: str) -> None:
-    """The driver: runs the query from its checkpoint, and again when it fails."""
+    """The driver."""
     from pyspark.sql import functions as f
 
     from spark_bridge.jobs.session import session
 
-    settings = {
-        "spark.sql.shuffle.partitions": "2", "spark.local.dir": f"{directory}/local", "spark.driver.memory": "1g",
-        "spark.sql.warehouse.dir": f"{directory}/warehouse", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    }  # fmt: skip
+    settings = settings_of(directory) | {"spark.sql.shuffle.partitions": "2"}
     spark = session("rounds", master="local[2,4]", settings=settings)
-    while True:
+
+    def start() -> object:
         rows = spark.readStream.format("millrace").option("millrace.servers", server)
         taken = rows.option("queue", OVER_AMQP).option("queue.mode", "consume").load()
         rows = spark.readStream.format("millrace").option("millrace.servers", server)
@@ -72,88 +55,9 @@ def drive(server: str, directory: str) -> None:
         counts = ids.groupBy(f.window("timestamp", "1 second"), "key").count()
         written = counts.select("key", f.concat_ws(" ", "key", "count").alias("value")).writeStream.format("millrace")
         written = written.option("millrace.servers", server).option("topic", TARGET)
-        query = written.option("checkpointLocation", f"{directory}/checkpoint").start()
-        print("started", flush=True)
-        try:
-            query.awaitTermination()
-        except Exception as error:
-            print(json.dumps(str(error)[-300:]), flush=True)
-        time.sleep(0.5)  # the broker may be on its way back
+        return written.option("checkpointLocation", f"{directory}/checkpoint").start()
 
-
-class Driver:
-    """The process that `drive` runs in."""
-
-    def __init__(self, server: str, directory: Path, module: str = "tests.faults.spark_rounds") -> None:
-        self.command = [sys.executable, "-m", module, "--drive", server, str(directory)]
-        self.log = directory / "driver.log"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Returns when the query runs. Raises RuntimeError."""
-        self.log.write_bytes(b"")
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command, cwd=CHECKOUT, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-                env=dict(os.environ, PYTHONPATH=str(CHECKOUT)),
-            )  # fmt: skip
-        end = time.monotonic() + START_TIMEOUT_S
-        while b"started" not in self.log.read_bytes():
-            if time.monotonic() > end or self.process.poll() is not None:
-                raise RuntimeError(f"the driver did not start: {self.log.read_text()[-3000:]}")
-            time.sleep(0.1)
-
-    def workers(self) -> list[int]:
-        """Spark's Python processes."""
-        assert self.process is not None
-        found = []
-        for pid in descendants(self.process.pid):
-            try:
-                if b"pyspark.daemon" in (said := Path(f"/proc/{pid}/cmdline").read_bytes()) or b"worker" in said:
-                    found.append(pid)
-            except OSError:
-                continue
-        return found
-
-    def kill9(self) -> None:
-        """With all that it started."""
-        if self.process is not None:
-            for pid in reversed(descendants(self.process.pid)):
-                kill(pid)
-            self.process.wait()
-
-
-def kill(pid: int) -> None:
-    """If it is still there."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def publish(open_publisher: Callable[[], AmqpPublisher | MqttPublisher], over: threading.Event) -> None:
-    """Publish until it is over, with pauses."""
-
-    def sizes() -> Iterator[int]:
-        while not over.wait(PAUSE_S):
-            yield PUBLISHED_AT_ONCE
-
-    while not over.is_set():
-        try:
-            open_publisher().run(sizes())
-        except (OSError, BrokerError):
-            pass
-        over.wait(0.2)
-
-
-def values(server: str, topic: str) -> list[bytes]:
-    """Of all committed records."""
-    with BlockingConsumer(server, auto_offset_reset="earliest") as consumer:
-        consumer.assign(topic)
-        found: list[bytes] = []
-        while more := consumer.fetch(100_000, timeout_ms=500):
-            found += [one.value or b"" for one in more]
-        return found
+    keep_running(start)
 
 
 def values_by_kafka(server: str, topic: str, count: int) -> list[bytes]:
@@ -195,63 +99,17 @@ def values_by_pika(port: int, topic: str) -> list[bytes]:
         return found
 
 
-def one_round(kind: str, rng: random.Random, driver: Driver, broker: BrokerProcess) -> None:
-    """Kill what `kind` says, and start again what Spark does not start."""
-    if kind == "driver":
-        driver.kill9()
-        driver.start()
-    elif kind == "worker":
-        workers = driver.workers()
-        if workers:
-            kill(rng.choice(workers))
-    else:
-        broker.kill9()
-        time.sleep(rng.random())
-        broker.start_again()
-    assert driver.process is not None
-    if driver.process.poll() is not None:
-        driver.start()
+class Counted(World):
+    """Ids of both publishers, counted."""
 
-
-def run(rounds: int, seed: int, kinds: tuple[str, ...] = KINDS) -> dict[str, int]:
-    """Raises AssertionError when something was lost or is there twice; how often each kind was killed, and ids."""
-    rng = random.Random(seed)
-    killed: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="spark-rounds-", ignore_cleanup_errors=True) as name:
-        directory = Path(name)
-        with broker_process(directory / "data", doors=("amqp", "mqtt", "native", "kafka")) as broker:
-            world = _World(broker)
-            driver = Driver(world.server, directory)
-            try:
-                driver.start()
-                world.start()
-                for number in range(rounds):
-                    time.sleep(rng.uniform(0.5, 4))
-                    kind = rng.choice(kinds)
-                    killed[kind] += 1
-                    one_round(kind, rng, driver, broker)
-                    print(f"round {number + 1}: killed the {kind}; {world}", flush=True)
-                world.stop()
-                return {**killed, "ids": world.compare(driver)}
-            finally:
-                world.stop()
-                driver.kill9()
-
-
-class _World:
-    """Who publishes, and what is known of it."""
-
-    def __init__(self, broker: BrokerProcess) -> None:
-        self.broker = broker
+    def __init__(self, broker: BrokerProcess, directory: Path) -> None:
+        super().__init__(broker, (self._open_amqp, self._open_mqtt))
         self.server = f"127.0.0.1:{broker.native_port}"
         self.taken, self.kept = Stream(OVER_AMQP), Stream(OVER_MQTT)
         with BlockingClient(self.server) as client:
             client.create_topic(TARGET, partitions=PARTITIONS)
             self.topic = client.look("topics.of_filter", pattern=FILTER.replace("/", "."))
         self._open_amqp().connection.sock.close()  # there is a queue
-        self._over = threading.Event()
-        openers = (self._open_amqp, self._open_mqtt)
-        self._threads = [threading.Thread(target=publish, args=(opener, self._over)) for opener in openers]
 
     def __str__(self) -> str:
         return f"{len(self.taken.confirmed):,} over AMQP, {len(self.kept.confirmed):,} over MQTT"
@@ -262,18 +120,6 @@ class _World:
     def _open_mqtt(self) -> MqttPublisher:
         return MqttPublisher(self.broker.mqtt_port, self.kept, PUBLISH_TO)
 
-    def start(self) -> None:
-        """Publish from now on."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Publish no more."""
-        self._over.set()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
-
     def _keys(self) -> Counter[str]:
         """The ids in the output, which all have the count 1."""
         found = Counter(value.decode() for value in values(self.server, TARGET))
@@ -282,7 +128,7 @@ class _World:
         return Counter({text.removesuffix(" 1"): count for text, count in found.items()})
 
     def compare(self, driver: Driver) -> int:
-        """Wait until the query has done all, and for what would come too much; how many ids there are."""
+        """See `World`; how many ids there are."""
         time.sleep(LATE_S + 2)
         kept = {" ".join(value.decode().split(" ", 2)[:2]) for value in values(self.server, self.topic)}
         wanted = kept | {f"{OVER_AMQP} {number}" for number in self.taken.confirmed}
@@ -316,20 +162,5 @@ class _World:
             assert sorted(found) == wanted, f"{what} has {len(found)} records, {len(set(found))} different, of {count}"
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
-    parser.add_argument("--drive", nargs=2, metavar=("SERVER", "DIR"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.drive:
-        drive(*options.drive)
-        return
-    print(f"seed {options.seed}")
-    done = run(options.rounds, options.seed)
-    print(f"{options.rounds} rounds: each id is there once; {done}")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, drive, Counted, "tests.faults.spark_rounds", rounds=50, kinds=KINDS)

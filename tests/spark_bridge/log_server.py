@@ -38,6 +38,8 @@ class LogServer:
         """Fetch requests answered."""
         self.fetched_bytes = 0
         """Bytes of records in what was answered."""
+        self.connections = 0
+        """Accepted so far."""
         self.questions = 0
         """Requests for where partitions begin and end."""
         self.leases: list[dict[str, Any]] = []
@@ -66,6 +68,7 @@ class LogServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            self.connections += 1
             self._connections.append(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 

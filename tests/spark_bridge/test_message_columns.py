@@ -39,12 +39,17 @@ EXPECTED: dict[str, list[Any]] = {
 }
 
 
-@pytest.fixture
-def server() -> Any:
+def message_batch() -> bytes:
+    """`RECORDS` from offset 0 on."""
     builder = BatchBuilder(0, 0, 1000)
     for offset, (key, headers) in enumerate(RECORDS):
         builder.add(offset, key, b"v%d" % offset, headers)
-    with log_server({"t": [Partition([builder.build()])]}) as found:
+    return builder.build()
+
+
+@pytest.fixture
+def server() -> Any:
+    with log_server({"t": [Partition([message_batch()])]}) as found:
         yield found
 
 

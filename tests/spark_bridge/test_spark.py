@@ -27,6 +27,7 @@ from tests.spark_bridge.spark_jobs import (  # noqa: F401
     test_queues_and_filters_are_exported,
     test_the_commands_say_what_is_wrong,
 )
+from tests.spark_bridge.test_message_columns import message_batch
 from tests.spark_bridge.test_queues import channel_of, publish
 from tests.spark_bridge.test_reader import batch
 from tests.spark_bridge.test_sink import made, numbers
@@ -206,6 +207,21 @@ def test_a_query_goes_on_from_its_checkpoint(spark: Any, shared_broker: BrokerPr
         found = client.lag("streaming-query")
         assert (sum(one.offset or 0 for one in found), sum(one.lag for one in found)) == (3510, 10)
         assert 0 < max(one.lag_ms for one in found) < 120_000
+
+
+def test_few_rows_of_a_stream_come_with_its_plan(spark: Any, tmp_path: Path) -> None:
+    """All columns, and no task of Python's: the one connection is the plan's."""
+    options = {"subscribe": "t", "includeHeaders": "true", "includeProperties": "true", "startingOffsets": "earliest"}
+    with log_server({"t": [Partition([message_batch()])]}) as server:
+        rows = spark.readStream.format("millrace").options(**{"bootstrap.servers": server.address, **options}).load()
+        written = rows.writeStream.format("memory").queryName("planned")
+        query = written.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        found = spark.table("planned").orderBy("offset").collect()
+        assert (len(found), server.connections) == (6, 1)
+        (progress,) = [one for one in query.recentProgress if one["numInputRows"]]
+        assert json.loads(progress["sources"][0]["latestOffset"]) == {"t": {"0": 6}}
+        assert found == frame(spark, server, **options).orderBy("offset").collect()
 
 
 def test_filters_of_a_query_narrow_what_is_read(spark: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_bridge.offsets import DataLoss
@@ -79,6 +80,46 @@ def test_micro_batches_read_what_lies_between_two_offsets() -> None:
         assert reader.partitions(end, end) == []
         server.topics["t"][0].batches.append(batch(10, [b"new"]))
         assert rows(reader, end, reader.latestOffset(end, ALL)) == [("t", 0, 10)]
+
+
+def handed_over(reader: MillraceStreamReader, start: Any, end: Any) -> list[tuple[str, int, int]] | None:
+    """The rows that come with the plan, as Spark asks for them; None: tasks read them."""
+    reader.partitions(start, end)
+    if not isinstance(reader, _SimpleStreamReaderWrapper):
+        return None
+    found = []
+    for each in reader.getCache(start, end) or ():
+        found += zip(*(each[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+    assert not isinstance(reader, _SimpleStreamReaderWrapper), "they are handed over once"
+    return found
+
+
+def test_few_rows_come_with_the_plan() -> None:
+    start, end = {"t": {"0": 8, "1": 30}}, {"t": {"0": 10, "1": 34}}
+    with log_server(two()) as server:
+        reader = stream(server)
+        found = handed_over(reader, start, end)
+        assert found == [("t", 0, 8), ("t", 0, 9), *(("t", 1, number) for number in range(30, 34))]
+        assert server.connections == 1
+        assert rows(reader, start, end) == found, "a task that does not find them reads the same"
+        assert handed_over(reader, end, end) is None
+        assert handed_over(stream(server, minPartitions="2"), start, end) is None, "that is for tasks to share"
+
+
+def test_what_is_much_or_cannot_be_read_is_left_to_tasks(caplog: pytest.LogCaptureFixture) -> None:
+    large = Partition([batch(first, [b"x" * 1000] * 500) for first in range(0, 6000, 500)])
+    with log_server({"t": [large]}) as server:
+        reader = stream(server)
+        assert len(handed_over(reader, {"t": {"0": 0}}, {"t": {"0": 1000}}) or ()) == 1000
+        assert handed_over(reader, {"t": {"0": 0}}, {"t": {"0": 3000}}) is None, "too many bytes"
+        fetched = server.fetched_bytes
+        assert handed_over(reader, {"t": {"0": 0}}, {"t": {"0": 5001}}) is None, "too many rows"
+        assert server.fetched_bytes == fetched, "which is known beforehand"
+        large.start_offset = 10
+        assert handed_over(reader, {"t": {"0": 0}}, {"t": {"0": 20}}) is None
+        assert "a micro-batch is read by a task: t-0: the log no longer has offset 0" in caplog.text
+        with pytest.raises(DataLoss):
+            rows(reader, {"t": {"0": 0}}, {"t": {"0": 20}})
 
 
 def test_what_was_not_read_is_kept() -> None:
