@@ -11,7 +11,7 @@ Kafka, or whatever the connector is to read; without it there is one column. All
 runs counts. Sources take turns, after a warm-up of each. Answers are compared.
 
 `triggers` measures micro-batches of 1,000 records: how long one takes beside what Spark takes with a source of its own
-(rate-micro-batch) and with its connector, and how many come in time at ten a second.
+(`own`: rate-micro-batch) and with its connector, and how many come in time at ten a second.
 """
 
 from __future__ import annotations
@@ -167,7 +167,10 @@ def sink(spark: Any, options: argparse.Namespace) -> None:
 
 def triggers(spark: Any, options: argparse.Namespace) -> None:
     """Micro-batches of 1,000 records."""
-    for label, (kind, where) in [("Spark's own", ("rate-micro-batch", {})), *_sources(options).items()]:
+    sources: dict[str, Source] = {"own": ("rate-micro-batch", {}), **_sources(options)}
+    for label, (kind, where) in sources.items():
+        if options.source and label not in options.source:
+            continue
         rows = spark.readStream.format(kind).options(**where)
         if kind == "rate-micro-batch":
             rows = rows.option("rowsPerBatch", "1000").option("numPartitions", str(PARTITIONS)).load()
@@ -195,8 +198,8 @@ def _print_triggers(label: str, pause: str, done: list[Any]) -> None:
     rate = (len(starts) - 1) / max(starts[-1] - starts[0], 0.001)
     shown = ", ".join(f"{name} {value:.0f}" for name, value in parts.items() if value)
     print(
-        f"{label:12} every {pause:17} {rate:6.1f} a second, {statistics.median(took):5.0f} ms each "
-        f"(99 %: {took[int(len(took) * 0.99)]} ms): {shown}",
+        f"{label:10} every {pause:17} {len(done):5} in all, {rate:6.1f} a second, "
+        f"{statistics.median(took):5.0f} ms each (99 %: {took[int(len(took) * 0.99)]} ms): {shown}",
         flush=True,
     )
 
@@ -256,6 +259,9 @@ def main() -> None:
         "--every", action="append", help="how often, of triggers; default: at once, and 100 milliseconds"
     )
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="of Spark")
+    parser.add_argument(
+        "--source", action="append", choices=["own", "connector", "millrace"], help="of triggers; default: all"
+    )
     parser.add_argument("--only", action="append", default=[], choices=list(QUERIES))
     options = parser.parse_args()
     if options.what == "fill":

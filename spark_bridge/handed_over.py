@@ -13,7 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
+
+try:
+    from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as Wrapper
+except ImportError:  # Spark's own affair: where it has none, tasks read everything
+    Wrapper = None
 
 HANDED_OVER_BYTES_MAX = 2 << 20
 """Of rows, as they were fetched and as they are decoded."""
@@ -23,11 +27,12 @@ class HandingOver(DataSourceStreamReader):  # type: ignore[misc]
     """A reader whose `partitions` may leave rows to hand over, when it plans one task."""
 
     _rows: list[pa.RecordBatch] | None = None
+    may_hand_over = Wrapper is not None
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """What `isinstance` asks: see the module."""
-        return type(self) if self._rows is None else _SimpleStreamReaderWrapper
+        return type(self) if self._rows is None else Wrapper
 
     def getCache(self, start: Any, end: Any) -> Iterator[pa.RecordBatch] | None:
         """The rows of the micro-batch that was just planned; Spark asks for them right after `partitions`."""

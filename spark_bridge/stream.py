@@ -10,8 +10,8 @@
 4. The broker is told how far the query has come as offsets of a group, for `millrace groups` and everything else that
    shows lag, and keeps what the query has not read, for `leaseMs` after it was last heard of. Nothing is ever read from
    there; a failure to tell is logged, no more.
-5. A micro-batch of one small task is read when it is planned, and its rows go with the plan (`handed_over.py`): that takes
-   no task in another process. What cannot be read then is left to a task, which says why or is tried again.
+5. A micro-batch of one small task is read when it is planned, and its rows go with the plan (`handed_over.py`): no task
+   in another process is needed. What cannot be read then is left to a task, which says why or is tried again.
 
 The reader lives in one process of the driver for as long as the query runs, and keeps its connection.
 """
@@ -111,7 +111,8 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         """An input partition for each task. The rows of a single small one are left to be handed over."""
         tasks = divide(ranges, self.options)
         self._rows = None
-        if len(tasks) == 1 and sum(one.end_offset - one.start_offset for one in tasks[0]) <= JOINED_SIZE_MAX:
+        count = sum(one.end_offset - one.start_offset for task in tasks for one in task)
+        if self.may_hand_over and len(tasks) == 1 and count <= JOINED_SIZE_MAX:
             try:
                 self._rows = read_small(self._connected(), self.options, tasks[0], HANDED_OVER_BYTES_MAX)
             except (MillraceError, DataLoss, CorruptBatch) as error:
