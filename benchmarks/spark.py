@@ -33,8 +33,6 @@ from benchmarks.peers import descendants
 from benchmarks.spark_jars import jars
 
 PARTITIONS = 4
-WARM_UP_BATCHES = 10
-"""Of a stream, before it is measured."""
 TOPICS = {"plain": ("none", False), "headers": ("none", True), "lz4": ("lz4", False), "zstd": ("zstd", False)}
 """By the ends of their names: how they are compressed, and whether records have headers."""
 SHARE = {"plain": 1.0, "headers": 0.5, "lz4": 0.5, "zstd": 0.5}
@@ -181,7 +179,7 @@ def triggers(spark: Any, options: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory(dir=options.checkpoints) as directory:
                 query = rows.writeStream.format("noop").option("checkpointLocation", directory)
                 query = query.trigger(processingTime=pause).start()
-                while not query.lastProgress or query.lastProgress["batchId"] < WARM_UP_BATCHES:
+                while not query.lastProgress or query.lastProgress["batchId"] < options.warm_up:
                     time.sleep(0.1)
                 first = query.lastProgress["batchId"] + 1
                 time.sleep(options.seconds)
@@ -192,6 +190,7 @@ def triggers(spark: Any, options: argparse.Namespace) -> None:
 
 def _print_triggers(label: str, pause: str, done: list[Any]) -> None:
     took = sorted(one["durationMs"]["triggerExecution"] for one in done)
+    late = sum(1 for one in took if one > 100)
     names = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets", "commitBatch")
     parts = {name: statistics.median(one["durationMs"].get(name, 0) for one in done) for name in names}
     starts = [_seconds(one["timestamp"]) for one in done]
@@ -199,7 +198,7 @@ def _print_triggers(label: str, pause: str, done: list[Any]) -> None:
     shown = ", ".join(f"{name} {value:.0f}" for name, value in parts.items() if value)
     print(
         f"{label:10} every {pause:17} {len(done):5} in all, {rate:6.1f} a second, "
-        f"{statistics.median(took):5.0f} ms each (99 %: {took[int(len(took) * 0.99)]} ms): {shown}",
+        f"{statistics.median(took):5.0f} ms each (99 %: {took[int(len(took) * 0.99)]} ms, {late} over 100): {shown}",
         flush=True,
     )
 
@@ -254,6 +253,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10, help="of each measurement of triggers")
+    parser.add_argument("--warm-up", type=int, default=10, help="micro-batches before each measurement of triggers")
     parser.add_argument("--checkpoints", help="directory for checkpoints of triggers")
     parser.add_argument(
         "--every", action="append", help="how often, of triggers; default: at once, and 100 milliseconds"

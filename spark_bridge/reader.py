@@ -91,6 +91,7 @@ def read_small(
     client: BlockingClient, options: ReadOptions, ranges: tuple[OffsetRange, ...], bytes_max: int
 ) -> list[pa.RecordBatch] | None:
     """The rows of ranges; None when they have more bytes, fetched or decoded, than that. Raises as `read_ranges`."""
+    settle()
     found: list[pa.RecordBatch] = []
     size = 0
     for one in ranges:

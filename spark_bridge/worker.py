@@ -1,4 +1,4 @@
-"""What concerns a whole Python process of Spark's that runs tasks."""
+"""What concerns a whole Python process of Spark's that runs tasks, or plans micro-batches."""
 
 from __future__ import annotations
 
