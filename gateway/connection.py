@@ -39,6 +39,7 @@ from protocols.sansio import Adapter
 
 if TYPE_CHECKING:
     from gateway.websocket import WebSocket
+    from routing.queues.homes.cold_reads import ColdReads
 
 log = structlog.get_logger(__name__)
 
@@ -67,6 +68,8 @@ class Shell:
         self.handshakes: set[trio.CancelScope] = set()
         """Clients that are no connections yet: TLS is being agreed on."""
         self.blocked = False
+        self.cold_reads: ColdReads | None = None
+        """What publishers may have to leave time for."""
         self.wait_to_publish: Callable[[], Awaitable[None]] | None = None
         """What publishers have to wait for besides."""
         self.hand_over: Callable[[], None] | None = None
@@ -182,6 +185,7 @@ class Connection:
         web = self._web
         if web is not None:
             receive = web.reader(receive, outbox.send_control)
+        cold_reads = shell.cold_reads
         wait = self._tls is None and web is None  # what came with the end of the handshake is there already
         while not adapter.closed and not self._failed:
             try:
@@ -206,6 +210,8 @@ class Connection:
             if adapter.closed or self._failed:
                 return not data
             adapter.published = False
+            if cold_reads is not None:
+                cold_reads.wanted = False
             began = perf_counter()
             adapter.held = True  # it may wait for other brokers, and nothing is read meanwhile
             await adapter.handle(data)
@@ -224,13 +230,21 @@ class Connection:
             adapter.held = True
             await shell.wait_for_room()
             adapter.held = False
-            if adapter.published and shell.wait_to_publish is not None:
-                adapter.held = True
-                await shell.wait_to_publish()
-                adapter.held = False
-            if shell.blocked and adapter.published:
-                await self._hold()
+            if adapter.published:
+                await self._wait_to_publish()
         return False
+
+    async def _wait_to_publish(self) -> None:
+        """Read nothing while who publishes has to leave others time or room."""
+        adapter, shell = self.adapter, self._shell
+        adapter.held = True
+        if shell.cold_reads is not None and shell.cold_reads.wanted:
+            await shell.cold_reads.wait()
+        if shell.wait_to_publish is not None:
+            await shell.wait_to_publish()
+        adapter.held = False
+        if shell.blocked:
+            await self._hold()
 
     async def _hold(self) -> None:
         """Read nothing while publishers have to wait; the adapter's timers go on."""

@@ -90,6 +90,7 @@ async def serve(config: Config) -> AsyncIterator[Server]:
             outboxes = Outboxes(config.limits, nursery.start_soon)
             broker.after_turn = outboxes.flush
             shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.wait_for_room)
+            shell.cold_reads = broker.cold_reads
             shell.wait_to_publish, shell.hand_over = broker.wait_to_publish, broker.flusher.hand_over
             broker.alarms.listeners[shell.publishers_blocked] = None
             shell.publishers_blocked(broker.blocked)

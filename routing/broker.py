@@ -47,6 +47,7 @@ from routing.log_transactions.coordinator import TransactionCoordinator
 from routing.message import Slab
 from routing.queue_host import Clock, Host, Runnable
 from routing.queues.homes.checkpoints import Checkpoints
+from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home_status import HomeStatus
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.queue import Queue
@@ -120,13 +121,14 @@ class Broker:
             self.engine = Engine(cluster, spawn=nursery.start_soon, want_turn=self.want_turn)
             self.wait_to_publish = self.engine.wait_for_room
         self.checkpoints = Checkpoints(files, space, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
+        self.cold_reads = ColdReads(nursery.start_soon, self.end_turn, config.catch_up_ms_max)
         self.storage = Storage(
             files,
             fitted(config, space.total_bytes),
             flusher,
             spawn=nursery.start_soon,
             mark_dirty=self._mark_dirty,
-            loaded=self.end_turn,
+            reads=self.cold_reads,
             defer=self._defer,
             now_ms=self.clock.now_ms,
         )

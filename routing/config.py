@@ -69,6 +69,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How often a password is hashed for SCRAM when it is set; each login of such a client takes as long there."""
     cold_read_bytes: FrameBytes = 512 << 10
     """How much of a backlog is read from disk at once."""
+    catch_up_ms_max: MillisecondsOrZero = 50
+    """Who publishes to a queue whose consumers wait for the disk waits for one read, and no longer than this."""
     checkpoint_interval_bytes: Bytes = 64 << 20
     """How much log is replayed at most after a crash, for each stripe."""
     message_bytes_max: Annotated[int, Meta(ge=1, le=1 << 30)] = 128 << 20

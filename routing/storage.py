@@ -26,6 +26,7 @@ from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.directories import make_room_for, require_undamaged, tidy_topics, topic_directory
 from routing.queue_host import Host
+from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home import Home
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.homes.replay import restore
@@ -89,7 +90,7 @@ class Storage:
         *,
         spawn: Callable[..., Any],
         mark_dirty: Callable[[QueuePartition | TopicPartition], None],
-        loaded: Callable[[], None],
+        reads: ColdReads,
         defer: Callable[[QueuePartition], None],
         now_ms: Callable[[], int],
     ) -> None:
@@ -102,7 +103,7 @@ class Storage:
         self._flusher = flusher
         self._spawn = spawn
         self._mark_dirty = mark_dirty
-        self._loaded = loaded
+        self._reads = reads
         self._defer = defer
         self._now_ms = now_ms
 
@@ -134,7 +135,9 @@ class Storage:
             count = max([config.stripes, *(e["stripe"] + 1 for _, e in catalog.entries("queue"))])
             stripes += [self._open_home(f"queues/{index}", index) for index in range(count)]
         transient = self._open_home(f"{_SCRATCH}/0", -1)
-        stream_host = StreamHost(config, positions, runnable=host.runnable, spawn=self._spawn, turn=self._loaded)
+        stream_host = StreamHost(
+            config, positions, runnable=host.runnable, spawn=self._spawn, turn=self._reads.end_turn
+        )
         topology = Topology(
             config,
             catalog,
@@ -255,9 +258,8 @@ class Storage:
             index,
             log,
             self._config,
-            spawn=self._spawn,
+            reads=self._reads,
             mark_dirty=self._mark_dirty,
-            loaded=self._loaded,
             now_ms=self._now_ms,
             defer=self._defer if self._config.settle_delay_ms else None,
         )

@@ -23,7 +23,7 @@ _DENSE = 8
 
 def load(queue: Queue, first: int, count: int) -> None:
     """Have the first of what waits read: with its neighbours, or with those next in line if they lie far apart."""
-    if queue.store.is_reading_for(queue):
+    if queue.store.awaits(queue):
         return
     line = queue.next_line()
     if count < SCATTERED_BELOW and (queue.message_count > count or not line.simple):

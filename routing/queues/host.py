@@ -81,8 +81,8 @@ class MessageStore(Protocol):
         """As `load_scattered`, for one who can wait."""
 
     @property
-    def is_reading_for(self) -> Callable[[Any], bool]:
-        """Whether a queue has a `load_scattered` under way."""
+    def awaits(self) -> Callable[[Any], bool]:
+        """A queue wants what is not in memory; whether it has a `load_scattered` under way."""
 
     def settle(self, queue_id: int, first: int, count: int) -> None:
         """A queue is done with these messages."""

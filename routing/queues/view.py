@@ -302,7 +302,7 @@ class View:
     async def read_scattered(self, messages: Sequence[int]) -> None:
         """See `load_scattered`: whoever wants them asks for each."""
 
-    def is_reading_for(self, queue: ViewQueue) -> bool:
+    def awaits(self, queue: ViewQueue) -> bool:
         """It will be pumped again, for all of what it asked for."""
         return False
 

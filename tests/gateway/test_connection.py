@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from gateway.config import Limits
 from protocols.sansio import Outbox
+from routing.queues.homes.cold_reads import ColdReads
 from tests.gateway.shell import EchoAdapter, open_door, receive_all, receive_exactly, until
 
 SMALL = Limits(outbox_bytes_high=64 << 10, close_linger_ms=300)
@@ -391,6 +392,39 @@ async def test_who_publishes_while_publishers_are_blocked_is_not_read_from() -> 
         door.shell.publishers_blocked(None)
         assert await receive_exactly(publisher, 2) == b"p3"
         assert not held.held
+
+
+class ColdAdapter(PublisherAdapter):
+    """What a read publishes goes to a queue that is behind."""
+
+    cold_reads: ColdReads
+
+    async def handle(self, data: bytes) -> None:
+        self.cold_reads.wanted = True
+        await super().handle(data)
+
+
+async def test_who_publishes_to_a_queue_that_is_behind_is_read_from_when_more_of_it_was_read() -> None:
+    async with open_door(ColdAdapter) as door, trio.open_nursery() as nursery:
+        done = trio.Event()
+
+        async def read(_: object) -> None:
+            await done.wait()
+
+        ColdAdapter.cold_reads = door.shell.cold_reads = ColdReads(nursery.start_soon, lambda: None, 60_000)
+        ColdAdapter.cold_reads.start(read, None)
+        async with await door.connect() as publisher, await door.connect() as consumer:
+            await publisher.send_all(b"p1")
+            assert await receive_exactly(publisher, 2) == b"p1", "what had come is taken"
+            (held,) = [adapter for adapter in door.adapters if adapter.published]
+            await until(lambda: held.held)
+            await publisher.send_all(b"p2")
+            for _ in range(3):
+                await consumer.send_all(b"ack")
+                assert await receive_exactly(consumer, 3) == b"ack"
+            assert held.reads == [b"p1"]
+            done.set()
+            assert await receive_exactly(publisher, 2) == b"p2"
 
 
 async def test_a_held_connection_can_be_ended() -> None:

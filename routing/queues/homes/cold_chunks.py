@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -19,6 +19,7 @@ from core_log.partition_log import PartitionLog
 from core_log.record_batch import parse_header
 from routing.config import BrokerConfig
 from routing.queues.gathering import skip_unreadable
+from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home_records import SlabReader
 from routing.queues.slab_cache import CachedSlab
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CHUNKS_MAX = 8
-
-Spawn = Callable[[Callable[..., Coroutine[Any, Any, None]], Any], None]
 
 
 class ColdChunk:
@@ -53,22 +52,19 @@ class ColdChunk:
 
 
 class ColdChunks:
-    """See the module. `cached` tells whether an offset is in memory elsewhere, `loaded` is called after each read."""
+    """See the module. `cached` tells whether an offset is in memory elsewhere."""
 
     def __init__(
         self,
         log: PartitionLog,
         config: BrokerConfig,
-        *,
-        spawn: Spawn,
+        reads: ColdReads,
         cached: Callable[[int], object],
-        loaded: Callable[[], None],
     ) -> None:
         self._log = log
         self._config = config
-        self._spawn = spawn
+        self._reads = reads
         self._cached = cached
-        self._loaded = loaded
         self._chunks: list[ColdChunk] = []
         self._loading: dict[int, set[Queue]] = {}
         self._reader = SlabReader()
@@ -89,7 +85,7 @@ class ColdChunks:
             return
         if not any(other.first <= end < other.end for other in self._chunks):
             self._loading[end] = set()
-            self._spawn(self._load, end)
+            self._reads.start(self._load, end)
 
     def load(self, offset: int, queue: Queue, known_by: int) -> None:
         """Read what `offset` begins from the log; the queue is pumped again when it is here.
@@ -104,7 +100,7 @@ class ColdChunks:
         waiting = self._loading.get(offset)
         if waiting is None:
             self._loading[offset] = {queue}
-            self._spawn(self._load, offset)
+            self._reads.start(self._load, offset)
         else:
             waiting.add(queue)
 
@@ -116,10 +112,11 @@ class ColdChunks:
             self._loading.setdefault(offset, set())
             try:
                 await self._load(offset)
+                self._reads.end_turn()
             except trio.Cancelled:
                 # Whoever asked is gone; queues that wait for the same are not.
                 if self._loading.get(offset):
-                    self._spawn(self._load, offset)
+                    self._reads.start(self._load, offset)
                 else:
                     self._loading.pop(offset, None)
                 raise
@@ -131,7 +128,6 @@ class ColdChunks:
         self._chunks.append(chunk)
         for queue in self._loading.pop(offset, ()):
             queue.wake()
-        self._loaded()
 
     async def read(self, offset: int) -> ColdChunk:
         """What the log holds from `offset` on, as much as is read at once; waits while the disk refuses."""

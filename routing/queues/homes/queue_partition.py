@@ -33,7 +33,7 @@ from routing.message import Slab
 from routing.queues.arrivals import Arrival
 from routing.queues.fact_columns import FactColumns
 from routing.queues.homes.batches import build_batches, keep_together
-from routing.queues.homes.cold_chunks import Spawn
+from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.dead_prefix import delete_dead_prefix
 from routing.queues.homes.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
 from routing.queues.homes.directory import Move, each_of, encode_directory
@@ -85,9 +85,8 @@ class QueuePartition:
         log: PartitionLog,
         config: BrokerConfig,
         *,
-        spawn: Spawn,
+        reads: ColdReads,
         mark_dirty: Callable[[QueuePartition], None],
-        loaded: Callable[[], None],
         now_ms: Callable[[], int],
         defer: Callable[[QueuePartition], None] | None = None,
     ) -> None:
@@ -131,10 +130,10 @@ class QueuePartition:
         self.live = LiveCounts(self._cache, self.moves, self.facts, log.segments)
         self._open_facts = self._open_numbers = False
         self._open_bytes_max = _BATCH_BYTES
-        stored = StoredMessages(log, config, self._cache, self.moves, spawn=spawn, loaded=loaded)
+        stored = StoredMessages(log, config, self._cache, self.moves, reads)
         self.find, self.load = stored.find, stored.load
         self.load_now, self.load_scattered, self.load_ahead = stored.load_now, stored.load_scattered, stored.load_ahead
-        self.read_scattered, self.is_reading_for = stored.read_scattered, stored.is_reading_for
+        self.read_scattered, self.awaits = stored.read_scattered, stored.awaits
         self._keep_waiting = stored.keep_waiting
         self.pinned_warning_bytes = config.pinned_warning_bytes
         log.listeners.append(self._log_advanced)

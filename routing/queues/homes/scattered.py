@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from core_log.partition_log import PartitionLog
 from core_log.record_decoder import RecordRun
 from core_log.record_reader import KnownPlaces, read_cached_records, read_records
 from routing.message import Slab
-from routing.queues.homes.cold_chunks import Spawn
+from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home_records import SlabReader
 from routing.queues.slab_cache import CachedSlab
 
@@ -51,10 +51,9 @@ _COLD_MAX = 4096
 class Scattered:
     """See the module."""
 
-    def __init__(self, log: PartitionLog, *, spawn: Spawn, loaded: Callable[[], None]) -> None:
+    def __init__(self, log: PartitionLog, reads: ColdReads) -> None:
         self._log = log
-        self._spawn = spawn
-        self._loaded = loaded
+        self._reads = reads
         self._kept: OrderedDict[int, CachedSlab] = OrderedDict()
         self._kept_bytes = 0
         self._reading: set[Queue] = set()
@@ -102,7 +101,7 @@ class Scattered:
     def _read_for(self, queue: Queue, offsets: list[int]) -> None:
         self._reading.add(queue)
         missing = [offset for offset in offsets if offset not in self._kept]
-        self._spawn(self._load, (missing, queue))
+        self._reads.start(self._load, (missing, queue))
 
     def _read_at_once(self, offsets: list[int]) -> bool:
         """Read some of these if no disk has to be waited for; whether the first is there now."""
@@ -136,7 +135,6 @@ class Scattered:
             self._not_there.add(offsets[0])
         self._reading.discard(queue)
         queue.wake()
-        self._loaded()
 
     async def read(self, offsets: Sequence[int]) -> list[RecordRun]:
         """Read and keep these, as many as are read at once, the lowest first."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from core_log.partition_log import PartitionLog
 from routing.config import BrokerConfig
-from routing.queues.homes.cold_chunks import ColdChunks, Spawn
+from routing.queues.homes.cold_chunks import ColdChunks
+from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.moves import Moves
 from routing.queues.homes.scattered import Scattered
 from routing.queues.slab_cache import CachedSlab, SlabCache
@@ -33,14 +34,13 @@ class StoredMessages:
         config: BrokerConfig,
         cache: SlabCache,
         moves: Moves,
-        *,
-        spawn: Spawn,
-        loaded: Callable[[], None],
+        reads: ColdReads,
     ) -> None:
         self._cache = cache
         self._moves = moves
-        self._cold = ColdChunks(log, config, spawn=spawn, cached=cache.find, loaded=loaded)
-        self._scattered = Scattered(log, spawn=spawn, loaded=loaded)
+        self._reads = reads
+        self._cold = ColdChunks(log, config, reads, cache.find)
+        self._scattered = Scattered(log, reads)
 
     def find(self, offset: int) -> CachedSlab | None:
         """The slab that holds `offset`, if it is in memory."""
@@ -62,14 +62,16 @@ class StoredMessages:
 
     def load(self, offset: int, queue: Queue) -> None:
         """Read what `offset` begins from the log; the queue is pumped again when it is here."""
+        self._reads.wanted = True
         self._cold.load(self._moves.location(offset), queue, offset)
 
     async def load_now(self, offset: int, queue: Queue) -> None:
         """As `load`, for one who can wait; afterwards `find` knows the offset, or the message is given up."""
         await self._cold.load_now(self._moves.location(offset), queue, offset)
 
-    def is_reading_for(self, queue: Queue) -> bool:
-        """`load_scattered` was called for it, and what it asked for is not here yet."""
+    def awaits(self, queue: Queue) -> bool:
+        """A queue wants what is not in memory: whether `load_scattered` was called for it and is not done."""
+        self._reads.wanted = True
         return self._scattered.is_reading_for(queue)
 
     def load_scattered(self, offsets: list[int], queue: Queue) -> bool:

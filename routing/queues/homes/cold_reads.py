@@ -1,0 +1,49 @@
+"""Reads of messages that consumers wait for, and the time that publishers leave them.
+
+To read a message back costs several times what it costs to pass it on from memory, and while that goes on whatever is
+published goes to disk as well. So a publisher that outran its consumers for a moment, because the processor was
+somebody else's, would outrun them from then on. Therefore who published to a queue whose consumers could take more and
+wait for the disk (`wanted`) goes on when the next read has ended: one turn of publishing for each. Slow consumers hold
+nobody up: they have enough to do with what was read. Nor does a slow disk for long: there is a limit to each wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import trio
+
+Read = Callable[[Any], Coroutine[Any, Any, None]]
+
+
+class ColdReads:
+    """See the module. `spawn` starts tasks, `end_turn` delivers; nobody waits longer than `wait_ms_max`."""
+
+    def __init__(self, spawn: Callable[..., Any], end_turn: Callable[[], None], wait_ms_max: int) -> None:
+        self.wanted = False
+        """Consumers of a queue that was published to wait for the disk; to be reset before a turn."""
+        self.end_turn = end_turn
+        self._spawn = spawn
+        self._wait_s_max = wait_ms_max / 1000
+        self._under_way = 0
+        self._publishers = trio.lowlevel.ParkingLot()
+
+    def start(self, read: Read, what: object) -> None:
+        """Read, then deliver."""
+        self._under_way += 1
+        self._spawn(self._run, read, what)
+
+    async def _run(self, read: Read, what: object) -> None:
+        try:
+            await read(what)
+        finally:
+            self._under_way -= 1
+            self._publishers.unpark_all()
+        self.end_turn()
+
+    async def wait(self) -> None:
+        """Wait for the end of a read, if one is under way."""
+        if self._under_way and self._wait_s_max:
+            with trio.move_on_after(self._wait_s_max):
+                await self._publishers.park()
