@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,8 @@ def serve(
     except ConfigError as error:
         _fail(str(error), EXIT_WRONG_SETTING)
 
+    # What a start loads and builds stays: there is nothing to be collected before `tune_process`.
+    gc.disable()
     from gateway.process import run
 
     try:

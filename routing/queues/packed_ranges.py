@@ -20,6 +20,7 @@ _COUNT_MAX = 1 << COUNT_BITS
 _MANY = 16
 _TOUCHING_SHARE = 4
 """Ranges are joined if more than one in so many touches the one before it."""
+_MARKS = bytes(byte > 0 for byte in range(256))
 
 Range = tuple[int, int]
 """First offset and count."""
@@ -70,6 +71,15 @@ def count_of(packed: array[int]) -> int:
     return len(packed) + sum(data[0::8]) + (sum(data[1::8]) << 8)
 
 
+def count_below(packed: array[int], offset: int) -> int:
+    """How many messages of rising ranges lie below an offset."""
+    at = bisect_left(packed, offset << COUNT_BITS)
+    if not at:
+        return 0
+    last = packed[at - 1]
+    return count_of(packed[:at]) - max((last >> COUNT_BITS) + (last & COUNT_MASK) + 1 - offset, 0)
+
+
 def singles_of(packed: array[int]) -> list[int] | None:
     """The offsets in the ranges, if each is of one message."""
     count = len(packed)
@@ -97,7 +107,20 @@ def offsets_of(packed: array[int]) -> list[int]:
 
 def singly(packed: array[int]) -> array[int]:
     """The same messages, a range for each."""
-    return packed if count_of(packed) == len(packed) else array("Q", [at << COUNT_BITS for at in offsets_of(packed)])
+    data = to_bytes(packed)
+    lowest = data[0::8]
+    wider = len(lowest) - lowest.count(0)
+    if any(data[1::8]) or wider * _TOUCHING_SHARE > len(lowest):
+        return array("Q", [at << COUNT_BITS for at in offsets_of(packed)])
+    if not wider:
+        return packed
+    found, at, marks = array("Q"), 0, lowest.translate(_MARKS)
+    while (place := marks.find(1, at)) >= 0:
+        found += packed[at:place]
+        first = packed[place] - lowest[place]
+        found.extend(range(first, first + (lowest[place] + 1 << COUNT_BITS), 1 << COUNT_BITS))
+        at = place + 1
+    return found + packed[at:] if at else packed
 
 
 def low_bits(singles: array[int], bits: int) -> list[int]:

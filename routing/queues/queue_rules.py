@@ -334,12 +334,20 @@ class QueueRules:
         self.need_timing().expire_at(deadlines, mortal)
 
     def _open_slab(self, first: int, end: int) -> None:
-        """The first of messages [first, end) expire about now: watch each that still waits."""
-        for run_first, column, came_ms in self._queue.store.facts.between(first, end - first):
-            arrival = Arrival(run_first, len(column), came_ms, column)
-            offsets = list(range(run_first, run_first + len(column)))
-            for line in self._queue.lines():
-                self._watch_each(line.present(offsets), arrival.at, came_ms)
+        """The first of messages [first, end) expire about now: watch each that still waits. What was delayed is
+        watched since it is due.
+        """
+        ttl_ms, facts_of = self._queue.settings.message_ttl_ms, self._queue.store.facts.of
+        deadlines, mortal = [], []
+        for line in self._queue.lines():
+            for offset in line.between(first, end):
+                known = facts_of(offset)
+                if known is not None and known[0] < DELAYED_FROM:
+                    deadline_ms = deadline_ms_of(*known, ttl_ms)
+                    if deadline_ms is not None:
+                        deadlines.append(deadline_ms)
+                        mortal.append(offset)
+        self.need_timing().expire_at(deadlines, mortal)
 
     def live_on(self, offsets: Sequence[int]) -> None:
         """Messages given back do not expire any more (`keep-delivered`)."""

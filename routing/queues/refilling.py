@@ -1,94 +1,109 @@
-"""Queues stand as they stood, at a start: what waits goes to its lines, and what has a time to live begins to be
-watched; what is delayed is held back.
+"""Queues stand as they stood, at a start: what waits goes to its lines, what has a time to live is looked at before the
+first of it is over, and what is delayed is held back.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from routing.facts import DELAY_BITS, DELAYED_FROM, delay_ms_of, priority_of
+from routing.facts import DELAY_BITS, DELAYED_FROM, PRIORITY_MAX, delay_ms_of, priority_of
 from routing.queues.arrivals import Arrival
+from routing.queues.fact_columns import BLOCK_BITS
 from routing.queues.offset_set import Range
-from routing.queues.packed_ranges import COUNT_BITS, unpack
-from routing.queues.picked_facts import PickedFacts, deadlines, stand
-from routing.queues.priority_sort import sort_in
+from routing.queues.packed_ranges import COUNT_BITS, by_blocks
+from routing.queues.picked_facts import Outline, PickedFacts, deadlines
+from routing.queues.priority_sort import add_singles
 
 if TYPE_CHECKING:
+    from routing.queues.line import Levels
     from routing.queues.queue import Queue
+
+_BITE = 8192
+"""So many messages of a queue are told apart together, or a few more."""
 
 
 def refill(queue: Queue, packed: array[int], picked: PickedFacts) -> None:
     """What a start found that was never given out, as rising packed ranges, stands in line; delayed messages are held
     back again.
     """
-    rules = queue.rules
-    for part, offsets, facts, times in picked.pick(packed):
-        if facts is None:
-            _refill_runs(queue, unpack(part))
-        elif max(facts) < DELAYED_FROM:
-            _fill(queue, part, offsets, facts, times)
-        else:
-            _hold(queue, offsets, facts, times)
-            rest = [at for at, fact in enumerate(facts) if fact < DELAYED_FROM]
-            if rest:
-                singles = array("Q", [offsets[at] << COUNT_BITS for at in rest])
-                _fill(queue, singles, *([column[at] for at in rest] for column in (offsets, facts, times)))
-    rules.arm()
+    waits = array("Q")
+    for number, piece in by_blocks(packed, BLOCK_BITS):
+        outline = picked.outline(number)
+        if outline is not None and outline.delayed:
+            piece = _hold(queue, piece, picked)
+        if outline is not None and piece:
+            _watch(queue, outline, piece, picked)
+        waits += piece
+    if queue.levels is None:
+        queue.line.ready.extend(waits)
+    else:
+        _tell_apart(queue.levels, waits, picked)
+    queue.rules.arm()
 
 
-def _fill(queue: Queue, packed: array[int], offsets: list[int], facts: list[int], times: list[int]) -> None:
-    stand(queue, packed, facts)
-    due_ms, mortal = deadlines(offsets, facts, times, queue.settings.message_ttl_ms)
+def _watch(queue: Queue, outline: Outline, piece: array[int], picked: PickedFacts) -> None:
+    """Messages of a block are looked at when the first that may be among them expires, or now if that is over."""
+    queue_ttl_ms = queue.settings.message_ttl_ms
+    lives = [life for life in (outline.life_ms, queue_ttl_ms) if life is not None]
+    if not lives:
+        return
+    first_ms = outline.since_ms + min(lives)
+    if first_ms > queue.host.now_ms():
+        first = piece[0] >> COUNT_BITS + BLOCK_BITS << BLOCK_BITS
+        queue.rules.need_timing().expire_slab(first_ms, first, first + (1 << BLOCK_BITS))
+        return
+    due_ms, mortal = deadlines(*picked.known(piece), queue_ttl_ms)
     if mortal:
         queue.rules.need_timing().expire_at(due_ms, mortal)
 
 
-def _hold(queue: Queue, offsets: Sequence[int], facts: Sequence[int], times: Sequence[int]) -> None:
-    """Those that are delayed wait for their time, or are late."""
+def _tell_apart(levels: Levels, packed: array[int], picked: PickedFacts) -> None:
+    """Messages stand at the end of the lines of their priorities."""
+    clamped = bytes(min(priority, levels.highest) for priority in range(PRIORITY_MAX + 1))
+    sorted_out: defaultdict[int, list[int]] = defaultdict(list)
+    count = 0
+    for _, piece in by_blocks(packed, BLOCK_BITS):
+        singles, priorities = picked.levels(piece)
+        column = priorities.translate(clamped)
+        if not count and column.count(column[0]) == len(column):
+            levels.at(column[0]).ready.extend(piece)
+            continue
+        for level, single in zip(column, singles.tolist()):
+            sorted_out[level].append(single)
+        count += len(column)
+        if count >= _BITE:
+            _stand(levels, sorted_out)
+            count = 0
+    _stand(levels, sorted_out)
+
+
+def _stand(levels: Levels, sorted_out: defaultdict[int, list[int]]) -> None:
+    for level, singles in sorted_out.items():
+        add_singles(levels.at(level), array("Q", singles))
+    sorted_out.clear()
+
+
+def _hold(queue: Queue, piece: array[int], picked: PickedFacts) -> array[int]:
+    """Those that are delayed wait for their time, or are late; the others."""
+    offsets, facts, times = picked.known(piece)
     due_ms = [time_ms + (fact >> DELAY_BITS) for fact, time_ms in zip(facts, times)]
+    others = array("Q")
     if min(facts) < DELAYED_FROM:
         held = [fact >= DELAYED_FROM for fact in facts]
+        others = array("Q", [offset << COUNT_BITS for offset, is_held in zip(offsets, held) if not is_held])
         due_ms, offsets = list(compress(due_ms, held)), list(compress(offsets, held))
     now_ms = queue.host.now_ms()
-    if min(due_ms) <= now_ms:
+    if due_ms and min(due_ms) <= now_ms:
         waits = [due > now_ms for due in due_ms]
         queue.rules.late += [(due, offset) for due, offset in zip(due_ms, offsets) if due <= now_ms]
         due_ms, offsets = list(compress(due_ms, waits)), list(compress(offsets, waits))
     if due_ms:
         queue.rules.need_timing().delay(due_ms, offsets)
-
-
-def _refill_runs(queue: Queue, ranges: Iterable[Range]) -> None:
-    rules, facts = queue.rules, queue.store.facts
-    for first, count in ranges:
-        at = first
-        for run_first, column, time_ms in facts.between(first, count):
-            if run_first > at:
-                _stand(queue, Arrival(at, run_first - at, 0, 0))
-            at = run_first + len(column)
-            if min(column) >= DELAYED_FROM:
-                _hold(queue, range(run_first, at), column, [time_ms] * len(column))
-                continue
-            arrival = Arrival(run_first, len(column), time_ms, column)
-            if max(column) >= DELAYED_FROM:
-                for part_first, number in _part(queue, arrival, column):
-                    queue.line_of(part_first).ready.append(part_first, number)
-            else:
-                rules.watch(arrival, run_first, at)
-                _stand(queue, arrival)
-        if at < first + count:
-            _stand(queue, Arrival(at, first + count - at, 0, 0))
-
-
-def _stand(queue: Queue, arrival: Arrival) -> None:
-    """Messages that nothing has to be waited for stand at the end of their lines."""
-    if queue.levels is None:
-        queue.line.ready.append(arrival.first, arrival.count)
-    else:
-        sort_in(queue.levels, arrival, arrival.first, arrival.first + arrival.count)
+    return others
 
 
 def given_back(queue: Queue, ranges: Iterable[Range]) -> Iterator[Range]:

@@ -1,8 +1,9 @@
 """When messages of a queue expire, and when delayed ones may be given out.
 
 1. An expiry acts on time wherever the message stands. Messages with a time to live of their own wait in a wheel; those
-   that only have the queue's expire in the order they came, so a list of ranges does. Of a whole slab only the first
-   deadline is watched: most of it is gone by then, and only what still waits goes to the wheel (`opened`).
+   that only have the queue's expire in the order they came, so a list of ranges does. Of a whole slab, or a block that
+   a start found, only the first deadline is watched: most of it is gone by then, and only what still waits goes to the
+   wheel (`opened`).
 2. What is given out within the turn it came in never gets here: `Queue` registers what is left afterwards.
 3. An entry is not removed when its message goes: when it is due, the lines say whether the message still waits. When
    most entries are of messages that are gone, the wheel is swept.
@@ -69,9 +70,12 @@ class Timing:
         """[first, end) of slabs in which the first messages expire now: a bite of them."""
         slabs, found, count = self._slabs, [], 0
         while slabs and slabs[0][0] <= now_ms and count < _BITE:
-            _, first, end = heapq.heappop(slabs)
-            found.append((first, end))
-            count += end - first
+            deadline_ms, first, end = heapq.heappop(slabs)
+            stop = min(end, first + _BITE)
+            if stop < end:
+                heapq.heappush(slabs, (deadline_ms, stop, end))
+            found.append((first, stop))
+            count += stop - first
         return found
 
     def expire_in_order(self, deadline_ms: int, first: int, end: int, *, waiting_from: int) -> None:

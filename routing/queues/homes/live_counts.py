@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from core_log.segment import Segment
 from routing.queues.fact_columns import BLOCK_BITS, FactColumns
 from routing.queues.homes.moves import MovedRun, Moves
-from routing.queues.packed_ranges import COUNT_BITS, by_blocks, count_of, unpack
+from routing.queues.packed_ranges import COUNT_BITS, by_blocks, count_below, count_of, unpack
 from routing.queues.runs_of import runs_of
 from routing.queues.slab_cache import SlabCache
 
@@ -114,8 +114,13 @@ class LiveCounts:
             if block not in self._parts:
                 blocks[block] = blocks.get(block, 0) + count_of(piece)
                 continue
-            for first, count in unpack(piece):
-                self.add(first, count, 1)
+            starts, counts = self._parts[block]
+            before = 0
+            for part, end in enumerate([*starts[1:], block + 1 << BLOCK_BITS]):
+                below = count_below(piece, end)
+                counts[part] += below - before
+                before = below
+            blocks[block] = blocks.get(block, 0) + before
         for first, count in unpack(packed[:unmoved]):
             for _, number, location in moves.pieces(first, count):
                 self.add(location, number, 1)

@@ -7,11 +7,11 @@ from array import array
 
 import pytest
 
-from routing.facts import DELAYED_FROM, TTL_EXACT_MS_MAX
+from routing.facts import DELAYED_FROM, TTL_EXACT_MS_MAX, priority_of, ttl_ms_of
 from routing.facts import pack as fact
 from routing.queues.arrivals import deadline_ms_of
 from routing.queues.fact_columns import BLOCK_BITS, FactColumns, to_columns
-from routing.queues.packed_ranges import offsets_of, pack
+from routing.queues.packed_ranges import COUNT_BITS, by_blocks, offsets_of, pack
 from routing.queues.picked_facts import PickedFacts, deadlines
 from routing.queues.runs_of import runs_of
 
@@ -33,22 +33,45 @@ def filled(dice: random.Random, run_max: int) -> FactColumns:
 
 
 @pytest.mark.parametrize("run_max", [1, 3, 60])
-def test_whatever_the_runs_and_ranges_are(run_max: int) -> None:
+@pytest.mark.parametrize("spread", [1, 1.02, 1.5, 5, 2000])
+def test_whatever_the_runs_and_ranges_are(run_max: int, spread: float) -> None:
     dice = random.Random(run_max)
     columns = filled(dice, run_max)
     picked = PickedFacts(columns)
-    for spread in (1, 5, 2000):
-        asked = sorted(dice.sample(range(END + 500), (END + 500) // spread))
-        seen, by_column = [], 0
-        for packed, offsets, facts, times in picked.pick(pack(runs_of(asked))):
-            seen += offsets_of(packed)
-            if facts is not None:
-                assert offsets == offsets_of(packed)
-                by_column += len(offsets)
-                known = [columns.of(offset) or (0, 0) for offset in offsets]
-                assert list(zip(facts, times, strict=True)) == known
-        assert seen == asked
-        assert bool(by_column) == (spread > 1)
+    asked = sorted(dice.sample(range(END + 500), int((END + 500) / spread)))
+    seen = []
+    for _, piece in by_blocks(pack(runs_of(asked)), BLOCK_BITS):
+        singles, levels = picked.levels(piece)
+        offsets = offsets_of(singles)
+        seen += offsets
+        known = [columns.of(offset) or (0, 0) for offset in offsets]
+        assert list(levels) == [priority_of(facts) for facts, _ in known]
+        assert offsets == offsets_of(piece)
+        if picked.outline(piece[0] >> COUNT_BITS + BLOCK_BITS) is None:
+            assert not any(facts for facts, _ in known)
+            continue
+        assert list(zip(*picked.known(piece), strict=True)) == [
+            (offset, *found) for offset, found in zip(offsets, known, strict=True)
+        ]
+    assert seen == asked
+
+
+@pytest.mark.parametrize("run_max", [1, 60])
+def test_an_outline_is_that_of_all_in_the_block(run_max: int) -> None:
+    columns = filled(random.Random(run_max), run_max)
+    columns.add(END + 500, to_columns([fact(True, 9)] * 4), 77)
+    columns.add(END + 504, to_columns([fact(True, 9, TTL_EXACT_MS_MAX + 5000)] * 4), 78)
+    picked = PickedFacts(columns)
+    for number in range((END >> BLOCK_BITS) + 1):
+        block = range(number << BLOCK_BITS, number + 1 << BLOCK_BITS)
+        known = [found for offset in block if (found := columns.of(offset))]
+        lives = [ttl_ms_of(facts) for facts, _ in known if facts < DELAYED_FROM]
+        outline = picked.outline(number)
+        assert outline is not None
+        assert outline.life_ms == min((life for life in lives if life is not None), default=None)
+        assert outline.since_ms == min(time_ms for _, time_ms in known)
+        assert outline.delayed == any(facts >= DELAYED_FROM for facts, _ in known)
+    assert picked.outline((END >> BLOCK_BITS) + 1) is None
 
 
 def test_blocks_come_back_whole_or_not_at_all() -> None:

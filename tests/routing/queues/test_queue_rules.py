@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+import trio
 from trio.testing import MockClock
 
 from core_log.files import MemoryFiles
@@ -206,6 +209,41 @@ async def test_times_go_on_over_a_restart(clock: MockClock, crash: bool) -> None
         await passing(clock, 3_100)
         assert running.count("t") == 0
         assert await bodies_in(running, "q") == ["stays", "for ever"]
+
+
+@pytest.mark.parametrize("down_s", [0.1, 30])
+@pytest.mark.parametrize("levels", [0, 3])
+async def test_after_a_start_messages_of_many_queues_expire_at_their_own_times(
+    clock: MockClock, levels: int, down_s: float
+) -> None:
+    """Whether the first of a block expires later, or while nothing runs."""
+    files, dice, queues = MemoryFiles(), random.Random(levels), ("p", "q", "r")
+    lives: dict[str, list[int]] = {queue: [] for queue in queues}
+    async with engine(files, stripes=1) as running:
+        for queue in queues:
+            await running.queue(queue, arguments={"x-max-priority": levels} if levels else {})
+        client = running.client()
+        for _ in range(6000):
+            queue = dice.choice(queues)
+            lives[queue].append(dice.choice([20_000, 40_000, 60_000, 80_000]) + 1000 * dice.randrange(3))
+            name = f"{len(lives[queue]) - 1}"
+            client.session.publish(slab(queue, [name], pack(True, dice.randrange(5), lives[queue][-1])))
+            if not dice.randrange(9):
+                running.turn()
+        await running.synced()
+        files = killed(files)
+        began_s = trio.current_time()
+    await passing(clock, down_s)
+    async with engine(files, stripes=1) as running:
+        for until_s in (down_s, 35, 65):
+            await passing(clock, began_s + until_s - trio.current_time())
+            await passing(clock, 0.005)
+            for queue in queues:
+                assert running.count(queue) == sum(life > 1000 * until_s for life in lives[queue])
+        for queue in queues:
+            left = [at for at, life in enumerate(lives[queue]) if life > 65_000]
+            assert left
+            assert sorted(map(int, await bodies_in(running, queue))) == left
 
 
 async def test_a_million_stale_timers_are_swept(clock: MockClock) -> None:
