@@ -16,24 +16,11 @@ import random
 import shutil
 import struct
 import tempfile
-import time
 from pathlib import Path
 
-from benchmarks.delayed import options_of, share, used
-from benchmarks.wire_proto import (
-    CONFIRM_SELECT,
-    PUBLISH,
-    QUEUE_BIND,
-    QUEUE_DECLARE,
-    Amqp,
-    frame,
-    method,
-    shortstr,
-)
-from tests.support.broker_process import DOORS, BrokerProcess
+from benchmarks.kill_and_start import connect, content, killed_afterwards, phases, publish, share, used
+from benchmarks.wire_proto import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, method, shortstr
 
-_BATCH = 500
-_WINDOW = 20_000
 _EXCHANGE = shortstr("amq.direct")
 _KEYS = 10
 """Of each queue."""
@@ -44,7 +31,7 @@ _LIVES_MS = (3_600_000, 36_000_000)
 
 def prepare(port: int, queues: int, *, rules: bool) -> None:
     """Declare and bind the queues."""
-    conn = Amqp.open(options_of(port))
+    conn = connect(port)
     arguments = shortstr("x-max-priority") + b"I" + struct.pack(">i", _PRIORITIES) if rules else b""
     for queue in range(queues):
         name = shortstr(f"work-{queue}")
@@ -57,38 +44,31 @@ def prepare(port: int, queues: int, *, rules: bool) -> None:
 
 def fill(port: int, count: int, queues: int, *, rules: bool) -> float:
     """Publish persistent messages; how many a second until the last was confirmed."""
-    conn = Amqp.open(options_of(port))
-    conn.early = set()
-    conn.request(CONFIRM_SELECT, b"\0")
     publishes = [
         method(1, PUBLISH, b"\0\0" + _EXCHANGE + shortstr(f"work.{queue}.{key}") + b"\0")
         for queue in range(queues)
         for key in range(_KEYS)
     ]
-    rolled, content = random.Random(1), shortstr("application/json") + b"\2"
-    began, sent = time.monotonic(), 0
-    while sent < count:
+    rolled, kind = random.Random(1), shortstr("application/json") + b"\2"
+
+    def messages(numbers: range) -> list[bytes]:
         pieces: list[bytes] = []
-        for index in range(sent, min(sent + _BATCH, count)):
-            body, flags, values = bytes(rolled.randrange(50, 500)), 0x9080, content
+        for number in numbers:
+            body, flags, values = bytes(rolled.randrange(50, 500)), 0x9080, kind
             if rules:
                 flags = 0x9980
                 values += bytes([rolled.randrange(_PRIORITIES)]) + shortstr(str(rolled.randrange(*_LIVES_MS)))
-            values += shortstr(f"message-{index:08}")
+            values += shortstr(f"message-{number:08}")
             header = struct.pack(">HHQH", 60, 0, len(body), flags) + values
-            pieces += (rolled.choice(publishes), frame(2, 1, header), frame(3, 1, body))
-        conn.sock.sendall(b"".join(pieces))
-        sent = min(sent + _BATCH, count)
-        confirmed = 0
-        while sent - confirmed >= _WINDOW or (sent == count and confirmed < count):
-            confirmed = conn.acknowledged(conn.sock.recv(1 << 16))
-    conn.sock.close()
-    return count / (time.monotonic() - began)
+            pieces += content(rolled.choice(publishes), header, body)
+        return pieces
+
+    return publish(port, count, messages)
 
 
 def waiting(port: int, queues: int) -> int:
     """How many messages wait in all of the queues."""
-    conn = Amqp.open(options_of(port))
+    conn = connect(port)
     found = 0
     for queue in range(queues):
         name = shortstr(f"work-{queue}")
@@ -100,13 +80,9 @@ def waiting(port: int, queues: int) -> int:
 
 def filled(directory: Path, args: argparse.Namespace) -> None:
     """Fill a data directory and kill the broker."""
-    broker = BrokerProcess(directory, DOORS, [])
-    broker.start()
-    try:
+    with killed_afterwards(directory) as broker:
         prepare(broker.amqp_port, args.queues, rules=args.rules)
         rate = fill(broker.amqp_port, args.count, args.queues, rules=args.rules)
-    finally:
-        broker.kill9()
     print(f"filled at {rate:,.0f}/s", flush=True)
 
 
@@ -117,16 +93,12 @@ def starts(directory: Path, args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as parent:
             copy = Path(parent, "data")
             shutil.copytree(directory, copy)
-            broker = BrokerProcess(copy, DOORS, [])
-            broker.start()
-            try:
+            with killed_afterwards(copy) as broker:
                 usage = used(broker)
                 cpu_s, rss_mib = usage.cpu_s(), usage.rss_mib()
                 found = waiting(broker.amqp_port, args.queues) if not number else args.count
                 if found != args.count:
                     raise SystemExit(f"{found:,} messages of {args.count:,} are there")
-            finally:
-                broker.kill9()
         times.append(broker.start_s)
         print(f"ready after {broker.start_s:.2f} s, {cpu_s:.2f} s of CPU, {rss_mib:.0f} MiB", flush=True)
     print(f"median {share(times, 0.5):.2f} s, {min(times):.2f} to {max(times):.2f}")
@@ -139,8 +111,7 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=100)
     parser.add_argument("--rules", action="store_true", help="a priority and an expiration on each message")
     parser.add_argument("--starts", type=int, default=5)
-    parser.add_argument("--fill", type=Path, metavar="DIRECTORY", help="only fill it")
-    parser.add_argument("--filled", type=Path, metavar="DIRECTORY", help="only start on copies of it")
+    phases(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         data = args.filled or args.fill or Path(directory, "data")

@@ -3,8 +3,8 @@
 1. `at` and `Timer.cancel` are synchronous and cheap; the task sleeps until the earliest deadline, and for ever when
    there is none. A timer earlier than the one it sleeps for makes its sleep shorter, and does not wake it.
 2. A timer is never early and at most about a millisecond late, as long as the loop keeps up.
-3. Callbacks are synchronous and must not raise. They run in bites of at most `_BITE` with a checkpoint between; after
-   each bite `after_turn` is called, so that what they wrote is sent.
+3. Callbacks are synchronous and must not raise. They run in bites of at most `_BITE` or `_BITE_S`, with a checkpoint
+   between; after each bite `after_turn` is called, so that what they wrote is sent.
 4. Somebody who moves a deadline with every read should not cancel and add: let the old timer fire, look, and call `at`
    again.
 """
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 
 import trio
@@ -19,6 +20,7 @@ import trio
 from delay.timing_wheel import TimingWheel
 
 _BITE = 512
+_BITE_S = 0.002
 
 
 class Timer:
@@ -52,6 +54,8 @@ class TimerService:
         self._clock = clock
         self._wheel = TimingWheel(tick_ms=1)
         self._timers: dict[int, Timer] = {}
+        self._due: deque[Timer] = deque()
+        """What is to be called back."""
         self._next_key = 0
         self._sleeping_until_ms: float = math.inf
         self._scope = trio.CancelScope()
@@ -86,7 +90,7 @@ class TimerService:
         """The task; runs until it is cancelled."""
         while True:
             due_ms = self._wheel.next_due_ms()
-            if due_ms is not None and due_ms <= _milliseconds(self._clock()):
+            if self._due or (due_ms is not None and due_ms <= _milliseconds(self._clock())):
                 self._fire()
                 await trio.lowlevel.checkpoint()
                 continue
@@ -96,13 +100,20 @@ class TimerService:
             self._sleeping_until_ms = -math.inf
 
     def _fire(self) -> None:
-        keys = self._wheel.advance(math.floor(_milliseconds(self._clock())), _BITE)
+        now_s = self._clock()
         # Taken out first: a callback may cancel a timer of the same bite, whose key the wheel has forgotten already.
-        for timer in [self._timers.pop(key) for key in keys]:
+        keys = [] if self._due else self._wheel.advance(math.floor(_milliseconds(now_s)), _BITE)
+        due = self._due
+        due.extend([self._timers.pop(key) for key in keys])
+        any_due = bool(due)
+        while due:
+            timer = due.popleft()
             callback, timer._callback = timer._callback, None
             if callback is not None:
                 callback()
-        if keys and self.after_turn is not None:
+                if self._clock() > now_s + _BITE_S:
+                    break
+        if any_due and self.after_turn is not None:
             self.after_turn()
 
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 FORWARDED = frozenset(
     {
         "delayed.cancel", "delayed.list", "queues.alter", "queues.bind", "queues.browse", "queues.delete",
-        "queues.describe", "queues.ends", "queues.give_back", "queues.move", "queues.reserve", "queues.reserved",
-        "queues.rewind", "queues.unbind",
+        "queues.describe", "queues.ends", "queues.figures", "queues.give_back", "queues.move", "queues.reserve",
+        "queues.reserved", "queues.rewind", "queues.unbind",
     }
 )  # fmt: skip
-"""Those that another broker may ask for; each names a queue."""
+"""Those that another broker may ask for; each names a queue, or several of one home."""
 REPEATABLE = FORWARDED - {"delayed.cancel", "queues.delete", "queues.move", "queues.rewind"}
 """To do these twice is to do them once."""
 

@@ -7,19 +7,20 @@ from heapq import nsmallest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
+from routing.administration.figures import DELAYED, UNKNOWN, Figures, figures_here, figures_of
 from routing.administration.forwarded import ask_leader
 from routing.administration.move import move
-from routing.administration.operations import LOOKS, operation, table
+from routing.administration.operations import LOOKS, ROWS_MAX, operation, table
 from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
 from routing.queue_reading import published_at
+from routing.queues.queue import Queue
 from routing.queues.retries import FIRST
 from routing.republishing.rewind import rewind
 from routing.topology.policies import kinds_of_queue
 
 if TYPE_CHECKING:
     from routing.broker import Broker
-    from routing.queues.queue import Queue
     from routing.topics.stream import Stream
     from routing.topology.virtual_host import VirtualHost
 
@@ -36,16 +37,22 @@ _COLUMNS = (
 
 @operation("queues.list", tags=LOOKS)
 async def list_queues(broker: Broker, user: str, vhost: str | None = None, start: int = 0) -> dict[str, Any]:
-    """All queues and streams, or those of one virtual host, with their figures."""
+    """All queues and streams, or those of one virtual host, with their figures: None where another broker leads a
+    queue, and does not say.
+    """
+    everything = ((found, one) for found in vhosts_of(broker, vhost) for one in _sources(found))
+    page = list(islice(everything, max(start, 0), max(start, 0) + ROWS_MAX))
+    figures = await figures_of(one for _, one in page if isinstance(one, Queue))
+    rows = [
+        _queue_row(found, one, figures.get(one)) if isinstance(one, Queue) else _stream_row(found, one)
+        for found, one in page
+    ]
+    return table(_COLUMNS, rows, 0)
 
-    def rows() -> Iterator[tuple[Any, ...]]:
-        for found in vhosts_of(broker, vhost):
-            for queue in found.queues.values():
-                yield _queue_row(found, queue)
-            for stream in found.streams.values():
-                yield _stream_row(found, stream)
 
-    return table(_COLUMNS, rows(), start)
+def _sources(vhost: VirtualHost) -> Iterator[Queue | Stream]:
+    yield from vhost.queues.values()
+    yield from vhost.streams.values()
 
 
 @operation("queues.describe", tags=LOOKS)
@@ -63,7 +70,7 @@ async def describe_queue(broker: Broker, user: str, name: str, vhost: str = "/")
     if queue.elsewhere:
         told: dict[str, Any] = await ask_leader(queue, "queues.describe", {"name": name, "vhost": vhost})
         return told
-    row = dict(zip(_COLUMNS, _queue_row(found, queue), strict=True))
+    row = dict(zip(_COLUMNS, _queue_row(found, queue, figures_here(queue)), strict=True))
     offset = min((line.head()[0] for line in queue.lines() if line.count), default=None)
     oldest_s = None
     if offset is not None and queue.settings.view_of is None:
@@ -72,11 +79,10 @@ async def describe_queue(broker: Broker, user: str, name: str, vhost: str = "/")
     return {**row, "oldest_s": oldest_s}
 
 
-def _queue_row(vhost: VirtualHost, queue: Queue) -> tuple[Any, ...]:
+def _queue_row(vhost: VirtualHost, queue: Queue, figures: Figures | None) -> tuple[Any, ...]:
     return (
         vhost.name, queue.name, queue.arguments.get("x-queue-type", "classic"), queue.durable, queue.auto_delete,
-        queue.exclusive, queue.message_count, queue.outstanding, queue.rules.delayed_count, len(queue.consumers),
-        *_policies(vhost, queue), queue.arguments,
+        queue.exclusive, *(figures or UNKNOWN), *_policies(vhost, queue), queue.arguments,
     )  # fmt: skip
 
 
@@ -223,12 +229,13 @@ async def rewind_queue(
 
 @operation("delayed.count", tags=LOOKS)
 async def count_delayed(broker: Broker, user: str, vhost: str | None = None, start: int = 0) -> dict[str, Any]:
-    """Queues with delayed messages, and how many."""
+    """Queues with delayed messages, and how many: None where another broker leads a queue, and does not say."""
+    queues = [(found.name, queue) for found in vhosts_of(broker, vhost) for queue in found.queues.values()]
+    figures = await figures_of(queue for _, queue in queues)
     rows = (
-        (found.name, queue.name, queue.rules.delayed_count)
-        for found in vhosts_of(broker, vhost)
-        for queue in found.queues.values()
-        if queue.rules.delayed_count
+        (name, queue.name, delayed)
+        for name, queue in queues
+        if (delayed := figures.get(queue, UNKNOWN)[DELAYED]) is None or delayed
     )
     return table(("vhost", "queue", "delayed"), rows, start)
 

@@ -139,3 +139,12 @@ async def test_idle_means_no_wake_ups(nursery: trio.Nursery, autojump_clock: Moc
     await trio.sleep(80_000)
     trio.lowlevel.remove_instrument(steps)
     assert steps.count == 0
+
+
+async def test_callbacks_that_take_long_let_others_go_between(timers: TimerService, mock_clock: MockClock) -> None:
+    seen: list[str] = []
+    timers.after_turn = lambda: seen.append("turn")
+    for name in "abc":
+        timers.at(trio.current_time() - 1, lambda name=name: (seen.append(name), mock_clock.jump(0.0015)))
+    await wait_all_tasks_blocked()
+    assert seen == ["a", "b", "turn", "c", "turn"]

@@ -1,0 +1,87 @@
+"""How much waits in queues is told by every broker alike, whoever leads them: real links, a real cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+import trio
+
+from gateway.etcd_process import EtcdProcess
+from routing.administration import administer, figures
+from routing.broker import Broker
+from tests.gateway.test_member import three, until
+from tests.gateway.test_remote_queues import client, declare, send
+from tests.support.engine_node import town_of
+
+NAMES = ("a", "b", "c", "d")
+
+
+async def told(broker: Broker, operation: str, *columns: str) -> dict[str, Any]:
+    """What a broker answers: by name, some columns of each row."""
+    found = await administer(broker, "guest", operation, {})
+    rows = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
+    return {row[columns[0]]: tuple(row[column] for column in columns[1:]) for row in rows}
+
+
+def fill(channel: Any) -> None:
+    """One more in line and delayed in each queue than in the one before it, and one that is delivered."""
+    channel.confirm_delivery()
+    for count, name in enumerate(NAMES, 1):
+        declare(channel, name, delayed=True)
+        send(channel, *["x"] * (count + 1), queue=name)
+        send(channel, *["x"] * (count - 1), queue=name, headers={"x-delay": 3_600_000})
+        channel.basic_get(name)
+
+
+EXPECTED = {name: (count, 1, count - 1) for count, name in enumerate(NAMES, 1)}
+
+
+async def all_say_so(brokers: list[Broker], given_back: bool) -> None:
+    expected = {name: (ready + given_back, 1 - given_back, later) for name, (ready, _, later) in EXPECTED.items()}
+    for broker in brokers:
+        found = await told(broker, "queues.list", "name", "ready", "unacknowledged", "delayed")
+        assert {name: found[name] for name in NAMES} == expected
+        assert await told(broker, "delayed.count", "queue", "delayed") == {"b": (1,), "c": (2,), "d": (3,)}
+        total = sum(ready + unacknowledged for ready, unacknowledged, _ in expected.values())
+        assert (await told(broker, "vhosts.list", "name", "messages"))["/"] == (total,)
+
+
+async def test_all_brokers_say_the_same_and_nothing_of_a_leader_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "_PATIENCE_S", 0.05)
+    async with town_of(1, 2, 3) as town:
+        town.lead(1, 2)
+        await town.linked()
+
+        def use(channel: Any) -> None:
+            fill(channel)
+            trio.from_thread.run(all_say_so, [node.broker for node in town.nodes.values()], False)
+
+        await client(town.nodes[3], use)
+        led = [name for name in NAMES if town.nodes[1].broker.topology.queues[name].partition.index == 1]
+        assert 0 < len(led) < len(NAMES)
+        town.lead(1, None)
+        found = await told(town.nodes[3].broker, "queues.list", "name", "delayed")
+        assert found == {name: (None if name in led else EXPECTED[name][2],) for name in NAMES}
+        counted = await told(town.nodes[3].broker, "delayed.count", "queue", "delayed")
+        assert counted == {name: delayed for name, delayed in found.items() if delayed != (0,)}
+
+
+async def test_members_say_the_same(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "told") as (_, members):
+        brokers = [one.server.broker for one in members.values()]
+        cluster = brokers[0].cluster
+        assert cluster is not None
+        await until(lambda: all(cluster.leader_of(f"home-{n}")[0] for n in range(len(brokers[0].topology.stripes))))
+        await until(lambda: all(len(broker.engine.forwarding.links) == 2 for broker in brokers if broker.engine))
+
+        def use() -> None:
+            port = members[2].server.ports["amqp"]
+            with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port, heartbeat=0)) as there:
+                fill(there.channel())
+
+        await trio.to_thread.run_sync(use)
+        await until(lambda: not any(queue.outstanding for broker in brokers for queue in broker.topology.all_queues()))
+        await all_say_so(brokers, True)
