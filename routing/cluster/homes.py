@@ -11,7 +11,8 @@
    are cancelled. A standby goes along again.
 4. One task for each log here sees to both, so that they never overlap. When a role is gone before a promotion has
    ended, what it has made was seen by nobody.
-5. Whether this broker may serve is asked once a turn (`begin_turn`), before anything is given out.
+5. Whether this broker may serve is asked once a turn (`begin_turn`), before anything is given out; and by whoever gives
+   something out before the turn ends (`ReplicatedPartition.look_again`).
 6. After an unclean election something is cut off that a standby, or its checkpoint, may have taken in: both are dropped
    before that, and another begins with the log.
 """
@@ -260,6 +261,7 @@ class Homes:
         self._topology.adopt(here.index, partition)
         self._topology.rehome(here.index, partition)
         here.partition, here.said, here.silent_since_s = partition, None, None
+        partition.ask = partial(self._look_at, here)
         self._led.append(here)
         self._broker.end_turn()
 
@@ -293,16 +295,29 @@ class Homes:
             role, partition = here.role, here.partition
             if role is None or partition is None:
                 continue
-            serves = role.may_serve(now_s, lease_until_s)
-            said = (serves, role.may_append(), serves and role.watermark_is_known, here.log.error is None)
-            if said != here.said:
-                here.said = said
-                self._say(here, partition, *said)
+            if self._told(here, partition, role, now_s, lease_until_s):
+                pass
             elif role.begun_late is not None and here.silent_since_s is None:
                 self._carry(partition, role, role.begun_late)
             elif here.silent_since_s is not None and now_s - here.silent_since_s > self._cluster.publish_patience_s:
                 here.silent_since_s = None
                 self._broker.commits.fail(here.log, StorageUnavailable("other brokers are out of reach"))
+
+    def _look_at(self, here: _Here) -> None:
+        if here.role is not None and here.partition is not None:
+            self._told(here, here.partition, here.role, *self._cluster.lease())
+
+    def _told(
+        self, here: _Here, partition: ReplicatedPartition, role: Leader, now_s: float, lease_until_s: float
+    ) -> bool:
+        """Tell a partition what this broker may do, unless that is what it was told last; whether it was not."""
+        serves = role.may_serve(now_s, lease_until_s)
+        said = (serves, role.may_append(), serves and role.watermark_is_known, here.log.error is None)
+        if said == here.said:
+            return False
+        here.said = said
+        self._say(here, partition, *said)
+        return True
 
     def _carry(self, partition: ReplicatedPartition, role: Leader, begins_at: int) -> None:
         try:

@@ -478,6 +478,7 @@ class Queue:
 
     def require_led(self) -> None:
         """Raises StorageUnavailable where another broker leads the queue, or this one may not serve it now."""
+        self.partition.look_again()
         if self.partition.suspended:
             raise self.partition.error or StorageUnavailable(f"queue '{self.name}' is not ready yet")
 

@@ -101,6 +101,7 @@ class QueueRules:
         """What came in this turn obeys the settings, and what is over goes: somebody asks for messages, or counts."""
         queue = self._queue
         if queue.fresh or queue.settings.limited:
+            queue.partition.look_again()
             queue.pump()
         if self._timing is not None:
             self.look(self._host.now_ms())

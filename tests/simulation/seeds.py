@@ -18,5 +18,8 @@ BROKERS = {
     1: "a member's copy of the catalog was written unsynced, and torn by a loss of power: it refused to start; and who "
     "asked for group offsets while a leader's lease was over woke all others who did, who woke it, without end",
     10: "who began to lead took what was published there before what it had sent to the leader before",
+    920328: "a leader that had stood still for longer than its lease answered a get before its turn ended, which asks "
+    "the clock: another might lead already",
+    920836: "the same, when another had served already; and what it gave out was not marked",
 }
 """Of whole brokers."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import errno
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -18,7 +18,8 @@ from routing.errors import StorageUnavailable
 from tests.core_log.helpers import flush, make_batch
 from tests.core_log.replication.test_roles import ALL, BROKERS, exchange, lead
 from tests.core_log.test_replica_log import open_replica
-from tests.simulation.brokers.mutations import serves_after_its_lease
+from tests.routing.harness import body_of
+from tests.simulation.brokers.mutations import serves_after_its_lease, trusts_what_its_last_turn_found
 from tests.simulation.mutations import (
     cuts_by_the_leaders_epoch_alone,
     heeds_old_answers,
@@ -154,6 +155,29 @@ async def test_a_leader_that_hears_of_nobody_is_replaced(rule: Any) -> None:
         one.one.store.listeners[:], one.one.store.lease_lost[:] = listeners, lost
         brokers.members[1] = one
     assert both == (True, rule is not nullcontext), "two brokers give out one message"
+
+
+@pytest.mark.parametrize("rule", [nullcontext, trusts_what_its_last_turn_found], ids=lambda rule: rule.__name__)
+async def test_a_leader_that_stood_still_is_asked_for_messages_before_a_turn_ends(rule: Any) -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q", arguments={"x-max-length": 100})
+        await one.client().publish_safely("q", *range(3))
+        consumer, other = one.client(), one.client()
+        consumer.session.set_prefetch(1, per_session=False)
+        await consumer.consume("q")
+        assert consumer.take_bodies() == ["0"]
+        given = []
+        one.part._clock = lambda: trio.current_time() + 60
+        with rule():
+            consumer.ack(1)
+            await one.broker.check_queue("q")
+            given += [delivery.body for delivery in consumer.deliveries]
+            with suppress(StorageUnavailable):
+                got = await other.session.get("q", no_ack=True)
+                given += [body_of(got)] if got is not None else ["none"]
+    assert given == ([] if rule is nullcontext else ["1", "2"]), "others may lead by now"
 
 
 async def gives(member: Member) -> bool:

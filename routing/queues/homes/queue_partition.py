@@ -166,8 +166,7 @@ class QueuePartition:
                 self.define(definition)
             if not self._open:
                 self.next_offset += 1
-        first = self.next_offset
-        count = len(slab.bodies)
+        first, count = self.next_offset, len(slab.bodies)
         self.next_offset = end = first + count
         queues = destinations.queues
         self._cache.add(first, slab, len(queues), queues)
@@ -242,6 +241,9 @@ class QueuePartition:
         self.live.restore(packed)
 
     # --- messages out ------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """Have `suspended` be what holds now: for who gives something out before the turn ends."""
 
     def settle(self, queue_id: int, first: int, count: int) -> None:
         """One queue is done with these messages; the record of it joins the next batch."""
@@ -396,8 +398,7 @@ class QueuePartition:
         self.live.follow(self.log.segments[-1], self.next_offset)
 
     def _append_control(self, key: bytes, value: bytes) -> int:
-        offset = self.next_offset
-        now_ms = self._now_ms()
+        offset, now_ms = self.next_offset, self._now_ms()
         builder = BatchBuilder(offset, self.log.leader_epoch, now_ms, control=True)
         builder.add(offset, key, value, [])
         self._append(builder.build(), offset)
@@ -420,8 +421,7 @@ class QueuePartition:
         self._append_data(batch)
 
     def _evict(self) -> None:
-        written = self.log.written_offset
-        cache = self._cache
+        written, cache = self.log.written_offset, self._cache
         while cache.bytes > self._cache_bytes_max:
             entry = cache.oldest()
             if entry is None or entry.end > written or not (self.durable or entry.spilled):

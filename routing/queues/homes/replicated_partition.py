@@ -4,7 +4,8 @@
    waits in a queue may be given out, whatever becomes of this broker; the queues themselves know nothing of it.
 2. Who is published to has somebody waiting: what brings messages asks for the disks of all who are in sync.
 3. Once a turn it is told whether this broker may serve (`serve`): if not, nothing is given out, and what clients
-   publish waits somewhere else (`instead`), until it may again and all that waits there is here.
+   publish waits somewhere else (`instead`), until it may again and all that waits there is here. What is given out
+   before the turn ends asks itself (`look_again`): the process may have stood still since the last one.
 4. Its log defines a set of queues before its first use in each leader epoch: where a definition stood that was known
    before, another replica's log may not reach. What is live is defined somewhere in all of them (`dead_prefix.py`).
 5. When it is led here no more it is retired: what was not appended yet is dropped, and nothing is appended again. What
@@ -14,7 +15,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core_log.errors import LogUnavailable
@@ -32,6 +33,10 @@ from routing.queues.homes.queue_partition import QueuePartition
 if TYPE_CHECKING:
     from routing.queues.homes.home import Home
     from routing.queues.queue import Queue
+
+
+def _nobody() -> None:
+    """Nobody is to be asked."""
 
 
 class _Held(NamedTuple):
@@ -64,6 +69,8 @@ class ReplicatedPartition(QueuePartition):
     def __init__(self, index: int, log: PartitionLog, config: BrokerConfig, **around: Any) -> None:
         super().__init__(index, log, config, **around)
         self.suspended = True
+        self.ask: Callable[[], None] = _nobody
+        """Calls `serve` if what this broker may do is not what it was told last."""
         self._refusal: StorageUnavailable | None = None
         self._held: deque[_Held] = deque()
         self._told_before = self.next_offset
@@ -83,6 +90,11 @@ class ReplicatedPartition(QueuePartition):
                     if not queue.awake:
                         queue.awake = True
                         queue.host.runnable(queue)
+
+    def look_again(self) -> None:
+        """See `QueuePartition`. Who is suspended may be so until the turn ends."""
+        if not self.suspended:
+            self.ask()
 
     def _look(self) -> None:
         self.error = self.refusal
@@ -108,6 +120,7 @@ class ReplicatedPartition(QueuePartition):
     def retire(self, why: StorageUnavailable) -> None:
         """Another broker leads it, or may at any time."""
         self.retired = self.suspended = True
+        self.ask = _nobody
         self.error = self._refusal = why
         self.instead = None
         self.log.listeners.remove(self._log_advanced)
