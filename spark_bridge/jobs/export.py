@@ -72,6 +72,7 @@ def export(
     done, began = Exported(), time.monotonic()
     with only_one("export", places.root):
         places.delete(f"{places.root}/{STAGING}")  # of runs that were killed
+        _forget_half_a_note(Places(spark, noted))
         table = spark.readStream.format("millrace").options(**options).load()
         table = table.selectExpr("*", f"{_DATE} as date", f"{_HOUR} as hour")
         if as_text:
@@ -97,6 +98,13 @@ def export(
         places.delete(f"{places.root}/{STAGING}")
     done.seconds = time.monotonic() - began
     return done
+
+
+def _forget_half_a_note(checkpoint: Places) -> None:
+    """Remove what a run leaves that is killed while its first micro-batch is noted: Spark would not begin there."""
+    offsets = f"{checkpoint.root}/offsets"
+    if all(one.name.startswith(".") for one in checkpoint.listed(offsets)):
+        checkpoint.delete(offsets)
 
 
 def _progress(query: Any) -> Iterator[Any]:

@@ -50,6 +50,8 @@ def keep_running(start: Callable[[], Any]) -> None:
 def settings_of(directory: str) -> dict[str, str]:
     """Of the driver's session."""
     return {
+        # Who is killed while the first micro-batch is noted leaves half a file, which Spark would refuse.
+        "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
         "spark.local.dir": f"{directory}/local", "spark.driver.memory": "1g",
         "spark.sql.warehouse.dir": f"{directory}/warehouse", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }  # fmt: skip
