@@ -12,12 +12,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice, repeat
-from operator import le, or_
+from operator import le, lt, or_
+
+from routing.queues.runs_of import runs_of
 
 COUNT_BITS = 16
 COUNT_MASK = (1 << COUNT_BITS) - 1
 _COUNT_MAX = 1 << COUNT_BITS
 _MANY = 16
+_WIDE = 4
+"""Messages of a range, on average, above which its messages are not looked at one by one."""
 _TOUCHING_SHARE = 4
 """Ranges are joined if more than one in so many touches the one before it."""
 _MARKS = bytes(byte > 0 for byte in range(256))
@@ -177,6 +181,14 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     if end > first:
         out.append((first, end - first))
     return out
+
+
+def rising(packed: array[int]) -> Iterable[Range]:
+    """Packed ranges in any order, overlapping or not, as sorted, disjoint ones; many of few messages at once."""
+    if count_of(packed) > _WIDE * len(packed):
+        return merged(unpack(packed))
+    offsets = sorted(offsets_of(singly(packed)))
+    return runs_of(offsets if all(map(lt, offsets, islice(offsets, 1, None))) else list(set(offsets)))
 
 
 def without(packed: array[int], gone: Iterable[Range]) -> array[int]:

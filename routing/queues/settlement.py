@@ -32,8 +32,11 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+from routing.queues.packed_ranges import Range, from_bytes, pack
 
 _KEY = struct.Struct(">hh")
 _SETTLED = struct.Struct(">IQI")
@@ -44,6 +47,7 @@ _TAKEN = struct.Struct(">IIQQI")
 _RESERVED = struct.Struct(">IQQH")
 _RANGE = struct.Struct(">QI")
 _COUNT_MAX = (1 << 32) - 1
+_ONE_LESS = bytes(byte - 1 & 0xFF for byte in range(256))
 
 DESTINATIONS_KEY = _KEY.pack(0, 0x4D01)
 SETTLED_KEY = _KEY.pack(0, 0x4D02)
@@ -86,6 +90,25 @@ def encode_settled(settled: Iterable[tuple[int, int, int]]) -> bytes:
 def decode_settled(value: bytes) -> Iterator[tuple[int, int, int]]:
     """(queue id, first offset, count) of a SETTLED record."""
     return _SETTLED.iter_unpack(value[: len(value) // _SETTLED.size * _SETTLED.size])
+
+
+def packed_settled(value: bytes) -> Iterable[tuple[int, array[int]]]:
+    """As `decode_settled`: (queue id, its ranges as in `packed_ranges.py`)."""
+    count = len(value) // _SETTLED.size
+    none = bytes(count)
+    column = [value[at : count * _SETTLED.size : _SETTLED.size] for at in range(_SETTLED.size)]
+    few = all(column[at] == none for at in (4, 5, 12, 13, 14)) and 0 not in column[15]
+    if few and all(column[at] == value[at : at + 1] * count for at in range(4)):
+        # A queue that settles one here and one there has thousands of ranges: a byte of all of them at a time.
+        lanes = bytearray(8 * count)
+        lanes[0::8] = column[15].translate(_ONE_LESS)
+        for at in range(6):
+            lanes[2 + at :: 8] = column[11 - at]
+        return [(int.from_bytes(value[:4]), from_bytes(bytes(lanes)))] if count else []
+    found: dict[int, list[Range]] = defaultdict(list)
+    for queue_id, first, number in decode_settled(value):
+        found[queue_id].append((first, number))
+    return [(queue_id, pack(ranges)) for queue_id, ranges in found.items()]
 
 
 def encode_returned(returned: Iterable[tuple[int, int, int, int]]) -> bytes:

@@ -36,6 +36,7 @@ from routing.queues.packed_ranges import (
     merged,
     pack,
     pack_all,
+    rising,
     unpack,
     without,
 )
@@ -48,7 +49,7 @@ from routing.queues.settlement import (
     RELEASED_KEY,
     SETTLED_KEY,
     decode_destinations,
-    decode_settled,
+    packed_settled,
 )
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Standby:
         self._counts: list[int] = []
         self._moved: list[MovedRun] = []
         self._moved_facts: list[tuple[int, Columns, int]] = []
-        self._settled: dict[int, list[Range]] = defaultdict(list)
+        self._settled: dict[int, array[int]] = defaultdict(_no_ranges)
         self._settled_count = 0
         self._open: Directory | None = None
         self._open_end = 0
@@ -156,9 +157,9 @@ class Standby:
                 self._rename(set_id)
             self.sets[set_id] = (queue_ids, offset)
         elif key in (SETTLED_KEY, RECEIVED_KEY):
-            for queue_id, first, count in decode_settled(value):
-                self._settled[queue_id].append((first, count))
-                self._settled_count += 1
+            for queue_id, packed in packed_settled(value):
+                self._settled[queue_id] += packed
+                self._settled_count += len(packed)
             if key == RECEIVED_KEY:
                 self._changes.control(key, value)
         elif key == RELEASED_KEY:
@@ -238,6 +239,7 @@ class Standby:
         if self.moves:
             below = list(unpack(without(pack(below), [(first, count) for first, count, _ in self.moves.all()])))
         live: dict[int, array[int]] = {}
+        settled = {queue_id: list(rising(packed)) for queue_id, packed in self._settled.items()}
         for queue_id in queue_ids:
             packed = self.live.get(queue_id) or array("Q")
             new = added.get(queue_id, [])
@@ -245,12 +247,12 @@ class Standby:
                 packed = packed_of([*unpack(packed), *unpack(array("Q", new))])
             else:
                 packed += pack_all(new)
-            holes = self._settled.get(queue_id, [])
+            holes = settled.get(queue_id, [])
             if packed and packed[0] >> COUNT_BITS < start:
                 holes = [*holes, *below]
             live[queue_id] = without(packed, holes) if holes else packed
         self.live = live
-        self.states = self._changes.fold(self.states, live, self._settled, seen_since_ms=seen_since_ms)
+        self.states = self._changes.fold(self.states, live, settled, seen_since_ms=seen_since_ms)
         spent = (self._set_ids, self._firsts, self._counts, self._moved, self._moved_facts, self._settled)
         for fed in spent:
             fed.clear()
@@ -286,6 +288,10 @@ class Standby:
         for packed in self.live.values():
             blocks.update(number for number, _ in by_blocks(packed, BLOCK_BITS))
         return blocks
+
+
+def _no_ranges() -> array[int]:
+    return array("Q")
 
 
 def packed_of(ranges: Iterable[Range]) -> array[int]:

@@ -19,6 +19,7 @@ from routing.queues.packed_ranges import (
     offsets_of,
     pack,
     pack_all,
+    rising,
     singly,
     to_bytes,
     unpack,
@@ -112,3 +113,11 @@ def test_neighbours_are_joined_where_there_are_many() -> None:
     assert list(unpack(pack_all([one << 16 for one in range(5, 105)]))) == [(5, 100)]
     apart = [one << 16 for one in range(0, 400, 3)]
     assert list(pack_all([*apart, apart[-1] + (1 << 16)])) == [*apart, apart[-1] + (1 << 16)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from([1, 1, 1, 2, 3, 70]))))
+def test_rising_is_merged(ranges: list[Range]) -> None:
+    packed = array("Q")
+    for one in ranges:
+        packed += pack([one])
+    assert list(rising(packed)) == merged(ranges)

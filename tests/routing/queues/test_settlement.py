@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from routing.queues.packed_ranges import merged, unpack
 from routing.queues.settlement import (
     DESTINATIONS_KEY,
     SETTLED_KEY,
@@ -15,6 +16,7 @@ from routing.queues.settlement import (
     encode_destinations,
     encode_settled,
     encode_sizes,
+    packed_settled,
     unpack_sizes,
 )
 
@@ -82,3 +84,20 @@ def test_sizes_round_trip(noted: list[tuple[int, int, list[int]]]) -> None:
     encoded = encode_sizes(noted)
     assert [(queue_id, first, list(unpack_sizes(one))) for queue_id, first, one in decode_sizes(encoded)] == noted
     assert len(list(decode_sizes(encoded + b"\0" * 15))) == len(noted)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 2), st.integers(0, 1 << 47), st.sampled_from([1, 2, 3, 70, 1 << 17])), max_size=30
+    ),
+    st.booleans(),
+)
+def test_packed_settlements_are_the_same(settled: list[tuple[int, int, int]], alike: bool) -> None:
+    if alike:  # as of a queue that settles one here and one there
+        settled = [(7, first, count % 255 + 1) for _, first, count in settled]
+    wanted: dict[int, list[tuple[int, int]]] = {}
+    for queue_id, first, count in settled:
+        wanted.setdefault(queue_id, []).append((first, count))
+    found = packed_settled(encode_settled(settled))
+    assert {one: merged(unpack(packed)) for one, packed in found} == {one: merged(all_) for one, all_ in wanted.items()}
+    assert len(found) == len(wanted), "each queue once"
