@@ -10,13 +10,15 @@ timers. A slot is one `array('q')` of deadline, key, deadline, key, ...: 16 byte
 
 1. A timer is never early, and late by at most a tick: it is due at the end of the tick its deadline lies in.
 2. Timers of one tick come out in the order they were added.
-3. `advance` is pure (no clock) and works in bounded bites: with a `limit` it touches at most so many timers, be it to
+3. A large slot of level 2 or above begins to be moved while the one before it lasts, bit by bit with what `advance` has
+   left to do: else the hundred thousands of timers of a minute would move at once, and what is due then would wait.
+4. `advance` is pure (no clock) and works in bounded bites: with a `limit` it touches at most so many timers, be it to
    return them or to move them down. While a slot is half moved, new timers queue up behind it, which keeps rule 2.
-4. Empty slots cost nothing: one bit mask a level finds the next occupied one, however far away.
-5. Cancelling is lazy: the key is remembered and dropped when its slot comes up. When more than half of all timers are
+5. Empty slots cost nothing: one bit mask a level finds the next occupied one, however far away.
+6. Cancelling is lazy: the key is remembered and dropped when its slot comes up. When more than half of all timers are
    cancelled, all slots are swept, so memory follows the number of live timers.
-6. A key is in the wheel at most once, and only keys that are in the wheel may be cancelled. The wheel does not check.
-7. Slots take memory while they hold timers: an empty wheel is below a kilobyte, so there may be thousands of wheels.
+7. A key is in the wheel at most once, and only keys that are in the wheel may be cancelled. The wheel does not check.
+8. Slots take memory while they hold timers: an empty wheel is below a kilobyte, so there may be thousands of wheels.
 """
 
 from __future__ import annotations
@@ -29,13 +31,40 @@ _SWEEP_MIN = 1024  # below this many cancelled keys a sweep is not worth it
 _BITE = 1 << 15  # timers that are looked at together where all of them are
 _FEW = 24  # fewer timers than this are not worth preparing for
 
+_LARGE, _AHEAD = 4096, 1024  # a slot with fewer timers is moved at once; so many are moved ahead together
+
+
+class _Ahead:
+    """A slot that is moved down before it begins: what is still in it, and the slots that it becomes."""
+
+    __slots__ = ("begin", "position", "slots", "source", "tick")
+
+    def __init__(self, source: array[int], begin: int, tick: int) -> None:
+        self.source = source
+        self.position = 0
+        self.slots: dict[int, array[int]] = {}
+        self.begin = begin
+        """Its first tick."""
+        self.tick = tick
+        """When it was looked at last."""
+
+    @property
+    def left(self) -> int:
+        """How many timers are still to be moved."""
+        return (len(self.source) - self.position) // 2
+
+    def trim(self) -> None:
+        """Forget what was moved."""
+        del self.source[: self.position]
+        self.position = 0
+
 
 class TimingWheel:
     """Integer timers on a wheel of `levels` levels with `slots` (a power of two) slots each; `now_ms` is its start."""
 
     __slots__ = (
-        "_bits", "_cancelled", "_far", "_far_tick_min", "_mask", "_moving", "_occupied", "_position", "_slots",
-        "_stored", "_tick", "_tick_ms",
+        "_ahead_tick", "_aheads", "_bits", "_cancelled", "_far", "_far_tick_min", "_mask", "_moving", "_occupied",
+        "_position", "_slots", "_stored", "_tick", "_tick_ms",
     )  # fmt: skip
 
     def __init__(self, tick_ms: int = 10, slots: int = 256, levels: int = 4, now_ms: int = 0) -> None:
@@ -52,6 +81,8 @@ class TimingWheel:
         self._far: array[int] = array("q")
         self._far_tick_min = 0
         self._moving: array[int] | None = None  # the slot being cascaded
+        self._aheads: dict[int, _Ahead] = {}  # by level; in its place is a slot for what comes later
+        self._ahead_tick = 0  # when to go on with them, if there are any
         self._position = 0  # how much of the slot being moved, or of the slot being returned, is done
         self._stored = 0
         self._cancelled: set[int] = set()
@@ -146,7 +177,7 @@ class TimingWheel:
             self._place(deadline_ms, key)
 
     def cancel(self, key: int) -> None:
-        """Forget a waiting key; see rules 5 and 6."""
+        """Forget a waiting key; see rules 6 and 7."""
         self._cancelled.add(key)
         if len(self._cancelled) >= self._stored:
             self._clear()
@@ -157,6 +188,8 @@ class TimingWheel:
         """When `advance` has something to do next: never after the earliest deadline's tick, but perhaps before it,
         when timers have to move down a level. None: nothing is waiting."""
         tick, _ = self._next_event()
+        if tick is not None and self._aheads:
+            tick = min(tick, max(self._ahead_tick, self._tick))
         return None if tick is None else tick * self._tick_ms
 
     def advance(self, now_ms: int, limit: int | None = None) -> list[int]:
@@ -171,6 +204,8 @@ class TimingWheel:
             tick, level = self._next_event()
             if tick is None or tick > target:
                 self._tick = max(self._tick, target)
+                if self._aheads or any(self._occupied[2:]):
+                    self._look_ahead(budget)
                 break
             self._tick = tick
             budget -= self._return_slot(due, budget) if level == 0 else self._cascade(level, budget)
@@ -225,9 +260,22 @@ class TimingWheel:
             else:
                 index = (self._tick >> (level * self._bits)) & self._mask
                 moving = self._vacate(level, index)
+                ahead = self._aheads.get(level)
+                if ahead is not None and ahead.begin == self._tick:
+                    moving = self._arrive(level) + moving
             self._moving = moving
         start, stop = self._position, min(len(moving), self._position + 2 * budget)
-        part = moving[start:stop].tolist()
+        self._place_many(*self._waiting(moving, start, stop))
+        if stop == len(moving):
+            self._moving = None
+            self._position = 0
+        else:
+            self._position = stop
+        return (stop - start) // 2
+
+    def _waiting(self, slot: array[int], start: int, stop: int) -> tuple[list[int], list[int]]:
+        """Deadlines and keys in a part of a slot that is moved; the cancelled ones are forgotten."""
+        part = slot[start:stop].tolist()
         deadlines_ms, keys = part[::2], part[1::2]
         cancelled = self._cancelled.intersection(keys) if self._cancelled else None
         if cancelled:
@@ -235,13 +283,56 @@ class TimingWheel:
             self._stored -= len(cancelled)
             waiting = [key not in cancelled for key in keys]
             deadlines_ms, keys = list(compress(deadlines_ms, waiting)), list(compress(keys, waiting))
-        self._place_many(deadlines_ms, keys)
-        if stop == len(moving):
-            self._moving = None
-            self._position = 0
-        else:
-            self._position = stop
-        return (stop - start) // 2
+        return deadlines_ms, keys
+
+    def _look_ahead(self, limit: int) -> None:
+        """Move some timers of the large slots that begin next, at most `limit`; see rule 3."""
+        self._ahead_tick = 1 << 62
+        for level in range(2, len(self._slots)):
+            ahead = self._aheads.get(level) or self._begin_ahead(level)
+            if ahead is None or not ahead.left:
+                continue
+            left, ticks = ahead.left, max((ahead.begin - self._tick) * 3 // 4, 1)
+            count = min(left * (self._tick - ahead.tick) // ticks, left, limit)
+            if count:
+                ahead.tick = self._tick
+                limit -= count
+                self._move_ahead(level, ahead, count)
+            if ahead.left:
+                self._ahead_tick = min(self._ahead_tick, self._tick + max(ticks * _AHEAD // ahead.left, 1))
+
+    def _begin_ahead(self, level: int) -> _Ahead | None:
+        position = self._tick >> level * self._bits
+        index = (position & self._mask) + 1
+        slot = self._slots[level].get(index)  # none beyond the last: that is a higher level's
+        if slot is None or len(slot) < 2 * _LARGE:
+            return None
+        self._slots[level][index] = array("q")
+        return self._aheads.setdefault(level, _Ahead(slot, position + 1 << level * self._bits, self._tick))
+
+    def _move_ahead(self, level: int, ahead: _Ahead, count: int) -> None:
+        stop = min(len(ahead.source), ahead.position + 2 * count)
+        slots, shift, mask, tick_ms = ahead.slots, (level - 1) * self._bits, self._mask, self._tick_ms
+        for deadline_ms, key in zip(*self._waiting(ahead.source, ahead.position, stop)):
+            index = -(-deadline_ms // tick_ms) >> shift & mask
+            slot = slots.get(index)
+            if slot is None:
+                slots[index] = array("q", (deadline_ms, key))
+            else:
+                slot.append(deadline_ms)
+                slot.append(key)
+        ahead.position = stop
+        if not ahead.left:
+            ahead.trim()
+
+    def _arrive(self, level: int) -> array[int]:
+        """The slot that was moved ahead begins: what it has become takes its place. What is to be moved yet, first."""
+        ahead = self._aheads.pop(level)
+        ahead.trim()
+        first = ahead.slots.pop(0, array("q"))
+        self._slots[level - 1] = ahead.slots  # there is nothing: all of the turn before is over
+        self._occupied[level - 1] = sum(1 << index for index in ahead.slots)
+        return first + ahead.source
 
     def _vacate(self, level: int, index: int) -> array[int]:
         """Take a slot out of the wheel."""
@@ -270,7 +361,7 @@ class TimingWheel:
 
     def between(self, after_ms: int, until_ms: int, limit: int) -> list[int]:
         """Some keys that will be due after `after_ms` and until `until_ms`, the earliest first, at most `limit`; they
-        wait on. Not all: only the current turns of the two lowest levels are looked at.
+        wait on. Not all: only the current turns of the two lowest levels are looked at, and what was moved ahead.
         """
         tick_ms, current, mask, bits = self._tick_ms, self._tick, self._mask, self._bits
         start, stop = max(after_ms // tick_ms, current) + 1, until_ms // tick_ms + 1
@@ -280,8 +371,11 @@ class TimingWheel:
             slot = self._slots[0].get(tick & mask)
             if slot is not None:
                 found += slot[1::2]
-        if stop > turn and len(self._slots) > 1 and turn >> 2 * bits == current >> 2 * bits:
-            slot = self._slots[1].get(turn >> bits & mask, array("q"))
+        if stop > turn and len(self._slots) > 1:
+            slots, ahead = self._slots[1], self._aheads.get(2)
+            if turn >> 2 * bits != current >> 2 * bits:
+                slots = ahead.slots if ahead is not None and ahead.begin == turn else {}
+            slot = slots.get(turn >> bits & mask, array("q"))
             after, until = (start - 1) * tick_ms, (stop - 1) * tick_ms
             later = [pair for pair in zip(slot[::2], slot[1::2]) if after < pair[0] <= until]
             found += [key for _, key in sorted(later)]
@@ -308,6 +402,10 @@ class TimingWheel:
 
     def _arrays(self) -> Iterator[array[int]]:
         """Everything that holds timers; where two hold timers of one tick, the one with the earlier added first."""
+        for ahead in self._aheads.values():
+            ahead.trim()
+            yield from ahead.slots.values()
+            yield ahead.source
         for slots in self._slots:
             yield from slots.values()
         yield self._far
@@ -371,8 +469,12 @@ class TimingWheel:
         if not self._stored:
             self._clear()
         for level, slots in enumerate(self._slots):
-            for index in [index for index, slot in slots.items() if not slot]:
+            ahead = self._aheads.get(level)
+            kept = -1 if ahead is None else ahead.begin >> level * self._bits & self._mask
+            for index in [index for index, slot in slots.items() if not slot and index != kept]:
                 self._vacate(level, index)
+        for ahead in self._aheads.values():
+            ahead.slots = {index: slot for index, slot in ahead.slots.items() if slot}
         if not self._moving:
             self._moving = None
 
@@ -380,6 +482,7 @@ class TimingWheel:
         """Nothing live is left: let go of all memory, and of all wake-ups."""
         for slots in self._slots:
             slots.clear()
+        self._aheads.clear()
         self._occupied = [0] * len(self._occupied)
         self._far = array("q")
         self._moving = None

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from delay import timing_wheel
 from delay.timing_wheel import TimingWheel
 
 
@@ -89,6 +90,23 @@ def test_a_bite_touches_no_more_than_its_limit() -> None:
         bites += 1
     assert due == list(range(1000))
     assert bites >= 200, "a thousand timers moved down at least once and returned, ten at a time"
+
+
+def test_a_large_slot_is_moved_before_it_begins_and_not_when_it_does() -> None:
+    wheel, begin_ms, count = TimingWheel(tick_ms=1), 3 << 16, 200_000
+    wheel.add_many([begin_ms + at * 65_536 // count for at in range(count)], range(count))
+    assert wheel.advance(2 << 16) == []
+    bites = 0
+    while (next_ms := wheel.next_due_ms()) is not None and next_ms < begin_ms:
+        assert wheel.advance(next_ms, 2048) == []
+        bites += 1
+    assert count // 2048 < bites < count // 256
+    for now_ms in range(begin_ms, begin_ms + 65_536, 16):
+        due = wheel.advance(now_ms, 2048)
+        assert due
+        assert wheel.next_due_ms() == now_ms + 1, "something is still to be moved"
+        assert due[-1] == ((now_ms - begin_ms + 1) * count - 1) // 65_536
+    assert len(drain(wheel, begin_ms + 65_536)) + due[-1] + 1 == count
 
 
 def test_years_of_silence_are_skipped_in_one_call() -> None:
@@ -242,11 +260,23 @@ def test_one_jump_returns_all_in_order(
     assert drain(wheel, 10_000, limit) == sorted(range(len(deadlines)), key=lambda key: (ticks[key], key))
 
 
+LARGE = timing_wheel._LARGE, timing_wheel._AHEAD
+
+
 class WheelMachine(RuleBasedStateMachine):
     """Add, cancel, advance in any order, in whole and in bites; a dict of key to tick is the model."""
 
-    @initialize(tick_ms=st.sampled_from([1, 7]), slots=st.sampled_from([2, 4, 8]), levels=st.integers(1, 3))
-    def start(self, tick_ms: int, slots: int, levels: int) -> None:
+    def teardown(self) -> None:
+        timing_wheel._LARGE, timing_wheel._AHEAD = LARGE
+
+    @initialize(
+        tick_ms=st.sampled_from([1, 7]),
+        slots=st.sampled_from([2, 4, 8]),
+        levels=st.integers(1, 4),
+        large=st.sampled_from([LARGE, (1, 2), (3, 1)]),
+    )
+    def start(self, tick_ms: int, slots: int, levels: int, large: tuple[int, int]) -> None:
+        timing_wheel._LARGE, timing_wheel._AHEAD = large
         self.tick_ms = tick_ms
         self.now_ms = 0
         self.wheel = TimingWheel(tick_ms, slots, levels)
