@@ -179,6 +179,9 @@ class TopicLogs:
                 except OSError as error:
                     logger.error("%s cannot be opened, which is tried again: %s", what, error)
                     self._unopened.add(name)
+                    absent = self.absent(name, what, settings)
+                    absent.directory = directory  # what lies there is this one's
+                    return absent
             return self.absent(name, what, settings)
 
         leadership = PartitionLeadership(self._cluster, name, what)
