@@ -105,9 +105,11 @@ async def joining(
 
 
 @asynccontextmanager
-async def registered(part: Membership, *, lost: Iterable[str] = ()) -> AsyncIterator[None]:
-    """Be there for all others until the block is left; `lost` as in `Members.register`."""
-    await part.members.register(lost=lost)
+async def registered(
+    part: Membership, *, lost: Iterable[str] = (), unopened: Iterable[str] = ()
+) -> AsyncIterator[None]:
+    """Be there for all others until the block is left; `lost` and `unopened` as in `Members.register`."""
+    await part.members.register(lost=lost, unopened=unopened)
     part.joined = True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(part.members.run)

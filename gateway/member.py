@@ -79,7 +79,8 @@ class Member:
             certificates=self.certificates,
         )
         self.cluster.begun()
-        async with registered(self.part, lost=self.cluster.lost), trio.open_nursery() as nursery:
+        said = {"lost": self.cluster.lost, "unopened": self.cluster.unopened}
+        async with registered(self.part, **said), trio.open_nursery() as nursery:
             await nursery.start(peers.run, self.listener)
             nursery.start_soon(Standing(self.cluster).run)
             try:

@@ -6,12 +6,13 @@
 2. A leader whose lease lives keeps its place; it is asked (`leader.py`), never dismissed.
 3. Who is gone leaves the ISR, but the last ones stay: they are whom to wait for.
 4. A leader that came back in another process leads in another epoch.
-5. Who is registered and has lost the log leaves ISR and ELR, even the last.
+5. Who is registered and has lost the log leaves ISR and ELR, even the last. Who could not open it is taken for away: it
+   may turn out to have lost it, or nothing.
 """
 
 from __future__ import annotations
 
-from core_log.replication.state import BrokerState, LogState, Members, is_trusted
+from core_log.replication.state import BrokerState, LogState, Members, is_here, is_trusted
 
 
 def elect(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogState | None:
@@ -19,7 +20,7 @@ def elect(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogStat
     isr = tuple(member for member in state.isr if is_trusted(log, member, brokers))
     elr = tuple(member for member in state.elr if is_trusted(log, member, brokers))
     found = state if (isr, elr) == (state.isr, state.elr) else state.with_isr(isr, elr)
-    here = tuple(member for member in isr if member[0] in brokers)
+    here = tuple(member for member in isr if is_here(log, member, brokers))
     if here and here != isr:
         found = found.with_isr(here, elr + tuple(member for member in isr if member not in here))
     leader = found.leader
@@ -31,7 +32,7 @@ def elect(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogStat
 
 def _with_leader(log: str, state: LogState, here: Members, brokers: dict[int, BrokerState]) -> LogState:
     if not here:
-        eligible = tuple(member for member in state.elr if member[0] in brokers)
+        eligible = tuple(member for member in state.elr if is_here(log, member, brokers))
         if not eligible:
             return _uncleanly(log, state, brokers)
         chosen = best(state, eligible, brokers)
@@ -43,7 +44,10 @@ def _with_leader(log: str, state: LogState, here: Members, brokers: dict[int, Br
 
 def _uncleanly(log: str, state: LogState, brokers: dict[int, BrokerState]) -> LogState:
     there = [(broker, brokers[broker].epoch) for broker in state.replicas if broker in brokers]
-    able = [member for member in there if not brokers[member[0]].refusing]
+    able = [
+        (broker, epoch) for broker, epoch in there
+        if not brokers[broker].refusing and log not in brokers[broker].unopened
+    ]  # fmt: skip
     if not (state.unclean and able):
         return state.led_by_nobody()
     whole = tuple(member for member in able if log not in brokers[member[0]].lost)

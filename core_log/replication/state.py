@@ -125,6 +125,8 @@ class BrokerState(NamedTuple):
     """Logs of which it may lack what it had reported: see `Replica.lost`."""
     refusing: bool = False
     draining: bool = False
+    unopened: Collection[str] = ()
+    """Logs of which it has a replica that it could not open."""
 
 
 Brokers = Mapping[int, BrokerState]
@@ -135,6 +137,12 @@ def is_trusted(log: str, member: tuple[int, int], brokers: Brokers) -> bool:
     """Whether a member still has what it had; also of one that is away, for all that is known."""
     broker = brokers.get(member[0])
     return broker is None or broker.epoch == member[1] or log not in broker.lost
+
+
+def is_here(log: str, member: tuple[int, int], brokers: Brokers) -> bool:
+    """Whether a member is there and has its log: who stands there under the epoch that it has now has opened it."""
+    broker = brokers.get(member[0])
+    return broker is not None and (broker.epoch == member[1] or log not in broker.unopened)
 
 
 class Change(NamedTuple):

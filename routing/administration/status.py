@@ -68,6 +68,7 @@ def _described(broker_id: int, record: BrokerRecord | None) -> dict[str, Any]:
         "refusing": found.refusing,
         "unreachable": list(found.unreachable),
         "lost": list(found.lost),
+        "unopened": list(found.unopened),
     }
 
 

@@ -75,6 +75,8 @@ class Cluster:
         self._known: dict[str, tuple[int | None, int, bool, object]] = {}
         self._saved: dict[str, int] = {}
         self._closing: set[str] = set()
+        self._unopened: dict[str, bool] = {}
+        """Logs that could not be opened, or that nobody tried to open; whether what is reported of them is synced."""
 
     def begin(
         self,
@@ -124,7 +126,8 @@ class Cluster:
         """Have a replica of a log from now on. Raises OSError."""
         if directory in self._closing:
             raise OSError(f"{directory} is still being closed")
-        watermark = self._saved.get(name, 0)
+        watermark, synced = self._saved.get(name, 0), settings.fsync == "commit"
+        self._unopened[name] = synced
         log = ReplicaLog.open_replica(
             self._files,
             directory,
@@ -134,24 +137,33 @@ class Cluster:
             high_watermark=watermark,
         )
         replica = Replica(name, log, self.broker_id, self._replication, now_s=self._clock())
-        lost = self._trust.is_lost(name, synced=settings.fsync == "commit")
+        lost = self._trust.is_lost(name, synced=synced)
         if lost or watermark > log.log_end_offset or replica.lost:
             replica.lost = True
             self._trust.note({*self.lost, name})
+        del self._unopened[name]
         self.states.add(replica)
         return log
 
     @property
     def lost(self) -> list[str]:
-        """Logs of which the replica here may lack what was reported of it; one that cannot be opened may."""
+        """Logs of which the replica here may lack what was reported of it."""
         there = self.replicas.by_name
         unopened = [name for name in self._trust.lost if name not in there and self.is_replica(name)]
         return [*(name for name, replica in there.items() if replica.lost), *unopened]
 
+    @property
+    def unopened(self) -> list[str]:
+        """Logs that have a replica here which could not be opened: nobody knows whether they are lost."""
+        return [name for name in self._unopened if self.is_replica(name)]
+
     def begun(self) -> None:
-        """All logs are open: what is lost of them is written down, and the broker may register. Raises OSError."""
-        unopened = [name for name in self._saved if name not in self.replicas.by_name and self.is_replica(name)]
-        self._trust.begun({*self.lost, *unopened})
+        """All logs are open that can be: what is lost is written down, and the broker may register. Raises OSError."""
+        for name in self.elections.logs:
+            if name not in self.replicas.by_name and self.is_replica(name):
+                self._unopened.setdefault(name, False)
+        lost = [name for name in self.unopened if self._trust.is_lost(name, synced=self._unopened[name])]
+        self._trust.begun({*self.lost, *lost})
 
     def note_lost(self) -> list[str]:
         """`lost`, after it was written down. Blocks where it has changed. Raises OSError."""

@@ -180,7 +180,7 @@ class TopicLogs:
                     logger.error("%s cannot be opened, which is tried again: %s", what, error)
                     self._unopened.add(name)
                     absent = self.absent(name, what, settings)
-                    absent.directory = directory  # what lies there is this one's
+                    absent.directory = directory  # what lies there stays, and goes with the topic
                     return absent
             return self.absent(name, what, settings)
 

@@ -21,5 +21,7 @@ BROKERS = {
     920328: "a leader that had stood still for longer than its lease answered a get before its turn ended, which asks "
     "the clock: another might lead already",
     920836: "the same, when another had served already; and what it gave out was not marked",
+    920079: "a log of a topic that a full disk did not let be opened at a start was set aside as one that nobody "
+    "knows, and who had it began with an empty one in its place, as the leader",
 }
 """Of whole brokers."""

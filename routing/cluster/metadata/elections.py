@@ -55,7 +55,9 @@ class Known(NamedTuple):
 def broker_states(brokers: Iterable[Broker]) -> dict[int, BrokerState]:
     """The registered brokers as elections see them."""
     return {
-        broker.broker_id: BrokerState(broker.epoch, broker.record.lost, broker.record.refusing, broker.draining)
+        broker.broker_id: BrokerState(
+            broker.epoch, broker.record.lost, broker.record.refusing, broker.draining, broker.record.unopened
+        )
         for broker in brokers
     }
 

@@ -150,11 +150,11 @@ class Members:
             await meet(self)
         await self._advance(to_registration=False)
 
-    async def register(self, *, lost: Iterable[str] = ()) -> None:
-        """Be there for all others; `lost` are logs of which this broker may lack what it had reported. Raises
-        ClusterRefused, MetadataUnavailable, OSError.
+    async def register(self, *, lost: Iterable[str] = (), unopened: Iterable[str] = ()) -> None:
+        """Be there for all others; `lost` and `unopened` as in `BrokerRecord`. Raises ClusterRefused,
+        MetadataUnavailable, OSError.
         """
-        self._record = msgspec.structs.replace(self._record, lost=tuple(sorted(lost)))
+        self._record = msgspec.structs.replace(self._record, lost=tuple(sorted(lost)), unopened=tuple(sorted(unopened)))
         await self._advance()
 
     @property

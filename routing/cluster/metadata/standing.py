@@ -1,4 +1,5 @@
-"""What this broker says of itself to the controller, kept true: `lost`, `refusing` and `unreachable` of its record.
+"""What this broker says of itself to the controller, kept true: `lost`, `unopened`, `refusing` and `unreachable`
+of its record.
 
 A broker to which there has been no link for `UNREACHABLE_S` is unreachable; `refusing` is one that some disk of a
 replica refuses. What cannot be said now, because etcd is away, is said later.
@@ -41,7 +42,10 @@ class Standing:
         try:
             lost = cluster.note_lost()
             await cluster.members.update(
-                lost=tuple(sorted(lost)), refusing=self._refusing(), unreachable=tuple(unreachable)
+                lost=tuple(sorted(lost)),
+                unopened=tuple(sorted(cluster.unopened)),
+                refusing=self._refusing(),
+                unreachable=tuple(unreachable),
             )
         except MetadataUnavailable:
             pass  # `Members` says it when it can

@@ -43,6 +43,13 @@ CASES = [
     (state(ALL), {1: BrokerState(11, LOST), 2: B2, 3: B3}, (2, 6, ((2, 20), (3, 30)), ())),
     (state(((1, 10),)), {1: BrokerState(11, LOST), 2: B2, 3: B3}, (None, 5, (), ())),
     (state(ALL), {1: B1, 2: BrokerState(21, LOST), 3: BrokerState(31, ["y"])}, (1, 5, ((1, 10), (3, 30)), ())),
+    # it could not open the log: as if it were away, until it can
+    (state(ALL), {1: BrokerState(11, unopened=["x"]), 2: B2, 3: B3}, (2, 6, ((2, 20), (3, 30)), ())),
+    (state(((1, 10),)), {1: BrokerState(11, unopened=["x"]), 2: B2}, (None, 5, ((1, 10),), ())),
+    (state(((1, 10),), leader=None), {1: BrokerState(11, unopened=["y"]), 2: B2}, (1, 6, ((1, 10),), ())),
+    (state(((1, 10),), ((2, 20),)), {2: BrokerState(21, unopened=["x"])}, (None, 5, ((1, 10),), ((2, 20),))),
+    # it joined with it since: what it says of itself is old
+    (state(ALL), {1: B1, 2: B2, 3: BrokerState(30, unopened=["x"])}, None),
     # it had lost the log, and has joined again since
     (state(((1, 11),)), {1: BrokerState(11, LOST)}, (1, 6, ((1, 11),), ())),
     # the ELR leads when nobody of the ISR is there, and never somebody else
@@ -81,8 +88,9 @@ UNCLEAN = [
     (state(((1, 10),)), {2: BrokerState(21, LOST)}, (2, 6, ((2, 21),), ()), 6),
     (state(((1, 10),)), {2: BrokerState(20, draining=True), 3: B3}, (3, 6, ((3, 30),), ()), 6),
     (state(((1, 10),)), {1: BrokerState(11, LOST)}, (1, 6, ((1, 11),), ()), 6),
-    # a disk that takes nothing, or a broker that has no replica, is no better than nobody
+    # a disk that takes nothing, a log that cannot be opened, or a broker that has no replica, is no better than nobody
     (state(((1, 10),)), {2: BrokerState(20, refusing=True), 4: BrokerState(40)}, (None, 5, ((1, 10),), ()), 0),
+    (state(((1, 10),)), {2: BrokerState(20, unopened=["x"])}, (None, 5, ((1, 10),), ()), 0),
     (state(((1, 10),)), {}, (None, 5, ((1, 10),), ()), 0),
 ]
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+from typing import Literal
+
 import pytest
 import trio
 
 from core_log import high_watermarks
-from core_log.files import MemoryFiles
+from core_log.files import FaultyFiles, MemoryFiles
 from core_log.log_config import LogConfig
 from core_log.replication.state import LogState, encode, log_key
 from routing.broker import open_broker
 from routing.cluster.cluster import Cluster
+from routing.cluster.metadata.trust import Trust
 from tests.routing.cluster.metadata.test_elections import start
 from tests.routing.cluster.metadata.test_members import cluster, until
 from tests.simulation.etcd_model import EtcdModel
@@ -71,7 +75,7 @@ async def test_a_log_that_lacks_what_was_committed_is_lost(gone: bool) -> None:
         one.kill()
 
 
-async def test_a_log_that_cannot_be_opened_is_lost_until_it_is_in_sync_again() -> None:
+async def test_a_log_that_could_not_be_opened_may_turn_out_to_be_lost() -> None:
     model = EtcdModel()
     async with cluster(model) as nursery:
         files = MemoryFiles()
@@ -81,10 +85,36 @@ async def test_a_log_that_cannot_be_opened_is_lost_until_it_is_in_sync_again() -
         part = Cluster(one.store, one.members, elections)
         async with open_broker(files, cluster=part):
             part.begun()
-            assert part.lost == [LOG]
+            assert (part.lost, part.unopened) == ([], [LOG])
         assert high_watermarks.load(files, "") == {LOG: 10}, "what is known of it stays"
         part = Cluster(one.store, one.members, elections)
         async with open_broker(files, cluster=part):
+            part.begun()
             part.open_log(LOG, DIRECTORY, LogConfig())
-            assert part.lost == [LOG]
+            assert (part.lost, part.unopened) == ([LOG], [])
+        one.kill()
+
+
+@pytest.mark.parametrize(("fsync", "lost"), [("commit", []), ("never", [LOG])])
+async def test_a_log_that_cannot_be_opened_after_a_loss_of_power(
+    fsync: Literal["commit", "never"], lost: list[str]
+) -> None:
+    model = EtcdModel()
+    async with cluster(model) as nursery:
+        files = FaultyFiles(MemoryFiles())
+        Trust(files, "the boot before").begun([])
+        one, elections = await start(nursery, model, 1, files)
+        await one.store.change([], [(log_key(b"", LOG), encode(LogState(replicas=(1, 2), isr=((1, 7),))))])
+        part = Cluster(one.store, one.members, elections)
+        async with open_broker(files, cluster=part):
+            files.make_directory(DIRECTORY)
+            files.open(f"{DIRECTORY}/{0:020}.log")
+            files.failing["open"] = errno.EIO
+            with pytest.raises(OSError, match="Input/output error"):
+                part.open_log(LOG, DIRECTORY, LogConfig(fsync=fsync))
+            files.failing.clear()
+            part.begun()
+            assert (part.lost, part.unopened) == (lost, [LOG])
+            part.open_log(LOG, DIRECTORY, LogConfig(fsync=fsync))
+            assert (part.lost, part.unopened) == (lost, [])
         one.kill()

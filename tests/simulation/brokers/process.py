@@ -180,8 +180,10 @@ class Process:
                     engine=broker.engine,
                 )
                 self.cluster.begun()
-                await members.register(lost=self.cluster.lost)
-                self.note(f"registered, epoch {members.epoch}, lost {self.cluster.lost}")
+                await members.register(lost=self.cluster.lost, unopened=self.cluster.unopened)
+                self.note(
+                    f"registered, epoch {members.epoch}, lost {self.cluster.lost}, unopened {self.cluster.unopened}"
+                )
                 for task in (members.run, candidate.run, elections.run, Standing(self.cluster).run):
                     nursery.start_soon(task)
                 nursery.start_soon(outboxes.run, broker.end_turn)
