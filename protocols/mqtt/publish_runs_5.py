@@ -65,7 +65,7 @@ Head = tuple[str, bytes, int, bytes, int, int | None]
 """Topic, properties, what is special about it, the head without an alias (b"" where the topic is not known), alias (0
 if there is none), expiry in seconds."""
 
-_special_of = itemgetter(2)
+_topic_of, _raw_of, _special_of, _plain_of, _expiry_of = map(itemgetter, (0, 1, 2, 3, 5))
 
 _NO_TOPIC = encode_text("")
 
@@ -175,7 +175,9 @@ class PublishRuns5(PublishRuns):
                 else:
                     raw = data[position + body : block_stop]
                 head = known(raw)
-            if head is None or head[2] & _RESOLVE:
+                if head is not None and head[2] & _RESOLVE:
+                    head = None
+            if head is None:
                 try:
                     head = self._head_of(raw if body else _NO_TOPIC + raw)
                 except MqttProtocolError:
@@ -314,15 +316,15 @@ def _shape_of(shapes: dict[bytes, Shape5], data: bytes, position: int, packet_by
 
 def _fill(found: Found, heads: list[Head], qos: int) -> None:
     """What the heads of a run's messages say of each."""
-    found.topics = [head[0] for head in heads]
-    found.raws = [head[1] for head in heads]
+    found.topics = list(map(_topic_of, heads))
+    found.raws = list(map(_raw_of, heads))
     special = max(map(_special_of, heads))
     if special:
         found.aliased = True  # or timed, which is no less a reason
         if not qos:
-            found.heads = [head[3] for head in heads]
+            found.heads = list(map(_plain_of, heads))
         if special >= _TIMED:
-            found.expiries_s = [head[5] for head in heads]
+            found.expiries_s = list(map(_expiry_of, heads))
 
 
 def _event(first: int, topic: str, raw: bytes, found: Found, wire: bytes) -> PublishRun:
