@@ -17,7 +17,7 @@ from core_log.errors import Conflict, LogUnavailable, MetadataUnavailable
 from core_log.keyed_store import KeyedStore
 from core_log.metadata.store import Guard, Listener, MetadataEntry, Put
 
-_REVISIONS_MAX = 1 << 16
+_REVISIONS_MAX = 1 << 12
 
 
 class EmbeddedStore:

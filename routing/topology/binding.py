@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,3 +59,51 @@ class Binding:
         """Its key in the catalog."""
         kind, destination = self.destination
         return ("binding", vhost, self.exchange, kind, destination, self.pattern, self.syntax, self.arguments_key)
+
+
+BindingsTo = dict[Destination, dict[Binding, None]]
+"""The bindings of a virtual host by where they lead."""
+
+
+class BindingsFrom:
+    """Those of one exchange. They are there once, with the others that lead to the same destinations."""
+
+    __slots__ = ("_count", "_counts", "_source", "_to")
+
+    def __init__(self, source: str, to: BindingsTo) -> None:
+        self._source = source
+        self._to = to
+        self._counts: dict[Destination, int] = {}
+        """How many of ours lead there."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, binding: Binding) -> bool:
+        return binding in self._to.get(binding.destination, ())
+
+    def __iter__(self) -> Iterator[Binding]:
+        for destination in self._counts:
+            for binding in self._to[destination]:
+                if binding.exchange == self._source:
+                    yield binding
+
+    def add(self, binding: Binding) -> None:
+        """Add one that is not there."""
+        destination = binding.destination
+        self._to.setdefault(destination, {})[binding] = None
+        self._counts[destination] = self._counts.get(destination, 0) + 1
+        self._count += 1
+
+    def remove(self, binding: Binding) -> None:
+        """Remove one that is there."""
+        destination, counts = binding.destination, self._counts
+        there = self._to[destination]
+        del there[binding]
+        if not there:
+            del self._to[destination]
+        counts[destination] -= 1
+        if not counts[destination]:
+            del counts[destination]
+        self._count -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from routing.topology.binding import Binding
+from routing.topology.binding import Binding, BindingsFrom, BindingsTo
 from routing.topology.kinds import ALTERNATE, DELAYED, make_matcher
 from routing.topology.matchers import Matcher
 
@@ -38,7 +38,9 @@ class Exchange:
         auto_delete: bool = False,
         internal: bool = False,
         arguments: Mapping[str, Any] | None = None,
+        bindings_to: BindingsTo | None = None,
     ) -> None:
+        """`bindings_to` has the bindings of all exchanges of its virtual host."""
         self.name = name
         self.kind = kind
         self.durable = durable
@@ -46,7 +48,7 @@ class Exchange:
         self.internal = internal
         self.arguments = dict(arguments or {})
         self.matcher: Matcher = make_matcher(kind, self.arguments)
-        self.bindings: dict[Binding, None] = {}
+        self.bindings = BindingsFrom(name, {} if bindings_to is None else bindings_to)
         self.alternate: str | None = None
         """The exchange that takes what leads nowhere from here."""
         self.delayed = False
@@ -65,12 +67,12 @@ class Exchange:
         """Add a binding, which was checked; the same one twice is once."""
         if binding not in self.bindings:
             self.matcher.add(binding)
-            self.bindings[binding] = None
+            self.bindings.add(binding)
 
     def remove(self, binding: Binding) -> bool:
         """Remove a binding; False if it was not there."""
         if binding not in self.bindings:
             return False
-        del self.bindings[binding]
+        self.bindings.remove(binding)
         self.matcher.remove(binding)
         return True

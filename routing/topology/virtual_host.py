@@ -19,7 +19,7 @@ from routing.queues.settings import VIEW, VIEW_TOPIC, QueueSettings
 from routing.topics.stream import Stream
 from routing.topics.stream_settings import topic_name
 from routing.topics.topic import Topic
-from routing.topology.binding import Binding, Destination, shared_arguments
+from routing.topology.binding import Binding, BindingsTo, Destination, shared_arguments
 from routing.topology.entries import Key
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
 from routing.topology.history import RecentHistoryMatcher
@@ -50,8 +50,11 @@ class VirtualHost:
         """"max-connections" and "max-queues"; one that is missing or negative is none."""
         self.connections: dict[object, Client] = {}
         """Who is connected, by what owns exclusive queues."""
+        self.bindings_to: BindingsTo = {}
+        self.binding_count = 0
         self.exchanges: dict[str, Exchange] = {
-            name: Exchange(name, kind, internal=internal) for name, kind, internal in DEFAULT_EXCHANGES
+            name: Exchange(name, kind, internal=internal, bindings_to=self.bindings_to)
+            for name, kind, internal in DEFAULT_EXCHANGES
         }
         self.trace: Trace | None = None
         """Watches what is published and delivered, while it is switched on."""
@@ -64,8 +67,6 @@ class VirtualHost:
         self.topics = topics
         self.viewed: Counter[str] = Counter()
         """How many queues are views of a topic, by its name."""
-        self.bindings_to: dict[Destination, dict[Binding, None]] = {}
-        self.binding_count = 0
         self.alternate_of: dict[str, set[str]] = {}
         """By the name of an exchange, which may not be there, those whose alternate it is."""
         self.wanted: Wanted | None = None
@@ -152,6 +153,7 @@ class VirtualHost:
             auto_delete=value["auto_delete"],
             internal=value["internal"],
             arguments=value["arguments"],
+            bindings_to=self.bindings_to,
         )
         self._note_alternate(exchange)
         if self.others is not None:
@@ -244,7 +246,6 @@ class VirtualHost:
         if binding in exchange.bindings:
             return
         exchange.add(binding)
-        self.bindings_to.setdefault(binding.destination, {})[binding] = None
         self.binding_count += 1
         if self.wanted is not None:
             self.wanted.bound(self, binding)
@@ -260,10 +261,6 @@ class VirtualHost:
         self.binding_count -= 1
         if self.wanted is not None:
             self.wanted.unbound(self, binding)
-        there = self.bindings_to[binding.destination]
-        del there[binding]
-        if not there:
-            del self.bindings_to[binding.destination]
         self.router.forget(binding.exchange, binding)
 
     def unbind_away(self, name: str) -> None:

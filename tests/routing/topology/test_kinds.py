@@ -142,7 +142,7 @@ async def test_binding_keys_of_a_consistent_hash_are_weights() -> None:
             with pytest.raises(PreconditionFailed) as caught:
                 await running.bind("x", "q", key)
             assert str(caught.value) == text
-        assert running.broker.topology.exchanges["x"].bindings == {}
+        assert not running.broker.topology.exchanges["x"].bindings
         client = running.client()
         client.publish("k", 1, exchange="x", mandatory=True)
         assert returned(client) == ["1"]
