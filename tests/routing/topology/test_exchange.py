@@ -9,7 +9,7 @@ import pytest
 
 from routing.errors import PreconditionFailed
 from routing.message import NeutralProperties
-from routing.topology.binding import Binding
+from routing.topology.binding import Binding, BindingsTo
 from routing.topology.exchange import Exchange
 
 QUEUE = ("queue", "q")
@@ -149,3 +149,23 @@ def test_a_binding_is_what_was_said_and_nothing_else() -> None:
 def test_the_order_of_arguments_does_not_matter() -> None:
     assert binding("k", {"a": 1, "b": 2}) == binding("k", {"b": 2, "a": 1})
     assert binding("k", {}) == binding("k", None)
+
+
+def test_exchanges_that_lead_to_the_same_queue_have_their_own_bindings() -> None:
+    there: BindingsTo = {}
+    first, second = (Exchange(name, "direct", bindings_to=there) for name in "ab")
+    queue = ("queue", "q")
+    mine = [Binding.make("a", queue, key, {}, "amqp") for key in ("1", "2")]
+    theirs = Binding.make("b", queue, "1", {}, "amqp")
+    for exchange, binding in ((first, mine[0]), (second, theirs), (first, mine[1]), (first, mine[0])):
+        exchange.add(binding)
+    assert list(first.bindings) == mine
+    assert list(second.bindings) == [theirs]
+    assert (len(first.bindings), len(second.bindings), len(there[queue])) == (2, 1, 3)
+    assert first.remove(mine[0])
+    assert not first.remove(mine[0])
+    assert list(first.bindings) == [mine[1]]
+    assert second.remove(theirs)
+    assert not second.bindings
+    assert first.remove(mine[1])
+    assert not there
