@@ -9,6 +9,8 @@
    does. Where a log refuses it is tried again after a while. So it is where the queue at the end of a retry ladder is
    missing: nobody who asks for retries wants to lose the message at the last of them.
 4. What waits here counts as delivered in its queue, and is back in it after a start.
+5. Where nothing may be given out now (`suspended`) no copies are made: another broker may lead the queue, and have had
+   the message settled.
 """
 
 from __future__ import annotations
@@ -202,6 +204,9 @@ class DeadLetters:
         if queue.deleted or target is None:
             waiting.done(len(offsets))
             queue.settle_offsets(offsets)
+            return
+        if queue.partition.suspended:
+            self._sleep(waiting)
             return
         maker = CopyMaker(queue.name, waiting.reason, target, self._broker.clock.now_ms() // 1000)
         count = self._copy(queue, offsets, maker)
