@@ -8,7 +8,8 @@ from typing import Any
 
 from core_log.absent_log import AbsentLog
 from core_log.files import FaultyFiles
-from tests.support.home_cluster import mesh, until
+from routing.cluster.metadata.standing import Standing
+from tests.support.home_cluster import Member, mesh, until
 from tests.support.replica_node import batch_of
 
 
@@ -34,9 +35,17 @@ async def test_a_log_that_cannot_be_opened_at_a_start_stays_where_it_is() -> Non
         again = await brokers.add(gone, files)  # type: ignore[arg-type]
         partition = again.broker.topics["t"].partitions[0]
         assert isinstance(partition.log, AbsentLog)
+        assert len(await said(again)) == 1, "it is away for this log, whoever elects leaders"
         files.hook = None
         assert files.list("unknown") == []
         again.cut()
         assert again.broker.storage.topic_logs is not None
         again.broker.storage.topic_logs.retry()
         assert partition.log.log_end_offset == 10
+        assert await said(again) == ()
+
+
+async def said(member: Member) -> tuple[str, ...]:
+    """What a broker says of itself, once it has."""
+    await Standing(member.part).look()
+    return member.part.members.brokers[member.me].record.unopened
