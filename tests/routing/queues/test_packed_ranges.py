@@ -115,9 +115,16 @@ def test_neighbours_are_joined_where_there_are_many() -> None:
     assert list(pack_all([*apart, apart[-1] + (1 << 16)])) == [*apart, apart[-1] + (1 << 16)]
 
 
-@given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from([1, 1, 1, 2, 3, 70]))))
+@given(st.lists(st.tuples(st.integers(0, 5000), st.sampled_from([1, 1, 1, 2, 3, 70])), max_size=60))
 def test_rising_is_merged(ranges: list[Range]) -> None:
     packed = array("Q")
     for one in ranges:
         packed += pack([one])
     assert list(rising(packed)) == merged(ranges)
+
+
+def test_rising_of_many_that_touch_or_overlap() -> None:
+    singles = pack((at, 1) for at in range(0, 400, 2)) + pack((at, 1) for at in range(1, 400, 2))
+    assert list(rising(singles)) == [(0, 400)]
+    assert list(rising(singles + pack([(100, 70_000)]))) == [(0, 70_100)]
+    assert list(rising(singles + pack([(401, 3)]))) == [(0, 400), (401, 3)]
