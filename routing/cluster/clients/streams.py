@@ -15,6 +15,7 @@ Positions count the messages that this process has sent to the log; they are to 
    be appended: then it comes here, as if the log were led elsewhere (`Homes`), and is sent to the broker itself
    (`loopback.py`) or to the next leader. What was appended before, and is not committed, keeps its place before it
    (`reserve`): if it is cut off the log, and only then, it is sent to the next leader, before all that came later.
+   What is sent behind such a place follows nothing that was sent: it begins anew.
 5. When a leader has handed over, what it has taken is known from its last word on that, which may come after the news
    that another one leads: so what it has not answered is sent to the next one behind that, or `_LAST_WORD_S` later.
 6. What a leader refuses is told apart only to those who ask beforehand (`watch`), where queues may be full. For all
@@ -185,10 +186,12 @@ class Stream:
         if link is None or (self.own and link is not self._forwarding.own):
             return
         if self._sent_before < self.next_position:
+            follows = self._sent_before
             for kept in self._unsent():
                 again = kept.position < self._had_before or (isinstance(kept.what, Slabs) and kept.what.again)
-                link.publish(self.name, self._leader_epoch, kept, begins=self._begins, again=again)
-                self._begins = False
+                begins = self._begins or kept.position != follows
+                link.publish(self.name, self._leader_epoch, kept, begins=begins, again=again)
+                self._begins, follows = False, kept.end
             self._sent_before = self._sent_at_all = self.next_position
             self._asked_of = link, self._leader_epoch
         if self._asked_before < self.sync_before:
