@@ -20,7 +20,7 @@ import ctypes
 import gc
 import resource
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,8 +39,6 @@ from gateway.lock import locked_data_dir
 from gateway.outbox import Outboxes, SocketOutbox
 from gateway.tls import Certificates
 from protocols.amqp.adapter import AmqpAdapter
-from protocols.kafka.adapter import KafkaAdapter
-from protocols.kafka.fetch_sessions import FetchSessions
 from protocols.mqtt.adapter import MqttAdapter
 from protocols.native.adapter import NativeAdapter
 from protocols.sansio import Adapter, Outbox
@@ -103,15 +101,16 @@ async def serve(config: Config) -> AsyncIterator[Server]:
             in_use = [(files, interval_ms) for files, interval_ms in watched if files is not None]
             for files, interval_ms in in_use:
                 nursery.start_soon(_watch_certificates, files, interval_ms)
-            makers = adapter_makers(broker, config, authenticator(broker.rights))
+            doors = {listener.door for listener in listeners}
+            makers = adapter_makers(broker, config, authenticator(broker.rights), doors)
             linked = member.link(broker, outboxes, STOPPING) if member is not None else nullcontext()
             async with linked, trio.open_nursery() as clients:
                 for listener in listeners:
                     listener.listen()
                     nursery.start_soon(listener.run, shell, makers[listener.door], clients.start_soon)
-                doors = listeners if member is None else [*listeners, member.listener]
+                open_doors = listeners if member is None else [*listeners, member.listener]
                 try:
-                    yield Server(broker, shell, doors, [files for files, _ in in_use])
+                    yield Server(broker, shell, open_doors, [files for files, _ in in_use])
                 finally:
                     if member is not None:
                         await member.step_aside()
@@ -211,8 +210,10 @@ def _open_listeners(config: Config, stack: ExitStack, certificates: Certificates
     return listeners
 
 
-def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -> dict[str, MakeAdapter]:
-    """What makes the adapters of the connections of each door."""
+def adapter_makers(
+    broker: Broker, config: Config, authenticate: Authenticate, doors: Set[str]
+) -> dict[str, MakeAdapter]:
+    """What makes the adapters of the connections of each of these doors."""
     clock = trio.current_time
 
     def amqp(outbox: Outbox, peer: str, certificate_name: str | None) -> Adapter:
@@ -245,22 +246,7 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
             broker, outbox, peer=peer, clock=clock, config=config.native, authenticate=authenticate, door="natives"
         )
 
-    fetch_sessions = FetchSessions(config.kafka)
-
-    def kafka(outbox: SocketOutbox, peer: str, certificate_name: str | None, door: str = "kafka") -> Adapter:
-        return KafkaAdapter(
-            broker,
-            outbox,
-            peer=peer,
-            local=outbox.local_address,
-            clock=clock,
-            config=config.kafka,
-            authenticate=authenticate,
-            door=door,
-            fetch_sessions=fetch_sessions,
-        )
-
-    return {
+    makers: dict[str, MakeAdapter] = {
         "amqp": amqp,
         "amqps": amqp,
         "mqtt": mqtt,
@@ -269,9 +255,32 @@ def adapter_makers(broker: Broker, config: Config, authenticate: Authenticate) -
         "websockets": mqtt,
         "native": native,
         "natives": natives,
-        "kafka": kafka,
-        "kafkas": partial(kafka, door="kafkas"),
     }
+    if not doors <= makers.keys():
+        makers |= _kafka_makers(broker, config, authenticate)
+    return {door: makers[door] for door in doors}
+
+
+def _kafka_makers(broker: Broker, config: Config, authenticate: Authenticate) -> dict[str, MakeAdapter]:
+    from protocols.kafka.adapter import KafkaAdapter  # a tenth of all modules: whose door is off does without
+    from protocols.kafka.fetch_sessions import FetchSessions
+
+    fetch_sessions = FetchSessions(config.kafka)
+
+    def kafka(outbox: SocketOutbox, peer: str, certificate_name: str | None, door: str = "kafka") -> Adapter:
+        return KafkaAdapter(
+            broker,
+            outbox,
+            peer=peer,
+            local=outbox.local_address,
+            clock=trio.current_time,
+            config=config.kafka,
+            authenticate=authenticate,
+            door=door,
+            fetch_sessions=fetch_sessions,
+        )
+
+    return {"kafka": kafka, "kafkas": partial(kafka, door="kafkas")}
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

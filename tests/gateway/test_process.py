@@ -141,6 +141,11 @@ def test_start_is_quick_and_small(running: BrokerProcess) -> None:
     assert resident_kib(running) < 60 * 1024
 
 
+def test_a_broker_whose_kafka_door_is_off_does_not_load_its_protocol() -> None:
+    loaded = "import sys, gateway.server; sys.exit('protocols.kafka.adapter' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
+
+
 def amqp_channel(port: int) -> socket.socket:
     """A connection that has opened channel 1, from nothing but bytes, so that it costs this process little."""
 

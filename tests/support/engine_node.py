@@ -188,7 +188,7 @@ async def _running(town: Town, broker_id: int, store: EmbeddedStore, config: Bro
         door, peer_door = open_listener("amqp", "127.0.0.1", 0), open_listener("peer", "127.0.0.1", 0)
         node = EngineNode(broker, cluster, shell, peers, door.port)
         node.directory, node.address = directory, peer_door.address
-        makers = adapter_makers(broker, Config(), authenticator(broker.rights))
+        makers = adapter_makers(broker, Config(), authenticator(broker.rights), {"amqp"})
         door.listen()
         nursery.start_soon(door.run, shell, makers["amqp"], nursery.start_soon)
         await nursery.start(peers.run, peer_door)
