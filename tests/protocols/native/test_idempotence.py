@@ -219,9 +219,9 @@ async def test_random_cuts_and_restarts(seed: int) -> None:
                     else:
                         running.drop_connections()
 
-            nursery.start_soon(disturb)
             with trio.fail_after(TIMEOUT_S):
                 async with Producer(between.address, batch_bytes=300, retry_backoff_ms=1, link=QUICK) as producer:
+                    nursery.start_soon(disturb)  # who cannot connect at all is told so at once
                     for number in range(3000):
                         await producer.send("t", b"%d" % number)
                         if number % 10 == 0:

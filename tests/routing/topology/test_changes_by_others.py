@@ -343,6 +343,7 @@ async def test_what_is_bound_to_one_connection_never_reaches_etcd(monkeypatch: p
         with pytest.raises(StorageUnavailable, match="etcd does not answer"):
             await other.broker.declare_queue("q", durable=True)
         model.fault(0, down=False)
+        monkeypatch.undo()
         await other.broker.declare_queue("q", durable=True)
 
 
