@@ -69,7 +69,7 @@ class Members:
     def kafka_python(self, name: str, stop: threading.Event) -> None:
         consumer = KafkaConsumer(
             self.topic, bootstrap_servers=self.kafka, group_id=self.topic, auto_offset_reset="earliest",
-            heartbeat_interval_ms=200,
+            heartbeat_interval_ms=200, metadata_max_age_ms=500,
         )  # fmt: skip
         while not stop.is_set():
             for records in consumer.poll(50).values():
