@@ -165,9 +165,7 @@ class Leader:
     # ---- serving
 
     def may_serve(self, now_s: float, lease_until_s: float) -> bool:
-        """Rule 4; to be asked before something is given out, with a clock that is read after whatever kept the process
-        from running: it may have stood still while clients asked, and others lead since.
-        """
+        """Rule 4; to be asked before something is given out, by a clock read then: the process may have stood still."""
         if self.fenced or self.handing_over or now_s < self.serve_from_s:
             return False
         if now_s < lease_until_s:

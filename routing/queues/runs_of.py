@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from routing.queues.packed_ranges import Range
-
-_PIECE = 64
-"""So many are looked at at once: often they are one run."""
+from routing.queues.offset_set import Range
 
 
 def runs_of(offsets: Sequence[int]) -> Iterable[Range]:
@@ -21,19 +16,13 @@ def runs_of(offsets: Sequence[int]) -> Iterable[Range]:
         return ((offsets[0], 1),)
     runs = []
     first = end = -1
-    ordered = sorted(offsets)
-    for at in range(0, count, _PIECE):
-        piece = ordered[at : at + _PIECE]
-        if piece[0] == end and piece[-1] - end == len(piece) - 1:
-            end = piece[-1] + 1
-            continue
-        for offset in piece:
-            if offset == end:
-                end += 1
-            else:
-                if end >= 0:
-                    runs.append((first, end - first))
-                first, end = offset, offset + 1
+    for offset in sorted(offsets):
+        if offset == end:
+            end += 1
+        else:
+            if end >= 0:
+                runs.append((first, end - first))
+            first, end = offset, offset + 1
     if end >= 0:
         runs.append((first, end - first))
     return runs
