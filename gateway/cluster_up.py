@@ -25,7 +25,8 @@ import trio
 
 from core_log.metadata.etcd_wire import version_warning
 from gateway.errors import StartError
-from gateway.etcd_process import EtcdProcess, free_ports, start_etcd
+from gateway.etcd_process import EtcdProcess, start_etcd
+from gateway.free_ports import free_ports
 from gateway.lock import locked_data_dir
 
 NAME = "millrace"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from core_log.metadata.etcd_client import Unreachable
 from core_log.metadata.etcd_wire import EtcdError
 from gateway.errors import StartError
 from gateway.etcd import HttpTransport
+from gateway.free_ports import free_ports
 
 _COMPACT_AFTER_REVISIONS = "10000"
 _START_TIMEOUT_S = 20.0
@@ -140,12 +140,3 @@ async def etcd_started(process: subprocess.Popen[bytes], address: str) -> str:
         return ""
     finally:
         await transport.aclose()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]

@@ -22,7 +22,8 @@ import pika
 import trio
 
 from core_log.files import OsFiles
-from gateway.etcd_process import EtcdProcess, free_ports, start_etcd
+from gateway.etcd_process import EtcdProcess, start_etcd
+from gateway.free_ports import free_ports
 from protocols.native.clients.blocking import BlockingClient
 from routing.cluster.metadata.identity import load_identity
 from tests.support.broker_process import CHECKOUT, HOST, BrokerProcess, broker_process

@@ -24,6 +24,7 @@ from gateway import etcd_process
 from gateway.errors import StartError
 from gateway.etcd import HttpTransport
 from gateway.etcd_process import EtcdProcess, find_etcd, running_etcd, start_etcd
+from gateway.free_ports import free_ports
 
 
 def _text(data: bytes) -> str:
@@ -155,7 +156,7 @@ async def test_tls_with_client_certificates(etcd: EtcdProcess, tmp_path: Path, m
     (tmp_path / "cert").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
     (tmp_path / "key").write_bytes(certificate.private_key_pem.bytes())
     authority.cert_pem.write_to_path(str(tmp_path / "ca"))
-    client_port, peer_port = etcd_process.free_ports(2)
+    client_port, peer_port = free_ports(2)
     program = find_etcd()
     assert program is not None
     url, peer = f"https://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"

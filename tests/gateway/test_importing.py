@@ -15,7 +15,8 @@ import trio
 from paho.mqtt.client import Client as Paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from gateway.etcd_process import EtcdProcess, free_ports
+from gateway.etcd_process import EtcdProcess
+from gateway.free_ports import free_ports
 from protocols.native.clients.blocking import BlockingClient
 from tests.gateway.test_member import Running, config, until
 from tests.support.broker_process import CHECKOUT, BrokerProcess, broker_process

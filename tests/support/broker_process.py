@@ -1,4 +1,4 @@
-"""A real broker in a process of its own, on ports the system chooses.
+"""A real broker in a process of its own, on free ports that stay its own while it is away.
 
 1. The command is the one a user types (`gateway serve`), run by the interpreter of the caller from the checkout.
 2. Starting waits for the line `ready` on standard output, never for a time; what the broker says before it
@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from gateway.free_ports import free_ports
 
 DOORS = ("amqp", "mqtt", "native")
 HOST = "127.0.0.1"
@@ -90,7 +92,8 @@ class BrokerProcess:
         Raises RuntimeError with the end of the log when the process ends first or `timeout_s` pass.
         """
         assert not self.running, "the broker is running"
-        addresses = [f"{self.host}:{self.ports[door] if same_ports else 0}" for door in self.doors]
+        ports = [self.ports[door] for door in self.doors] if same_ports else free_ports(len(self.doors))
+        addresses = [f"{self.host}:{port}" for port in ports]
         command = [sys.executable, "-m", self.module, "serve", "--data-dir", str(self.data_dir)]
         for door, address in zip(self.doors, addresses, strict=True):
             command += [f"--{door}", address]

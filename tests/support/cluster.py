@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from gateway.cluster_status import cluster_status
-from gateway.etcd_process import find_etcd, free_ports
+from gateway.etcd_process import find_etcd
+from gateway.free_ports import free_ports
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
 from tests.support.broker_process import DOORS, HOST, BrokerProcess

@@ -18,7 +18,8 @@ import trio
 
 from core_log.metadata import etcd_wire as wire
 from gateway.errors import StartError
-from gateway.etcd_process import etcd_started, find_etcd, free_ports, launch_etcd
+from gateway.etcd_process import etcd_started, find_etcd, launch_etcd
+from gateway.free_ports import free_ports
 from tests.support.broker_process import HOST
 
 KILLED_SINCE = (3, 5, 3)
