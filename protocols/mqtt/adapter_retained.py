@@ -122,7 +122,9 @@ class Retaining:
         """Put what is retained for new subscriptions, by pattern, into the client's queue (MQTT-3.3.1-6), each on
         the terms of the subscription that asks for it, whatever others the client has (MQTT-3.8.4-8).
         """
-        keeping = self._adapter.broker.keeping
+        keeping, asked = self._adapter.broker.keeping, list(asked)
+        if keeping is not None and asked:
+            await keeping.all_told()
         for pattern, options in asked:
             try:
                 if keeping is not None:

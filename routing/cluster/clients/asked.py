@@ -31,6 +31,12 @@ class AskRetainedOperation(msgspec.Struct, array_like=True, tag="retained operat
     start: int
 
 
+class AskAllTold(msgspec.Struct, array_like=True, tag="all told"):
+    """Answer when all that clients have published so far to be retained is where it belongs: see `Keeping`, rule 4."""
+
+    revision: int
+
+
 class AskHeld(msgspec.Struct, array_like=True, tag="held"):
     """What a queue of a home holds, as ranges: see `queues/homes/receipts.py`."""
 
@@ -47,7 +53,7 @@ class TakeOver(msgspec.Struct, array_like=True, tag="take over"):
     broker: int
 
 
-Question = AskRetained | AskRetainedOperation | AskHeld | TakeOver
+Question = AskRetained | AskRetainedOperation | AskAllTold | AskHeld | TakeOver
 
 _questions = msgspec.msgpack.Decoder(Question | transactions.Question)
 encode = msgspec.msgpack.Encoder().encode
@@ -79,6 +85,8 @@ async def answer(broker: Broker, body: bytes) -> bytes:
         return encode(await keeping.page_here(text(question.vhost), text(question.pattern), after))
     if isinstance(question, AskRetainedOperation):
         return encode(await keeping.operate_here(question))
+    if isinstance(question, AskAllTold):
+        return encode(await keeping.all_told_here(question.revision))
     if isinstance(question, AskHeld):
         return encode(await broker.engine.elsewhere.held_here(question.log, question.queue_id))
     return encode(await broker.engine.elsewhere.give_up(question))

@@ -54,35 +54,39 @@ class ClientsElsewhere:
 
     async def take_over(self, protocol: str, vhost: str, name: str) -> bool:
         """Have no other broker have a client; False: another has it now."""
-        verdicts: list[bool] = []
         me = self._engine.cluster.broker_id
-        question = encode(TakeOver(protocol, name_of(vhost), name_of(name), me))
+        answers = await self.ask_others(TakeOver(protocol, name_of(vhost), name_of(name), me))
+        return all(map(_verdicts.decode, answers))
+
+    async def ask_others(self, question: Any) -> list[bytes]:
+        """Ask all other brokers at once: the answers of those that are there and answer in time."""
+        answers: list[bytes] = []
+        encoded = encode(question)
 
         async def ask(broker: int) -> None:
-            verdicts.append(await self._ask_to_give_up(broker, question))
+            answer = await self._ask_one(broker, encoded)
+            if answer is not None:
+                answers.append(answer)
 
-        others = self._engine.others()
-        if len(others) == 0:
-            return True
         async with trio.open_nursery() as nursery:
-            for broker in others:
+            for broker in self._engine.others():
                 nursery.start_soon(ask, broker)
-        return all(verdicts)
+        return answers
 
-    async def _ask_to_give_up(self, broker: int, question: bytes) -> bool:
+    async def _ask_one(self, broker: int, question: bytes) -> bytes | None:
         unlinked_until = trio.current_time() + _UNLINKED_S
         with trio.move_on_after(_PATIENCE_S):
             while broker in self._engine.others():
                 link = self._engine.coordinator_links.get(broker)
                 if link is not None:
                     try:
-                        return _verdicts.decode(await link.ask(question))
+                        return await link.ask(question)
                     except StorageUnavailable:
                         pass
                 elif trio.current_time() >= unlinked_until:
                     break
                 await trio.sleep(_RETRY_S)
-        return True
+        return None
 
     async def give_up(self, question: TakeOver) -> bool:
         """What another broker is answered."""

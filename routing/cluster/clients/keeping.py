@@ -5,6 +5,9 @@
    for it waits for the stream. To keep a message twice is to keep it once; wills know what they were told.
 2. What is given out is asked of the leader, a page at a time, and told when it is committed.
 3. `LedKeeping` is what the leader has: `Retained` and `Wills` on the log's store.
+4. A message comes to the leader later than to those who were subscribed where it was published. So that who subscribes
+   elsewhere meanwhile does not miss it, all brokers are asked to say when all that they have sent so far is committed
+   before the leader is asked what there is. One round of that serves all who wait for it to begin.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import trio
 from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable
 from core_log.keyed_store import KeyedStore
 from routing.administration import retained as operations
-from routing.cluster.clients.asked import AskRetained, AskRetainedOperation, name_of, text
+from routing.cluster.clients.asked import AskAllTold, AskRetained, AskRetainedOperation, name_of, text
 from routing.cluster.clients.led_stores import LedStore, LedStores
 from routing.cluster.clients.led_wills import LedWills
 from routing.cluster.clients.orders import fields_of, order
@@ -194,6 +197,10 @@ class Keeping:
         self.wills = SharedWills(broker, self, (engine.cluster.broker_id, engine.forwarding.process))
         self.none = Retained(cast("KeyedStore", _NoStore()), broker.config, broker.clock.now_ms)
         self._stores = open_stores(self._read)
+        self._round: trio.Event | None = None
+        """Set when all have answered who are being asked by rule 4."""
+        self._next_round: trio.Event | None = None
+        """The same of who is asked then."""
         engine.spawn(self._watch)
 
     def _read(self, store: KeyedStore) -> LedKeeping:
@@ -265,8 +272,35 @@ class Keeping:
         if confirm:
             session.confirms.also(len(slab.bodies), self.stream, end, asks=may_refuse)
 
+    async def all_told(self) -> None:
+        """See rule 4: of what was published before a subscription was known there; or for a while."""
+        if self._next_round is None:
+            self._next_round = trio.Event()
+            self._engine.spawn(self._ask_all, self._next_round)
+        await self._next_round.wait()
+
+    async def _ask_all(self, over: trio.Event) -> None:
+        if self._round is not None:
+            await self._round.wait()
+        self._round, self._next_round = over, None
+        revision = self._engine.cluster.store.revision
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.all_told_here, revision)
+            nursery.start_soon(self._engine.elsewhere.ask_others, AskAllTold(revision))
+        over.set()
+
+    async def all_told_here(self, revision: int) -> bool:
+        """The same of this broker, which has to know the metadata of a revision first."""
+        with trio.move_on_after(_PATIENCE_S):
+            await self._engine.cluster.store.caught_up(revision)
+            if self.stream.kept:
+                await self._engine.elsewhere.reached([(cast("PartitionLog", self.stream), self.stream.next_position)])
+        return True
+
     async def pages(self, vhost: str, pattern: str, exchange: str) -> AsyncGenerator[Iterable[Slab], None]:
-        """What is kept of the keys that match a pattern, as messages of an exchange. Raises StorageUnavailable."""
+        """What is kept of the keys that match a pattern, as messages of an exchange; after `all_told` all of it.
+        Raises StorageUnavailable.
+        """
         after: str | None = None
         while True:
             found = await self._stores.at(0, _WHAT, may_forward=lambda: True)
