@@ -20,6 +20,7 @@ from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.clients.questions import Questions
 from routing.errors import StorageUnavailable
 from routing.message import Slab
+from routing.publishing.named import NamedSlab
 from routing.topics.offset_store import Committed, Partition
 from routing.topology.interest import Interest
 
@@ -108,7 +109,8 @@ class FeedOut:
 
     def forward(self, vhost: str, copies: tuple[str, ...], queue: str, slab: Slab) -> None:
         """See `InterestLink`."""
-        self._write(wire.Forward(_name(vhost), [_name(key) for key in copies], _name(queue), to_entry(slab)))
+        name = slab.name if isinstance(slab, NamedSlab) else b""
+        self._write(wire.Forward(_name(vhost), [_name(key) for key in copies], _name(queue), name, to_entry(slab)))
 
     def _write(self, frame: wire.AnyEngineFrame) -> None:
         for piece in wire.encode(frame):
@@ -192,7 +194,7 @@ class FeedIn:
         if isinstance(frame, wire.Forward):
             copies = [_text(key) for key in frame.copies]
             slab = self._slabs.read(frame.slab)
-            self._interests.on_forwarded(_text(frame.vhost), copies, _text(frame.queue), slab)
+            self._interests.on_forwarded(_text(frame.vhost), copies, _text(frame.queue), slab, frame.name)
         elif isinstance(frame, wire.Wanted):
             same = self._interests.on_told(self.broker, frame.anew, _interests(frame.more), _interests(frame.less))
             self._write(wire.Noted(frame.number, [(_name(vhost), _name(name)) for vhost, name in same]))

@@ -276,12 +276,13 @@ class Noted(_Frame, tag=33):
 
 class Forward(_Frame, tag=34):
     """Messages for queues that end with the receiver; `copies` are further keys that they are published with. With a
-    `queue` they are for that one alone.
+    `queue` they are for that one alone. What has a `name` is not given to them twice.
     """
 
     vhost: Name
     copies: Annotated[list[Name], Meta(max_length=ENTRIES_MAX)]
     queue: Name
+    name: Annotated[bytes, Meta(max_length=64)]
     slab: SlabEntry
 
 
@@ -418,7 +419,7 @@ def encode(frame: AnyEngineFrame) -> Pieces:
                 _column(packed, column)
         packed.append(msgspec.msgpack.encode(frame.waiting))
     elif isinstance(frame, Forward):
-        _head(packed, 5, tag, frame.vhost, frame.copies, frame.queue)
+        _head(packed, 6, tag, frame.vhost, frame.copies, frame.queue, frame.name)
         _slab(packed, frame.slab)
     elif isinstance(frame, Deliver):
         _head(packed, 2, tag)

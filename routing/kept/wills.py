@@ -34,6 +34,7 @@ from routing.commits import storage_errors
 from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
 from routing.facts import pack
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+from routing.publishing.named import NamedSlab
 from routing.queues.homes.home_records import encode_key
 
 if TYPE_CHECKING:
@@ -88,12 +89,18 @@ class Decision(NamedTuple):
     will: Will
     ends: dict[int, int]
     publisher: int = 0
-    """In a cluster, who publishes it under its number (`Slab.once`), so that homes take it once."""
+    """In a cluster, who publishes it under its number (`Slab.once`), so that homes take it once; other queues do by its
+    `title` (`NamedSlab`).
+    """
 
     @property
     def once(self) -> int:
         """Its number as a publish."""
         return self.number % NUMBERS
+
+    @property
+    def title(self) -> bytes:
+        return b"%d.%d" % (self.publisher, self.number)
 
     @property
     def key(self) -> bytes:
@@ -317,7 +324,8 @@ class _Publisher:
     def publish(self, decision: Decision, avoided: frozenset[Home]) -> None:
         """Raises BrokerError."""
         session, slab = self._session, decision.will.slab(decision.will.tag)
-        if decision.publisher:
+        if decision.publisher and (engine := session.broker.engine) is not None:
+            slab = NamedSlab(slab, decision.title, engine.interests.names)
             slab.once = decision.publisher, array("H", [decision.once])
         if not avoided:
             session.publish(slab, confirm=True)

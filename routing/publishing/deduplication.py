@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from core_log.errors import LogUnavailable
 from routing.message import NAME_ENCODING_ERRORS, Numbered, Slab
 from routing.property_editors import PropertyEditor, editor_of
+from routing.publishing.named import NamedSlab
 from routing.queues.seen_ids import hashes_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def put(route: Route, slab: Slab, now_ms: Callable[[], int]) -> list[tuple[Parti
 def _put_numbered(
     route: Route, slab: Slab, once: Numbered, now_ms: Callable[[], int]
 ) -> list[tuple[PartitionLog, int]]:
-    """Put messages where they are missing: what a home has taken under the same number it does not get again."""
+    """Put messages where they are missing: what a home has taken under the same number it does not get again, nor do
+    queues without a log what has a name.
+    """
     publisher, numbers = once
     count = len(numbers)
     missing: list[frozenset[Home]] = [frozenset()] * count
@@ -48,12 +51,13 @@ def _put_numbered(
         taken = home.numbers.known(publisher, numbers) if home.numbers else ()
         if taken:
             missing = [homes | {home} if n in taken else homes for homes, n in zip(missing, numbers, strict=True)]
+    had = slab.had_by(route.queues) if isinstance(slab, NamedSlab) else frozenset()
     targets: list[tuple[PartitionLog, int]] = []
     start = 0
     for at in range(1, count + 1):
         if at == count or missing[at] != missing[start]:
             part = slab.part(start, at)
-            there = frozenset(queue for queue in route.queues if queue.partition in missing[start])
+            there = had.union(queue for queue in route.queues if queue.partition in missing[start])
             way = route.avoiding(there) if there else route
             targets += deliver_new(way, part, now_ms()) if way.remembering else way.deliver(part)
             start = at

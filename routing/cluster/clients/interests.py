@@ -6,6 +6,7 @@
    that is published anywhere afterwards reaches it.
 3. Messages go with the turn in which they were published. A broker with which there is no link, or that has
    `forward_bytes_max` waiting for it, gets none: these queues promise nothing, and what is lost is counted.
+4. What has a name (`publishing/named.py`) goes with it, and comes to the queues here once, whoever sends it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import trio
 
 from routing.message import Slab
 from routing.publishing.deduplication import put
+from routing.publishing.named import Names
 from routing.topology.interest import Interest, Others, Wanted
 from routing.topology.route import Route
 from routing.topology.topology import Topology
@@ -68,6 +70,7 @@ class Interests:
         """`process` is the number that others know this one by."""
         self.dropped_messages = 0
         """Messages for queues elsewhere that could not be sent."""
+        self.names = Names()
         self.brokers: Callable[[], Collection[int]] = lambda: ()
         """The others that are registered."""
         self._topology = topology
@@ -256,8 +259,10 @@ class Interests:
                 logger.warning("messages for queues of broker %d are lost: it takes none now", broker)
             self.dropped_messages += len(slab.bodies)
 
-    def on_forwarded(self, vhost: str, copies: Sequence[str], queue: str, slab: Slab) -> None:
-        """Another broker has messages for queues here, or for one of them if it is named."""
+    def on_forwarded(self, vhost: str, copies: Sequence[str], queue: str, slab: Slab, name: bytes = b"") -> None:
+        """Another broker has messages for queues here, or for one of them if it is named; `name` is of `NamedSlab`."""
+        if name and not self.names.is_new(name, queue):
+            return
         found = self._topology.vhosts.get(vhost)
         if queue:
             chosen = found.queues.get(queue) if found is not None else None

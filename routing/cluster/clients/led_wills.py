@@ -6,7 +6,8 @@
    process is gone, so is the owner: his will is published after its delay, unless he comes back to any broker before;
    and not within `grace_ms` after the start of this process, when all brokers may have been gone.
 3. What is decided is published under numbers (`Slab.once`) of this leadership's own: homes take it once, though another
-   leader publishes it again. They are released when nobody does that any more.
+   leader publishes it again. They are released when nobody does that any more. Queues that end with their broker know
+   it by its title (`publishing/named.py`).
 4. `over` is the end of it: what is under way is the next leader's.
 """
 

@@ -118,8 +118,8 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
         [32, 3, False, [[b"/", b"e", b"a.#\xff", "amqp", b"{}", b"q"]], [[b"v", b"", b"q", "mqtt", b"", b""]]],
     ),
     (wire.Noted(MAX, [(b"/", b"q")]), [33, MAX, [[b"/", b"q"]]]),
-    (wire.Forward(b"/", [], b"", SMALL), [34, b"/", [], b"", SMALL_LIST]),
-    (wire.Forward(b"v", [b"k", b"\xff"], b"q", FULL), [34, b"v", [b"k", b"\xff"], b"q", FULL_LIST]),
+    (wire.Forward(b"/", [], b"", b"", SMALL), [34, b"/", [], b"", b"", SMALL_LIST]),
+    (wire.Forward(b"v", [b"k", b"\xff"], b"q", b"n", FULL), [34, b"v", [b"k", b"\xff"], b"q", b"n", FULL_LIST]),
     (
         wire.CommitOffsets(1, b"g", [wire.OffsetEntry(b"t", 0, MAX, "note")]),
         [35, 1, b"g", [[b"t", 0, MAX, "note"]]],
