@@ -45,7 +45,7 @@ _STRETCH_S = 0.004
 _STRETCH_MAX = 256
 """and so many in one stretch of time."""
 _COLD_MAX = 4096
-"""After a message that was not in memory so many are read ahead before the event loop tries again."""
+"""After a message that was not in memory so many are read ahead before it is tried again whether they are."""
 
 
 class Scattered:
@@ -94,14 +94,19 @@ class Scattered:
         return self._cold > 0 and queue not in self._reading
 
     def load_ahead(self, offsets: list[int], queue: Queue) -> None:
-        """Read these for a queue that `reads_ahead`."""
+        """Read these for a queue that `reads_ahead`. Now and then it is tried whether they are in memory: they are not
+        wanted yet, so nobody waits where they are not.
+        """
         self._cold -= len(offsets)
+        if self._cold <= 0 and not self._read_cached(sorted(offsets[:_AT_ONCE_MAX])):
+            self._cold = _COLD_MAX
         self._read_for(queue, offsets)
 
     def _read_for(self, queue: Queue, offsets: list[int]) -> None:
-        self._reading.add(queue)
         missing = [offset for offset in offsets if offset not in self._kept]
-        self._reads.start(self._load, (missing, queue))
+        if missing:
+            self._reading.add(queue)
+            self._reads.start(self._load, (missing, queue))
 
     def _read_at_once(self, offsets: list[int]) -> bool:
         """Read some of these if no disk has to be waited for; whether the first is there now."""
@@ -113,17 +118,23 @@ class Scattered:
         few = offsets[: min(_AT_ONCE_MAX, self._stretch_left)]
         wanted = sorted({offset for offset in few if offset not in self._kept})
         self._stretch_left -= len(wanted)
+        all_there = self._read_cached(wanted)
+        if offsets[0] in self._kept:
+            return True
+        if not all_there:
+            self._cold = _COLD_MAX
+        return False
+
+    def _read_cached(self, rising: list[int]) -> bool:
+        """Read of these what comes before the first for which a disk has to be waited for; whether there is none
+        among as many as are read in one go."""
         try:
-            runs = read_cached_records(self._log, wanted, _AT_ONCE_BYTES, self._known)
+            runs = read_cached_records(self._log, rising, _AT_ONCE_BYTES, self._known)
         except (OSError, CorruptBatch, OffsetOutOfRange):
             return False  # the thread says what is wrong
         for run in runs:
             self._hold(self._reader.one(run))
-        if offsets[0] in self._kept:
-            return True
-        if len(runs) < len(wanted):
-            self._cold = _COLD_MAX
-        return False
+        return len(runs) == len(rising) or sum(len(run.values[0] or b"") for run in runs) >= _AT_ONCE_BYTES
 
     async def _load(self, wanted: tuple[list[int], Queue]) -> None:
         offsets, queue = wanted

@@ -68,3 +68,25 @@ async def test_there_is_an_end_to_what_the_event_loop_reads(
 async def test_what_may_have_to_be_waited_for_is_a_threads(reads: list[int]) -> None:
     assert await consume_scattered(MemoryFiles()) == EXPECTED
     assert COUNT * 3 / 4 < sum(reads) <= COUNT
+
+
+@pytest.mark.parametrize("cached", [True, False])
+async def test_whether_a_disk_has_to_be_waited_for_is_tried_with_what_is_not_wanted_yet(
+    tmp_path: Path, *, cached: bool
+) -> None:
+    files = OsFiles(tmp_path) if cached else MemoryFiles()
+    async with engine(files, stripes=1, stripe_cache_bytes=0) as running:
+        await running.queue("q")
+        queue = running.broker.topology.queues["q"]
+        client = running.client()
+        client.session.publish(Slab("", "q", PERSISTENT, [b"%d" % number for number in range(100)]))
+        await running.synced()
+        one: Scattered = queue.store.load_ahead.__self__._scattered
+        one._cold = 50
+        first = queue.head()[0]
+        one.load_ahead(list(range(first, first + 49)), queue)
+        await running.until(lambda: one.reads_ahead(queue))
+        one.load_ahead(list(range(first + 49, first + 99)), queue)
+        await running.until(lambda: not one.is_reading_for(queue))
+        assert one.reads_ahead(queue) is not cached
+        assert all(one.find(offset) for offset in range(first, first + 99))
