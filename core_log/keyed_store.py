@@ -75,9 +75,9 @@ class KeyedStore:
         """
         return self.put_all([(key, value)])
 
-    def put_all(self, puts: Sequence[tuple[bytes, bytes | None]]) -> int:
+    def put_all(self, puts: Sequence[tuple[bytes, bytes | None]], *, together: bool = False) -> int:
         """`put` for several keys. A crash leaves all of them or none as long as they fit in one batch (256 KiB), else
-        the first batches.
+        the first batches. `together`: they are one batch, as far as the log takes one of their size.
 
         Raises LogUnavailable, BatchTooLarge; then nothing has changed.
         """
@@ -88,7 +88,8 @@ class KeyedStore:
         batches: list[tuple[bytes, int]] = []
         builder = self._builder()
         for offset, (key, value) in enumerate(puts, log.log_end_offset):
-            if builder.count and builder.size_estimate + len(key) + len(value or b"") > _BATCH_BYTES:
+            is_full = builder.size_estimate + len(key) + len(value or b"") > _BATCH_BYTES
+            if builder.count and is_full and not together:
                 batches.append((builder.build(), builder.count))
                 builder = BatchBuilder(offset, log.leader_epoch, log.wall_clock_ms())
             builder.add(offset, key, value)
@@ -106,13 +107,16 @@ class KeyedStore:
         self._taken_back.clear()
         return log.log_end_offset
 
-    async def change(self, puts: Sequence[tuple[bytes, bytes | None]]) -> dict[bytes, bytes | None]:
-        """Set several keys and wait until that is durable, see rule 4; what they were before.
+    async def change(
+        self, puts: Sequence[tuple[bytes, bytes | None]], *, together: bool = False
+    ) -> dict[bytes, bytes | None]:
+        """Set several keys and wait until that is durable, see rule 4; what they were before. `together` as in
+        `put_all`.
 
         Raises LogUnavailable, BatchTooLarge; then nothing has changed.
         """
         before = {key: self._values.get(key) for key, _ in puts}
-        end = self.put_all(puts)
+        end = self.put_all(puts, together=together)
         try:
             await self.log.wait_committed(end)
         except LogUnavailable:

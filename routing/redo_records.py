@@ -39,8 +39,8 @@ class Places(NamedTuple):
     """By what bytes in their headers the messages of a step are known, and where logs ended before they got them."""
 
     marker: bytes
-    homes: list[tuple[int, int]]
-    """(index, offset) of home partitions."""
+    homes: list[Sequence[int]]
+    """Of home partitions: index, offset, and the ids of the queues there that the step goes to."""
     topics: list[tuple[str, int, int]]
     """(topic, partition, offset)."""
 
@@ -69,11 +69,6 @@ def encode(publishes: Sequence[Published], settled: Sequence[Settled], places: P
     said = [_VERSION, written, done] + ([] if places is None else [list(places)])
     packed: bytes = msgpack.packb(said, unicode_errors=NAME_ENCODING_ERRORS)
     return packed
-
-
-def decode(record: bytes) -> tuple[list[Published], list[Settled]]:
-    """The inverse of `encode`, but for places. Raises CorruptBatch."""
-    return decode_step(record)[:2]
 
 
 def decode_step(record: bytes) -> tuple[list[Published], list[Settled], Places | None]:

@@ -8,7 +8,7 @@
    the whole is applied in one go, and the record is removed when the logs it concerns are durable.
 4. At a start what is still recorded is applied again. What a crash left of the first time may come twice, and is marked
    redelivered; settlements of messages that are gone change nothing.
-   Those of steps that take effect once (`published_once.py`) are found there, and do not come twice.
+   Those of steps that take effect once (`published_once.py`) are put only where they are missing.
    In a cluster it is `cluster/clients/transactions.py` that has records, with replicas, and sees to it.
 5. A rejected message that goes to a dead letter exchange leaves its queue when its copy is committed, as always: a
    crash before brings it back.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -32,7 +33,9 @@ from routing.errors import BrokerError, LimitExceeded, PreconditionFailed, Stora
 from routing.log_transactions.store import is_redo_record
 from routing.message import Slab
 from routing.publishing.deduplication import put
-from routing.publishing.published_once import Redo, Step, Writers
+from routing.publishing.published_once import Step
+from routing.publishing.step_parts import Part, bodies_in, parts_of, put_home, put_topic
+from routing.publishing.writers import Writers
 from routing.queues.homes.home import for_others
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.queue import Queue
@@ -54,6 +57,7 @@ _SETTLED_BYTES = 256
 """What a collected run of settlements takes, about."""
 _BATCH_ROOM_BYTES = 1 << 20
 _RETRY_S = 0.1
+_READ_BYTES = 1 << 20
 _ENDING = (Outcome.ACK, Outcome.DISCARD)
 """After these a message is gone; after the others it is back, as it is after a crash."""
 
@@ -148,8 +152,18 @@ class Plan:
 
     def places(self, marker: bytes) -> Places:
         """Where the logs here end that it publishes to."""
-        homes = [(home.index, home.next_offset) for home in self.published if isinstance(home, QueuePartition)]
-        return Places(marker, homes, [(one.topic_name, one.index, one.next_offset) for one in self.topics])
+        homes: list[Sequence[int]] = [
+            (home.index, home.next_offset, *self.queue_ids(home))
+            for home in self.published
+            if isinstance(home, QueuePartition)
+        ]
+        return Places(
+            marker, homes, [(one.topic_name, one.index, one.next_offset) for one in dict.fromkeys(self.topics)]
+        )
+
+    def queue_ids(self, home: Home) -> list[int]:
+        """The queues of a home that it publishes to."""
+        return list({queue.id: None for route in self.routes for queue in route.queues if queue.partition is home})
 
     def seal(self) -> list[QueuePartition]:
         """Write what was applied to the home partitions and topics here; these home partitions."""
@@ -199,6 +213,7 @@ class Transactions:
         """Who sees to what concerns several logs in a cluster."""
         self.under_way: dict[Transaction, None] = {}
         """Those whose commit waits for a leader: what they have taken may come back."""
+        self._locks: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
         self._applied: set[bytes] = set()
         """Records that are only waiting to be removed."""
 
@@ -210,10 +225,21 @@ class Transactions:
         """An empty one."""
         return Transaction(self._bytes_max)
 
-    async def commit(self, session: Session, transaction: Transaction, step: Step | None = None) -> None:
-        """Let it take effect; returns when that cannot be lost any more. As a `step` it is known by its messages, and
-        takes effect once. Raises StorageUnavailable or, in a cluster, PreconditionFailed, and then the session has back
-        what it had settled.
+    def lock(self, writer: str) -> trio.Lock:
+        """Who does a step of a writer here holds this."""
+        found = self._locks.get(writer)
+        if found is None:
+            found = self._locks[writer] = trio.Lock()
+        return found
+
+    def is_done(self, step: Step) -> bool:
+        """Whether a step is known here to have taken effect."""
+        return self.writers is not None and self.writers.last(step.writer).number >= step.number
+
+    async def commit(self, session: Session, transaction: Transaction, step: Step | None = None) -> bool:
+        """Let it take effect; returns when that cannot be lost any more. As a `step` it takes effect once: False if it,
+        or a later one, had before. Raises StorageUnavailable or, in a cluster, PreconditionFailed, and then the session
+        has back what it had settled.
         """
         try:
             self.under_way[transaction] = None
@@ -225,22 +251,25 @@ class Transactions:
             direct = None if step else self._direct_home(plan)
             if direct is not None:
                 await self._commit_directly(plan, direct)
-                return
+                return True
             if not (plan.published or plan.settled or plan.topics or step):
                 plan.apply()
-                return
+                return True
             await self._say_what_views_took(plan)
             if self.shared is None:
                 with trio.CancelScope(shield=True):
                     await self._commit_by_record(plan, step)
-                return
+                return True
         except (LogUnavailable, BatchTooLarge, StorageUnavailable) as error:
             session.take_back(transaction)
             raise StorageUnavailable(str(error)) from error
         except PreconditionFailed:
             session.take_back(transaction)
             raise
+        if step is not None:
+            return await self.shared.steps.commit(plan, step)
         await self.shared.commit(plan)
+        return True
 
     async def _planned(self, session: Session, transaction: Transaction) -> Plan:
         """What it comes to; in a cluster a home that has no leader now is waited for. Raises StorageUnavailable,
@@ -315,8 +344,11 @@ class Transactions:
             Settled(queue.id, list(entry.offsets_of(entry.first, entry.end)), rejected)
             for queue, entry, rejected in plan.endings()
         ]
-        puts, places = ([], None) if step is None else (step.puts, plan.places(step.marker))
-        await self.store.change([*puts, (key, encode(published(plan.routed), settled, places))])
+        puts, places = [], None
+        if step is not None and self.writers is not None:
+            puts, places = [self.writers.note(*step, key, self._now_ms())], plan.places(step.marker)
+        puts.append((key, encode(published(plan.routed), settled, places)))
+        await self.store.change(puts, together=True)
         while True:
             try:
                 plan.prepare()
@@ -364,9 +396,8 @@ class Transactions:
                     queue.settle_waiting(entry.offsets, rejected=entry.rejected)
                     logs[queue.partition.log] = None
             if places is not None:
-                homes = {home.index: home for home in self._topology.led}
-                logs |= Redo(queues, homes, self._topology.topics, self._now_ms).do(publishes, places)
-                publishes = []
+                parts, publishes = parts_of(publishes, places, self._topology.topics), []
+                logs |= dict.fromkeys(map(self._redo, parts))
             for slab, queue_ids, topics, delayed in publishes:
                 there = [queues[queue_id] for queue_id in queue_ids if queue_id in queues]
                 found = [self._topology.topics[name] for name in topics if name in self._topology.topics]
@@ -384,3 +415,21 @@ class Transactions:
             logger.warning("a transaction that was committed before the stop is applied again")
             self._applied.add(key)
             self._remove_when_durable(key, list(logs))
+
+    def _redo(self, part: Part) -> PartitionLog:
+        """Have a log hold all of its part of a step; blocks. Raises CorruptBatch, LogUnavailable, OSError."""
+        topics = self._topology.topics
+        home = self._topology.led[part.home] if part.home >= 0 else None
+        log = home.log if home is not None else part.partition(topics).log
+        if log.log_start_offset > part.since:
+            return log  # so much was done since that it is there, or gone again
+        bodies: list[bytes] = []
+        since = part.since
+        while batches := log.read_blocking(since, _READ_BYTES):
+            found, since = bodies_in(batches, part.places.marker)
+            bodies += found
+        if home is not None:
+            put_home(home, part, bodies, self._now_ms)
+        else:
+            put_topic(topics, part, bodies)
+        return log

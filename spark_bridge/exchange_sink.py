@@ -1,8 +1,8 @@
 """Rows published to an exchange, each row once.
 
 1. All rows of a task are one step of a writer that is named after the query and the task, with the number of the
-   micro-batch (`routing/publishing/published_once.py`): the broker publishes a step once, as a whole, in one
-   transaction with the note that it did.
+   micro-batch (`routing/publishing/published_once.py`): a step is published once, as a whole, in one transaction with
+   the note that it was, whichever broker of a cluster is asked, and how often.
 2. So the rows of a task have to fit into one request. Who has more writes with more partitions.
 3. The columns are `value`, and if they are there `routingKey`, `headers`, `properties` (as the source has them), and
    `messageId`, `priority`, `delayMs` as a short way to single ones.
@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 from core_log.compression import Compression
 from core_log.record_batch import NO_HEADERS, encode_headers
 from protocols.native.clients.blocking import BlockingClient
+from protocols.native.errors import ConnectionLost, MillraceError, RequestTimedOut
 from spark_bridge.message_columns import PREFIX, PROPERTIES
 from spark_bridge.options import OptionError, SinkOptions
 from spark_bridge.records import ColumnDraft
@@ -38,6 +39,9 @@ BATCH_BYTES = 768 << 10
 REQUEST_OVERHEAD_BYTES = 64 << 10
 RECORD_OVERHEAD_BYTES = 32
 DELAY_HEADER = "x-delay"
+_PATIENCE_S = 60.0
+"""While brokers are gone, or too few are in sync."""
+_RETRY_S = 0.2
 _BLOCKS_MAX = 1024
 
 _NUMBERS = (ShortType(), IntegerType(), LongType())
@@ -90,7 +94,20 @@ def publish_rows(
     if not made:
         return 0, False
     said = {"name": options.exchange, "vhost": options.vhost, "writer": writer, "number": number, "batches": made}
-    return maker.rows, client.look("exchanges.publish_once", **said) < 0
+    return maker.rows, _publish(client, said) < 0
+
+
+def _publish(client: BlockingClient, said: Mapping[str, Any]) -> int:
+    """Have it published by whichever broker answers: it takes effect once. Raises `MillraceError`."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return int(client.look("exchanges.publish_once", **said))
+        except MillraceError as error:
+            passes = error.retriable or isinstance(error, ConnectionLost | RequestTimedOut)
+            if not passes or time.monotonic() >= until:
+                raise
+        time.sleep(_RETRY_S)
 
 
 class _Batches:

@@ -19,6 +19,7 @@ from routing.cluster.clients.transaction_links import OutcomeUnknown, Settlement
 from routing.errors import BrokerError, StorageUnavailable
 from routing.groups.errors import GroupError
 from routing.log_transactions.errors import BY_NAME, LogTransactionError
+from routing.message import NAME_ENCODING_ERRORS
 
 _PATIENCE_S = 10.0
 _TEXT_MAX = 4096
@@ -60,6 +61,18 @@ class TransactionsOut:
         """See `TransactionLink`."""
         await self._ask(lambda request: wire.KeepTransaction(request, number, key, record))
 
+    async def keep_step(self, number: int, key: bytes, record: bytes, writer: str, step: int) -> bool:
+        """See `TransactionLink`."""
+        name = writer.encode("utf-8", NAME_ENCODING_ERRORS)
+        answer = await self._ask(lambda request: wire.KeepStep(request, number, key, record, name, step))
+        return answer.outcome == "done"
+
+    async def put(self, log: str, record: bytes) -> int:
+        """See `TransactionLink`."""
+        revision = self._engine.forwarding.revision
+        answer = await self._ask(lambda request: wire.PutThere(request, revision, log, record))
+        return answer.offsets[0] if answer.offsets else 0
+
     async def places(self, number: int, ids: Sequence[int]) -> Sequence[int]:
         """See `TransactionLink`."""
         return _pairs((await self._ask(lambda request: wire.AskPlaces(request, number, list(ids)))).offsets)
@@ -91,7 +104,7 @@ class TransactionsOut:
         answer = await self._questions.ask(lambda request: self._send(make(request)))
         if answer is None:
             raise OutcomeUnknown(f"broker {self.broker} does not answer")
-        if answer.outcome != "done":
+        if answer.outcome in ("refused", "unknown"):
             raise (StorageUnavailable if answer.outcome == "refused" else OutcomeUnknown)(answer.text)
         return answer
 
@@ -119,21 +132,18 @@ class TransactionsIn:
             _pairs(frame.ids)
         self._engine.spawn(self._answer, frame)
 
-    async def _answer(self, frame: wire.KeepTransaction | wire.AskPlaces | wire.SettleThere) -> None:
-        transactions = self._engine.transactions
+    async def _answer(self, frame: wire.Question) -> None:
         offsets: Sequence[int] = ()
         outcome: wire.Outcome = "done"
         text = ""
         try:
-            if isinstance(frame, wire.KeepTransaction):
-                await transactions.keep_here(frame.number, frame.key, frame.record)
-            elif isinstance(frame, wire.AskPlaces):
-                offsets = transactions.places_here(self._served, frame.number, frame.ids)
+            if isinstance(frame, wire.KeepStep):
+                steps = self._engine.transactions.steps
+                writer = frame.writer.decode("utf-8", NAME_ENCODING_ERRORS)
+                is_new = await steps.keep_here(frame.number, frame.key, frame.record, writer, frame.step)
+                outcome = "done" if is_new else "before"
             else:
-                settlements = [
-                    Settlement(one.queue_id, one.number, one.ids, one.offsets, one.rejected) for one in frame.entries
-                ]
-                await transactions.settle_here(frame.log, settlements, self._served)
+                offsets = await self._do(frame)
         except OutcomeUnknown as error:
             outcome, text = "unknown", str(error)
         except StorageUnavailable as error:
@@ -141,6 +151,24 @@ class TransactionsIn:
         for piece in wire_codec.encode(wire.TransactionAnswer(frame.request, outcome, text[:_TEXT_MAX], list(offsets))):
             self._outbox.write(piece)
         self._engine.want_turn()
+
+    async def _do(
+        self, frame: wire.KeepTransaction | wire.AskPlaces | wire.SettleThere | wire.PutThere
+    ) -> Sequence[int]:
+        """Offsets, where it is asked for some. Raises StorageUnavailable."""
+        transactions = self._engine.transactions
+        if isinstance(frame, wire.PutThere):
+            return [await transactions.steps.put_here(frame.log, frame.record)]
+        if isinstance(frame, wire.AskPlaces):
+            return transactions.places_here(self._served, frame.number, frame.ids)
+        if isinstance(frame, wire.KeepTransaction):
+            await transactions.keep_here(frame.number, frame.key, frame.record)
+        else:
+            settlements = [
+                Settlement(one.queue_id, one.number, one.ids, one.offsets, one.rejected) for one in frame.entries
+            ]
+            await transactions.settle_here(frame.log, settlements, self._served)
+        return ()
 
     async def _answer_coordinator(self, frame: wire.AskCoordinator) -> None:
         error = text = ""

@@ -22,8 +22,10 @@ from core_log.replication import messages
 from protocols.buffers import LENGTH_BYTES, BytesLike
 from protocols.sansio import RemoteProtocolError
 
-VERSION = 2
-"""Of all frames. 2: sessions, retained messages and wills of MQTT go between brokers, and a leader has a last word."""
+VERSION = 3
+"""Of all frames. 2: sessions, retained messages and wills of MQTT go between brokers, and a leader has a last word.
+3: steps of writers.
+"""
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 LOGS_MAX = 100_000

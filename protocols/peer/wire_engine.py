@@ -23,7 +23,9 @@ from protocols.peer.wire_transactions import (
     AskCoordinator,
     AskPlaces,
     CoordinatorAnswer,
+    KeepStep,
     KeepTransaction,
+    PutThere,
     SettleThere,
     TransactionAnswer,
 )
@@ -386,6 +388,7 @@ AnyEngineFrame = (
     | Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
     | Numbered | Placed
     | KeepTransaction | AskPlaces | SettleThere | TransactionAnswer | AskCoordinator | CoordinatorAnswer
+    | KeepStep | PutThere
 )  # fmt: skip
 _decoder: msgspec.msgpack.Decoder[AnyEngineFrame | Error] = msgspec.msgpack.Decoder(AnyEngineFrame | Error)
 _pack = msgpack.Packer().pack

@@ -16,7 +16,7 @@ ANSWER_BYTES_MAX = 8 << 20
 Key = Annotated[bytes, Meta(min_length=1, max_length=64)]
 Ranges = Annotated[list[Number], Meta(max_length=RANGES_MAX)]
 """First and last of each, one after the other."""
-Outcome = Literal["done", "refused", "unknown"]
+Outcome = Literal["done", "refused", "unknown", "before"]
 
 
 class _Frame(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -60,7 +60,9 @@ class SettleThere(_Frame, tag=50):
 
 
 class TransactionAnswer(_Frame, tag=51):
-    """To all of these. `refused`: nothing was done, and `text` says why; `unknown`: it may yet be."""
+    """To all of these. `refused`: nothing was done, and `text` says why; `unknown`: it may yet be; `before`: the step,
+    or a later one, was kept before. To `PutThere` the offset is where the log ends.
+    """
 
     request: Number
     outcome: Outcome
@@ -84,5 +86,29 @@ class CoordinatorAnswer(_Frame, tag=53):
     answer: Annotated[bytes, Meta(max_length=ANSWER_BYTES_MAX)]
 
 
-TransactionFrame = KeepTransaction | AskPlaces | SettleThere | TransactionAnswer | AskCoordinator | CoordinatorAnswer
+class KeepStep(_Frame, tag=54):
+    """Keep a step of a writer in log `number`, which the receiver leads, unless that was done before."""
+
+    request: Number
+    number: Number
+    key: Key
+    record: bytes
+    writer: Annotated[bytes, Meta(max_length=255)]
+    step: Number
+
+
+class PutThere(_Frame, tag=55):
+    """Have a log that the receiver leads hold its part of a step, as the record says; without one only say where it
+    ends. `revision` as in `Publish`.
+    """
+
+    request: Number
+    revision: Number
+    log: LogName
+    record: bytes
+
+
+Question = KeepTransaction | AskPlaces | SettleThere | KeepStep | PutThere
+"""What has a `TransactionAnswer`."""
+TransactionFrame = Question | TransactionAnswer | AskCoordinator | CoordinatorAnswer
 """What `adapter_transactions.py` deals with."""

@@ -375,7 +375,7 @@ class Topic:
     def require_room(self, slab: Slab) -> None:
         """Raises LimitExceeded if a message of a slab is too large for a batch of this topic."""
         limit = self.partitions[0].log.config.message_bytes_max - BATCH_HEADER_BYTES
-        for column in self._columns(slab):
+        for column in self.columns(slab):
             around = RECORD_BYTES + _longest(column.keys) + _longest(column.header_blocks)
             if max(map(len, column.bodies), default=0) + around <= limit:
                 continue
@@ -390,10 +390,10 @@ class Topic:
         """Append a routed slab, each message to the partition of its key; the logs, and the offsets behind the last."""
         return [
             partition.route_records(keys, blocks, bodies, body_bytes)
-            for partition, keys, blocks, bodies, body_bytes in self._columns(slab)
+            for partition, keys, blocks, bodies, body_bytes in self.columns(slab)
         ]
 
-    def _columns(self, slab: Slab) -> list[_Column]:
+    def columns(self, slab: Slab) -> list[_Column]:
         """The records of a slab for each partition, worked out once."""
         memo = slab.wire = {} if slab.wire is None else slab.wire
         columns: list[_Column] | None = memo.get(self)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
+from core_log.batch_header import parse_header
 from core_log.errors import BatchTooLarge, LogUnavailable
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.keyed_store import GARBAGE_BYTES_MIN, KeyedStore
@@ -84,6 +85,18 @@ async def test_many_puts_are_all_or_none(flusher: LogFlusher) -> None:
     assert dict(store.items()) == {b"a": b"old"}
     await store.change([(b"%d" % n, bytes(1000)) for n in range(1000)])
     assert len(dict(KeyedStore(open_log(disk.crash(), flusher=flusher)).items())) == 1001
+
+
+async def test_large_puts_are_one_batch_if_they_have_to_be(flusher: LogFlusher) -> None:
+    log = open_log(MemoryFiles(), LogConfig(message_bytes_max=1 << 20), flusher=flusher)
+    store = KeyedStore(log)
+    large = [(b"note", b"1"), (b"record", bytes(600_000))]
+    store.put_all(large)
+    await store.change(large, together=True)
+    counts = [parse_header(batch).record_count for batch in log.read(0, 4 << 20) or []]
+    assert counts == [1, 1, 2]
+    with pytest.raises(BatchTooLarge):
+        store.put_all([*large, (b"more", bytes(600_000))], together=True)
 
 
 async def test_garbage_is_rewritten(flusher: LogFlusher) -> None:

@@ -12,7 +12,9 @@ import trio
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
+from core_log.record_batch import BatchBuilder
 from gateway.etcd_process import EtcdProcess
+from routing.administration import administer
 from tests.gateway.test_member import Running, three, until
 from tests.gateway.test_remote_member import PERSISTENT, connection
 
@@ -106,6 +108,45 @@ def settle_and_publish(channel: BlockingChannel) -> None:
     channel.tx_commit()
 
 
+async def step(broker: Running, number: int, *bodies: bytes) -> Any:
+    builder = BatchBuilder(0, -1, 1000)
+    for offset, body in enumerate(bodies):
+        builder.add(offset, b"k", body, [])
+    said = {"name": "amq.fanout", "writer": "w", "number": number, "batches": [builder.build()]}
+    return await administer(broker.server.broker, "guest", "exchanges.publish_once", said)
+
+
+async def bind_all(broker: Running) -> None:
+    engine = broker.server.broker
+    for name in NAMES.values():
+        await engine.bind("queue", name, "amq.fanout", "")
+    await engine.create_topic("t", partitions=1)
+    await engine.bind("topic", "t", "amq.fanout", "")
+
+
+async def check_rows(broker: Running, *rows: bytes) -> None:
+    assert await at(broker, contents) == {name: list(rows) for name in NAMES.values()}
+    log = broker.server.broker.topology.topic("t").partitions[0].log
+    await until(lambda: log.high_watermark == len(rows))
+
+
+async def steps_take_effect_once(brokers: dict[int, Running]) -> None:
+    await bind_all(brokers[1])
+    found: list[int] = []
+
+    async def publish(number: int) -> None:
+        found.append(await step(brokers[number], 0, b"1", b"2"))
+
+    async with trio.open_nursery() as nursery:
+        for number in brokers:
+            nursery.start_soon(publish, number)
+    assert sorted(found) == [-1, -1, 2]
+    assert await step(brokers[2], 1, b"3") == 1
+    assert [await step(broker, 0, b"9") for broker in brokers.values()] == [-1, -1, -1]
+    await until(lambda: records(brokers) == 1)  # the writer's last number
+    await check_rows(brokers[2], b"1", b"2", b"3")
+
+
 async def test_what_several_brokers_lead_is_committed_together(etcd: EtcdProcess, tmp_path: Path) -> None:
     async with town(etcd, tmp_path, "transactions") as brokers:
         await at(brokers[1], publish)
@@ -137,6 +178,9 @@ async def test_what_several_brokers_lead_is_committed_together(etcd: EtcdProcess
         await at(brokers[3], late)
         assert await at(brokers[2], contents) == found
         assert not records(brokers)
+        for name in NAMES.values():
+            await brokers[1].server.broker.purge_queue(name)
+        await steps_take_effect_once(brokers)
 
 
 async def test_a_broker_that_goes_leaves_all_or_nothing(etcd: EtcdProcess, tmp_path: Path) -> None:

@@ -141,6 +141,13 @@ class Transactions:
     async def keep(self, number: int, key: bytes, record: bytes | None) -> None:
         await self._ask(lambda: self._there.transactions.keep_here(number, key, record))
 
+    async def keep_step(self, number: int, key: bytes, record: bytes, writer: str, step: int) -> bool:
+        steps = self._there.transactions.steps
+        return bool(await self._ask(lambda: steps.keep_here(number, key, record, writer, step)))
+
+    async def put(self, log: str, record: bytes) -> int:
+        return int(await self._ask(lambda: self._there.transactions.steps.put_here(log, record)))
+
     async def places(self, number: int, ids: Sequence[int]) -> Sequence[int]:
         async def find() -> Sequence[int]:
             return self._there.transactions.places_here(self._link.served, number, ids)

@@ -31,6 +31,16 @@ class TransactionLink(Protocol):
     async def keep(self, number: int, key: bytes, record: bytes | None) -> None:
         """Have a record kept, or forgotten, in the log of a number; returns when that is committed."""
 
+    async def keep_step(self, number: int, key: bytes, record: bytes, writer: str, step: int) -> bool:
+        """Have the record of a writer's step kept in the log of a number, once; returns when that is committed. False:
+        the step, or a later one, was kept before, and has taken effect.
+        """
+
+    async def put(self, log: str, record: bytes) -> int:
+        """Have a log hold all of its part of a step, which the record says; returns when that is committed: where the
+        log ends. With no record it only says that.
+        """
+
     async def places(self, number: int, ids: Sequence[int]) -> Sequence[int]:
         """The offsets of what consumer `number` has and has not settled: ranges, of ranges of ids. None
         at all if it was given back.

@@ -25,15 +25,16 @@ import trio
 
 from core_log.errors import BatchTooLarge, CorruptBatch, LogUnavailable
 from core_log.keyed_store import KeyedStore
-from routing.cluster.clients.led_stores import LedStores
+from routing.cluster.clients.led_stores import LedStore, LedStores
 from routing.cluster.clients.remote_queue import RemoteQueue
+from routing.cluster.clients.shared_steps import SharedSteps
 from routing.cluster.clients.transaction_effects import Effects, Target, held_by_others, places_of
-from routing.cluster.clients.transaction_links import OutcomeUnknown, Settlement, each_in, ranges_of
+from routing.cluster.clients.transaction_links import OutcomeUnknown, Settlement, TransactionLink, each_in, ranges_of
 from routing.cluster.metadata.log_names import TRANSACTIONS, home_log, log_of_kind, number_of
 from routing.errors import StorageUnavailable
 from routing.log_transactions.store import is_redo_record
 from routing.queues.homes.queue_partition import QueuePartition
-from routing.redo_records import decode, encode, published
+from routing.redo_records import decode_step, encode, published
 from routing.transactions import Plan, Transaction, taken_back
 from routing.unsettled import Outcome, Unsettled
 
@@ -89,6 +90,7 @@ class SharedTransactions:
         self._numbers = count(1)
         self._works: dict[_Work, None] = {}
         self._redone: set[bytes] = set()
+        self.steps = SharedSteps(broker, engine, self)
         engine.spawn(self._watch)
 
     # ---- a commit
@@ -142,9 +144,7 @@ class SharedTransactions:
         return effects
 
     async def _carry_out(self, work: _Work, number: int) -> None:
-        key = b"%b%b%b" % tuple(
-            one.to_bytes(8, "big") for one in (self._cluster.broker_id, self._process, next(self._numbers))
-        )
+        key = self.new_key()
         plan = work.plan
         try:
             certain = await self._decide(number, key, work.record)
@@ -164,7 +164,13 @@ class SharedTransactions:
         del self._works[work]
         work.answer(None)
         self._engine.want_turn()
-        await self._forget(number, key)
+        await self.forget(number, key)
+
+    def new_key(self) -> bytes:
+        """Of a record: of which process it is, and a number."""
+        return b"%b%b%b" % tuple(
+            one.to_bytes(8, "big") for one in (self._cluster.broker_id, self._process, next(self._numbers))
+        )
 
     async def _decide(self, number: int, key: bytes, record: bytes) -> bool:
         """Have the record kept: rule 2; whether it was the first try that did it. Raises StorageUnavailable: it is
@@ -211,7 +217,7 @@ class SharedTransactions:
                 nursery.start_soon(self._put, effects, place, put.get(place))
 
     async def _put(self, effects: Effects, place: int, targets: Sequence[Target] | None) -> None:
-        while targets is None or not await self._reached(targets):
+        while targets is None or not await self.reached(targets):
             if targets is not None:
                 await trio.sleep(_RETRY_S)
             try:
@@ -221,7 +227,7 @@ class SharedTransactions:
                 await trio.sleep(_RETRY_S)
             self._engine.want_turn()
 
-    async def _reached(self, targets: Sequence[Target]) -> bool:
+    async def reached(self, targets: Sequence[Target]) -> bool:
         """Wait until all of it is committed; False: it will not be by itself."""
         for log, end, stands in targets:
             while stands() and log.committed_offset < end:
@@ -264,16 +270,22 @@ class SharedTransactions:
         raise StorageUnavailable(f"nobody leads {_WHAT} now")
 
     async def _keep(self, number: int, key: bytes, record: bytes | None) -> None:
+        link = await self.keeper(number)
+        keep = self.keep_here if link is None else link.keep
+        await keep(number, key, record)
+
+    async def keeper(self, number: int) -> TransactionLink | None:
+        """The link to who leads the log of records of a number; None: this broker does. Raises StorageUnavailable."""
         links = self._engine.transaction_links
         found = await self.stores.at(number, _WHAT, may_forward=lambda: bool(links))
         if not isinstance(found, int):
-            await self.keep_here(number, key, record)
-        elif found in links:
-            await links[found].keep(number, key, record)
-        else:
+            return None
+        if found not in links:
             raise StorageUnavailable(f"broker {found}, which leads {_WHAT}, cannot be reached")
+        return links[found]
 
-    async def _forget(self, number: int, key: bytes) -> None:
+    async def forget(self, number: int, key: bytes) -> None:
+        """Have a record gone, sooner or later."""
         while True:
             try:
                 await self._keep(number, key, None)
@@ -303,24 +315,23 @@ class SharedTransactions:
 
     async def _redo(self, number: int, key: bytes, record: bytes) -> None:
         try:
-            publishes, settled = decode(record)
+            publishes, settled, places = decode_step(record)
         except CorruptBatch as error:
             logger.error("a transaction in %s cannot be read: %s", log_of_kind(TRANSACTIONS, number), error)
             return
         logger.warning("a transaction that another broker had decided is applied again")
-        await self._see_to(Effects.found(self._topology, publishes, settled), {}, ())
-        await self._forget(number, key)
+        if places is not None:
+            await self.steps.see_to(publishes, places)
+        else:
+            await self._see_to(Effects.found(self._topology, publishes, settled), {}, ())
+        await self.forget(number, key)
         self._redone.discard(key)
 
     # ---- what other brokers ask
 
     async def keep_here(self, number: int, key: bytes, record: bytes | None) -> None:
         """See `TransactionLink.keep`, of a log that is led here, or will be soon."""
-        found = await self.stores.at(number, _WHAT, may_forward=lambda: False)
-        assert not isinstance(found, int)
-        part, store = found
-        if part.role is None or not part.role.may_append():
-            raise StorageUnavailable(f"too few brokers have {_WHAT} in sync")
+        part, store = await self.store_here(number)
         try:
             if record is not None or store.get(key) is not None:
                 store.put(key, record)
@@ -334,6 +345,15 @@ class SharedTransactions:
             except LogUnavailable as error:
                 raise OutcomeUnknown(str(error)) from error
         raise OutcomeUnknown(f"too few brokers have {_WHAT} in sync")
+
+    async def store_here(self, number: int) -> tuple[LedStore[KeyedStore], KeyedStore]:
+        """A log of records that is led here, or will be soon, and takes something. Raises StorageUnavailable."""
+        found = await self.stores.at(number, _WHAT, may_forward=lambda: False)
+        assert not isinstance(found, int)
+        role = found[0].role
+        if role is None or not role.may_append():
+            raise StorageUnavailable(f"too few brokers have {_WHAT} in sync")
+        return found
 
     def places_here(self, served: ServedBroker, number: int, ids: Sequence[int]) -> list[int]:
         """See `TransactionLink.places`."""
@@ -368,7 +388,7 @@ class SharedTransactions:
         self._engine.want_turn()
         if home.log.error is not None:
             raise OutcomeUnknown(str(home.log.error))
-        if not await self._reached([Target.of_home(self._topology, home)]):
+        if not await self.reached([Target.of_home(self._topology, home)]):
             raise OutcomeUnknown("the home has another leader")
         if held:
             raise OutcomeUnknown("a message was delivered again meanwhile")

@@ -23,7 +23,9 @@ from protocols.peer.wire_transactions import (
     AskCoordinator,
     AskPlaces,
     CoordinatorAnswer,
+    KeepStep,
     KeepTransaction,
+    PutThere,
     SettlementEntry,
     SettleThere,
     TransactionAnswer,
@@ -136,6 +138,8 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
     ),
     (TransactionAnswer(1, "unknown", "why", [7, 8]), [51, 1, "unknown", "why", [7, 8]]),
     (AskCoordinator(1, b"question"), [52, 1, b"question"]),
+    (KeepStep(1, 2, b"key", LARGE, b"writer", MAX), [54, 1, 2, b"key", LARGE, b"writer", MAX]),
+    (PutThere(1, 2, "home-1", LARGE), [55, 1, 2, "home-1", LARGE]),
     (CoordinatorAnswer(1, "ProducerFenced", "why", b""), [53, 1, "ProducerFenced", "why", b""]),
 ]  # fmt: skip
 
@@ -155,7 +159,7 @@ def test_both_ways(frame: wire.AnyEngineFrame, expected: list[Any]) -> None:
 
 
 def test_every_kind_is_in_the_table() -> None:
-    assert {expected[0] for _, expected in ALL} == {*range(16, 41), *range(48, 54)}
+    assert {expected[0] for _, expected in ALL} == {*range(16, 41), *range(48, 56)}
 
 
 def test_what_is_large_is_not_copied() -> None:
