@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -28,7 +29,7 @@ from core_log.replica_log import ReplicaLog
 from routing.cluster.clients.transaction_effects import Target
 from routing.cluster.clients.transaction_links import OutcomeUnknown
 from routing.cluster.metadata.log_names import HOME, home_log, number_of, topic_log
-from routing.errors import StorageUnavailable
+from routing.errors import BrokerError, StorageUnavailable
 from routing.message import NAME_ENCODING_ERRORS
 from routing.publishing.published_once import Step
 from routing.publishing.step_parts import Part, bodies_in, parts_of, put_home, put_topic
@@ -91,12 +92,12 @@ class SharedSteps:
 
     async def _places(self, plan: Plan, marker: bytes) -> Places:
         """Raises StorageUnavailable."""
-        topics = self._broker.topology.topics
+        uids = {name: topic.uid for name, topic in self._broker.topology.topics.items()}
         homes: list[Sequence[int]] = [
             (home.index, await self._end(home_log(home.index)), *plan.queue_ids(home)) for home in plan.published
         ]
         partitions = [
-            (one.topic_name, one.index, await self._end(topic_log(topics[one.topic_name].uid, one.index)))
+            (one.topic_name, one.index, await self._end(topic_log(uids[one.topic_name], one.index)))
             for one in dict.fromkeys(plan.topics)
         ]
         return Places(marker, homes, partitions)
@@ -124,8 +125,9 @@ class SharedSteps:
             under_way.answered.set()
             return
         if under_way.is_new:
-            for route, slab, _ in plan.routed:
-                plan.session.deliver_to(_fleeting(route), slab, False)
+            with suppress(BrokerError, LogUnavailable):
+                for route, slab, _ in plan.routed:
+                    plan.session.deliver_to(_fleeting(route), slab, False)
             self._engine.want_turn()
             await self.see_to(publishes, places)
         under_way.answered.set()
