@@ -65,6 +65,7 @@ def _door_option(door: str, default: str) -> Callable[[Command], Command]:
 @_door_option("websocket", "off")
 @_door_option("websockets", "off")
 @_door_option("http", "off")
+@_door_option("https", "off")
 @click.option("--tls-cert", metavar="FILE", help="Certificate (chain) of the doors that speak TLS, as PEM.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, as PEM.")
 @click.option("--tls-ca", metavar="FILE", help="What the certificates of clients are verified against, as PEM.")

@@ -35,11 +35,15 @@ OFF = "off"
 
 TLS_DOORS = {
     "amqps": "amqp", "mqtts": "mqtt", "natives": "native", "kafkas": "kafka", "websockets": "websocket",
+    "https": "http",
 }  # fmt: skip
 """The doors that speak TLS, and those they are otherwise the same as."""
 
 WEBSOCKET_DOORS = ("websocket", "websockets")
 """The doors that speak MQTT in a WebSocket."""
+
+HTTP_DOORS = ("http", "https")
+"""The doors that speak HTTP alone."""
 
 Source = Mapping[str, Any]
 
@@ -69,6 +73,7 @@ class Listen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     websocket: str = OFF
     websockets: str = OFF
     http: str = OFF
+    https: str = OFF
 
 
 class Tls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -144,6 +149,22 @@ class WebSocketConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Largest message, in one frame or several; it may hold many MQTT packets."""
 
 
+class HttpConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The terms of the doors that speak HTTP alone."""
+
+    loopback_without_user: bool = True
+    """Whether clients on this machine need no user to see figures. Not so behind a proxy that is on it as well."""
+    connections_max: Count = 32
+    """Requests that are answered at a time; more are refused."""
+    head_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 20)] = 16 << 10
+    """Largest head of a request, in bytes."""
+    request_timeout_ms: Milliseconds = 10_000
+    """Time from the opening of the connection (with TLS: from the end of its handshake) to a complete request, and from
+    that until the client has taken the answer."""
+    series_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    """Series of one family of metrics; how many it lacks is a metric of its own."""
+
+
 class Log(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What is written to standard error."""
 
@@ -190,6 +211,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     listen: Listen = msgspec.field(default_factory=Listen)
     tls: Tls = msgspec.field(default_factory=Tls)
     websocket: WebSocketConfig = msgspec.field(default_factory=WebSocketConfig)
+    http: HttpConfig = msgspec.field(default_factory=HttpConfig)
     limits: Limits = msgspec.field(default_factory=Limits)
     log: Log = msgspec.field(default_factory=Log)
     users: dict[str, str] = msgspec.field(default_factory=lambda: {"guest": "guest"})

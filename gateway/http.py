@@ -2,26 +2,32 @@
 
 1. `h11` reads and writes; this module has the sockets, and the limits: bytes of the head, and time until it is there.
 2. Whoever asks for something that is not there is told so in HTTP's own terms (`Refused`), and that nothing follows.
-3. It knows nothing of what is asked for: the WebSocket doors are its users, and any door that speaks HTTP may be.
+3. A connection has one request. This module knows nothing of what is asked for: the WebSocket doors and those for HTTP
+   itself (`web_pages`) are its users.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import TypeVar
 
 import h11
 import trio
 
 from gateway.errors import PeerGone, Refused
-from gateway.sockets import send_all
+from gateway.sockets import see_off, send_all
 from gateway.tls import TlsLayer, TlsReader
 
 _READ_BYTES = 1 << 10
 """A head is read in small pieces: the limit on it is looked at while it is not complete."""
 
+_LINGER_S = 2.0
+
 Headers = list[tuple[str, str]]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -52,6 +58,35 @@ class Exchange:
         self._receive = sock.recv if tls is None else TlsReader(sock, tls).recv
         self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes_max)
         self._without_body = False
+
+    async def take(self, answer: Callable[[Request], Awaitable[T]], timeout_ms: int) -> T:
+        """What `answer` makes of the request, which has to come within a time, and to be answered within as much again.
+        What it raises as Refused is told to the client. Raises Refused, PeerGone.
+        """
+        refused = Refused(HTTPStatus.REQUEST_TIMEOUT, f"no request within {timeout_ms} ms")
+        try:
+            with trio.fail_after(timeout_ms / 1000):
+                request = await self.request()
+            refused = Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"no answer within {timeout_ms} ms")
+            with trio.fail_after(timeout_ms / 1000):
+                return await answer(request)
+        except trio.TooSlowError:
+            pass
+        except Refused as error:
+            refused = error
+        await self.turn_away(refused)
+        raise refused
+
+    async def turn_away(self, refused: Refused) -> None:
+        """Answer with what was raised, and give the client time to take it and to close first. Raises PeerGone."""
+        with trio.move_on_after(_LINGER_S):
+            await self.refuse(refused)
+            await see_off(self._socket, False)
+
+    async def finish(self) -> None:
+        """Give the client time to take the answer and to close first."""
+        with trio.move_on_after(_LINGER_S):
+            await see_off(self._socket, False)
 
     async def request(self) -> Request:
         """The head of the request. Raises Refused, PeerGone."""
@@ -88,16 +123,18 @@ class Exchange:
 
     async def refuse(self, refused: Refused) -> None:
         """Answer with what was raised; the connection is to be closed then. Raises PeerGone."""
+        if self._connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return  # the peer did not take the answer in time
+        text = ("Content-Type", "text/plain; charset=utf-8")
+        await self.answer(refused.status, [*refused.headers, text], f"{refused.reason}\n".encode())
+
+    async def answer(self, status: HTTPStatus, headers: Headers, body: bytes) -> None:
+        """Answer, and say that nothing follows. Raises PeerGone."""
+        closing = "Upgrade, close" if ("Upgrade", "websocket") in headers else "close"
+        told = [*headers, ("Content-Length", str(len(body))), ("Connection", closing)]
+        response = h11.Response(status_code=status, headers=_encoded(told), reason=status.phrase.encode("ascii"))
         connection = self._connection
-        body = f"{refused.reason}\n".encode()
-        headers = [
-            *refused.headers,
-            ("Content-Type", "text/plain; charset=utf-8"),
-            ("Content-Length", str(len(body))),
-            ("Connection", "Upgrade, close" if ("Upgrade", "websocket") in refused.headers else "close"),
-        ]
-        status, reason = refused.status, refused.status.phrase.encode("ascii")
-        answer = connection.send(h11.Response(status_code=status, headers=_encoded(headers), reason=reason)) or b""
+        answer = connection.send(response) or b""
         if not self._without_body:
             answer += connection.send(h11.Data(data=body)) or b""
         await self._send(answer + (connection.send(h11.EndOfMessage()) or b""))

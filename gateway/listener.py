@@ -4,7 +4,7 @@
    can connect before it is ready.
 2. All waiting clients are accepted at once, up to `_ACCEPT_AT_ONCE`. One above `connections_max` is closed at once.
 3. With TLS or a WebSocket a client counts from the first byte on, but is a connection only when the handshakes are
-   complete.
+   complete. One that is answered in HTTP never is, and counts until it is answered.
 4. When the process has no more file descriptors, accepting pauses; clients wait in the kernel's queue.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -22,12 +22,15 @@ import trio
 from gateway.config import WebSocketConfig
 from gateway.connection import Connection, MakeAdapter, Shell
 from gateway.errors import PeerGone, Refused, StartError
-from gateway.tls import Certificates, HandshakeFailed, handshake
+from gateway.tls import Certificates, HandshakeFailed, TlsLayer, handshake
 
 log = structlog.get_logger(__name__)
 
 _ACCEPT_AT_ONCE = 64
 _PAUSE_S = 0.1
+
+AnswerHttp = Callable[[socket.socket, TlsLayer | None, str, str | None], Awaitable[None]]
+"""Answers a request: from a client's socket, its address, what its certificate calls it. Raises Refused, PeerGone."""
 _KERNEL_QUEUE = 4096
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -43,6 +46,8 @@ class Listener:
         web: WebSocketConfig | None = None,
     ) -> None:
         self.door = door
+        self.answer: AnswerHttp | None = None
+        """What takes clients instead of an adapter."""
         self.refused: Callable[[str, str], None] | None = None
         """Told of the address of a client with which TLS failed, and why, instead of the log."""
         self._socket = sock
@@ -67,7 +72,7 @@ class Listener:
         except OSError as error:
             raise cannot_listen(self.door, self.address, error) from None
 
-    async def run(self, shell: Shell, make_adapter: MakeAdapter, spawn: Callable[..., Any]) -> None:
+    async def run(self, shell: Shell, make_adapter: MakeAdapter | None, spawn: Callable[..., Any]) -> None:
         """Accept until `close`; every client gets a task of its own through `spawn`."""
         while self._socket.fileno() >= 0:
             try:
@@ -88,7 +93,12 @@ class Listener:
                 self._welcome(client, address, shell, make_adapter, spawn)
 
     def _welcome(
-        self, client: socket.socket, address: Any, shell: Shell, make_adapter: MakeAdapter, spawn: Callable[..., Any]
+        self,
+        client: socket.socket,
+        address: Any,
+        shell: Shell,
+        make_adapter: MakeAdapter | None,
+        spawn: Callable[..., Any],
     ) -> None:
         peer = format_address(address)
         if len(shell.connections) + len(shell.handshakes) >= shell.limits.connections_max:
@@ -97,7 +107,7 @@ class Listener:
             return
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._certificates is not None or self._web is not None:
+        if self._certificates is not None or self._web is not None or self.answer is not None:
             scope = trio.CancelScope()
             shell.handshakes.add(scope)
             spawn(self._prepare, client, peer, shell, make_adapter, scope)
@@ -107,8 +117,9 @@ class Listener:
             spawn(connection.run)
 
     def _connection(
-        self, client: socket.socket, peer: str, shell: Shell, make_adapter: MakeAdapter, **secured: Any
+        self, client: socket.socket, peer: str, shell: Shell, make_adapter: MakeAdapter | None, **secured: Any
     ) -> Connection | None:
+        assert make_adapter is not None  # only doors that answer in HTTP have none
         try:
             return Connection(client, peer, self.door, shell, make_adapter, **secured)
         except Exception as error:
@@ -117,9 +128,9 @@ class Listener:
             return None
 
     async def _prepare(
-        self, client: socket.socket, peer: str, shell: Shell, make_adapter: MakeAdapter, scope: trio.CancelScope
+        self, client: socket.socket, peer: str, shell: Shell, make_adapter: MakeAdapter | None, scope: trio.CancelScope
     ) -> None:
-        """Agree on TLS, and on a WebSocket, with a client, and serve it."""
+        """Agree on TLS, and on a WebSocket, with a client, and serve it; or answer it in HTTP."""
         certificates, ready, secured = self._certificates, False, {}
         try:
             with scope:
@@ -127,6 +138,9 @@ class Listener:
                 if certificates is not None:
                     tls = await handshake(client, certificates.context, certificates.handshake_timeout_ms)
                     name = tls.certificate_name(certificates.name_source)
+                if self.answer is not None:
+                    await self.answer(client, tls, peer, name)
+                    return
                 web = None
                 if self._web is not None:
                     from gateway.websocket import upgrade  # some megabytes that only such a door needs
@@ -140,9 +154,9 @@ class Listener:
             else:
                 log.info("TLS handshake failed", door=self.door, peer=peer, reason=str(error))
         except Refused as error:
-            log.info("WebSocket refused", door=self.door, peer=peer, reason=str(error))
+            log.info("request refused", door=self.door, peer=peer, reason=str(error))
         except PeerGone:
-            log.debug("WebSocket not asked for", door=self.door, peer=peer)
+            log.debug("nothing asked for", door=self.door, peer=peer)
         finally:
             shell.handshakes.remove(scope)
             if not ready:

@@ -31,7 +31,7 @@ import trio
 from core_log.errors import LogError
 from core_log.files import OsFiles
 from gateway.authentication import Authenticate, authenticator
-from gateway.config import OFF, TLS_DOORS, WEBSOCKET_DOORS, Config, parse_address
+from gateway.config import HTTP_DOORS, OFF, TLS_DOORS, WEBSOCKET_DOORS, Config, parse_address
 from gateway.connection import MakeAdapter, Shell
 from gateway.errors import StartError
 from gateway.listener import Listener, open_listener
@@ -47,9 +47,6 @@ from routing.cluster.metadata.identity import load_identity
 
 if TYPE_CHECKING:
     from gateway.member import Member
-
-NOT_AVAILABLE = ("http",)
-"""Doors that have their place in the configuration, but cannot be opened yet."""
 
 STOPPING = "the broker is stopping"
 
@@ -101,13 +98,14 @@ async def serve(config: Config) -> AsyncIterator[Server]:
             in_use = [(files, interval_ms) for files, interval_ms in watched if files is not None]
             for files, interval_ms in in_use:
                 nursery.start_soon(_watch_certificates, files, interval_ms)
-            doors = {listener.door for listener in listeners}
-            makers = adapter_makers(broker, config, authenticator(broker.rights), doors)
+            authenticate = authenticator(broker.rights)
+            _open_web_pages(listeners, broker, shell, config, authenticate)
+            makers = adapter_makers(broker, config, authenticate, {one.door for one in listeners if one.answer is None})
             linked = member.link(broker, outboxes, STOPPING) if member is not None else nullcontext()
             async with linked, trio.open_nursery() as clients:
                 for listener in listeners:
                     listener.listen()
-                    nursery.start_soon(listener.run, shell, makers[listener.door], clients.start_soon)
+                    nursery.start_soon(listener.run, shell, makers.get(listener.door), clients.start_soon)
                 open_doors = listeners if member is None else [*listeners, member.listener]
                 try:
                     yield Server(broker, shell, open_doors, [files for files, _ in in_use])
@@ -199,8 +197,6 @@ def _open_listeners(config: Config, stack: ExitStack, certificates: Certificates
         address = parse_address(getattr(config.listen, door), setting=f"listen.{door}")
         if address is None:
             continue
-        if door in NOT_AVAILABLE:
-            raise StartError(f"the {door} door is not available in this version; set listen.{door} to '{OFF}'")
         web = config.websocket if door in WEBSOCKET_DOORS else None
         listener = open_listener(door, *address, certificates if door in TLS_DOORS else None, web)
         stack.callback(listener.close)
@@ -208,6 +204,19 @@ def _open_listeners(config: Config, stack: ExitStack, certificates: Certificates
     if not listeners:
         raise StartError("all doors are off: there is nothing to listen for")
     return listeners
+
+
+def _open_web_pages(
+    listeners: list[Listener], broker: Broker, shell: Shell, config: Config, authenticate: Authenticate
+) -> None:
+    """Have the doors for HTTP, if there are any, answer."""
+    doors = [one for one in listeners if one.door in HTTP_DOORS]
+    if doors:
+        from gateway.web_pages import WebPages  # two megabytes that only these doors need
+
+        pages = WebPages(broker, shell, config.http, authenticate)
+        for door in doors:
+            door.answer = pages.answer
 
 
 def adapter_makers(

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-import trio
 from wsproto.connection import SERVER, Connection, ConnectionState
 from wsproto.events import CloseConnection, Ping
 from wsproto.frame_protocol import CloseReason
@@ -26,7 +25,6 @@ from wsproto.utilities import generate_accept_token
 
 from gateway.errors import PeerGone, Refused
 from gateway.http import Exchange, Headers, Request
-from gateway.sockets import see_off
 from gateway.tls import TlsLayer
 from protocols.buffers import BytesLike
 
@@ -274,23 +272,14 @@ class WebReader:
 async def upgrade(sock: socket.socket, tls: TlsLayer | None, config: WebSocketConfig) -> WebSocket:
     """Take the client's request for a WebSocket. Raises Refused when it has been answered otherwise, PeerGone."""
     exchange = Exchange(sock, tls, head_bytes_max=config.head_bytes_max)
-    refused = None
-    with trio.move_on_after(config.handshake_timeout_ms / 1000) as timeout:
-        try:
-            request = await exchange.request()
-            headers = accept(request, config)
-            if exchange.has_body():
-                raise Refused(HTTPStatus.BAD_REQUEST, "a request for a WebSocket has no body")
-            return WebSocket(config.message_bytes_max, await exchange.switch(headers))
-        except Refused as error:
-            refused = error
-    if timeout.cancelled_caught:
-        refused = Refused(HTTPStatus.REQUEST_TIMEOUT, f"no request within {config.handshake_timeout_ms} ms")
-    assert refused is not None
-    with trio.move_on_after(config.handshake_timeout_ms / 1000):
-        await exchange.refuse(refused)
-        await see_off(sock, False)
-    raise refused
+
+    async def agree(request: Request) -> WebSocket:
+        headers = accept(request, config)
+        if exchange.has_body():
+            raise Refused(HTTPStatus.BAD_REQUEST, "a request for a WebSocket has no body")
+        return WebSocket(config.message_bytes_max, await exchange.switch(headers))
+
+    return await exchange.take(agree, config.handshake_timeout_ms)
 
 
 def accept(request: Request, config: WebSocketConfig) -> Headers:

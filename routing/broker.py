@@ -91,6 +91,8 @@ class Broker:
         self.timers = timers
         self.commits = CommitWaiter()
         self.sessions: dict[Session, None] = {}
+        self.ended: dict[str, tuple[int, int]] = {}
+        """How many messages came and went through sessions that are over, by protocol."""
         self.confirming: dict[Session, None] = {}
         self.after_turn: Callable[[], None] | None = None
         self.message_bytes_max = config.message_bytes_max
@@ -362,6 +364,13 @@ class Broker:
         session = Session(self, sink, protocol=protocol, owner=owner, vhost=self.topology.vhost(vhost))
         self.sessions[session] = None
         return session
+
+    def session_ended(self, session: Session) -> None:
+        """It is closed."""
+        self.sessions.pop(session, None)
+        self.confirming.pop(session, None)
+        came, went = self.ended.get(session.protocol, (0, 0))
+        self.ended[session.protocol] = came + session.published, went + session.next_id - 1
 
     @property
     def clients(self) -> list[Client]:

@@ -67,7 +67,7 @@ class Session:
         self.unsettled: list[Unsettled] = []
         self.transaction: Transaction | None = None
         """What publishes and settlements go into instead of taking effect."""
-        self.next_id = 1  # of the next delivery
+        self.next_id, self.published = 1, 0  # of the next delivery; how many messages came
         self.confirms = Confirms(self)
 
     # --- publishing --------------------------------------------------------------------
@@ -91,6 +91,7 @@ class Session:
         for route, part in parts:
             if route.topics:
                 route.require_room(part)
+        self.published += len(slab.bodies)
         if self.transaction is not None:
             self.transaction.publish(slab, mandatory, copies)
             return
@@ -494,7 +495,6 @@ class Session:
             consumer.queue.detach(consumer)
         self.consumers.clear()
         self.settle_up_to(0, Outcome.RELEASE)
-        self.broker.sessions.pop(self, None)
-        self.broker.confirming.pop(self, None)
+        self.broker.session_ended(self)
         for queue in queues:
             self.broker.consumer_gone(queue)

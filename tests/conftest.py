@@ -43,7 +43,8 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 @pytest.fixture(scope="session")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One broker for all tests that need nothing special: use names of your own and do not end it."""
-    with broker_process(tmp_path_factory.mktemp("shared") / "data") as process:
+    doors = ("amqp", "mqtt", "native", "http")
+    with broker_process(tmp_path_factory.mktemp("shared") / "data", doors=doors) as process:
         yield process
 
 

@@ -138,6 +138,10 @@ class OffsetStore:
         """Where a group has committed nothing since a time."""
         return [partition for partition, entry in self._groups.get(group, {}).items() if entry.at_ms < at_ms]
 
+    def last_ms(self, group: str) -> int | None:
+        """When a group committed anything last, in ms since 1970; None if it has come nowhere."""
+        return max((entry.at_ms for entry in self._groups.get(group, {}).values()), default=None)
+
     @property
     def groups(self) -> list[str]:
         """Who has come anywhere."""

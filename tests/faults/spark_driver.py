@@ -60,8 +60,8 @@ def settings_of(directory: str) -> dict[str, str]:
 class Driver:
     """The process that the query runs in."""
 
-    def __init__(self, server: str, directory: Path, module: str) -> None:
-        self.command = [sys.executable, "-m", module, "--drive", server, str(directory)]
+    def __init__(self, server: str, directory: Path, module: str, python: str = sys.executable) -> None:
+        self.command = [python, "-m", module, "--drive", server, str(directory)]
         self.log = directory / "driver.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -178,16 +178,23 @@ def one_round(kind: str, rng: random.Random, driver: Driver, broker: BrokerProce
 
 
 def run(
-    world_of: Callable[[BrokerProcess, Path], World], module: str, rounds: int, seed: int, kinds: Sequence[str]
+    world_of: Callable[[BrokerProcess, Path], World],
+    module: str,
+    rounds: int,
+    seed: int,
+    kinds: Sequence[str],
+    python: str = sys.executable,
 ) -> dict[str, int]:
-    """How often each kind was killed, and how much there is. Raises AssertionError as `World.compare` does."""
+    """How often each kind was killed, and how much there is. `python` is the driver's interpreter. Raises
+    AssertionError as `World.compare` does.
+    """
     rng = random.Random(seed)
     killed: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="spark-rounds-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         with broker_process(directory / "data", doors=("amqp", "mqtt", "native", "kafka")) as broker:
             world = world_of(broker, directory)
-            driver = Driver(world.server, directory, module)
+            driver = Driver(world.server, directory, module, python)
             try:
                 driver.start()
                 world.start()
@@ -218,11 +225,12 @@ def main(
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--kill", action="append", choices=kinds, help="only this; default: any")
+    parser.add_argument("--python", default=sys.executable, help="the driver's interpreter: one with another PySpark")
     parser.add_argument("--drive", nargs=2, metavar=("SERVER", "DIR"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive:
         drive(*options.drive)
         return
     print(f"seed {options.seed}", flush=True)
-    done = run(world_of, module, options.rounds, options.seed, options.kill or kinds)
+    done = run(world_of, module, options.rounds, options.seed, options.kill or kinds, options.python)
     print(f"{options.rounds} rounds: all is there once; {done}")

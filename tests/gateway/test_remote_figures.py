@@ -11,10 +11,12 @@ import trio
 
 from gateway.etcd_process import EtcdProcess
 from routing.administration import administer, figures
+from routing.administration.measures import Measures
 from routing.broker import Broker
 from tests.gateway.test_member import three, until
 from tests.gateway.test_remote_queues import client, declare, send
 from tests.support.engine_node import town_of
+from tests.support.metrics import series
 
 NAMES = ("a", "b", "c", "d")
 
@@ -47,6 +49,16 @@ async def all_say_so(brokers: list[Broker], given_back: bool) -> None:
         assert await told(broker, "delayed.count", "queue", "delayed") == {"b": (1,), "c": (2,), "d": (3,)}
         total = sum(ready + unacknowledged for ready, unacknowledged, _ in expected.values())
         assert (await told(broker, "vhosts.list", "name", "messages"))["/"] == (total,)
+
+
+async def each_queue_is_measured_once(brokers: list[Broker]) -> None:
+    found = [series(await Measures(broker, 100).families()) for broker in brokers]
+    for name in NAMES:
+        assert sum(("millrace_queue_messages_ready", "/", name) in one for one in found) == 1
+    held = sum(one["millrace_messages_ready",] + one["millrace_messages_unacknowledged",] for one in found)
+    assert held == sum(ready + unacknowledged for ready, unacknowledged, _ in EXPECTED.values())
+    assert sum(one["millrace_partition_leaders",] for one in found) > 0
+    assert {one["millrace_partitions_leaderless",] for one in found} == {0}
 
 
 async def test_all_brokers_say_the_same_and_nothing_of_a_leader_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,3 +97,4 @@ async def test_members_say_the_same(etcd: EtcdProcess, tmp_path: Path) -> None:
         await trio.to_thread.run_sync(use)
         await until(lambda: not any(queue.outstanding for broker in brokers for queue in broker.topology.all_queues()))
         await all_say_so(brokers, True)
+        await each_queue_is_measured_once(brokers)

@@ -32,6 +32,7 @@ from tests.spark_bridge.test_queues import channel_of, publish
 from tests.spark_bridge.test_reader import batch
 from tests.spark_bridge.test_sink import made, numbers
 from tests.support import BrokerProcess
+from tests.support.metrics import scraped
 
 pytestmark = [
     pytest.mark.spark,
@@ -207,6 +208,13 @@ def test_a_query_goes_on_from_its_checkpoint(spark: Any, shared_broker: BrokerPr
         found = client.lag("streaming-query")
         assert (sum(one.offset or 0 for one in found), sum(one.lag for one in found)) == (3510, 10)
         assert 0 < max(one.lag_ms for one in found) < 120_000
+        scrape = scraped(shared_broker.ports["http"])
+        mine = {key[0]: 0.0 for key in scrape if "streaming-query" in key}
+        for key, value in scrape.items():
+            if "streaming-query" in key:
+                mine[key[0]] += value
+        assert (mine["millrace_group_committed_offset"], mine["millrace_group_lag_records"]) == (3510, 10)
+        assert 0 < mine["millrace_group_lag_seconds"] < 360
 
 
 def test_few_rows_of_a_stream_come_with_its_plan(spark: Any, tmp_path: Path) -> None:

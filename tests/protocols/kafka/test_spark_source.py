@@ -6,8 +6,10 @@ import pytest
 
 from protocols.kafka.messages_groups import LIST_GROUPS, OFFSET_FETCH
 from routing.access.grants import Permission
+from routing.administration.measures import Measures
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
 from tests.protocols.kafka.test_fetch import Consumer, asking
+from tests.support.metrics import series
 
 GROUP = "spark-kafka-source-5f3c1de2-0d1c-4a53-9c5c-0d9c2f7e8a11--1466372871"
 
@@ -29,6 +31,11 @@ async def test_what_a_query_has_read_shows_as_a_group(version: int) -> None:
         offsets, groups = await consumer.replies(2)
         assert [one.committed_offset for one in offsets.topics[0].partitions] == [3]
         assert [one.group_id for one in groups.groups] == [GROUP]
+        measured = series(await Measures(broker, 100).families())
+        assert measured["millrace_group_lag_records", GROUP, "t", "0"] == 0
+        await peer.produce("t", batch_of([b"d"]))
+        measured = series(await Measures(broker, 100).families())
+        assert measured["millrace_group_lag_records", GROUP, "t", "0"] == 1
 
 
 @pytest.mark.parametrize("client_id", [GROUP, f"consumer-{GROUP}-3", f"consumer-{'x' * 300}-executor-1", "test"])

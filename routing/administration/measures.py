@@ -1,0 +1,282 @@
+"""What a system for monitoring wants to know of a broker: its figures, by families of series.
+
+1. Nothing is counted for it per message: what the engine knows anyway is looked at when somebody asks. That takes turns
+   (`_bites`), so that ten thousand queues hold up nobody.
+2. A family has at most `series_max` series, those that came first; `left_off` says how many it lacks. Totals count all.
+3. Each broker of a cluster tells of the queues and partitions that it leads and of the groups that it looks after, so
+   that the brokers together tell of each once.
+4. How far a group is behind in seconds is the age of the batch that holds the first record it has not read, which is
+   looked up once for each place where a group stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import trio
+
+from core_log.batch_header import TIMESTAMP_TYPE_BIT, parse_header
+from core_log.errors import LogError
+from core_log.partition_log import PartitionLog
+from routing.administration.figures import figures_here
+from routing.administration.operations import plain
+from routing.errors import BrokerError
+
+if TYPE_CHECKING:
+    from routing.broker import Broker
+    from routing.topics.topic import TopicPartition
+
+T = TypeVar("T")
+Kind = Literal["gauge", "counter"]
+
+_BITE = 100
+"""Queues, partitions or places of groups in one turn."""
+_PATIENCE_S = 2.0
+"""For so long the leaders of partitions that are not here are waited for, all together."""
+
+
+@dataclass(slots=True)
+class Family:
+    """Figures of one kind. `kind` and names are Prometheus'; a counter has its name without `_total`."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    series_max: int | None = None
+    """None: there are few by nature."""
+    samples: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
+    left_off: int = 0
+
+    def add(self, value: float, *labels: str) -> None:
+        """One more series, if there is room."""
+        if self.series_max is not None and len(self.samples) >= self.series_max:
+            self.left_off += 1
+        else:
+            self.samples.append((labels, value))
+
+    @property
+    def is_full(self) -> bool:
+        """There is no room."""
+        return self.series_max is not None and len(self.samples) >= self.series_max
+
+
+async def _bites(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items that there are now; others have their turn in between."""
+    for number, item in enumerate(list(items), 1):
+        yield item
+        if not number % _BITE:
+            await trio.lowlevel.checkpoint()
+
+
+class Measures:
+    """See the module; one for a broker."""
+
+    def __init__(self, broker: Broker, series_max: int) -> None:
+        self._broker = broker
+        self._series_max = series_max
+        self._seen_ms: dict[tuple[str, str, int], tuple[int, int]] = {}
+        """Where groups stood when somebody last asked, and the time of what they had not read."""
+
+    async def families(self) -> list[Family]:
+        """All figures."""
+        return [
+            *self._process(),
+            *await self._traffic(),
+            *self._cluster(),
+            *await self._queues(),
+            *await self._topics(),
+            *await self._groups(),
+        ]
+
+    def _family(self, name: str, help: str, *labels: str) -> Family:
+        return Family(name, "gauge", help, labels, self._series_max)
+
+    # --- the process -------------------------------------------------------------------
+
+    def _process(self) -> list[Family]:
+        broker, alarms = self._broker, self._broker.alarms
+        homes = broker.home_statuses()
+        figures: list[tuple[str, Kind, str, float]] = [
+            ("publishers_blocked", "gauge", "1 while publishers wait for room on the disk or in memory.",
+             broker.blocked is not None),
+            ("disk_free_bytes", "gauge", "What is free on the disk.", alarms.space.free_bytes),
+            ("disk_free_bytes_min", "gauge", "With less than that free publishers wait.", alarms.disk_free_bytes_min),
+            ("memory_bytes_max", "gauge", "With more than that in the process publishers wait; 0: no limit.",
+             alarms.memory_bytes_max or 0),
+            ("unflushed_bytes", "gauge", "What is appended to logs and not written yet.",
+             broker.flusher.unflushed_bytes),
+            ("sessions", "gauge", "Channels and sessions of clients.", len(broker.sessions)),
+            ("topics", "gauge", "Topics, streams among them.", len(broker.topics)),
+            ("messages_refused", "counter", "Messages that a failing log could not take, or that were shed.",
+             broker.refused_messages),
+            ("home_log_bytes", "gauge", "The logs of queues that are led here.", sum(one.log_bytes for one in homes)),
+            ("home_pinned_bytes", "gauge", "What of that only stays for messages that nobody has settled; estimated.",
+             sum(one.pinned_bytes for one in homes)),
+        ]  # fmt: skip
+        return [Family(f"millrace_{name}", kind, told, samples=[((), value)]) for name, kind, told, value in figures]
+
+    async def _traffic(self) -> list[Family]:
+        received, delivered = (
+            Family("millrace_messages_received", "counter", "Messages published through sessions.", ("protocol",)),
+            Family("millrace_messages_delivered", "counter", "Messages given to consumers and gets.", ("protocol",)),
+        )
+        broker = self._broker
+        counted = dict(broker.ended)
+        async for session in _bites(broker.sessions):
+            before = counted.get(session.protocol, (0, 0))
+            counted[session.protocol] = before[0] + session.published, before[1] + session.next_id - 1
+        for protocol, (incoming, outgoing) in sorted(counted.items()):
+            received.add(incoming, protocol)
+            delivered.add(outgoing, protocol)
+        return [received, delivered]
+
+    def _cluster(self) -> list[Family]:
+        cluster = self._broker.cluster
+        if cluster is None:
+            return []
+        now = {
+            "replicas": ("partition_replicas", "Partitions with a replica here."),
+            "leaders": ("partition_leaders", "Partitions led here."),
+            "leaderless": ("partitions_leaderless", "Partitions with a replica here and no leader."),
+            "under_replicated": (
+                "partitions_under_replicated",
+                "Partitions with a replica here that lack one in sync.",
+            ),
+        }
+        counted = {
+            "isr_shrinks": "Replicas of partitions led here that fell out of sync.",
+            "isr_expands": "Replicas of partitions led here that came into sync.",
+            "leader_changes": "Changes of the leader of partitions led here.",
+            "unclean_elections": "Elections of replicas that may lack what was confirmed.",
+            "catch_up_bytes": "What was sent to replicas that are not in sync.",
+        }
+        found = cluster.counters.snapshot()
+        families = [Family("millrace_brokers", "gauge", "Brokers of the cluster that are there.")]
+        families[0].add(len(cluster.members.brokers))
+        for key, (name, told) in now.items():
+            families.append(Family(f"millrace_{name}", "gauge", told, samples=[((), found[key])]))
+        for key, told in counted.items():
+            families.append(Family(f"millrace_{key}", "counter", told, samples=[((), found[key])]))
+        return families
+
+    # --- queues and topics -------------------------------------------------------------
+
+    async def _queues(self) -> list[Family]:
+        labels = ("vhost", "queue")
+        families = [
+            self._family("millrace_queue_messages_ready", "Messages that wait in a queue.", *labels),
+            self._family("millrace_queue_messages_unacknowledged", "Messages that consumers hold.", *labels),
+            self._family("millrace_queue_messages_delayed", "Messages that are not due yet.", *labels),
+            self._family("millrace_queue_consumers", "Consumers of a queue.", *labels),
+        ]
+        count, totals = 0, [0, 0, 0, 0]
+        async for queue in _bites(self._broker.topology.all_queues()):
+            if queue.elsewhere or queue.deleted:
+                continue
+            count += 1
+            vhost, name = plain(queue.vhost), plain(queue.name)
+            for index, figure in enumerate(figures_here(queue)):
+                totals[index] += figure
+                families[index].add(figure, vhost, name)
+        told = [
+            ("queues", "Queues that are led here.", count),
+            ("messages_ready", "Messages that wait in all of them.", totals[0]),
+            ("messages_unacknowledged", "Messages that consumers of all of them hold.", totals[1]),
+            ("messages_delayed", "Messages of all of them that are not due yet.", totals[2]),
+            ("consumers", "Consumers of all of them.", totals[3]),
+        ]
+        return [*families, *(Family(f"millrace_{name}", "gauge", help, samples=[((), value)])
+                             for name, help, value in told)]  # fmt: skip
+
+    async def _topics(self) -> list[Family]:
+        labels = ("topic", "partition")
+        starts, ends, sizes = families = (
+            self._family("millrace_topic_start_offset", "The first offset of a partition.", *labels),
+            self._family("millrace_topic_end_offset", "The offset behind what can be read of a partition.", *labels),
+            self._family("millrace_topic_size_bytes", "What a partition has on the disk.", *labels),
+        )
+        partitions = [partition for topic in self._broker.topics.values() for partition in topic.partitions]
+        async for partition in _bites(partitions):
+            if partition.leadership is not None and partition.leadership.refusal() is not None:
+                continue
+            where, log = (plain(partition.topic_name), str(partition.index)), partition.log
+            starts.add(log.log_start_offset, *where)
+            ends.add(log.high_watermark, *where)
+            sizes.add(log.size_bytes, *where)
+        return list(families)
+
+    # --- groups ------------------------------------------------------------------------
+
+    async def _groups(self) -> list[Family]:
+        place = ("group", "topic", "partition")
+        members, moved, offsets, lags, ages = families = (
+            self._family("millrace_group_members", "Members of a group.", "group"),
+            self._family("millrace_group_commit_timestamp_seconds", "When a group last came further.", "group"),
+            self._family("millrace_group_committed_offset", "How far a group has come.", *place),
+            self._family("millrace_group_lag_records", "How many records a group is behind.", *place),
+            self._family("millrace_group_lag_seconds", "The age of the first record not read by a group.", *place),
+        )
+        broker, names, places = self._broker, self._broker.groups.names(), []
+        async for name in _bites(names):
+            group, store = broker.groups.groups.get(name), broker.offsets.store_of(name)
+            members.add(0 if group is None else len(group.members), plain(name))
+            if store is not None and (at_ms := store.last_ms(name)) is not None:
+                moved.add(at_ms / 1000, plain(name))
+            places += [(name, *where, offset) for where, (offset, _) in sorted(broker.offsets.known(name).items())]
+        before, self._seen_ms = self._seen_ms, {}
+        waiting = trio.current_time() + _PATIENCE_S
+        async for name, topic, index, offset in _bites(places):
+            found = broker.topics.get(topic)
+            if found is None or index >= len(found.partitions):
+                continue
+            where = (plain(name), plain(topic), str(index))
+            offsets.add(offset, *where)
+            if lags.is_full:
+                lags.add(0, *where)
+                ages.add(0, *where)
+                continue
+            partition, key = found.partitions[index], (name, topic, index)
+            ends = await _ends(partition, waiting)
+            if ends is None:
+                continue
+            begin = max(offset, ends[0])
+            lags.add(max(ends[1] - begin, 0), *where)
+            first_ms: int | None = broker.clock.now_ms()
+            if begin < ends[1]:
+                known = before.get(key)
+                first_ms = known[1] if known is not None and known[0] == begin else await _time_at(partition, begin)
+                if first_ms is not None:
+                    self._seen_ms[key] = (begin, first_ms)
+            if first_ms is not None:
+                ages.add(max(broker.clock.now_ms() - first_ms, 0) / 1000, *where)
+        return list(families)
+
+
+async def _ends(partition: TopicPartition, deadline_s: float) -> tuple[int, int] | None:
+    """Where a partition begins, and what is behind all that can be read; None if its leader does not say by then."""
+    if partition.is_here:
+        return partition.log.log_start_offset, partition.log.high_watermark
+    with trio.move_on_at(deadline_s):
+        try:
+            return await partition.ends()
+        except BrokerError:
+            return None
+    return None
+
+
+async def _time_at(partition: TopicPartition, offset: int) -> int | None:
+    """The time in ms of the batch that holds an offset; None where it cannot be read here."""
+    log: PartitionLog = partition.log
+    try:
+        batches = log.read(offset, 1)
+        if batches is None:
+            batches = await log.read_cold(offset, 1)
+    except (LogError, OSError):
+        return None
+    if not batches:
+        return None
+    header = parse_header(batches[0])
+    return header.max_timestamp_ms if header.attributes & TIMESTAMP_TYPE_BIT else header.base_timestamp_ms

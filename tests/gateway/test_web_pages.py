@@ -1,0 +1,196 @@
+"""The doors for HTTP, with a real client: figures, health, who may see them, and what is said to those that may not."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPResponse
+
+import pika
+import pytest
+import trustme
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from millrace import BlockingClient
+from tests.gateway.test_websocket import answer_of
+from tests.support import BrokerProcess, broker_process
+from tests.support.metrics import parsed, scraped
+
+HOST = "127.0.0.1"
+CONFIG = """
+[http]
+loopback_without_user = {open}
+request_timeout_ms = 700
+head_bytes_max = 2048
+connections_max = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def broker(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    directory = tmp_path_factory.mktemp("pages")
+    cert, ca = str(directory / "cert.pem"), str(directory / "ca.pem")
+    authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(cert)
+    authority.cert_pem.write_to_path(ca)
+    (directory / "config.toml").write_text(CONFIG.format(open="true"))
+    arguments = ("--mqtt", "off", "--tls-cert", cert, "--tls-ca", ca, "--config", str(directory / "config.toml"))
+    doors = ("amqp", "native", "http", "https")
+    with broker_process(directory / "data", doors=doors, arguments=arguments) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One that wants a user, also of clients on this machine."""
+    directory = tmp_path_factory.mktemp("closed")
+    (directory / "config.toml").write_text(CONFIG.format(open="false"))
+    arguments = ("--mqtt", "off", "--amqp", "off", "--config", str(directory / "config.toml"))
+    with broker_process(directory / "data", doors=("native", "http"), arguments=arguments) as process:
+        with BlockingClient(f"{HOST}:{process.native_port}") as client:
+            client.administer("users.add", name="eve", password="secret", tags=[])
+            client.administer("users.add", name="ada", password="pass:word", tags=["monitoring"])
+        yield process
+
+
+def get(broker: BrokerProcess, path: str, headers: dict[str, str] | None = None) -> HTTPResponse:
+    request = urllib.request.Request(f"http://{HOST}:{broker.ports['http']}{path}", headers=headers or {})
+    found = urllib.request.urlopen(request, timeout=10)
+    assert isinstance(found, HTTPResponse)
+    return found
+
+
+def test_figures_of_a_real_broker(broker: BrokerProcess) -> None:
+    with pika.BlockingConnection(pika.ConnectionParameters(HOST, broker.amqp_port)) as connection:
+        channel = connection.channel()
+        channel.queue_declare('odd "name"\\', durable=True)
+        channel.confirm_delivery()
+        for number in range(3):
+            channel.basic_publish("", 'odd "name"\\', b"%d" % number)
+        channel.basic_get('odd "name"\\')
+        found = scraped(broker.ports["http"])
+        assert found["millrace_queue_messages_ready", 'odd "name"\\', "/"] == 2
+        assert found["millrace_queue_messages_unacknowledged", 'odd "name"\\', "/"] == 1
+        assert found["millrace_connections", "amqp"] == 1
+        assert found["millrace_messages_received_total", "amqp"] == 3
+        assert found["millrace_messages_delivered_total", "amqp"] == 1
+        assert found["millrace_series_left_off", "millrace_queue_messages_ready"] == 0
+    assert found["millrace_disk_free_bytes",] > found["millrace_disk_free_bytes_min",] > 0
+    assert found["millrace_publishers_blocked",] == 0
+    assert found["process_resident_memory_bytes",] > 1 << 20
+
+
+def test_formats_are_as_clients_ask_for(broker: BrokerProcess) -> None:
+    with get(broker, "/metrics", {"Accept-Encoding": "deflate, gzip", "Accept": "text/plain"}) as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert ("millrace_queues",) in parsed(gzip.decompress(answer.read()).decode())
+    with get(broker, "/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"}) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+        names = {family.name for family in text_string_to_metric_families(answer.read().decode())}
+        assert {"millrace_queues", "millrace_messages_received"} <= names
+
+
+def test_the_door_speaks_tls(broker: BrokerProcess, authority: trustme.CA) -> None:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    for path in ("metrics", "healthz"):
+        url = f"https://{HOST}:{broker.ports['https']}/{path}"
+        with urllib.request.urlopen(url, timeout=10, context=context) as answer:
+            assert answer.status == 200
+            assert answer.read()
+
+
+def test_health(broker: BrokerProcess, closed: BrokerProcess) -> None:
+    for one in (broker, closed):
+        with get(one, "/healthz?verbose=1") as answer:
+            assert (answer.status, answer.read()) == (200, b"ok\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "status"),
+    [
+        ("GET / HTTP/1.1", {}, "404 Not Found"),
+        ("POST /metrics HTTP/1.1", {"Content-Length": "0"}, "405 Method Not Allowed"),
+        ("GET /metrics HTTP/1.1", {"Content-Length": "5"}, "400 Bad Request"),
+        ("GET /metrics HTTP/1.1", {"Host": ""}, "200 OK"),
+        ("HEAD /metrics HTTP/1.1", {}, "200 OK"),
+        ("GET /healthz HTTP/1.0", {}, "200 OK"),
+        ("GET /healthz HTTP/1.1", {"Cookie": "x" * 4000}, "431 Request Header Fields Too Large"),
+        ("nonsense", {}, "400 Bad Request"),
+        ("GET /metrics HTTP/1.1\r\nHost: again", {}, "400 Bad Request"),
+    ],
+)
+def test_who_asks_for_something_else_is_told_in_terms_of_http(
+    broker: BrokerProcess, line: str, headers: dict[str, str], status: str
+) -> None:
+    with socket.create_connection((HOST, broker.ports["http"]), 5) as sock:
+        head = "".join(f"{name}: {value}\r\n" for name, value in ({"Host": "broker"} | headers).items())
+        sock.sendall(f"{line}\r\n{head}\r\n".encode())
+        told, answered, body = answer_of(sock)
+    assert told == f"HTTP/1.1 {status}"
+    assert answered["connection"] == "close"
+    assert ("allow" in answered) == ("405" in status)
+    assert len(body) == (0 if line.startswith("HEAD") else int(answered["content-length"]))
+
+
+def test_who_asks_too_slowly_is_told_so(broker: BrokerProcess) -> None:
+    with socket.create_connection((HOST, broker.ports["http"]), 5) as sock:
+        sock.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert answer_of(sock)[0] == "HTTP/1.1 408 Request Timeout"
+
+
+def test_no_more_are_answered_at_a_time_than_may_be(broker: BrokerProcess) -> None:
+    address = (HOST, broker.ports["http"])
+    for _ in range(10):  # on a busy machine the first two may have been given up before the third comes
+        one, two, three = (socket.create_connection(address, 5) for _ in range(3))
+        with one, two, three:
+            status, headers, _ = answer_of(three)
+        if status == "HTTP/1.1 503 Service Unavailable":
+            assert headers["retry-after"] == "1"
+            return
+    pytest.fail(f"all three were answered: {status}")
+
+
+def basic(name: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Basic !"}, 401),
+        ({"Authorization": "Basic YWRh"}, 401),
+        ({"Authorization": "Bearer token"}, 401),
+        (basic("ada", "word"), 401),
+        (basic("nobody", "secret"), 401),
+        (basic("eve", "secret"), 403),
+        (basic("ada", "pass:word"), 200),
+        (basic("guest", "guest"), 200),
+    ],
+)
+def test_figures_are_for_users_with_a_tag(closed: BrokerProcess, headers: dict[str, str], status: int) -> None:
+    if status == 200:
+        with get(closed, "/metrics", headers) as answer:
+            assert answer.status == status
+        return
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(closed, "/metrics", headers)
+    with caught.value as error:
+        assert error.code == status
+        assert (error.headers["WWW-Authenticate"] or "").startswith("Basic ") == (status == 401)
+
+
+def test_who_needs_no_user_may_not_say_a_wrong_one(broker: BrokerProcess) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        get(broker, "/metrics", basic("guest", "wrong"))

@@ -1,0 +1,129 @@
+"""Figures for monitoring, of an engine in memory: what they count, how many series, and that others have their turn."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import trio
+
+from core_log.files import MemoryFiles
+from core_log.record_batch import BatchBuilder
+from routing.administration.measures import Family, Measures
+from routing.broker import Broker
+from tests.routing.harness import PROTOCOL, Engine, engine
+from tests.support.metrics import Figures, series
+
+
+async def measured(broker: Broker, series_max: int = 1000) -> Figures:
+    return series(await Measures(broker, series_max).families())
+
+
+async def test_queues_and_what_came_and_went() -> None:
+    async with engine(MemoryFiles()) as broker:
+        for name in ("a", "b"):
+            await broker.queue(name)
+        client = broker.client()
+        await client.publish_safely("a", *range(5))
+        consumer = await client.consume("a", prefetch=2)
+        await client.publish_safely("b", 1)
+        found = await measured(broker.broker)
+        assert [found[f"millrace_queue_messages_{what}", "/", "a"] for what in ("ready", "unacknowledged")] == [3, 2]
+        assert found["millrace_queue_messages_ready", "/", "b"] == 1
+        assert found["millrace_queue_consumers", "/", "a"] == 1
+        totals = ("queues", "messages_ready", "messages_unacknowledged", "consumers", "sessions")
+        assert [found[f"millrace_{name}",] for name in totals] == [2, 4, 2, 1, 1]
+        assert found["millrace_messages_received", PROTOCOL] == 6
+        assert found["millrace_messages_delivered", PROTOCOL] == 2
+        client.session.cancel(consumer)
+        client.session.close()
+        broker.turn()
+        await broker.drain("a")
+        found = await measured(broker.broker)
+        assert found["millrace_messages_received", PROTOCOL] == 6
+        assert found["millrace_messages_delivered", PROTOCOL] == 2 + 5  # of sessions that are over, too
+
+
+async def test_a_family_has_no_more_series_than_it_may() -> None:
+    async with engine(MemoryFiles()) as broker:
+        for number in range(7):
+            await broker.queue(f"q{number}")
+        families = {one.name: one for one in await Measures(broker.broker, 5).families()}
+        ready = families["millrace_queue_messages_ready"]
+        assert [labels for labels, _ in ready.samples] == [("/", f"q{number}") for number in range(5)]
+        assert ready.left_off == 2
+        assert families["millrace_queues"].samples == [((), 7)]
+
+
+async def test_others_have_their_turn_while_many_queues_are_gone_through() -> None:
+    async with engine(MemoryFiles()) as broker:
+        for number in range(1000):
+            await broker.queue(f"q{number}", durable=False)
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(others)
+            await trio.lowlevel.checkpoint()
+            turns = 0
+            await measured(broker.broker)
+            assert turns >= 9  # after each hundred, but for the first that it sees
+            nursery.cancel_scope.cancel()
+
+
+async def topic_of(broker: Engine, name: str, times_ms: list[int]) -> None:
+    """A topic with a record of each of these times, in batches of their own."""
+    await broker.broker.create_topic(name, partitions=1, config={})
+    partition = broker.broker.topics[name].partitions[0]
+    for offset, time_ms in enumerate(times_ms):
+        builder = BatchBuilder(offset, 0, time_ms)
+        builder.add(offset, None, b"x", [])
+        partition.append(builder.build())
+    partition.log.request_sync()
+    await partition.log.wait_committed(partition.log.log_end_offset)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_how_far_groups_are_behind(in_memory: bool) -> None:
+    files, now_ms = MemoryFiles(), time.time_ns() // 1_000_000
+    async with engine(files) as broker:
+        await topic_of(broker, "t", [now_ms - 90_000, now_ms - 60_000, now_ms - 30_000])
+        await broker.broker.offsets.commit("one", {("t", 0): (1, "")})
+        await broker.broker.offsets.commit("done", {("t", 0): (3, ""), ("gone", 0): (7, "")})
+        if in_memory:
+            await look_at_lag(broker.broker, now_ms)
+    if not in_memory:
+        async with engine(files) as broker:
+            await look_at_lag(broker.broker, now_ms)
+
+
+async def look_at_lag(broker: Broker, now_ms: int) -> None:
+    broker.clock.now_ms = lambda: now_ms  # type: ignore[method-assign]
+    measures = Measures(broker, 1000)
+    for _ in range(2):  # the second knows the time of the first record that was not read
+        found = series(await measures.families())
+        assert found["millrace_topic_end_offset", "t", "0"] == 3
+        assert found["millrace_group_committed_offset", "one", "t", "0"] == 1
+        assert found["millrace_group_lag_records", "one", "t", "0"] == 2
+        assert found["millrace_group_lag_seconds", "one", "t", "0"] == 60
+        assert found["millrace_group_lag_records", "done", "t", "0"] == 0
+        assert found["millrace_group_lag_seconds", "done", "t", "0"] == 0
+        assert not [key for key in found if "gone" in key]
+        assert found["millrace_group_members", "one"] == 0
+    assert found["millrace_group_commit_timestamp_seconds", "one"] > 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broker.topics["t"].partitions[0].log, "read", None)
+        again = series(await measures.families())
+    assert again["millrace_group_lag_seconds", "one", "t", "0"] == 60  # nothing is read again
+
+
+def test_a_family_without_a_limit_takes_all() -> None:
+    family = Family("f", "gauge", "")
+    for number in range(3):
+        family.add(number)
+    assert (len(family.samples), family.left_off) == (3, 0)
