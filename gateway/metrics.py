@@ -46,7 +46,7 @@ class Metrics:
         left_off = Family("millrace_series_left_off", "gauge", "Series that a family has no room for.", ("family",))
         for family in families:
             if family.series_max is not None:
-                left_off.add(family.left_off, family.name)
+                left_off.add(family.left_off, (family.name,))
         took = Family("millrace_scrape_seconds", "gauge", "How long it took to gather these figures.")
         took.add(time.perf_counter() - began)
         page = _Page([*families, left_off, took], self._process)
@@ -55,10 +55,10 @@ class Metrics:
 
     def _gateway(self) -> list[Family]:
         info = Family("millrace_build_info", "gauge", "The version of the broker.", ("version",))
-        info.add(1, version("millrace"))
+        info.add(1, (version("millrace"),))
         connections = Family("millrace_connections", "gauge", "Connections of clients.", ("door",))
         for door, count in sorted(Counter(one.door for one in self._shell.connections).items()):
-            connections.add(count, door)
+            connections.add(count, (door,))
         return [info, connections]
 
 
@@ -74,7 +74,7 @@ class _Page(Collector):
         for family in self._families:
             kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
             metric = kind(family.name, family.help, labels=family.labels)
-            for labels, value in family.samples:
+            for labels, value in zip(family.series, family.values, strict=True):
                 metric.add_metric(labels, value)
             yield metric
         yield from self._of_process()

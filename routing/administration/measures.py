@@ -47,20 +47,28 @@ class Family:
     labels: tuple[str, ...] = ()
     series_max: int | None = None
     """None: there are few by nature."""
-    samples: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
+    series: list[tuple[str, ...]] = field(default_factory=list)
+    """The values of their labels: families share them, so that there are few objects to be collected again."""
+    values: list[float] = field(default_factory=list)
     left_off: int = 0
 
-    def add(self, value: float, *labels: str) -> None:
+    def add(self, value: float, labels: tuple[str, ...] = ()) -> None:
         """One more series, if there is room."""
-        if self.series_max is not None and len(self.samples) >= self.series_max:
+        if self.is_full:
             self.left_off += 1
         else:
-            self.samples.append((labels, value))
+            self.series.append(labels)
+            self.values.append(value)
 
     @property
     def is_full(self) -> bool:
         """There is no room."""
-        return self.series_max is not None and len(self.samples) >= self.series_max
+        return self.series_max is not None and len(self.series) >= self.series_max
+
+
+def _single(name: str, kind: Kind, help: str, value: float) -> Family:
+    """A figure without labels."""
+    return Family(f"millrace_{name}", kind, help, series=[()], values=[value])
 
 
 async def _bites(items: Iterable[T]) -> AsyncIterator[T]:
@@ -116,7 +124,7 @@ class Measures:
             ("home_pinned_bytes", "gauge", "What of that only stays for messages that nobody has settled; estimated.",
              sum(one.pinned_bytes for one in homes)),
         ]  # fmt: skip
-        return [Family(f"millrace_{name}", kind, told, samples=[((), value)]) for name, kind, told, value in figures]
+        return [_single(*figure) for figure in figures]
 
     async def _traffic(self) -> list[Family]:
         received, delivered = (
@@ -129,8 +137,8 @@ class Measures:
             before = counted.get(session.protocol, (0, 0))
             counted[session.protocol] = before[0] + session.published, before[1] + session.next_id - 1
         for protocol, (incoming, outgoing) in sorted(counted.items()):
-            received.add(incoming, protocol)
-            delivered.add(outgoing, protocol)
+            received.add(incoming, (protocol,))
+            delivered.add(outgoing, (protocol,))
         return [received, delivered]
 
     def _cluster(self) -> list[Family]:
@@ -154,13 +162,12 @@ class Measures:
             "catch_up_bytes": "What was sent to replicas that are not in sync.",
         }
         found = cluster.counters.snapshot()
-        families = [Family("millrace_brokers", "gauge", "Brokers of the cluster that are there.")]
-        families[0].add(len(cluster.members.brokers))
-        for key, (name, told) in now.items():
-            families.append(Family(f"millrace_{name}", "gauge", told, samples=[((), found[key])]))
-        for key, told in counted.items():
-            families.append(Family(f"millrace_{key}", "counter", told, samples=[((), found[key])]))
-        return families
+        brokers = len(cluster.members.brokers)
+        return [
+            _single("brokers", "gauge", "Brokers of the cluster that are there.", brokers),
+            *(_single(name, "gauge", told, found[key]) for key, (name, told) in now.items()),
+            *(_single(key, "counter", told, found[key]) for key, told in counted.items()),
+        ]
 
     # --- queues and topics -------------------------------------------------------------
 
@@ -177,10 +184,10 @@ class Measures:
             if queue.elsewhere or queue.deleted:
                 continue
             count += 1
-            vhost, name = plain(queue.vhost), plain(queue.name)
+            where = (plain(queue.vhost), plain(queue.name))
             for index, figure in enumerate(figures_here(queue)):
                 totals[index] += figure
-                families[index].add(figure, vhost, name)
+                families[index].add(figure, where)
         told = [
             ("queues", "Queues that are led here.", count),
             ("messages_ready", "Messages that wait in all of them.", totals[0]),
@@ -188,8 +195,7 @@ class Measures:
             ("messages_delayed", "Messages of all of them that are not due yet.", totals[2]),
             ("consumers", "Consumers of all of them.", totals[3]),
         ]
-        return [*families, *(Family(f"millrace_{name}", "gauge", help, samples=[((), value)])
-                             for name, help, value in told)]  # fmt: skip
+        return [*families, *(_single(name, "gauge", help, value) for name, help, value in told)]
 
     async def _topics(self) -> list[Family]:
         labels = ("topic", "partition")
@@ -203,9 +209,9 @@ class Measures:
             if partition.leadership is not None and partition.leadership.refusal() is not None:
                 continue
             where, log = (plain(partition.topic_name), str(partition.index)), partition.log
-            starts.add(log.log_start_offset, *where)
-            ends.add(log.high_watermark, *where)
-            sizes.add(log.size_bytes, *where)
+            starts.add(log.log_start_offset, where)
+            ends.add(log.high_watermark, where)
+            sizes.add(log.size_bytes, where)
         return list(families)
 
     # --- groups ------------------------------------------------------------------------
@@ -222,9 +228,9 @@ class Measures:
         broker, names, places = self._broker, self._broker.groups.names(), []
         async for name in _bites(names):
             group, store = broker.groups.groups.get(name), broker.offsets.store_of(name)
-            members.add(0 if group is None else len(group.members), plain(name))
+            members.add(0 if group is None else len(group.members), (plain(name),))
             if store is not None and (at_ms := store.last_ms(name)) is not None:
-                moved.add(at_ms / 1000, plain(name))
+                moved.add(at_ms / 1000, (plain(name),))
             places += [(name, *where, offset) for where, (offset, _) in sorted(broker.offsets.known(name).items())]
         before, self._seen_ms = self._seen_ms, {}
         waiting = trio.current_time() + _PATIENCE_S
@@ -233,17 +239,17 @@ class Measures:
             if found is None or index >= len(found.partitions):
                 continue
             where = (plain(name), plain(topic), str(index))
-            offsets.add(offset, *where)
+            offsets.add(offset, where)
             if lags.is_full:
-                lags.add(0, *where)
-                ages.add(0, *where)
+                lags.add(0, where)
+                ages.add(0, where)
                 continue
             partition, key = found.partitions[index], (name, topic, index)
             ends = await _ends(partition, waiting)
             if ends is None:
                 continue
             begin = max(offset, ends[0])
-            lags.add(max(ends[1] - begin, 0), *where)
+            lags.add(max(ends[1] - begin, 0), where)
             first_ms: int | None = broker.clock.now_ms()
             if begin < ends[1]:
                 known = before.get(key)
@@ -251,7 +257,7 @@ class Measures:
                 if first_ms is not None:
                     self._seen_ms[key] = (begin, first_ms)
             if first_ms is not None:
-                ages.add(max(broker.clock.now_ms() - first_ms, 0) / 1000, *where)
+                ages.add(max(broker.clock.now_ms() - first_ms, 0) / 1000, where)
         return list(families)
 
 

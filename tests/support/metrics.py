@@ -29,4 +29,6 @@ def scraped(port: int) -> Figures:
 
 def series(families: Iterable[Family]) -> Figures:
     """The same of what was gathered, but with labels in the order that families have them."""
-    return {(family.name, *labels): value for family in families for labels, value in family.samples}
+    return {
+        (one.name, *labels): value for one in families for labels, value in zip(one.series, one.values, strict=True)
+    }
