@@ -62,7 +62,7 @@ class Metrics:
         return [info, connections]
 
 
-class _Page(Collector):
+class _Page(Collector):  # type: ignore[misc]
     """Figures as the library wants them; used in a thread."""
 
     def __init__(self, families: list[Family], process: ProcessCollector) -> None:

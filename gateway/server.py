@@ -209,10 +209,13 @@ def _open_listeners(config: Config, stack: ExitStack, certificates: Certificates
 def _open_web_pages(
     listeners: list[Listener], broker: Broker, shell: Shell, config: Config, authenticate: Authenticate
 ) -> None:
-    """Have the doors for HTTP, if there are any, answer."""
+    """Have the doors for HTTP, if there are any, answer. Raises StartError."""
     doors = [one for one in listeners if one.door in HTTP_DOORS]
     if doors:
-        from gateway.web_pages import WebPages  # two megabytes that only these doors need
+        try:
+            from gateway.web_pages import WebPages  # two megabytes that only these doors need
+        except ModuleNotFoundError as error:
+            raise StartError(f"the {doors[0].door} door needs {error.name}: pip install 'millrace[metrics]'") from None
 
         pages = WebPages(broker, shell, config.http, authenticate)
         for door in doors:

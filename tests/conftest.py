@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from gateway.etcd_process import EtcdProcess, find_etcd, start_etcd
-from tests.support import BrokerProcess, broker_process
+from tests.support import BrokerProcess, broker_process, metrics
 
 # Brokers are started by the hundred: where nobody keeps compiled modules, each of them would compile them all.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -43,7 +43,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 @pytest.fixture(scope="session")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One broker for all tests that need nothing special: use names of your own and do not end it."""
-    doors = ("amqp", "mqtt", "native", "http")
+    doors = ("amqp", "mqtt", "native", *metrics.DOORS)
     with broker_process(tmp_path_factory.mktemp("shared") / "data", doors=doors) as process:
         yield process
 

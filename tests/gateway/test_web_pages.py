@@ -14,7 +14,6 @@ from http.client import HTTPResponse
 import pika
 import pytest
 import trustme
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from millrace import BlockingClient
 from tests.gateway.test_websocket import answer_of
@@ -22,6 +21,9 @@ from tests.support import BrokerProcess, broker_process
 from tests.support.metrics import parsed, scraped
 
 HOST = "127.0.0.1"
+openmetrics = pytest.importorskip(
+    "prometheus_client.openmetrics.parser", reason="these doors need pip install 'millrace[metrics]'"
+)
 CONFIG = """
 [http]
 loopback_without_user = {open}
@@ -96,7 +98,7 @@ def test_formats_are_as_clients_ask_for(broker: BrokerProcess) -> None:
         assert ("millrace_queues",) in parsed(gzip.decompress(answer.read()).decode())
     with get(broker, "/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"}) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
-        names = {family.name for family in text_string_to_metric_families(answer.read().decode())}
+        names = {family.name for family in openmetrics.text_string_to_metric_families(answer.read().decode())}
         assert {"millrace_queues", "millrace_messages_received"} <= names
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Iterable
-
-from prometheus_client.parser import text_string_to_metric_families
+from importlib.util import find_spec
 
 from routing.administration.measures import Family
+
+DOORS = ("http",) if find_spec("prometheus_client") is not None else ()
+"""What a broker can open for metrics: nothing where the extra is not installed."""
 
 Figures = dict[tuple[str, ...], float]
 """By the name of the series and the values of its labels, in the order of the labels' names."""
@@ -15,6 +17,8 @@ Figures = dict[tuple[str, ...], float]
 
 def parsed(text: str) -> Figures:
     """All series of a page; none is there twice."""
+    from prometheus_client.parser import text_string_to_metric_families
+
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     found = {(one.name, *(value for _, value in sorted(one.labels.items()))): one.value for one in samples}
     assert len(found) == len(samples)
