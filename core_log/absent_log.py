@@ -28,7 +28,7 @@ class AbsentLog(PartitionLog):
 
     def configure(self, config: LogConfig) -> None:
         """For who asks it, and for whatever log takes its place."""
-        self.config = config
+        self.take_config(config)
 
     def learn(self, log_start: int, high_watermark: int) -> None:
         """What others know of it."""

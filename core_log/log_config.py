@@ -59,6 +59,23 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Records wait, and come into the log by their priority as this group goes on; "": they do not. Nor is that."""
     priority_ahead: int = 1000
     """So many records are in the log before that group has got so far."""
+    split_groups: tuple[str, ...] = ()
+    """Partitions that are added are read when these groups have read what was before; (): at once. Nor is that."""
+    split_settle_ms: int = 600_000
+    """After so long all producers know of them, and have delivered what they divided as before."""
+    split_wait_ms_max: int = 86_400_000
+    """So long groups are waited for after that."""
+    split_from: int = 0
+    """The first partition that was added, while that goes on; 0: it does not."""
+    split_since_ms: int = 0
+    """When it was."""
+    held: bool = False
+    """This is a log of one of these: readers see nothing of it."""
+
+    def of_partition(self, index: int) -> LogConfig:
+        """What counts for one of a topic's partitions."""
+        held = 0 < self.split_from <= index
+        return self if held == self.held else msgspec.structs.replace(self, held=held)
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "segment_ms", "index_bytes_max", "message_bytes_max", "fsync_interval_ms"):

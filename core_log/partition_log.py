@@ -128,9 +128,16 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
         """Other settings from now on; what is there already goes by them with the next look. What was promised under
         the old ones stays promised.
         """
-        self.config = config
+        self.take_config(config)
         if config.fsync == "commit" and self.flushed_offset < self.high_watermark:
             self.request_interval_sync()
+
+    def take_config(self, config: LogConfig) -> None:
+        """These are the settings now; who waits for what was held is told."""
+        before, self.config = self.config, config
+        if before.held and not config.held:
+            for listener in tuple(self.listeners):
+                listener(self)
 
     # ---- segments
 
@@ -308,7 +315,11 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
 
     @property
     def stable_offset(self) -> int:
-        """Readers of committed records see what is below: no transaction is open there."""
+        """Readers of committed records see what is below: no transaction is open there. Of a log that is held nobody
+        sees anything.
+        """
+        if self.config.held:
+            return self.log_start_offset
         if self.transactions is None:
             return self.high_watermark
         return max(self.transactions.stable_offset(self.high_watermark), self.log_start_offset)

@@ -36,6 +36,7 @@ from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
 from routing.declaring.control import Control
+from routing.declaring.ordered_splits import OrderedSplits
 from routing.declaring.policy_control import PolicyControl
 from routing.declaring.topic_control import TopicControl
 from routing.errors import LimitExceeded, StorageUnavailable
@@ -170,6 +171,7 @@ class Broker:
         topics = TopicControl(self)
         self.coordinator = TransactionCoordinator(self)  # of transactional producers
         self.delayed, self.poison, self.later = DelayedRecords(self), PoisonRecords(self), Later(self)
+        OrderedSplits(self)
         self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 

@@ -275,7 +275,8 @@ class Storage:
         opened: list[TopicPartition] = []
         try:
             for index in indexes:
-                opened.append(self._open_partition(name, index, value.get("uid", ""), settings))
+                uid = value.get("uid", "")
+                opened.append(self._open_partition(name, index, uid, settings.of_partition(index)))
         except OSError:
             for partition in opened:
                 partition.log.close()

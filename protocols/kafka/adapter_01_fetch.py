@@ -137,7 +137,7 @@ class FetchDoor:
 
     def limit(self, request: KafkaFetch, log: PartitionLog) -> int | None:
         """See `protocols.fetching.Door`."""
-        return log.stable_offset if request.is_committed else None
+        return log.stable_offset if request.is_committed or log.config.held else None
 
     def seen(self, log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
         """See `protocols.fetching.Door`: the client passes over what was aborted by itself."""

@@ -41,8 +41,8 @@ async def _partition(door: Door, call: Call, topic: str, asked: Entity, isolatio
         partition = door.led(topic, asked.partition_index, leader_epoch=asked.current_leader_epoch)
         offset, timestamp, epoch = await _found(partition, call.version, asked.timestamp)
         stable = partition.log.stable_offset
-        if isolation_level == _READ_COMMITTED and offset >= stable:
-            # What is behind is not decided: neither is which record is the first of a time.
+        if offset >= stable and (isolation_level == _READ_COMMITTED or partition.log.config.held):
+            # What is behind is not decided, or not seen yet: neither is which record is the first of a time.
             if asked.timestamp == _LATEST:
                 offset = stable
             elif asked.timestamp >= 0 or asked.timestamp == _LARGEST_TIMESTAMP:

@@ -40,7 +40,7 @@ class FetchDoor:
 
     def limit(self, request: Fetch, log: PartitionLog) -> int | None:
         """See `protocols.fetching.Door`: of transactions what is committed is seen."""
-        return None if log.transactions is None else log.stable_offset
+        return log.stable_offset if log.transactions is not None or log.config.held else None
 
     def seen(self, log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
         """See `protocols.fetching.Door`."""

@@ -16,6 +16,7 @@ from routing.cluster.metadata import operating
 from routing.cluster.metadata.log_names import topic_log
 from routing.cluster.topic_logs import new_uid
 from routing.commits import storage_errors
+from routing.declaring import ordered_splits
 from routing.errors import (
     AlreadyExists,
     BrokerError,
@@ -97,7 +98,7 @@ class TopicControl:
             partitions = len(assignment)
             settings[FACTOR] = str(_factor_of(assignment))
         self._require_partitions(partitions)
-        log_config(settings, self.config)
+        log_config(ordered_splits.kept({}, settings), self.config)
         said = replication(settings)
         logs = self._broker.storage.topic_logs
         if logs is not None:
@@ -231,15 +232,19 @@ class TopicControl:
         self._changing.add(name)
         try:
             lacking = range(len(topic.partitions), count)
+            config = self._begun(topic, count)
             with storage_errors():
-                opened = self._broker.storage.create_partitions(name, {"config": topic.config}, lacking)
+                opened = self._broker.storage.create_partitions(name, {"config": config}, lacking)
             try:
-                await self.topology.change(lambda: topic_plans.more_partitions(topic, count, opened))
+                await self.topology.change(lambda: topic_plans.more_partitions(topic, count, opened, config))
             except BrokerError:
                 self._close(opened)
                 raise
         finally:
             self._changing.discard(name)
+
+    def _begun(self, topic: Topic, count: int) -> dict[str, str]:
+        return ordered_splits.begun(topic, count, self._broker.clock.now_ms())
 
     def check_new_partitions(self, name: str, count: int, *, assignment: Assignment | None = None) -> None:
         """Raises as `create_partitions`, of what can be known before; a topic that others have just made is none."""
@@ -247,7 +252,8 @@ class TopicControl:
         topic = self.topology.topics.get(name)
         if topic is None:
             return
-        topic_plans.more_partitions(topic, count)
+        if topic_plans.more_partitions(topic, count).entries:
+            self._begun(topic, count)
         if assignment is None:
             return
         lacking = count - len(topic.partitions)
@@ -263,6 +269,7 @@ class TopicControl:
         self.check_new_partitions(name, count, assignment=assignment)
         plan = topic_plans.more_partitions(topic, count)
         if logs is not None and plan.entries:
+            plan = topic_plans.more_partitions(topic, count, config=self._begun(topic, count))
             lacking = range(len(topic.partitions), count)
             first = replication(topic.config)
             # Replicas may have been moved to more or fewer brokers since it was made.
@@ -291,18 +298,24 @@ class TopicControl:
             if said.unclean != before.unclean:
                 await operating.allow_unclean(cluster, logs, on=said.unclean)
 
+        await self._alter(name, lambda: self.check_altered(name, change))
+
+    async def end_split(self, name: str) -> None:
+        """Have all partitions of a topic read (`ordered_splits.py`). Raises NotFound, StorageUnavailable."""
+        await self._alter(name, lambda: ordered_splits.ended(self.topology.topic(name).config))
+
+    async def _alter(self, name: str, config_of: Callable[[], dict[str, str]]) -> None:
         def plan() -> Plan:
             if name in self._changing:
                 raise PreconditionFailed(f"topic '{name}' is being changed or deleted")
-            there = self.topology.topic(name)
-            return topic_plans.altered(self.topology, there, self.check_altered(name, change))
+            return topic_plans.altered(self.topology, self.topology.topic(name), config_of())
 
         await self.topology.change(plan)
 
     def check_altered(self, name: str, change: ConfigChange) -> dict[str, str]:
         """The configuration that a topic would have. Raises as `alter_topic`, of what can be known before."""
         topic = self.topology.topic(name)
-        config = change(normal(topic.config))
+        config = ordered_splits.kept(topic.config, change(normal(topic.config)))
         if config.get(FACTOR) != topic.config.get(FACTOR):
             raise InvalidConfig(f"topic config {FACTOR} is not altered: partitions are given other replicas")
         log_config(config, self.config)

@@ -26,15 +26,13 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from core_log.batch_header import parse_header
-from core_log.committed import committed
 from core_log.errors import LogError
-from core_log.expiry import unexpired
-from core_log.record_batch import BatchBuilder, Record, iterate_records
+from core_log.record_batch import BatchBuilder, Record
 from routing.errors import BrokerError, PreconditionFailed, StorageUnavailable
 from routing.groups.group import Group
 from routing.republishing.parked_records import append_anywhere
 from routing.topics.offset_store import Committed, Partition
+from routing.topics.seen_records import record_at
 from routing.topics.topic import TopicPartition
 
 if TYPE_CHECKING:
@@ -47,7 +45,6 @@ _COUNT, _TRIES, _OFFSET, _GROUP = (f"x-retry-{what}" for what in ("count", "trie
 _OURS = frozenset((_COUNT, _TRIES, _OFFSET, _GROUP))
 _DIGITS_MAX = 18
 _REMEMBERED_MAX = 100_000
-_READ_BYTES = 1 << 20
 
 
 class _Tries(NamedTuple):
@@ -117,7 +114,7 @@ class PoisonRecords:
     async def _bury(self, group: str, partition: TopicPartition, offset: int, tries: int) -> int:
         """Put the record at a position off, or copy it; the position behind it."""
         try:
-            record = await _record_at(partition, offset)
+            record = await record_at(partition, offset)
             if record is None:
                 return offset
             past, delays = _Past.of(record, group), partition.log.config.retry_delays_ms
@@ -162,21 +159,3 @@ class PoisonRecords:
         target = append_anywhere(broker.topics[name].partitions[0], builder.build())
         broker.want_turn()
         await broker.commits.committed([target])
-
-
-async def _record_at(partition: TopicPartition, offset: int) -> Record | None:
-    """The first record from an offset on that readers may see."""
-    log = partition.log
-    offset = max(offset, log.log_start_offset)
-    while offset < log.stable_offset:
-        batches = await log.read_cold(offset, _READ_BYTES, before=log.stable_offset)
-        if not batches:
-            return None
-        for batch in unexpired(log, committed(log, batches)):
-            header = parse_header(batch)
-            if not header.is_control:
-                for record in iterate_records(batch):
-                    if record.offset >= offset:
-                        return record
-            offset = max(offset, header.next_offset)
-    return None

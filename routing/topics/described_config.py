@@ -60,6 +60,10 @@ def _retry_delays(config: LogConfig) -> str:
     return ",".join(map(str, config.retry_delays_ms))
 
 
+def _split_state(config: LogConfig) -> str:
+    return f"{config.split_from}:{config.split_since_ms}" if config.split_from else ""
+
+
 _SETTINGS: dict[str, _Setting] = {
     "cleanup.policy": _Setting(
         "list", "log.cleanup.policy", _field("cleanup_policy"),
@@ -121,6 +125,22 @@ _SETTINGS: dict[str, _Setting] = {
     "millrace.retry.delays.ms": _Setting(
         "list", "millrace.retry.delays.ms", _retry_delays,
         "After which times a record that a group fails at comes again, before it goes to TOPIC.dlq; empty: never.",
+    ),
+    "millrace.split.groups": _Setting(
+        "list", "millrace.split.groups", lambda config: ",".join(config.split_groups),
+        "The groups for which keys keep their order when partitions are added: nobody reads those before; empty: none.",
+    ),
+    "millrace.split.settle.ms": _Setting(
+        "long", "millrace.split.settle.ms", _field("split_settle_ms"),
+        "How long producers may divide keys as before: their metadata.max.age.ms and delivery timeout together.",
+    ),
+    "millrace.split.state": _Setting(
+        "string", "millrace.split.state", _split_state,
+        "FIRST:SINCE while partitions from FIRST on, added SINCE (ms since 1970), are not read; the broker sets it.",
+    ),
+    "millrace.split.wait.max.ms": _Setting(
+        "long", "millrace.split.wait.max.ms", _field("split_wait_ms_max"),
+        "How long after that groups are waited for.",
     ),
     "min.cleanable.dirty.ratio": _Setting(
         "double", "log.cleaner.min.cleanable.ratio", _field("dirty_ratio_min"),

@@ -348,7 +348,7 @@ class Topic:
         """It is configured so from now on, and its logs go by these settings; what need not be kept any more goes."""
         self.config = config
         for partition in self.partitions:
-            partition.log.configure(settings)
+            partition.log.configure(settings.of_partition(partition.index))
             partition.apply_retention()
 
     def say_source(self, say: bool) -> None:

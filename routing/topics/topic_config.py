@@ -21,7 +21,11 @@ RETRIES = "millrace.retry.delays.ms"
 """After which times it comes again, before it is a dead letter."""
 _RETRIES_MAX = 16
 _PRIORITY_GROUP = "millrace.priority.group"
-_GROUP_CHARACTERS_MAX = 255
+SPLIT_GROUPS, SPLIT_STATE = "millrace.split.groups", "millrace.split.state"
+"""For which groups keys keep their order when partitions are added; and FROM:SINCE_MS from then on until they have come
+so far, which the engine notes (`routing/declaring/ordered_splits.py`).
+"""
+_GROUP_CHARACTERS_MAX, _GROUPS_MAX = 255, 16
 _INTEGERS = {
     "segment.bytes": ("segment_bytes", 1 << 10, 1 << 31),
     "segment.ms": ("segment_ms", 1, _LARGE),
@@ -38,6 +42,8 @@ _INTEGERS = {
     "message.timestamp.after.max.ms": ("timestamp_after_max_ms", 0, _LARGE),
     FETCHES_MAX: ("dead_letter_fetches", 0, 1_000_000),
     "millrace.priority.ahead": ("priority_ahead", 1, 100_000),
+    "millrace.split.settle.ms": ("split_settle_ms", 0, _LARGE),
+    "millrace.split.wait.max.ms": ("split_wait_ms_max", 0, _LARGE),
 }
 _FLUSHES = ("flush.messages", "flush.ms")
 FIXED = {"compression.type": "producer", "preallocate": "false", "remote.storage.enable": "false"}
@@ -65,9 +71,10 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
     ),
 }
 
-KNOWN = frozenset(
-    [*_CHOICES, *_INTEGERS, RETRIES, _PRIORITY_GROUP, _RATIO, FACTOR, _MINIMUM, *_UNCLEAN, *FIXED, *_FLUSHES]
-)
+KNOWN = frozenset([
+    *_CHOICES, *_INTEGERS, RETRIES, _PRIORITY_GROUP, SPLIT_GROUPS, SPLIT_STATE, _RATIO, FACTOR, _MINIMUM, *_UNCLEAN,
+    *FIXED, *_FLUSHES,
+])  # fmt: skip
 """All names."""
 
 
@@ -98,9 +105,11 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         elif name == RETRIES:
             settings["retry_delays_ms"] = _delays_ms(text)
         elif name == _PRIORITY_GROUP:
-            if len(text) > _GROUP_CHARACTERS_MAX:
-                raise InvalidConfig(f"topic config {name} has more than {_GROUP_CHARACTERS_MAX} characters")
-            settings["priority_group"] = text
+            settings["priority_group"] = _group(name, text)
+        elif name == SPLIT_GROUPS:
+            settings["split_groups"] = _groups(name, text)
+        elif name == SPLIT_STATE:
+            settings["split_from"], settings["split_since_ms"] = _split_state(text)
         elif name in FIXED:
             if text != FIXED[name]:
                 raise InvalidConfig(f"topic config {name}={text!r}: it is always {FIXED[name]!r}")
@@ -152,6 +161,24 @@ def _delays_ms(text: str) -> list[int]:
     if len(delays) > _RETRIES_MAX:
         raise InvalidConfig(f"topic config {RETRIES} has more than {_RETRIES_MAX} delays")
     return delays
+
+
+def _group(name: str, text: str) -> str:
+    if len(text) > _GROUP_CHARACTERS_MAX:
+        raise InvalidConfig(f"topic config {name} has more than {_GROUP_CHARACTERS_MAX} characters")
+    return text
+
+
+def _groups(name: str, text: str) -> list[str]:
+    groups = [_group(name, one.strip()) for one in text.split(",") if one.strip()]
+    if len(groups) > _GROUPS_MAX:
+        raise InvalidConfig(f"topic config {name} has more than {_GROUPS_MAX} groups")
+    return groups
+
+
+def _split_state(text: str) -> tuple[int, int]:
+    first, _, since = text.partition(":")
+    return _integer(SPLIT_STATE, first, 1, _LARGE), _integer(SPLIT_STATE, since, 0, _LARGE)
 
 
 def _ratio(name: str, text: str) -> float:

@@ -20,8 +20,9 @@ def removal(topology: Topology, name: str) -> Plan:
     return Plan(list({entry.key: entry for entries in removals for entry in entries}.values()))
 
 
-def more_partitions(topic: Topic, count: int, live: Any = None) -> Plan:
-    """A topic gets partitions until there are `count`; nothing to do where there are. `live`: they are open already.
+def more_partitions(topic: Topic, count: int, live: Any = None, config: dict[str, str] | None = None) -> Plan:
+    """A topic gets partitions until there are `count`, and with them another configuration; nothing to do where there
+    are. `live`: they are open already.
 
     Raises InvalidPartitions (it has more), PreconditionFailed (it is a stream).
     """
@@ -32,7 +33,8 @@ def more_partitions(topic: Topic, count: int, live: Any = None) -> Plan:
         return Plan(guards=[topic_key(topic.name)])
     if topic.is_stream:
         raise PreconditionFailed(f"topic '{topic.name}' is a stream, which has one partition")
-    return Plan([Entry(topic_key(topic.name), topic.record(count), True, live)])
+    value = topic.record(count) | ({} if config is None else {"config": config})
+    return Plan([Entry(topic_key(topic.name), value, True, live)])
 
 
 def altered(topology: Topology, topic: Topic, config: dict[str, str]) -> Plan:

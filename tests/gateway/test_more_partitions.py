@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,39 @@ async def test_any_broker_gives_a_topic_more_and_all_lead_some(etcd: EtcdProcess
             await until(lambda: all(partition.log.high_watermark > 0 for partition in topic.partitions[:COUNT]))
             await client.delete_topic("t")
             await until(lambda: not any(topic.uid in log for log in brokers[2].cluster.elections.logs))
+
+
+async def test_what_is_added_is_held_by_all_whoever_leads_until_a_group_has_read_the_rest(
+    etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    async with three(etcd, tmp_path, "splits") as (_, brokers):
+        config = {"millrace.split.groups": "g", "millrace.split.settle.ms": "200"}
+        servers = [f"127.0.0.1:{broker.server.ports['native']}" for broker in brokers.values()]
+
+        def held(numbers: Iterable[int] = (1, 2, 3)) -> set[bool]:
+            topics = [brokers[number].server.broker.topics["t"] for number in numbers]
+            return {one.log.config.held for topic in topics for one in topic.partitions[2:]}
+
+        async with Client(servers) as client, Producer(servers) as producer:
+            await client.create_topic("t", partitions=2, config=config)
+            await (await producer.send("t", b"before", partition=1))
+            await client.create_partitions("t", 8)
+            await until(lambda: counts(brokers) == {8})
+            for number in range(2, 8):
+                await (await producer.send("t", b"after", partition=number))
+            assert held() == {True}
+            leader = (await client.describe_topic("t")).partitions[0].leader
+            assert leader is not None
+            await brokers[leader].stop()
+            left = [number for number in brokers if number != leader]
+            async with Consumer(servers, "g", auto_offset_reset="earliest") as consumer:
+                await consumer.assign("t")
+                with trio.fail_after(40):
+                    assert (await anext(consumer)).value == b"before"
+                    with trio.move_on_after(0.5):
+                        pytest.fail(f"{await anext(consumer)} is read before that is committed")
+                    assert held(left) == {True}
+                    await consumer.commit()
+                    found = [await anext(consumer) for _ in range(6)]
+            assert sorted(record.partition for record in found) == list(range(2, 8))
+            await until(lambda: held(left) == {False})

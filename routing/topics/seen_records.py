@@ -1,0 +1,29 @@
+"""The records of a partition that readers see, one by one, for who looks at few of them."""
+
+from __future__ import annotations
+
+from core_log.batch_header import parse_header
+from core_log.committed import committed
+from core_log.expiry import unexpired
+from core_log.record_batch import Record, iterate_records
+from routing.topics.topic import TopicPartition
+
+_READ_BYTES = 1 << 20
+
+
+async def record_at(partition: TopicPartition, offset: int) -> Record | None:
+    """The first record from an offset on that readers may see. Raises LogError."""
+    log = partition.log
+    offset = max(offset, log.log_start_offset)
+    while offset < log.stable_offset:
+        batches = await log.read_cold(offset, _READ_BYTES, before=log.stable_offset)
+        if not batches:
+            return None
+        for batch in unexpired(log, committed(log, batches)):
+            header = parse_header(batch)
+            if not header.is_control:
+                for record in iterate_records(batch):
+                    if record.offset >= offset:
+                        return record
+            offset = max(offset, header.next_offset)
+    return None
