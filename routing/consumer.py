@@ -10,6 +10,7 @@ from routing.message import Slab
 from routing.queues.settings import CHECKS, integer
 
 if TYPE_CHECKING:
+    from routing.queues.passed import Passed
     from routing.queues.queue import Queue
     from routing.session import Session
     from routing.topics.stream import Stream
@@ -52,8 +53,8 @@ class Consumer:
     """A subscription of a session to a queue. `context` is the adapter's own."""
 
     __slots__ = (
-        "context", "exclusive", "level", "no_ack", "outstanding", "prefetch", "priority", "queue", "session", "tag",
-        "timeout_ms",
+        "context", "exclusive", "level", "no_ack", "outstanding", "passed", "prefetch", "priority", "queue", "session",
+        "tag", "timeout_ms",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +84,8 @@ class Consumer:
         self.timeout_ms = timeout_ms
         """For so long it may hold a delivery, if its queue allows as much; 0: it has no limit of its own."""
         self.context: Any = context
+        self.passed: Passed | None = None
+        """Whose messages those are that it is given past the queue: what it has not settled ends with it."""
 
     @property
     def queue_name(self) -> str:

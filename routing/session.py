@@ -25,15 +25,16 @@ from routing.publishing.confirms import Confirms
 from routing.publishing.deduplication import put
 from routing.publishing.overflowing import publish_pieces, publish_what_fits
 from routing.queues.homes.receipts import receive
+from routing.queues.passed import Passed
+from routing.queues.queue import Queue
 from routing.queues.retries import Cause
 from routing.topics.stream import Stream
 from routing.unsettled import Outcome as Outcome
-from routing.unsettled import Unsettled, entry_first, require_returnable
+from routing.unsettled import Unsettled, add_run, entry_first, require_returnable
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.broker import Broker
-    from routing.queues.queue import Queue
     from routing.topology.route import Route
     from routing.topology.virtual_host import VirtualHost
     from routing.transactions import Transaction
@@ -163,9 +164,11 @@ class Session:
         arguments: dict[str, Any] | None = None,
         prefetch: int | None = None,
         context: object = None,
+        gives_back: bool = True,
     ) -> Consumer:
         """Subscribe to a queue; deliveries begin when the turn ends. A queue of this broker is not waited for.
-        `prefetch` is how many messages at once; the default is the session's.
+        `prefetch` is how many messages at once; the default is the session's. Without `gives_back` nobody is to have
+        what it has not settled when it goes.
 
         Raises NotFound, ResourceLocked (another connection's exclusive queue) and AccessRefused (an exclusive consumer
         is there, or is asked for and others are); of a stream PreconditionFailed and NotImplementedYet, too.
@@ -177,6 +180,8 @@ class Session:
             priority=consumer_argument("priority", arguments, queue),
             timeout_ms=consumer_argument("consumer-timeout", arguments, queue),
         )  # fmt: skip
+        if not (gives_back or no_ack) and isinstance(queue, Queue):
+            consumer.passed = Passed(queue)
         self.impatient = self.impatient or consumer.timeout_ms > 0
         attached = queue.attach(consumer, arguments or {})
         if attached is not None:
@@ -246,18 +251,7 @@ class Session:
             self._deliver(consumer, first, slab, start, stop, redelivered)
             consumer.queue.settle(offset, count)
             return
-        unsettled = self.unsettled
-        last = unsettled[-1] if unsettled else None
-        if (
-            last is not None
-            and last.end == first
-            and last.consumer is consumer
-            and last.offset + last.end - last.first == offset
-            and last.offsets is None
-        ):
-            last.end = end
-        else:
-            unsettled.append(Unsettled(first, end, offset, consumer.queue, consumer))
+        add_run(self.unsettled, first, end, offset, consumer.queue, consumer)
         consumer.outstanding += count
         self.outstanding += count
         self._deliver(consumer, first, slab, start, stop, redelivered)
@@ -292,10 +286,15 @@ class Session:
         self.paused = True
 
     def pass_on(self, consumer: Consumer, slab: Slab) -> None:
-        """Called by a route: give a whole slab to a consumer who settles nothing, past its empty queue."""
-        first = self.next_id
-        self.next_id = first + len(slab.bodies)
-        self._deliver(consumer, first, slab, 0, len(slab.bodies), False)
+        """Called by a route: give a whole slab to a consumer who gives nothing back, past its empty queue."""
+        first, count, passed = self.next_id, len(slab.bodies), consumer.passed
+        self.next_id = end = first + count
+        if passed is not None:
+            add_run(self.unsettled, first, end, first, passed, consumer)
+            passed.queue.outstanding += count
+            consumer.outstanding += count
+            self.outstanding += count
+        self._deliver(consumer, first, slab, 0, count, False)
 
     def pass_on_each(self, consumers: list[Consumer], slab: Slab) -> bool:
         """As `pass_on`, of message `i` to `consumers[i]`; False if the sink wants them one by one."""
@@ -387,7 +386,7 @@ class Session:
         elif outcome is Outcome.ACK:
             queue.settle_offsets(offsets)
         elif outcome is Outcome.RECEIVED:
-            receive(queue, offsets)
+            receive(cast("Queue", queue), offsets)  # of one that lasts
         elif outcome is Outcome.REQUEUE:
             queue.give_back_offsets(offsets, Cause.REQUEUED)
         elif outcome is Outcome.RELEASE:
@@ -404,7 +403,7 @@ class Session:
         if limited:
             self.resume()
         consumer.outstanding -= count
-        if not queue.awake:
+        if not consumer.queue.awake:
             consumer.queue.wake()
 
     # --- transactions ------------------------------------------------------------------

@@ -12,6 +12,7 @@ from routing.topics.stream import Stream
 
 if TYPE_CHECKING:
     from routing.consumer import Consumer
+    from routing.queues.passed import Passed
     from routing.queues.queue import Queue
 
 
@@ -43,7 +44,7 @@ class Unsettled:
         first: int,
         end: int,
         offset: int,
-        queue: Queue | Stream,
+        queue: Queue | Stream | Passed,
         consumer: Consumer | None,
         offsets: list[int] | None = None,
     ) -> None:
@@ -91,6 +92,24 @@ class Unsettled:
             del self.offsets[first - self.first :]
         self.end = first
         return rest
+
+
+def add_run(
+    unsettled: list[Unsettled], first: int, end: int, offset: int, queue: Queue | Stream | Passed, consumer: Consumer
+) -> None:
+    """Append deliveries [first, end) of neighbours in the log, to the last run where they follow it."""
+    last = unsettled[-1] if unsettled else None
+    if (
+        last is not None
+        and last.end == first
+        and last.consumer is consumer
+        and last.queue is queue
+        and last.offset + last.end - last.first == offset
+        and last.offsets is None
+    ):
+        last.end = end
+    else:
+        unsettled.append(Unsettled(first, end, offset, queue, consumer))
 
 
 def entry_first(entry: Unsettled) -> int:

@@ -246,6 +246,8 @@ class Subscribing:
         if self._adapter.closed or not self._queue or (old is not None and (no_ack or not old.no_ack)):
             return
         # The new one first: the queue goes with its last consumer.
-        self._consumer = await self._session.consume(self._queue, tag="", no_ack=no_ack)
+        # What ends with its connection has nobody to give anything back to.
+        lasts = self._lasting is not None
+        self._consumer = await self._session.consume(self._queue, tag="", no_ack=no_ack, gives_back=lasts)
         if old is not None:
             self._session.cancel(old)

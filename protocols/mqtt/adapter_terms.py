@@ -105,6 +105,8 @@ def expiries_left(
         if not facts_at:
             return None
         entry = entry_at(session.unsettled, first_id)
+        if entry.queue is not queue:  # it was passed, as nothing is that expires
+            return None
         left: list[int | None] = [None] * count
         at = 0
         for first, length in runs_of(entry.offsets_of(first_id, first_id + count)):

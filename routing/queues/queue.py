@@ -380,12 +380,16 @@ class Queue:
         return False
 
     def open_to(self) -> Consumer | None:
-        """The only consumer, if it settles nothing and no message waits: what comes may go straight to it."""
+        """The only consumer, if no message waits and none is to come back: what comes may go straight to it."""
         consumers = self.turns.consumers
         if len(consumers) != 1 or self.fresh or self.levels is not None or self.groups is not None:
             return None
         consumer, line = consumers[0], self.line
-        return None if not consumer.no_ack or line.ready.count or line.due or line.placed.count else consumer
+        if line.ready.count or line.due or line.placed.count:
+            return None
+        if not consumer.no_ack and (consumer.passed is None or self.returns is not None or self.settings.buries):
+            return None
+        return consumer
 
     def pump(self) -> None:
         """Deliver what can be delivered: messages to consumers with credit; then look after those that stay."""

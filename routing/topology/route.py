@@ -3,7 +3,7 @@
 A route names, for each home partition, the set of queues there, and the topics. Keys that lead to the same places share
 one route, so that messages with different keys can stay together. The broker caches routes until the topology changes;
 only routes that pass a headers exchange are worked out anew for each set of properties. A slab for transient
-queues whose only consumers settle nothing and wait for it is handed to them at once, without offsets.
+queues whose only consumers wait for it, and give nothing back, is handed to them at once, without offsets.
 """
 
 from __future__ import annotations
@@ -209,7 +209,9 @@ class Route:
         consumers = []
         for queue in self._passing:
             consumer = queue.open_to()
-            if consumer is None or consumer.credit() <= 0:
+            if consumer is None or consumer.credit() < len(slab.bodies):
+                return False
+            if consumer.passed is not None and not slab.plain:
                 return False
             consumers.append(consumer)
         for consumer in consumers:
@@ -267,7 +269,7 @@ class SoleRoutes(Route):
             return False
         for queue in self.queues:
             consumer = queue.open_to()
-            if consumer is None:
+            if consumer is None or not consumer.no_ack:
                 return False
             if consumer.session is not session:
                 if session is not None or consumer.credit() <= 0:
