@@ -37,8 +37,9 @@ class Route:
     """See the module."""
 
     __slots__ = (
-        "__weakref__", "_avoiding", "_divided", "_fleeting", "_heeding", "_here", "_once_in_ms", "_open", "_passing",
-        "asks", "delayed", "durable_homes", "guarded", "histories", "homes", "queues", "remembering", "sole", "topics",
+        "__weakref__", "_avoiding", "_divided", "_fleeting", "_heeding", "_here", "_instead", "_once_in_ms", "_open",
+        "_passing", "asks", "delayed", "durable_homes", "guarded", "histories", "homes", "queues", "remembering",
+        "sole", "topics",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +73,8 @@ class Route:
         self.remembering = [queue for queue in queues if once_in_ms or queue.settings.deduplication_window_ms]
         """Queues that take no message twice."""
         self._avoiding: dict[frozenset[Queue], Route] = {}
+        self._instead: dict[Home, Home] = {}
+        """Where messages wait, see `waiting`."""
         self.queues = queues
         self._open: Route | None = None
         self._here: Route | None = None
@@ -125,8 +128,11 @@ class Route:
                 instead[home] = home.instead
         if any(topic.error() is not None for topic in self.topics):
             return None
+        return self._waiting_at(instead)
+
+    def _waiting_at(self, instead: dict[Home, Home]) -> Route:
         found = copy(self)
-        found.homes = []
+        found._instead, found.homes = instead, []
         for home, destinations in self.homes:
             if home in instead:
                 home = instead[home]
@@ -166,6 +172,8 @@ class Route:
                 self._avoiding.clear()
             left = [queue for queue in self.queues if queue not in queues]
             found = Route(left, self.topics, delayed=self.delayed, once_in_ms=self._once_in_ms)
+            if self._instead:
+                found = found._waiting_at(self._instead)
             self._avoiding[queues] = found
         return found
 

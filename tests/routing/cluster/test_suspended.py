@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+
 import trio
 
+from routing.message import Slab
 from routing.session import Outcome
+from tests.routing.harness import PERSISTENT
 from tests.support.home_cluster import mesh, until
+
+PUBLISHER = 1 << 20
 
 
 async def test_no_dead_letters_are_made_while_another_broker_may_lead() -> None:
@@ -49,3 +55,31 @@ async def test_what_is_published_while_two_hand_overs_fail_is_taken_behind_what_
         assert not client.events
         await until(lambda: client.confirmed == 4, 5)
         assert [body for body, _ in await one.drain("q")] == ["first", "second", "third", "fourth"]
+
+
+async def test_what_one_home_has_taken_waits_for_the_other_behind_what_waits_there() -> None:
+    async with mesh() as brokers:
+        one = brokers.members[1]
+        for home, name in enumerate(("waiting", "taking")):
+            one.broker.topology.place_queue = lambda queue_id, arguments, home=home: home
+            await one.queue(name)
+            await one.bind("amq.fanout", name)
+        role, client = one.part.role_of("home-0"), one.client()
+        assert role is not None
+
+        def publish(exchange: str, key: str, number: int) -> None:
+            slab = Slab(exchange, key, PERSISTENT, [b"%d" % number])
+            slab.once = PUBLISHER, array("H", [number])
+            client.session.publish(slab, confirm=True)
+            one.turn()
+
+        publish("", "taking", 2)  # as by a broker that was killed before all had it
+        role.handing_over = True
+        one.turn()
+        for number in (1, 2):
+            publish("amq.fanout", "", number)
+        role.handing_over = False
+        one.turn()
+        await until(lambda: client.confirmed == 3, 5)
+        assert [body for body, _ in await one.drain("waiting")] == ["1", "2"]
+        assert [body for body, _ in await one.drain("taking")] == ["2", "1"]
