@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -34,7 +35,8 @@ Kind = Literal["gauge", "counter"]
 _BITE = 100
 """Queues, partitions or places of groups in one turn."""
 _PATIENCE_S = 2.0
-"""For so long the leaders of partitions that are not here are waited for, all together."""
+"""For so long the leaders of partitions that are not here are waited for, all together; what they have not said by then
+is left out."""
 
 
 @dataclass(slots=True)
@@ -253,7 +255,8 @@ class Measures:
             first_ms: int | None = broker.clock.now_ms()
             if begin < ends[1]:
                 known = before.get(key)
-                first_ms = known[1] if known is not None and known[0] == begin else await _time_at(partition, begin)
+                stayed = known is not None and known[0] == begin
+                first_ms = known[1] if known is not None and stayed else await _time_at(partition, begin, waiting)
                 if first_ms is not None:
                     self._seen_ms[key] = (begin, first_ms)
             if first_ms is not None:
@@ -265,6 +268,8 @@ async def _ends(partition: TopicPartition, deadline_s: float) -> tuple[int, int]
     """Where a partition begins, and what is behind all that can be read; None if its leader does not say by then."""
     if partition.is_here:
         return partition.log.log_start_offset, partition.log.high_watermark
+    if partition.forward is None:
+        return None  # it is not known yet who leads
     with trio.move_on_at(deadline_s):
         try:
             return await partition.ends()
@@ -273,15 +278,17 @@ async def _ends(partition: TopicPartition, deadline_s: float) -> tuple[int, int]
     return None
 
 
-async def _time_at(partition: TopicPartition, offset: int) -> int | None:
-    """The time in ms of the batch that holds an offset; None where it cannot be read here."""
+async def _time_at(partition: TopicPartition, offset: int, deadline_s: float) -> int | None:
+    """The time in ms of the batch that holds an offset; None where it cannot be read, by then if another has it."""
     log: PartitionLog = partition.log
-    try:
-        batches = log.read(offset, 1)
-        if batches is None:
-            batches = await log.read_cold(offset, 1)
-    except (LogError, OSError):
-        return None
+    batches = None
+    with trio.move_on_at(math.inf if partition.is_here else deadline_s):
+        try:
+            batches = log.read(offset, 1) if partition.is_here else None
+            if batches is None:
+                batches = await log.read_cold(offset, 1)
+        except (LogError, OSError):
+            return None
     if not batches:
         return None
     header = parse_header(batches[0])

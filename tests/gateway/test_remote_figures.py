@@ -17,6 +17,7 @@ from tests.gateway.test_member import three, until
 from tests.gateway.test_remote_queues import client, declare, send
 from tests.support.engine_node import town_of
 from tests.support.metrics import series
+from tests.support.replica_node import batch_of
 
 NAMES = ("a", "b", "c", "d")
 
@@ -61,6 +62,32 @@ async def each_queue_is_measured_once(brokers: list[Broker]) -> None:
     assert {one["millrace_partitions_leaderless",] for one in found} == {0}
 
 
+async def groups_are_measured_wherever_partitions_lie(brokers: list[Broker]) -> None:
+    """By the broker that looks after a group, whoever leads the partition."""
+    topic = await brokers[0].create_topic("spread", assignment=[[1], [2], [3]], config={"retention.ms": "-1"})
+    places = {(topic.name, number): (0, "") for number in range(3)}
+    for broker in brokers:
+        await until(lambda broker=broker: "spread" in broker.topics)
+        here = next(one for one in broker.topics["spread"].partitions if one.is_here)
+        await until(lambda here=here: here.leadership.refusal() is None)
+        here.append(batch_of(0, 5, 10))
+        here.log.request_sync()
+        await until(lambda here=here: here.log.high_watermark == 5)
+    for broker in brokers:
+        parts = broker.topics["spread"].partitions
+        await until(lambda parts=parts: all(one.is_here or one.forward is not None for one in parts))
+    await brokers[0].offsets.commit("everywhere", places)
+    found: dict[tuple[str, ...], float] = {}
+    for broker in brokers:
+        one = series(await Measures(broker, 100).families())
+        assert not (found.keys() & one.keys() & {key for key in one if "everywhere" in key})
+        found |= one
+    for number in range(3):
+        assert found["millrace_group_lag_records", "everywhere", "spread", str(number)] == 5
+        assert found["millrace_group_lag_seconds", "everywhere", "spread", str(number)] > 1e6  # of 2023
+        assert found["millrace_topic_end_offset", "spread", str(number)] == 5
+
+
 async def test_all_brokers_say_the_same_and_nothing_of_a_leader_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "_PATIENCE_S", 0.05)
     async with town_of(1, 2, 3) as town:
@@ -98,3 +125,4 @@ async def test_members_say_the_same(etcd: EtcdProcess, tmp_path: Path) -> None:
         await until(lambda: not any(queue.outstanding for broker in brokers for queue in broker.topology.all_queues()))
         await all_say_so(brokers, True)
         await each_queue_is_measured_once(brokers)
+        await groups_are_measured_wherever_partitions_lie(brokers)

@@ -9,15 +9,21 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPResponse
 
 import pika
 import pytest
 import trustme
 
+from gateway.authentication import authenticator
+from gateway.config import HttpConfig
+from gateway.errors import Refused
 from millrace import BlockingClient
+from tests.gateway.shell import open_door
 from tests.gateway.test_websocket import answer_of
 from tests.support import BrokerProcess, broker_process
+from tests.support.home_cluster import mesh
 from tests.support.metrics import parsed, scraped
 
 HOST = "127.0.0.1"
@@ -116,6 +122,28 @@ def test_health(broker: BrokerProcess, closed: BrokerProcess) -> None:
     for one in (broker, closed):
         with get(one, "/healthz?verbose=1") as answer:
             assert (answer.status, answer.read()) == (200, b"ok\n")
+
+
+async def test_a_member_of_a_cluster_is_well_while_it_has_its_lease() -> None:
+    async with mesh() as brokers, open_door() as door:
+        member = brokers.members[1]
+        from gateway.web_pages import WebPages
+
+        pages = WebPages(member.broker, door.shell, HttpConfig(), authenticator(member.broker.rights))
+
+        async def health() -> bytes:
+            client, broker = socket.socketpair()
+            with client, broker:
+                broker.setblocking(False)
+                client.sendall(b"GET /healthz HTTP/1.1\r\nHost: broker\r\n\r\n")
+                client.shutdown(socket.SHUT_WR)
+                with suppress(Refused):
+                    await pages.answer(broker, None, "127.0.0.1:1", None)
+                return client.recv(4096).partition(b"\r\n")[0]
+
+        assert await health() == b"HTTP/1.1 200 OK"
+        member.one.store.lease_deadline = -1.0
+        assert await health() == b"HTTP/1.1 503 Service Unavailable"
 
 
 @pytest.mark.parametrize(
