@@ -1,6 +1,6 @@
 """Micro benchmark of the MQTT door: bytes in, bytes out, on an engine in memory, without sockets.
 
-python -m benchmarks.mqtt_codec [payload bytes]
+python -m benchmarks.mqtt_codec [payload bytes] [bytes of a read]
 
 One read of a publisher goes through parsing, routing and the queues of subscribers, and comes out as packets; those at
 QoS 1 are acknowledged. Times are processor time of all of it, the best of some rounds, so that other processes disturb
@@ -20,7 +20,7 @@ from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter import MqttAdapter
 from routing.broker import Broker, open_broker
 
-ROUNDS = 15
+ROUNDS, MESSAGES = 15, 6000
 READ_BYTES = 256 << 10
 TOPIC = b"bench/topic-1"
 PROPERTIES = b"\x26\0\6sensor\0\x08device-7" + b"\3\0\x10application/json"
@@ -127,7 +127,7 @@ class Scene:
 async def measure(
     name: str, qos: int, subscribers: int, bodies: list[bytes], topics: int = 1, own: bool = False
 ) -> None:
-    """Both versions in turns."""
+    """Both versions in turns; of small reads more."""
     async with (
         open_broker(MemoryFiles(), users={"guest": "guest"}) as one,
         open_broker(MemoryFiles(), users={"guest": "guest"}) as other,
@@ -135,7 +135,7 @@ async def measure(
         scenes = Scene(one, 4, qos, subscribers), Scene(other, 5, qos, subscribers)
         for scene in scenes:
             await scene.open()
-        for _ in range(ROUNDS):
+        for _ in range(max(ROUNDS, MESSAGES // len(bodies))):
             for scene in scenes:
                 await scene.round(read_of(qos, bodies, topics, scene.level, own), len(bodies))
         for scene in scenes:
@@ -149,7 +149,8 @@ async def measure(
 async def main() -> None:
     """Print a table."""
     size = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-    count = min(READ_BYTES // (size + len(TOPIC) + 8), 20_000)
+    read_bytes = int(sys.argv[2]) if len(sys.argv) > 2 else READ_BYTES
+    count = min(read_bytes // (size + len(TOPIC) + 8), 20_000)
     equal = [b"x" * size] * count
     varying = [b"x" * (size - 10 + i % 20) for i in range(count)]
     print(f"{'for each delivery':45} {'3.1.1':>12} {'MQTT 5':>12}  ratio")
