@@ -51,6 +51,9 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
     waits_out_errors = False
     """Who waits for it to be committed goes on waiting while the disk refuses: another broker may take over."""
 
+    drops_what_failed = False
+    """What it could not be given may come to nothing, though it goes on: who waits for it has to put it there again."""
+
     waits: Callable[[], bool] | None = None
     """Whether the disk shall not get now what is enlisted."""
 

@@ -230,6 +230,7 @@ class Broker:
         """Nobody knows whether what was appended to a log will stay: tell who waits, this turn's publishers too."""
         for session in self.confirming:
             session.confirms.lost(log, error)
+        self.dead_letters.lost(log)
         self.commits.fail(log, error)
 
     def forget_partition(self, partition: TopicPartition) -> None:

@@ -138,10 +138,13 @@ class DeadLetters:
         lost = [flight for flight in (*self._flights, *self.published) if log in flight.targets]
         self.published = [flight for flight in self.published if log not in flight.targets]
         for flight in lost:
-            self._flights.pop(flight, None)
-            self._in_flight -= len(flight.offsets)
-            self._in_flight_bytes -= flight.size
-            self.add(flight.queue, flight.offsets, flight.reason)
+            self._again(flight)
+
+    def _again(self, flight: _Flight) -> None:
+        self._flights.pop(flight, None)
+        self._in_flight -= len(flight.offsets)
+        self._in_flight_bytes -= flight.size
+        self.add(flight.queue, flight.offsets, flight.reason)
 
     # --- in a turn ---------------------------------------------------------------------
 
@@ -329,6 +332,9 @@ class DeadLetters:
                 return  # put back, or lost
             if error is None or all(log.closed for log in flight.targets):
                 self._landed(flight)
+            elif any(log.drops_what_failed for log in flight.targets):
+                self._again(flight)
+                self._sleep(self._waiting[flight.queue, flight.reason])
             else:
                 # The copies are in their queues, and in memory until the log takes them: they are not made again.
                 later = trio.current_time() + self._config.dead_letter_retry_ms / 1000

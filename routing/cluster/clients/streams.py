@@ -101,7 +101,8 @@ class Watch:
 class Stream:
     """See the module; made by `Forwarding.stream`."""
 
-    waits_out_errors = False
+    waits_out_errors = closed = False
+    drops_what_failed = True
 
     def __init__(self, name: str, forwarding: Forwarding) -> None:
         self.name = self.directory = name

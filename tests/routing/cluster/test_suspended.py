@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
 import trio
 
+from core_log.replication.moves import asked
+from core_log.replication.state import encode, log_key
 from routing.message import Slab
 from routing.session import Outcome
 from tests.routing.harness import PERSISTENT
@@ -83,3 +86,32 @@ async def test_what_one_home_has_taken_waits_for_the_other_behind_what_waits_the
         await until(lambda: client.confirmed == 3, 5)
         assert [body for body, _ in await one.drain("waiting")] == ["1", "2"]
         assert [body for body, _ in await one.drain("taking")] == ["2", "1"]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["at once", "after it had given up"])
+async def test_dead_letters_come_to_a_queue_that_another_broker_leads(*, fails: bool) -> None:
+    async with mesh(dead_letter_retry_ms=10, patience_s=0.3, serve_each_other=True) as brokers:
+        one, two = brokers.members[1], brokers.members[2]
+        places = iter((0, 1))
+        one.broker.topology.place_queue = lambda queue_id, arguments: next(places)
+        await one.queue("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+        await one.queue("dead")
+        known = one.part.elections.logs["home-1"]
+        await one.part.store.change([], [(log_key(b"", "home-1"), encode(asked(known.state, 2)))])
+        await until(lambda: two.leads(1) and one.leads(0))
+        client = one.client()
+        await client.publish_safely("q", *range(3))
+        await client.consume("q")
+        taken = client.take()
+        if fails:
+            for _, asking in one.asking:
+                asking.cut()
+        client.session.settle(taken[0].id, taken[2].id, Outcome.DISCARD)
+        one.turn()
+        if fails:
+            letters = one.broker.dead_letters
+            await until(lambda: letters._waiting and not letters._flights)
+            one.dial(two, brokers.nursery)
+            await one.client().publish_safely("dead", "later")
+        await until(lambda: one.broker.topology.queues["q"].outstanding == 0)
+        assert two.count("dead") == 3 + fails
