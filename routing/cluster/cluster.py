@@ -196,6 +196,15 @@ class Cluster:
         self._closing.discard(log.directory)
         self._tell(name)  # it may be wanted again
 
+    def left_over(self, name: str, directory: str) -> bool:
+        """Whether something lies, and stays, where a log would that this broker has no replica of. What it had before
+        it was away, and others have since, is moved aside as in `close_log`. Blocks.
+        """
+        if directory in self._closing or not self._files.exists(directory):
+            return False
+        self._put_aside(name, directory)
+        return self._files.exists(directory)
+
     def _put_aside(self, name: str, directory: str) -> None:
         state = self.state_of(name)
         if state is None or self.broker_id in state.replicas:

@@ -179,10 +179,11 @@ class TopicLogs:
                 except OSError as error:
                     logger.error("%s cannot be opened, which is tried again: %s", what, error)
                     self._unopened.add(name)
-                    absent = self.absent(name, what, settings)
-                    absent.directory = directory  # what lies there stays, and goes with the topic
-                    return absent
-            return self.absent(name, what, settings)
+            elif not self._cluster.left_over(name, directory):
+                return self.absent(name, what, settings)
+            absent = self.absent(name, what, settings)
+            absent.directory = directory  # what lies there stays, and goes with the topic
+            return absent
 
         leadership = PartitionLeadership(self._cluster, name, what)
         partition = TopicPartition(topic, index, log(), mark_dirty, leadership)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
 
+from core_log.absent_log import AbsentLog
 from core_log.files import MemoryFiles
+from core_log.replication.moves import begun
+from core_log.replication.state import encode, log_key
 from routing.cluster.trash import KEPT_MS, TRASH, expired, keep_empty, put_aside
+from tests.support.home_cluster import mesh, until
+from tests.support.replica_node import batch_of
 
 
 def make(files: MemoryFiles, directory: str) -> None:
@@ -40,3 +48,30 @@ async def test_what_is_old_is_removed(autojump_clock: MockClock) -> None:
             await trio.sleep(60)
         assert trio.current_time() * 1000 >= KEPT_MS
         nursery.cancel_scope.cancel()
+
+
+async def test_what_others_have_since_a_broker_went_is_no_topic_that_nobody_knows() -> None:
+    async with mesh() as brokers:
+        await brokers.members[1].broker.create_topic("t")
+        partitions = {me: member.broker.topics["t"].partitions[0] for me, member in brokers.members.items()}
+        (leader,) = [me for me, partition in partitions.items() if partition.leadership.leads]
+        log: Any = partitions[leader].log
+        log.append(batch_of(0, 10, 10))
+        log.request_sync()
+        brokers.members[leader].turn()
+        await until(lambda: all(partition.log.log_end_offset == 10 for partition in partitions.values()))
+        gone = leader % 3 + 1
+        files = await brokers.kill(gone)
+        part = brokers.members[leader].part
+        (name,) = [name for name in part.elections.logs if name.startswith("topic-")]
+        others = tuple(brokers.members)
+        await until(lambda: part.state_of(name).isr_brokers == sorted(others))
+        state = msgspec.structs.replace(part.state_of(name), replicas=others, factor=2)
+        await part.store.change([], [(log_key(b"", name), encode(state))])
+        again = await brokers.add(gone, files)
+        partition = again.broker.topics["t"].partitions[0]
+        assert isinstance(partition.log, AbsentLog)
+        assert (files.list("unknown"), len(files.list(TRASH))) == ([], 1)
+        await part.store.change([], [(log_key(b"", name), encode(begun(part.state_of(name), (1, 2, 3))))])
+        await until(lambda: len(part.state_of(name).isr) == 3)
+        assert partition.log.log_end_offset == 10
