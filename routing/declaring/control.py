@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+import trio
+
 from routing.access.grants import Grants
 from routing.administration.forwarded import ask_leader
 from routing.clients import Client
@@ -31,6 +33,9 @@ from routing.topology.virtual_host import VirtualHost
 
 if TYPE_CHECKING:
     from routing.broker import Broker
+
+_SERVED_WITHIN_S = 2.0
+_LOOK_S = 0.02
 
 
 @dataclass(slots=True, frozen=True)
@@ -224,7 +229,9 @@ class Control:
         return None if name in there.queues or name in there.streams else there.away.get(name)
 
     async def check_queue(self, name: str, owner: object = None, *, vhost: str = DEFAULT_VHOST) -> QueueInfo:
-        """Raises NotFound, ResourceLocked; StorageUnavailable if another broker leads the queue and does not answer."""
+        """Raises NotFound, ResourceLocked; StorageUnavailable if another broker leads the queue, or may, and none
+        answers.
+        """
         queue = self.topology.vhost(vhost).source(name, owner)
         if not isinstance(queue, Queue) or queue.elsewhere:
             try:
@@ -234,7 +241,26 @@ class Control:
         else:
             queue.rules.used()
             queue.rules.catch_up()
+            if not await self._is_served(queue):
+                return await self.check_queue(name, owner, vhost=vhost)
         return QueueInfo(name, queue.message_count, queue.consumer_count)
+
+    @staticmethod
+    async def _is_served(queue: Queue) -> bool:
+        """Wait until what is here of a queue holds, as another broker might lead it; False once it is another's, or
+        deleted. Raises StorageUnavailable.
+        """
+        until_s = trio.current_time() + _SERVED_WITHIN_S
+        while not queue.deleted:
+            try:
+                queue.require_led()
+            except StorageUnavailable:
+                if trio.current_time() >= until_s:
+                    raise
+                await trio.sleep(_LOOK_S)
+            else:
+                return True
+        return False
 
     async def delete_queue(
         self,
@@ -277,12 +303,16 @@ class Control:
     async def purge_queue(self, name: str, *, owner: object = None, vhost: str = DEFAULT_VHOST) -> int:
         """Settle all messages that are not delivered; how many there were.
 
-        Raises NotFound, ResourceLocked, NotImplementedYet (a stream).
+        Raises NotFound, ResourceLocked, NotImplementedYet (a stream), StorageUnavailable as `check_queue`.
         """
         queue = self.topology.vhost(vhost).queue(name, owner, "queue.purge")
         if not queue.elsewhere:
             queue.rules.catch_up()
-            return queue.purge()
+            return (
+                queue.purge()
+                if await self._is_served(queue)
+                else await self.purge_queue(name, owner=owner, vhost=vhost)
+            )
         try:
             return await queue.purge_elsewhere()
         except LedHere:

@@ -115,3 +115,27 @@ async def test_dead_letters_come_to_a_queue_that_another_broker_leads(*, fails: 
             await one.client().publish_safely("dead", "later")
         await until(lambda: one.broker.topology.queues["q"].outstanding == 0)
         assert two.count("dead") == 3 + fails
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+async def test_nobody_counts_or_purges_what_another_broker_may_lead(asked: int) -> None:
+    async with mesh(serve_each_other=True) as brokers, trio.open_nursery() as nursery:
+        one, broker = brokers.members[1], brokers.members[asked].broker
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        await one.client().publish_safely("q", *range(3))
+        await until(lambda: "q" in broker.topology.queues)
+        clock = one.part._clock
+        one.part._clock = lambda: trio.current_time() + 60
+        found: list[int] = []
+
+        async def look() -> None:
+            found.append((await broker.check_queue("q")).message_count)
+            found.append(await broker.purge_queue("q"))
+
+        nursery.start_soon(look)
+        await trio.sleep(0.05)
+        assert not found
+        one.part._clock = clock
+        await until(lambda: len(found) == 2)
+        assert found == [3, 3]
