@@ -83,6 +83,8 @@ class LedStores(Generic[Store]):
         self._spawn = spawn
         self._patience_s = patience_s
         self._changed = trio.Event()
+        self._unopened: set[int] = set()
+        """Logs that the disk did not let be opened, and that are tried again soon."""
         cluster.moved.append(self._moved)
         for number in range(count):
             self._moved(log_of_kind(kind, number))
@@ -105,13 +107,26 @@ class LedStores(Generic[Store]):
         if part is None:
             if state is None or cluster.broker_id not in state.replicas or name in cluster.replicas.by_name:
                 return  # the last: it is being opened
-            part = self.parts[number] = LedStore(number, self._open_log(number))
+            try:
+                log = self._open_log(number)
+            except OSError as error:
+                logger.error("%s cannot be opened, which is tried again: %s", name, error)
+                if number not in self._unopened:
+                    self._unopened.add(number)
+                    self._spawn(self._look_again, number, name)
+                return
+            part = self.parts[number] = LedStore(number, log)
         role = cluster.role_of(name) if cluster.may_append(name) else None
         if role is not part.role:
             part.over()
             part.role = role
             if role is not None:
                 self._spawn(self._load, part, role)
+
+    async def _look_again(self, number: int, name: str) -> None:
+        await trio.sleep(_RETRY_S)
+        self._unopened.discard(number)
+        self._look(number, name)
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, trio.Event()

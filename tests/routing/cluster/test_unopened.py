@@ -6,8 +6,11 @@ import errno
 import os
 from typing import Any
 
+from msgspec.structs import replace
+
 from core_log.absent_log import AbsentLog
 from core_log.files import FaultyFiles
+from core_log.replication.state import encode, log_key
 from routing.cluster.metadata.standing import Standing
 from tests.support.home_cluster import Member, mesh, until
 from tests.support.replica_node import batch_of
@@ -49,3 +52,35 @@ async def said(member: Member) -> tuple[str, ...]:
     """What a broker says of itself, once it has."""
     await Standing(member.part).look()
     return member.part.members.brokers[member.me].record.unopened
+
+
+async def test_a_log_of_group_offsets_that_cannot_be_opened_is_one_that_its_broker_does_not_have() -> None:
+    async with mesh() as brokers:
+        part, offsets = brokers.members[1].part, brokers.members[1].broker.offsets
+        groups = {offsets.log_of(group): group for group in "abcdefgh"}
+        for number in (0, 1):
+            await offsets.commit(groups[number], {("t", 0): (5, "")})
+            log = brokers.members[3].part.replicas.by_name[f"offsets-{number}"].log
+            await until(lambda log=log: log.high_watermark)
+        files = FaultyFiles(await brokers.kill(3))
+
+        async def move(*replicas: int) -> None:
+            state = replace(part.state_of("offsets-1"), replicas=replicas, factor=len(replicas))
+            await part.store.change([], [(log_key(b"", "offsets-1"), encode(state))])
+
+        def refuse(operation: str, path: str) -> None:
+            if path.startswith(("offsets/0", "offsets/1")):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+        await until(lambda: len(part.state_of("offsets-1").isr) == 2)
+        await move(1, 2)
+        files.hook = refuse
+        again = await brokers.add(3, files)  # type: ignore[arg-type]
+        assert await said(again) == ("offsets-0",)
+        await move(1, 2, 3)
+        await until(lambda: again.part.is_replica("offsets-1"))
+        assert await said(again) == ("offsets-0", "offsets-1")
+        files.hook = None
+        await until(lambda: {"offsets-0", "offsets-1"} <= again.part.replicas.by_name.keys(), 5)
+        assert await said(again) == ()
+        await until(lambda: len(part.state_of("offsets-1").isr) == 3)
