@@ -11,7 +11,8 @@
 5. The leader epochs are what their file says. Where it is missing (logs of before there were any), the last batch says
    in which epoch it was written. A stop was clean if the file says so and the log ends where it says.
 6. Bytes that had been synced and are missing are `damage`: of a clean stop, below the recovery point, at the log start.
-   What is found is used all the same; a replica knows then that it may lack what it had promised to keep.
+   What is found is used all the same; a replica knows then that it may lack what it had promised to keep. Whoever has
+   to know of it after this start, too, is told (`on_damage`) before anything is written that makes it look well.
 7. Segments below the saved log start are left-overs of an interrupted deletion and go, and so do those that a compacted
    one stands for (`segment_names.py`). A compacted segment is never the active one: its end is in its name, since the
    last batches before that may be gone.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from core_log.batch_header import HEADER_BYTES, parse_header
@@ -56,7 +58,9 @@ class RecoveredLog:
     """See rule 6."""
 
 
-def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> RecoveredLog:
+def recover(
+    files: Files, directory: str, config: LogConfig, now_ms: int, on_damage: Callable[[], None] = lambda: None
+) -> RecoveredLog:
     """Open a log's directory, making it when it is missing. Raises OSError."""
     files.make_directory(directory)
     log_start = load_log_start(files, directory)
@@ -80,7 +84,7 @@ def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> Rec
         if base < trusted_below:
             segment.size = segment.written_bytes = files.size(segment.log_path)
             if not is_plausible(files, segment.stem, segment.size):
-                damaged = _rebuild_index(files, segment, following) or damaged
+                damaged = _rebuild_index(files, segment, following, on_damage) or damaged
             continue
         synced = point if base == trusted_below else None
         trusted_bytes, end, cut = _recover_segment(files, segment, synced, config, now_ms)
@@ -91,6 +95,8 @@ def recover(files: Files, directory: str, config: LogConfig, now_ms: int) -> Rec
         # A full or compacted segment is the last: the one after it had not got its name yet.
         next_offset = max(next_offset, trusted_below)
         segments.append(Segment(directory, next_offset, config.index_interval_bytes, SegmentIndex()))
+    if damaged:
+        on_damage()
     for segment, after in itertools.pairwise(segments):
         if segment.index is not None:
             _save_closed(files, segment, segment.index, after.base_offset)
@@ -208,7 +214,7 @@ def _recover_segment(
     return trusted_bytes, next_offset, cut
 
 
-def _rebuild_index(files: Files, segment: Segment, following: int) -> bool:
+def _rebuild_index(files: Files, segment: Segment, following: int, on_damage: Callable[[], None]) -> bool:
     """Index a closed segment again; whether it ends in bytes that are no batch. Its batches are not judged here: a
     damaged one is reported by who reads it.
     """
@@ -223,6 +229,7 @@ def _rebuild_index(files: Files, segment: Segment, following: int) -> bool:
     except CorruptBatch as error:
         logger.error("the index ends early: %s", error)
         damaged = True
+        on_damage()
     finally:
         file.close()
     segment.size = size

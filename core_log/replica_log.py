@@ -49,9 +49,10 @@ class ReplicaLog(PartitionLog):
         *,
         wall_clock_ms: Callable[[], int],
         high_watermark: int = 0,
+        on_damage: Callable[[], None] = lambda: None,
     ) -> ReplicaLog:
-        """`open`, with the high watermark that was saved last. Raises OSError."""
-        found = recover(files, directory, config, wall_clock_ms())
+        """`open`, with the high watermark that was saved last; `on_damage` as for `recover`. Raises OSError."""
+        found = recover(files, directory, config, wall_clock_ms(), on_damage)
         if not found.marked:
             found.epochs = epochs_of_batches(files, found.segments)
         log = cls(files, directory, config, flusher, wall_clock_ms, found)

@@ -128,6 +128,7 @@ class Cluster:
             raise OSError(f"{directory} is still being closed")
         watermark, synced = self._saved.get(name, 0), settings.fsync == "commit"
         self._unopened[name] = synced
+        damaged = {*self.lost, name}
         log = ReplicaLog.open_replica(
             self._files,
             directory,
@@ -135,6 +136,7 @@ class Cluster:
             self._flusher,
             wall_clock_ms=self._wall_clock_ms,
             high_watermark=watermark,
+            on_damage=lambda: self._trust.note(damaged),
         )
         replica = Replica(name, log, self.broker_id, self._replication, now_s=self._clock())
         lost = self._trust.is_lost(name, synced=synced)

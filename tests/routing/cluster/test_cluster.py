@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import Literal
 
 import pytest
@@ -17,6 +18,7 @@ from routing.cluster.cluster import Cluster
 from routing.cluster.metadata.trust import Trust
 from tests.routing.cluster.metadata.test_elections import start
 from tests.routing.cluster.metadata.test_members import cluster, until
+from tests.routing.harness import killed
 from tests.simulation.etcd_model import EtcdModel
 from tests.support.replica_node import batch_of
 
@@ -92,6 +94,36 @@ async def test_a_log_that_could_not_be_opened_may_turn_out_to_be_lost() -> None:
             part.begun()
             part.open_log(LOG, DIRECTORY, LogConfig())
             assert (part.lost, part.unopened) == ([LOG], [])
+        one.kill()
+
+
+async def test_damage_is_written_down_before_the_log_looks_well_again() -> None:
+    model, settings = EtcdModel(), LogConfig(fsync="commit", recovery_bytes=1)
+    async with cluster(model) as nursery:
+        files = FaultyFiles(MemoryFiles())
+        one, elections = await start(nursery, model, 1, files)  # type: ignore[arg-type]
+        await one.store.change([], [(log_key(b"", LOG), encode(LogState(replicas=(1, 2), isr=((2, 7),))))])
+        part = Cluster(one.store, one.members, elections)
+        async with open_broker(files, cluster=part):
+            log = part.open_log(LOG, DIRECTORY, settings)
+            log.append(batch_of(0, 10, 10))
+            log.flush_blocking()
+            disk = killed(files.inner)
+        disk.open(f"{DIRECTORY}/{0:020}.log").truncate(0)
+        files = FaultyFiles(disk)
+        part = Cluster(one.store, one.members, elections)
+        async with open_broker(files, cluster=part):
+
+            def refuse(operation: str, path: str) -> None:
+                if path.startswith("lost-replicas"):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+            files.hook = refuse
+            with pytest.raises(OSError, match="No space left"):
+                part.open_log(LOG, DIRECTORY, settings)
+            files.hook = None
+            part.open_log(LOG, DIRECTORY, settings)
+            assert part.lost == [LOG]
         one.kill()
 
 
