@@ -1,7 +1,7 @@
 """Random schedules of faults against replicated logs or whole brokers, and any one of them again.
 
-python -m tests.simulation --schedules 10000 [--first SEED] [--moves | --brokers]
-python -m tests.simulation --seed N [--until EVENT] [--trace] [--moves | --brokers]
+python -m tests.simulation --schedules 10000 [--first SEED] [--moves | --brokers [--harsh]]
+python -m tests.simulation --seed N [--until EVENT] [--trace] [--moves | --brokers [--harsh]]
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ HASH_SEED = "PYTHONHASHSEED"
 @click.option("--trace", is_flag=True, help="Print what happens.")
 @click.option("--moves", is_flag=True, help="With four brokers, and leaders and replicas that move.")
 @click.option("--brokers", is_flag=True, help="Whole brokers instead of logs and roles.")
+@click.option("--harsh", is_flag=True, help="Of whole brokers, see brokers/harsh.py.")
 @click.option("--mutation", help="With a wrong rule of whole brokers, see brokers/mutations.py.")
 @click.option("--schedules", type=int, default=200, show_default=True, help="How many to run.")
 @click.option("--first", type=int, default=0, show_default=True, help="The seed to begin with.")
@@ -35,13 +36,14 @@ def main(
     trace: bool,
     moves: bool,
     brokers: bool,
+    harsh: bool,
     mutation: str | None,
     schedules: int,
     first: int,
 ) -> None:
     """Run schedules; the first that breaks an invariant ends it, with its seed and story."""
     begun_s = time.monotonic()
-    run = _broker_runner(mutation) if brokers else _log_runner(moves)
+    run = _broker_runner(mutation, harsh) if brokers else _log_runner(moves)
     events, figures = 0, [0] * 3
     for count, each in enumerate(seeds or range(first, first + schedules)):
         if count and not count % 100:
@@ -49,7 +51,8 @@ def main(
         try:
             found = run(each, until, trace)
         except Violation as error:
-            again = f"python -m tests.simulation --seed {each} --trace{' --moves' * moves}{' --brokers' * brokers}"
+            kind = f"{' --moves' * moves}{' --brokers' * brokers}{' --harsh' * harsh}"
+            again = f"python -m tests.simulation --seed {each} --trace{kind}"
             click.echo(f"{error}\n\nagain: {again}{f' --mutation {mutation}' if mutation else ''}")
             sys.exit(1)
         events += found[0]
@@ -77,7 +80,7 @@ def _log_runner(moves: bool) -> Runner:
     return run
 
 
-def _broker_runner(mutation: str | None) -> Runner:
+def _broker_runner(mutation: str | None, harsh: bool) -> Runner:
     if os.environ.get(HASH_SEED) != "0":
         # The order of sets is the same in all processes then, wherever it may matter.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {HASH_SEED: "0"})
@@ -86,7 +89,7 @@ def _broker_runner(mutation: str | None) -> Runner:
 
     def run(seed: int, until: int | None, trace: bool) -> tuple[int, int, int, int, str]:
         with BY_NAME[mutation]() if mutation else nullcontext():
-            world = run_brokers(seed, until=until, trace=trace)
+            world = run_brokers(seed, harsh=harsh, until=until, trace=trace)
         ledger = world.ledger
         return world.agenda.events, ledger.confirmed, ledger.delivered, ledger.marked, world.digest
 

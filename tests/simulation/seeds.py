@@ -25,3 +25,9 @@ BROKERS = {
     "knows, and who had it began with an empty one in its place, as the leader",
 }
 """Of whole brokers."""
+
+HARSH = {
+    3_000_006: "a dead letter for a queue that another broker leads ended its broker",
+    3_000_014: "a replica of a topic that others got while its broker was away was set aside as one that nobody knows",
+}
+"""Of whole brokers, with `--harsh`."""

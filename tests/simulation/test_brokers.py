@@ -9,13 +9,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
-from tests.simulation.brokers.mutations import CAUGHT_BY, Mutation
-from tests.simulation.seeds import BROKERS
+from tests.simulation.brokers.mutations import CAUGHT_BY, CAUGHT_HARSHLY, Mutation
+from tests.simulation.seeds import BROKERS, HARSH
 
-SCHEDULES = 8
 FIRST = 1_000_000
 
 
@@ -25,18 +25,20 @@ def simulate(*options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment, check=False)
 
 
-def test_nothing_is_lost_whatever_fails() -> None:
-    found = simulate("--schedules", SCHEDULES, "--first", FIRST)
+@pytest.mark.parametrize(("schedules", "kind"), [(3, []), (3, ["--harsh"])], ids=["plain", "harsh"])
+def test_nothing_is_lost_whatever_fails(schedules: int, kind: list[str]) -> None:
+    found = simulate("--schedules", schedules, "--first", FIRST, *kind)
     assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-2000:]
     confirmed, delivered, again = (
         int(re.search(rf"(\d+) {name}", found.stdout)[1])  # type: ignore[index]
         for name in ("messages confirmed", "deliveries", "of them again")
     )
-    assert min(confirmed, delivered, 10 * again) > 100 * SCHEDULES, found.stdout
+    assert min(confirmed, delivered, 10 * again) > 100 * schedules, found.stdout
 
 
-def test_what_once_went_wrong() -> None:
-    found = simulate(*(option for seed in BROKERS for option in ("--seed", seed)))
+@pytest.mark.parametrize(("seeds", "kind"), [(BROKERS, []), (HARSH, ["--harsh"])], ids=["plain", "harsh"])
+def test_what_once_went_wrong(seeds: dict[int, str], kind: list[str]) -> None:
+    found = simulate(*(option for seed in seeds for option in ("--seed", seed)), *kind)
     assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-2000:]
 
 
@@ -52,9 +54,15 @@ def test_a_wrong_rule_is_caught(mutation: Mutation) -> None:
     is_caught(mutation, invariants, (seed, 1), (0, 40))
 
 
-def is_caught(mutation: Mutation, invariants: str, *seeds: tuple[int, int]) -> None:
+@pytest.mark.parametrize("mutation", CAUGHT_HARSHLY, ids=lambda mutation: mutation.__name__)
+def test_a_wrong_rule_is_caught_harshly(mutation: Mutation) -> None:
+    seed, invariants = CAUGHT_HARSHLY[mutation]
+    is_caught(mutation, invariants, (seed, 1), (0, 60), kind=["--harsh"])
+
+
+def is_caught(mutation: Mutation, invariants: str, *seeds: tuple[int, int], kind: Sequence[str] = ()) -> None:
     for first, schedules in seeds:
-        found = simulate("--mutation", mutation.__name__, "--first", first, "--schedules", schedules)
+        found = simulate("--mutation", mutation.__name__, "--first", first, "--schedules", schedules, *kind)
         if found.returncode:
             assert found.stdout[0] in invariants, found.stdout[-6000:] + found.stderr[-2000:]
             assert "again: python -m tests.simulation --seed" in found.stdout

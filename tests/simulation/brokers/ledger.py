@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 IN_ORDER = ("plain", "shared")
 TTL_S = 3.0
+DYING, DEAD = "dying", "dead"
 
 
 @dataclass(slots=True)
@@ -51,11 +52,17 @@ class Ledger:
         """The directory of each queue's home."""
         self.topic = ""
         """The directory of the topic's log."""
+        self.ids: dict[str, int] = {}
+        """Of queues."""
+        self.dead: set[bytes] = set()
+        """What clients have rejected where that makes a dead letter."""
         self.done: set[tuple[str, bytes]] = set()
         """Copies that a client has acknowledged, or took without."""
         self.unmarked: set[tuple[str, bytes]] = set()
-        self.given_in: dict[tuple[int, int], int] = {}
-        """In which epoch a queue's offset was given out last."""
+        self.letters: Counter[bytes] = Counter()
+        """Dead letters that came unmarked."""
+        self.given_by: dict[tuple[int, int], object] = {}
+        """By which leadership a queue's offset was given out last; that of a process may last for several epochs."""
         self.last: dict[tuple[str, str], int] = defaultdict(lambda: -1)
         self.confirmed = self.refused = self.delivered = self.marked = self.read = 0
 
@@ -91,22 +98,22 @@ class Ledger:
         queue_id = queue.id
         truth: Truth = log.truth
         truth.serves(log)
-        settled, epoch = truth.settled[queue_id], log.leader_epoch
+        settled, leadership = truth.settled[queue_id], queue.partition
         for body, offset in zip(bodies, offsets, strict=True):
             where = f"{log.process.name} gives {bytes(body)!r} out, offset {offset} of {log.directory},"
-            if bytes(body) not in truth.offsets_of:
+            if offset not in truth.offsets_of.get(bytes(body), ()):
                 self.world.fail(f"6: {where} which is not committed")
             if offset in settled:
                 self.world.fail(f"6: {where} which was settled")
-            if self.given_in.get((queue_id, offset), epoch) < epoch and not redelivered:
+            if self.given_by.get((queue_id, offset), leadership) is not leadership and not redelivered:
                 self.world.fail(f"6: {where} unmarked, which an earlier leader gave out")
-            if queue.name in IN_ORDER and not redelivered and (queue_id, offset) not in self.given_in:
+            if queue.name in IN_ORDER and not redelivered and (queue_id, offset) not in self.given_by:
                 message = self.messages[bytes(body)]
                 key = (queue.name, message.publisher)
                 if self.last[key] > message.number:
                     self.world.fail(f"6: {where} after {self.last[key]} of the same publisher")
                 self.last[key] = message.number
-            self.given_in[queue_id, offset] = epoch
+            self.given_by[queue_id, offset] = leadership
 
     # ---- consumers
 
@@ -116,19 +123,43 @@ class Ledger:
         now_s = self.world.agenda.now_s
         self.delivered += 1
         self.marked += redelivered
-        if queue not in message.queues:
+        if queue == DEAD and DYING in message.queues:
+            if body not in self.dead and now_s < message.published_s + TTL_S:
+                self.world.fail(f"6: {body!r} is a dead letter, and nobody has rejected it")
+        elif queue not in message.queues:
             self.world.fail(f"6: {body!r} comes from {queue}, was published to {message.queues}")
         if now_s < message.due_s - 0.002:
             self.world.fail(f"6: {body!r} comes at {now_s:.3f}, is due at {message.due_s:.3f}")
         if redelivered:
             return
-        if (queue, body) in self.unmarked:
+        if queue == DEAD:  # a crash may leave copies and the original: as many as there are in the log
+            copies = len(self.world.truths[self.homes[queue]].offsets_of[body])
+            self.letters[body] += 1
+            if self.letters[body] > copies:
+                self.world.fail(f"6: {body!r} comes from {queue} {self.letters[body]} times, was put there {copies}")
+        elif (queue, body) in self.unmarked:
             self.world.fail(f"6: {body!r} comes from {queue} twice and is not marked")
         self.unmarked.add((queue, body))
 
     def settled(self, queue: str, body: bytes) -> None:
         """A client has acknowledged it, or has not to."""
         self.done.add((queue, body))
+
+    def rejected(self, queue: str, body: bytes) -> None:
+        """A client does not want it."""
+        if queue == DYING:
+            self.dead.add(body)
+        else:
+            self.settled(queue, body)
+
+    def there(self, queue: str) -> int | None:
+        """How many messages of a queue are committed and not settled; None where that is not known."""
+        if queue in (DYING, DEAD):
+            return None
+        truth = self.world.truths[self.homes[queue]]
+        settled, offsets_of = truth.settled[self.ids[queue]], truth.offsets_of
+        bodies = (body for body, message in self.messages.items() if queue in message.queues)
+        return sum(offset not in settled for body in bodies for offset in offsets_of.get(body, ()))
 
     # ---- in the end
 
@@ -138,6 +169,7 @@ class Ledger:
         for body, message in self.messages.items():
             if message.state == "confirmed":
                 for queue in message.queues:
-                    if queue != "mortal" and (queue, body) not in self.done:
+                    places = (DYING, DEAD) if queue == DYING else (queue,)
+                    if queue != "mortal" and not any((place, body) in self.done for place in places):
                         found.append(f"{body!r} of {queue}")
         return found

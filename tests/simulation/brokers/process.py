@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from core_log.errors import MetadataUnavailable
-from core_log.files import FaultyFiles, MemoryFiles
+from core_log.files import MemoryFiles
 from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
 from core_log.replication.isr import ReplicationConfig
@@ -32,6 +32,7 @@ from routing.cluster.metadata.members import Members
 from routing.cluster.metadata.records import BrokerRecord
 from routing.cluster.metadata.standing import Standing
 from routing.config import BrokerConfig
+from tests.simulation.brokers.disks import SimFiles, Trouble
 from tests.simulation.brokers.sockets import PORT, Listener, SimSocket
 from tests.simulation.brokers.threads import Threads
 from tests.simulation.brokers.truth import WatchedLog
@@ -58,6 +59,7 @@ class Machine:
         self.slow_s = 0.001
         self.failing: dict[str, int] = {}
         self.room_bytes: int | None = None
+        self.troubles: list[Trouble] = []
         self.process: Process | None = None
         self.starts = 0
 
@@ -80,7 +82,7 @@ class Process:
         self.ended = self.ready = self.is_powerless = self.is_stopped = False
         self.put_aside: list[Any] = []
         self.when_it_goes_on: list[Callable[[], None]] = []
-        self.files = FaultyFiles(machine.disk)
+        self.files = SimFiles(self)
         self.threads = Threads(self)
         self.sockets: dict[SimSocket, None] = {}
         self.listener = Listener()
@@ -205,6 +207,7 @@ class Process:
             waiting, self.when_it_goes_on = self.when_it_goes_on, []
             for action in waiting:
                 action()
+            self.world.goes_on(self)
 
     def end(self, *, power: bool) -> None:
         """Killed, or the machine has lost its power."""

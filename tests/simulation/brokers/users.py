@@ -29,6 +29,11 @@ QUEUES: dict[str, dict[str, Any]] = {
     "late": {"x-delayed": True},
     "mortal": {"x-message-ttl": 3000},
 }
+HARSH_QUEUES: dict[str, dict[str, Any]] = QUEUES | {
+    "dying": {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", "x-message-ttl": 3000},
+    "dead": {},
+}
+"""Of harsh schedules: what is rejected in one, or gets too old, comes to the other."""
 PERSISTENT = Properties(PROTOCOL, b"", persistent=True)
 
 
@@ -91,7 +96,7 @@ class User:
         dice, now_s = self.dice, self.world.agenda.now_s
         bodies = []
         facts = None
-        target = dice.choice([*QUEUES, "", "", "plain"])
+        target = dice.choice([*(name for name in self.world.queues if name != "dead"), "", "", "plain"])
         count = dice.choice([1, 1, 2, 5, 20])
         due_s = now_s
         if target == "levels":
@@ -125,7 +130,9 @@ class User:
             stop = dice.randrange(len(pending)) + 1
             chosen, pending[:stop] = pending[:stop], []
         for delivery_id, queue, body in chosen:
-            if outcome is not Outcome.REQUEUE:
+            if outcome is Outcome.DISCARD:
+                self.world.ledger.rejected(queue, body)
+            elif outcome is Outcome.ACK:
                 self.world.ledger.settled(queue, body)
             self.session.settle(delivery_id, delivery_id, outcome)
         self.process.note(f"{self.name} {outcome.value}s {len(chosen)}, from {chosen[0][2]!r}")
@@ -158,7 +165,7 @@ async def consumes(world: World, process: Process, number: int) -> None:
         await trio.sleep(dice.expovariate(1 / 0.1))
         count += 1
         user = User(process, f"c{process.name.partition(' ')[2]}.{number}.{count}")
-        queue = dice.choice([*QUEUES, "plain"])
+        queue = dice.choice([*world.queues, "plain"])
         try:
             user.session.set_prefetch(dice.choice([1, 3, 10, 100]), per_session=dice.random() < 0.3)
             no_ack = dice.random() < 0.1
@@ -185,7 +192,7 @@ async def gets(world: World, process: Process, number: int) -> None:
     user = User(process, f"g{process.name.partition(' ')[2]}.{number}")
     while not world.quiet:
         await trio.sleep(dice.expovariate(1 / 0.2))
-        queue = dice.choice([*QUEUES])
+        queue = dice.choice([*world.queues])
         try:
             got = await user.session.get(queue, no_ack=False)
         except BrokerError as error:
@@ -200,29 +207,77 @@ async def gets(world: World, process: Process, number: int) -> None:
 
 async def reads(world: World, process: Process, number: int) -> None:
     """A reader of the topic, wherever it is led here."""
-    dice = world.agenda.dice
     while True:
-        await trio.sleep(dice.expovariate(1 / 0.3))
-        topic = process.broker.topics.get("t")
-        partition = topic.partitions[0] if topic is not None else None
-        if partition is None or isinstance(partition.log, AbsentLog) or partition.leadership is None:
-            continue
-        if partition.leadership.refusal() is not None:
-            continue
-        log: Any = partition.log
-        assert isinstance(log, WatchedLog)
-        position = dice.randrange(log.log_start_offset, log.high_watermark + 1)
+        await trio.sleep(world.agenda.dice.expovariate(1 / 0.3))
+        await read(world, process)
+
+
+async def read(world: World, process: Process) -> None:
+    """Once, from anywhere."""
+    dice = world.agenda.dice
+    topic = process.broker.topics.get("t")
+    partition = topic.partitions[0] if topic is not None else None
+    if partition is None or isinstance(partition.log, AbsentLog) or partition.leadership is None:
+        return
+    if partition.leadership.refusal() is not None:
+        return
+    log: Any = partition.log
+    assert isinstance(log, WatchedLog)
+    position = dice.randrange(log.log_start_offset, log.high_watermark + 1)
+    try:
+        batches = log.read(position, dice.choice([1, 2000, 100_000]))
+        if batches is None:
+            batches = await log.read_cold(position, 2000)
+    except (OffsetOutOfRange, OSError):
+        return
+    if partition.leadership.refusal() is not None:
+        return
+    log.truth.serves(log)
+    for batch in batches:
+        known = log.truth.committed.get(parse_header(batch).base_offset)
+        if known is None or known[2] != bytes(batch):
+            world.fail(f"4: {process.name}: a reader got what is not committed, at {position} of the topic")
+        world.ledger.read += 1
+
+
+async def asks_for_messages(world: World, process: Process, number: int) -> None:
+    """One of each queue, at once."""
+    user = User(process, f"q{process.name.partition(' ')[2]}.{number}")
+    queues = list(world.queues)
+    world.agenda.dice.shuffle(queues)
+    for queue in queues:
         try:
-            batches = log.read(position, dice.choice([1, 2000, 100_000]))
-            if batches is None:
-                batches = await log.read_cold(position, 2000)
-        except (OffsetOutOfRange, OSError):
+            got = await user.session.get(queue, no_ack=False)
+        except BrokerError as error:
+            process.note(f"{user.name}: {error}")
             continue
-        if partition.leadership.refusal() is not None:
+        if got is not None:
+            user._got(queue, got.delivery_id, bytes(got.slab.bodies[got.index]), got.redelivered, False)
+    process.broker.end_turn()
+    await trio.sleep(world.agenda.dice.expovariate(1 / 0.1))
+    user.settle()
+    user.close()
+
+
+async def asks_for_counts(world: World, process: Process) -> None:
+    """How many messages there are, of each queue. A leader counts what was in its log when it began to lead, before all
+    of it is committed.
+    """
+    ledger = world.ledger
+    for queue in world.queues:
+        truth = world.truths[ledger.homes[queue]]
+        there, before, end = ledger.there(queue), truth.committed_end, _end_of(world, truth.name)
+        try:
+            count = (await process.broker.check_queue(queue)).message_count
+        except BrokerError as error:
+            process.note(f"the count of {queue}: {error}")
             continue
-        log.truth.serves(log)
-        for batch in batches:
-            known = log.truth.committed.get(parse_header(batch).base_offset)
-            if known is None or known[2] != bytes(batch):
-                world.fail(f"4: {process.name}: a reader got what is not committed, at {position} of the topic")
-            world.ledger.read += 1
+        end = max(end, truth.committed_end, _end_of(world, truth.name))
+        if there is not None and count > there + end - before:
+            world.fail(f"6: {process.name} counts {count} messages in {queue}, there were {there}")
+
+
+def _end_of(world: World, directory: str) -> int:
+    """How far any broker's log reaches."""
+    there = [process.logs.get(directory) for process in world.processes()]
+    return max((log.log_end_offset for log in there if log is not None), default=0)

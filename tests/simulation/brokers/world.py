@@ -29,12 +29,13 @@ from routing.errors import BrokerError
 from routing.session import Outcome, Session
 from tests.simulation.brokers import sockets, users
 from tests.simulation.brokers.groups import Group
+from tests.simulation.brokers.harsh import KINDS, Harsh
 from tests.simulation.brokers.hooks import seen
-from tests.simulation.brokers.ledger import Ledger
+from tests.simulation.brokers.ledger import TTL_S, Ledger
 from tests.simulation.brokers.process import HOMES, Machine, Process, config
 from tests.simulation.brokers.threads import SimFlusher
 from tests.simulation.brokers.truth import Truth, WatchedLog
-from tests.simulation.brokers.users import QUEUES, User
+from tests.simulation.brokers.users import HARSH_QUEUES, QUEUES, User
 from tests.simulation.brokers.virtual import Agenda, run
 from tests.simulation.checker import Violation
 from tests.simulation.etcd_model import EtcdModel
@@ -56,14 +57,16 @@ class _Truths(defaultdict[str, Truth]):
 class World:
     """See the module."""
 
-    def __init__(self, seed: int, *, until: int | None = None, trace: bool = False) -> None:
+    def __init__(self, seed: int, *, harsh: bool = False, until: int | None = None, trace: bool = False) -> None:
         self.seed = seed
         self.agenda = Agenda(seed, until=until, trace=trace)
         dice = self.agenda.dice
+        self.harsh = Harsh(self) if harsh else None
+        self.queues = HARSH_QUEUES if harsh else QUEUES
         self.config = config(dice)
         self.pause_s = dice.choice([0.1, 0.2, 0.4])
         """Between two slabs of a publisher."""
-        self.faults_s = dice.choice([3.0, 4.0, 7.0])
+        self.faults_s = dice.choice([5.0, 7.0, 10.0] if harsh else [3.0, 4.0, 7.0])
         self.machines = {me: Machine(me) for me in (1, 2, 3)}
         self.network = sockets.Network(self.agenda, lambda me: self.machines[me].process)
         self.truths = _Truths(self.fail)
@@ -124,6 +127,8 @@ class World:
         agenda.note("no more faults")
         self.faults = False
         self._heal_all()
+        if self.harsh is not None:
+            self.harsh.put_right()
         await trio.sleep(1.0)
         self.quiet = True
         await self._settled()
@@ -131,6 +136,9 @@ class World:
         await self._kill_one()
         await self._settled()
         await self._empty(1.0)
+        if self.harsh is not None:  # what has become too old meanwhile is somewhere else now
+            await trio.sleep(TTL_S)
+            await self._empty(1.0)
         await self._settled()
         self._compare()
         self._broken.set()
@@ -151,7 +159,7 @@ class World:
         async def declare() -> None:
             broker = process.broker
             await broker.declare_exchange("all", "fanout", durable=True)
-            for name, arguments in QUEUES.items():
+            for name, arguments in self.queues.items():
                 await broker.declare_queue(name, durable=True, arguments=arguments)
             await broker.create_topic("t")
             for kind, name in (("queue", "plain"), ("queue", "shared"), ("topic", "t")):
@@ -161,10 +169,10 @@ class World:
         process.spawn(declare)
         await finished.wait()
         topology = process.broker.topology
-        for name in QUEUES:
+        for name in self.queues:
             queue = topology.queues[name]
             index = next(index for index, home in enumerate(topology.stripes) if queue.id in home.queues)
-            self.ledger.homes[name] = f"queues/{index}"
+            self.ledger.homes[name], self.ledger.ids[name] = f"queues/{index}", queue.id
         self.ledger.topic = process.broker.topics["t"].partitions[0].log.directory
         await self._until(self._missing)
 
@@ -173,8 +181,19 @@ class World:
         for number in range(2):
             process.spawn(users.publishes, self, process, number)
             process.spawn(users.consumes, self, process, number)
-        process.spawn(users.gets, self, process, 0)
+        for number in range(1 if self.harsh is None else 2):
+            process.spawn(users.gets, self, process, number)
         process.spawn(users.reads, self, process, 0)
+
+    def goes_on(self, process: Process) -> None:
+        """A process has stood still."""
+        if self.harsh is None or process.ended or not process.ready or self.quiet:
+            return
+        for number in range(2):
+            process.spawn(users.asks_for_messages, self, process, self.agenda.events * 2 + number)
+        process.spawn(users.asks_for_counts, self, process)
+        process.spawn(users.read, self, process)
+        process.spawn(self.group.check, process)
 
     # ---- the end
 
@@ -191,7 +210,10 @@ class World:
             state = decode(value)
             if state.leader is None or len(state.isr) < 3:
                 return f"{name}: leader {state.leader}, ISR {state.isr}, ELR {state.elr}"
-            logs = [process.cluster.replicas.by_name[name].log for process in there]
+            replicas = [process.cluster.replicas.by_name.get(name) for process in there]
+            logs = [replica.log for replica in replicas if replica is not None]
+            if len(logs) < len(replicas):
+                return f"{name} is not open everywhere"
             ends = [(log.log_end_offset, log.high_watermark) for log in logs]
             if len({end for pair in ends for end in pair}) > 1:
                 for log in logs:
@@ -205,7 +227,7 @@ class World:
             home = process.broker.topology.stripes[index]
             if home not in process.broker.topology.led or home.suspended:
                 return f"home {index} is not served by {process.name}"
-        return None
+        return None if self.harsh is None else self.harsh.missing()
 
     async def _settled(self) -> None:
         await trio.sleep(0.3)
@@ -215,8 +237,8 @@ class World:
         """Take everything there is, and keep (with a share below 1) some of it."""
         last_due_s = max((message.due_s for message in self.ledger.messages.values()), default=0.0)
         await trio.sleep_until(last_due_s + 0.1)
-        left = dict.fromkeys(QUEUES)
-        for queue in QUEUES:
+        left = dict.fromkeys(self.queues)
+        for queue in self.queues:
             process = self.any_process()
             assert process is not None
             process.spawn(self._take_all, process, queue, share, partial(left.pop, queue))
@@ -271,6 +293,8 @@ class World:
             self.fail(f"1: {len(lacking)} were confirmed and never came, such as {lacking[0]}")
         for name, truth in self.truths.items():
             truth.compare([process.logs[name] for process in self.processes() if name in process.logs])
+        if self.harsh is not None and (found := self.harsh.set_aside()) is not None:
+            self.fail(f"10: {found}")
 
     # ---- faults
 
@@ -298,17 +322,17 @@ class World:
         lasts_s = dice.choice([0.05, 0.3, 1.0, 3.0]) * dice.uniform(0.5, 1.5)
         kinds = ["kill", "kill", "power", "all", "pause", "pause", "cut", "cut", "isolate", "etcd", "no etcd"]
         kinds += ["slow", "EIO", "ENOSPC", "etcd leader", "reset", "lost answers"]
-        self.befall(dice.choice(kinds), machine, lasts_s)
+        self.befall(dice.choice(kinds + [*KINDS] * (self.harsh is not None)), machine, lasts_s)
 
     def befall(self, kind: str, machine: Machine, lasts_s: float) -> None:
         """One fault."""
         agenda, process = self.agenda, machine.process
         agenda.note(f"FAULT {kind} at broker {machine.me} for {lasts_s:.2f} s")
         if kind in ("kill", "power"):
-            self._end(machine, kind == "power", lasts_s)
+            self.end(machine, kind == "power", lasts_s)
         elif kind == "all":
             for other in self.machines.values():
-                self._end(other, True, lasts_s * agenda.dice.random())
+                self.end(other, True, lasts_s * agenda.dice.random())
         elif kind == "pause" and process is not None:
             process.stop()
             agenda.after(lasts_s, process.go_on)
@@ -323,6 +347,8 @@ class World:
             self.etcd.lose_answers += 1
         elif kind in ("slow", "EIO", "ENOSPC"):
             self._befall_disk(kind, machine, lasts_s)
+        elif self.harsh is not None:
+            self.harsh.befall(kind, machine)
 
     def _befall_network(self, kind: str, machine: Machine, lasts_s: float) -> None:
         dice = self.agenda.dice
@@ -363,7 +389,8 @@ class World:
         machine.repair()
         self._obey(machine)
 
-    def _end(self, machine: Machine, power: bool, lasts_s: float) -> None:
+    def end(self, machine: Machine, power: bool, lasts_s: float) -> None:
+        """A process ends, and another one is there after a while."""
         process = machine.process
         if process is None:
             return
@@ -392,6 +419,7 @@ class World:
             self.network.heal(pair)
         self.etcd.lose_answers = 0
         for machine in self.machines.values():
+            machine.troubles.clear()
             self._repair(machine)
             if machine.process is not None:
                 machine.process.go_on()
@@ -436,9 +464,9 @@ def _seams() -> Iterator[None]:
         yield
 
 
-def run_seed(seed: int, *, until: int | None = None, trace: bool = False) -> World:
+def run_seed(seed: int, *, harsh: bool = False, until: int | None = None, trace: bool = False) -> World:
     """One schedule. Raises Violation with the end of its story."""
-    world = World(seed, until=until, trace=trace)
+    world = World(seed, harsh=harsh, until=until, trace=trace)
     with _seams(), mock.patch.object(gateway.peers, "connect", world.network.connect):
         try:
             run(seed, world.agenda, world.main)
