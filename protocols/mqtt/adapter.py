@@ -370,6 +370,8 @@ class MqttAdapter:
         if session is None:
             self._forget()
             return
+        if self.broker.elsewhere is not None:  # of a single broker it is lost with the log, whose error says so
+            self.publishing.forget_unanswered()
         self._will.leave()
         self.traffic.bytes_sent += written_bytes(self)
         session.close()

@@ -290,10 +290,19 @@ class Publishing:
     def refuse(self, first: int, last: int) -> None:
         """Publishes could not be stored; those before them are answered."""
         if not self._adapter.wire.has_properties:
+            self.forget_unanswered()
             self._adapter.end(f"{last - first + 1} messages could not be stored")
             return
         self._verdicts.append((last, ReasonCode.QUOTA_EXCEEDED))
         self._answer()
+
+    def forget_unanswered(self) -> None:
+        """What is not confirmed may be lost: when it is said again it is put where it is missing, and not answered as
+        something that was taken.
+        """
+        for answer in self._answers or ():
+            if answer.numbered and answer.kind is AcknowledgementKind.PUBREC:
+                self._taken.difference_update(ids_of(bytes(answer.ids)))
 
     def returned(self, slab: Slab) -> None:
         """The last publish, or this part of it, had nowhere to go."""

@@ -166,6 +166,30 @@ async def test_mqtt_4_3_3_10_a_repeated_publish_is_answered_and_goes_nowhere() -
         assert [payload for *_, payload in publishes(found)] == [b"a", b"b", b"c", b"d"]
 
 
+async def test_what_could_not_be_stored_is_published_when_it_is_said_again() -> None:
+    async with broker(MemoryFiles()) as world:
+        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        await world.broker.declare_queue("full", durable=True, arguments=full)
+        await world.broker.bind("queue", "full", "amq.topic", "#")
+        sender = await join(world, "sender")
+        await sender.send(publish("t", b"a", qos=2, packet_id=1))
+        assert (PUBREC, b"\0\1") in await told(sender, 2)
+        await sender.send(publish("t", b"b", qos=2, packet_id=2))
+        assert sender.closed
+        sender.lose()
+        await world.broker.delete_queue("full")
+        reader = await join(world, "reader")
+        await reader.send(subscribe(1, ("t", 1)))
+        sender = await join(world, "sender")
+        await sender.send(
+            publish("t", b"a", qos=2, packet_id=1, dup=True), publish("t", b"b", qos=2, packet_id=2, dup=True)
+        )
+        _, *answers = await told(sender, 3)
+        assert answers == [(PUBREC, b"\0\1"), (PUBREC, b"\0\2")]
+        _, _, *found = await told(reader, 3)
+        assert [payload for *_, payload in publishes(found)] == [b"b"]
+
+
 async def test_mqtt_3_3_4_9_the_window_counts_what_is_not_completed() -> None:
     async with broker(MemoryFiles()) as world:
         config = MqttConfig(inflight_messages_max=2)
