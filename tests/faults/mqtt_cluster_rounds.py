@@ -6,12 +6,16 @@
    their delay is over. Each will of the others comes once, and none of those who came back.
 3. What was retained and acknowledged is known to whoever asks any broker, the last of each topic.
 4. In the end QoS 1 and 2 are as with one broker.
+5. With `pauses` brokers, one or all of them, stand still for up to six seconds as well, longer than their leases; then
+   there are no wills. `protocols/mqtt/README.md` says what is known to go wrong with that.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import random
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -157,7 +161,21 @@ class _Round:
         assert there == self.retained, f"retained messages at broker {number} are {there}, not {self.retained}"
 
 
-def run(rounds: int, seed: int, brokers: int = 3) -> None:
+def _pause(cluster: ClusterProcesses, dice: random.Random) -> str:
+    """Have some brokers, or all, stand still."""
+    numbers = list(cluster.brokers)
+    if dice.random() < 0.4:
+        numbers = dice.sample(numbers, dice.randint(1, len(numbers)))
+    for number in numbers:
+        os.kill(cluster.brokers[number].pid, signal.SIGSTOP)
+    time.sleep(dice.uniform(1, 6))
+    for number in dice.sample(numbers, len(numbers)):
+        os.kill(cluster.brokers[number].pid, signal.SIGCONT)
+        time.sleep(dice.uniform(0, 0.5))
+    return f"{len(numbers)} brokers stood still"
+
+
+def run(rounds: int, seed: int, brokers: int = 3, *, pauses: bool = False) -> None:
     """Kill and cut `rounds` times. Raises AssertionError."""
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
@@ -166,10 +184,10 @@ def run(rounds: int, seed: int, brokers: int = 3) -> None:
         arguments = ("--config", str(settings))
         with cluster_processes(Path(name) / "cluster", brokers, relayed=False, arguments=arguments) as cluster:
             cluster.until_whole()
-            _run(cluster, dice, rounds)
+            _run(cluster, dice, rounds, pauses=pauses)
 
 
-def _run(cluster: ClusterProcesses, dice: random.Random, rounds: int) -> None:
+def _run(cluster: ClusterProcesses, dice: random.Random, rounds: int, *, pauses: bool) -> None:
     def anywhere() -> tuple[str, int]:
         broker = random.choice([one for one in cluster.brokers.values() if one.running] or [cluster.brokers[1]])
         return broker.host, broker.mqtt_port
@@ -192,13 +210,20 @@ def _run(cluster: ClusterProcesses, dice: random.Random, rounds: int) -> None:
                 if dice.random() < 0.3:
                     device.cut()
                     happened.append(device.name)
-            if dice.random() < 0.6 or not happened:
+            if pauses and dice.random() < 0.7:
+                happened.append(_pause(cluster, dice))
+            if dice.random() < (0.3 if pauses else 0.6) or not happened:
                 victim = dice.choice(list(cluster.brokers))
-                world.kill(number, victim)
+                if pauses:
+                    cluster.kill9(victim)
+                    cluster.brokers[victim].start_again()
+                else:
+                    world.kill(number, victim)
                 happened.append(f"broker {victim}")
             for subscriber in subscribers:
                 check(subscriber, publishers, final=False)
-            world.check(final=False)
+            if not pauses:
+                world.check(final=False)
             print(f"round {number}: {', '.join(happened)}; {[one.sent for one in publishers]} sent", flush=True)
         for publisher in publishers:
             publisher.finish()

@@ -273,6 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--brokers", type=int, default=1)
+    parser.add_argument("--pauses", action="store_true", help="with several brokers: they stand still for seconds, too")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
@@ -281,7 +282,7 @@ def main() -> None:
     else:
         from tests.faults import mqtt_cluster_rounds
 
-        mqtt_cluster_rounds.run(options.rounds, options.seed, options.brokers)
+        mqtt_cluster_rounds.run(options.rounds, options.seed, options.brokers, pauses=options.pauses)
 
 
 if __name__ == "__main__":
