@@ -16,7 +16,6 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import trio
@@ -29,6 +28,7 @@ from core_log.metadata.store import MetadataStore
 from gateway.config import ClusterConfig, ConfigError, check_cluster
 from gateway.errors import StartError
 from gateway.listener import Listener
+from gateway.version import own_version
 from protocols.peers import is_loopback
 from routing.cluster.metadata.controller import Candidate
 from routing.cluster.metadata.elections import Elections
@@ -79,7 +79,7 @@ async def joining(
         files,
         cluster=config.name,
         broker_id=config.broker_id,
-        record=BrokerRecord("", _boot_id(), _version(), dict(addresses), config.rack),
+        record=BrokerRecord("", _boot_id(), own_version(), dict(addresses), config.rack),
         homes=config.homes,
         offsets=config.offsets,
     )
@@ -182,10 +182,3 @@ def _boot_id() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return ""
-
-
-def _version() -> str:
-    try:
-        return version("millrace")
-    except PackageNotFoundError:
-        return "unknown"

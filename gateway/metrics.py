@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import trio
@@ -21,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from gateway.version import own_version
 from routing.administration.measures import Family, Measures
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Metrics:
 
     def _gateway(self) -> list[Family]:
         info = Family("millrace_build_info", "gauge", "The version of the broker.", ("version",))
-        info.add(1, (version("millrace"),))
+        info.add(1, (own_version(),))
         connections = Family("millrace_connections", "gauge", "Connections of clients.", ("door",))
         for door, count in sorted(Counter(one.door for one in self._shell.connections).items()):
             connections.add(count, (door,))
