@@ -7,6 +7,7 @@ are the topology's (`topology/topology.py`); `Broker` hands these methods on as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -308,15 +309,12 @@ class Control:
         queue = self.topology.vhost(vhost).queue(name, owner, "queue.purge")
         if not queue.elsewhere:
             queue.rules.catch_up()
-            return (
-                queue.purge()
-                if await self._is_served(queue)
-                else await self.purge_queue(name, owner=owner, vhost=vhost)
-            )
-        try:
-            return await queue.purge_elsewhere()
-        except LedHere:
-            return await self.purge_queue(name, owner=owner, vhost=vhost)
+            if await self._is_served(queue):
+                return queue.purge()
+        else:
+            with suppress(LedHere):
+                return await queue.purge_elsewhere()
+        return await self.purge_queue(name, owner=owner, vhost=vhost)
 
     async def bind(
         self, destination_kind: str, destination: str, exchange: str, pattern: str,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -163,19 +164,10 @@ class SharedSteps:
                 nursery.start_soon(self._hand_over, log, encode(part.publishes, (), part.places))
 
     async def _hand_over(self, log: str, record: bytes) -> None:
+        try_at_leader = self._transactions.try_at_leader
         while self._cluster.state_of(log) is not None:
-            leader = self._cluster.leader_of(log)[0]
-            try:
-                if leader == self._cluster.broker_id:
-                    await self.put_here(log, record)
-                    return
-                link = self._engine.transaction_links.get(leader) if leader is not None else None
-                if link is not None:
-                    await link.put(log, record)
-                    return
-            except StorageUnavailable:
-                pass
-            await trio.sleep(_RETRY_S)
+            if await try_at_leader(log, partial(self.put_here, log, record), lambda link: link.put(log, record)):
+                return
 
     # ---- what other brokers ask
 

@@ -16,10 +16,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -241,20 +242,28 @@ class SharedTransactions:
 
     async def _settle(self, home: int, settlements: Sequence[Settlement], finished: Collection[QueuePartition]) -> None:
         log = home_log(home)
-        while True:
-            leader = self._cluster.leader_of(log)[0]
-            try:
-                if leader == self._cluster.broker_id:
-                    await self.settle_here(log, settlements, None, finished=finished)
-                    return
-                link = self._engine.transaction_links.get(leader) if leader is not None else None
-                if link is not None:
-                    await link.settle(log, settlements)
-                    return
-            except StorageUnavailable:
-                pass
+        while not await self.try_at_leader(
+            log,
+            partial(self.settle_here, log, settlements, None, finished=finished),
+            lambda link: link.settle(log, settlements),
+        ):
             finished = ()
-            await trio.sleep(_RETRY_S)
+
+    async def try_at_leader(
+        self, log: str, here: Callable[[], Awaitable[Any]], there: Callable[[TransactionLink], Awaitable[Any]]
+    ) -> bool:
+        """Have whoever leads a log do something, `here` or by its link; False, a moment later: nobody has."""
+        leader = self._cluster.leader_of(log)[0]
+        link = self._engine.transaction_links.get(leader) if leader is not None else None
+        with suppress(StorageUnavailable):
+            if leader == self._cluster.broker_id:
+                await here()
+                return True
+            if link is not None:
+                await there(link)
+                return True
+        await trio.sleep(_RETRY_S)
+        return False
 
     # ---- records
 

@@ -127,7 +127,8 @@ class Scattered:
 
     def _read_cached(self, rising: list[int]) -> bool:
         """Read of these what comes before the first for which a disk has to be waited for; whether there is none
-        among as many as are read in one go."""
+        among as many as are read in one go.
+        """
         try:
             runs = read_cached_records(self._log, rising, _AT_ONCE_BYTES, self._known)
         except (OSError, CorruptBatch, OffsetOutOfRange):
