@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 import threading
@@ -23,6 +22,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
+from tests.faults.rounds_command import main
 from tests.faults.transaction_rounds import LEFT, PERSISTENT, RIGHT, TASKS
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster import ClusterProcesses, cluster_processes
@@ -174,15 +174,5 @@ def run(rounds: int, seed: int, *, tasks: int = 3000) -> None:
             cluster.until_whole()
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    options = parser.parse_args()
-    print(f"seed {options.seed}")
-    run(options.rounds, options.seed)
-
-
 if __name__ == "__main__":
-    main()
+    main(run, rounds=10)

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 import threading
@@ -28,6 +27,7 @@ from core_log.record_batch import BatchBuilder, iterate_records
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import MillraceError
 from tests.faults.cluster_transaction_rounds import contents, open_channel
+from tests.faults.rounds_command import main
 from tests.support.cluster import ClusterProcesses, cluster_processes
 
 QUEUES = ("left", "middle", "right")
@@ -245,15 +245,5 @@ def run(rounds: int, seed: int, *, steps: int = 30) -> None:
                 print(f"  {count} x {text}")
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    options = parser.parse_args()
-    print(f"seed {options.seed}")
-    run(options.rounds, options.seed)
-
-
 if __name__ == "__main__":
-    main()
+    main(run, rounds=10)

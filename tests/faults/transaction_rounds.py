@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 import threading
@@ -21,6 +20,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
+from tests.faults.rounds_command import main
 from tests.support import HOST, BrokerProcess, broker_process
 
 TASKS, LEFT, RIGHT = "tasks", "left", "right"
@@ -112,15 +112,5 @@ def run(rounds: int, seed: int, *, tasks: int = 3000, workers: int = 3) -> None:
                 break
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    options = parser.parse_args()
-    print(f"seed {options.seed}")
-    run(options.rounds, options.seed)
-
-
 if __name__ == "__main__":
-    main()
+    main(run, rounds=20)
