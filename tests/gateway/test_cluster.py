@@ -83,7 +83,7 @@ async def test_an_etcd_out_of_reach_is_one_line(
 
 
 async def test_a_member_outlives_an_etcd_that_was_away(tmp_path: Path) -> None:
-    async with running_etcd(tmp_path / "etcd") as own:
+    async with running_etcd(tmp_path / "etcd", flush=False) as own:
         files = OsFiles(str(tmp_path / "one"))
         files.make_directory("")
         async with membership(config(own.address, "c", 1), files, at(1)) as one:

@@ -33,7 +33,7 @@ def _text(data: bytes) -> str:
 
 async def test_an_etcd_is_started_keeps_its_data_and_is_stopped(etcd: EtcdProcess, tmp_path: Path) -> None:
     for number in range(2):
-        async with running_etcd(tmp_path / "etcd") as own:
+        async with running_etcd(tmp_path / "etcd", flush=False) as own:
             transport = HttpTransport([own.address])
             body = {"key": _text(b"k"), "value": _text(b"v")}
             if not number:
@@ -117,7 +117,7 @@ async def test_a_member_that_says_nothing_is_left_for_another(etcd: EtcdProcess,
 
 
 async def test_a_user_a_password_and_tokens(etcd: EtcdProcess, tmp_path: Path) -> None:
-    async with running_etcd(tmp_path / "etcd") as own:
+    async with running_etcd(tmp_path / "etcd", flush=False) as own:
         transport = HttpTransport([own.address])
         for path, body in (
             ("/v3/auth/user/add", {"name": "root", "password": "secret"}),
