@@ -59,18 +59,18 @@ def worked_on(server: str, topic: str, *, until_s: float) -> list[tuple[bytes, i
         consumer.close(autocommit=False)
 
 
-def read(server: str, topic: str, seconds: float = 0.3) -> list[Any]:
-    """All that a consumer of librdkafka gets who begins at the beginning."""
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": server, "group.id": "r", "fetch.wait.max.ms": 50})
+def read(server: str, topic: str) -> list[Any]:
+    """All that a consumer of librdkafka gets who begins at the beginning, up to the end."""
+    consumer = confluent_kafka.Consumer({
+        "bootstrap.servers": server, "group.id": "r", "fetch.wait.max.ms": 50, "enable.partition.eof": True,
+    })  # fmt: skip
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
-    found, ends = [], time.monotonic() + seconds
-    while time.monotonic() < ends:
-        got = consumer.poll(0.05)
-        if got is not None:
-            assert not got.error()
-            found.append(got)
-            ends = time.monotonic() + seconds
+    found = []
+    while (got := consumer.poll(20)) is not None and got.error() is None:
+        found.append(got)
     consumer.close()
+    assert got is not None
+    assert got.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
     return found
 
 
@@ -82,7 +82,8 @@ def test_a_worker_goes_on_and_the_record_comes_again_until_it_is_a_dead_letter(s
     assert not producer.flush(20)
     began, runs = time.monotonic(), []
     while sum(len(run) for run in runs) < 9 and time.monotonic() < began + 20:
-        runs.append(worked_on(server, topic, until_s=time.monotonic() + 0.6))
+        # Each ends with what it cannot bear: one that ended before that may have fetched it.
+        runs.append(worked_on(server, topic, until_s=time.monotonic() + 20))
     first = [(b"0", 0, False), (b"1", 1, False), (POISON, 2, False)]
     assert runs[:2] == [first, first[2:]]
     assert [one for run in runs[2:] for one in run] == [
@@ -114,7 +115,7 @@ def test_a_record_whose_time_is_up_is_seen_by_nobody(server: str) -> None:
     assert reports == [None] * 6
     there = [0, 2, 4]
     assert [one.offset() for one in read(server, topic)] == there
-    reader = kafka.KafkaConsumer(bootstrap_servers=server, check_crcs=True, consumer_timeout_ms=300)
+    reader = kafka.KafkaConsumer(bootstrap_servers=server, check_crcs=True, consumer_timeout_ms=1000)
     place = kafka.TopicPartition(topic, 0)
     reader.assign([place])
     reader.seek(place, 0)

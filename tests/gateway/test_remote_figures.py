@@ -84,7 +84,7 @@ async def groups_are_measured_wherever_partitions_lie(brokers: list[Broker]) -> 
         found |= one
     for number in range(3):
         assert found["millrace_group_lag_records", "everywhere", "spread", str(number)] == 5
-        assert found["millrace_group_lag_seconds", "everywhere", "spread", str(number)] > 1e6  # of 2023
+        assert found["millrace_group_lag_seconds", "everywhere", "spread", str(number)] > 1e5  # two days
         assert found["millrace_topic_end_offset", "spread", str(number)] == 5
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -40,11 +41,13 @@ from routing.cluster.metadata.members import Members
 from routing.cluster.replicas import Replicas
 
 LOG = "topics/t-0"
+LATELY_MS = (time.time_ns() // 86_400_000_000_000 - 2) * 86_400_000
+"""Two days ago, the same in all processes: what is older than retention allows is gone with the first look at it."""
 
 
 def batch_of(first: int, count: int, size: int) -> bytes:
     """Records that tell one from another."""
-    builder = BatchBuilder(0, 0, 1_700_000_000_000)
+    builder = BatchBuilder(0, 0, LATELY_MS)
     builder.add_run(0, None, [b"%08d" % number + b"." * size for number in range(first, first + count)])
     return builder.build()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from struct import pack, unpack_from
@@ -26,6 +27,8 @@ from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
 
 ALL = -1
+NOW_MS = time.time_ns() // 1_000_000
+"""What is older than retention allows would be gone with the first look at it."""
 
 
 class Pipe:
@@ -153,7 +156,7 @@ def fetching(
     return {"max_wait_ms": wait_ms, "min_bytes": min_bytes, "max_bytes": max_bytes, "topics": topics}
 
 
-def batch_of(values: Sequence[bytes], key: bytes | None = None, *, timestamp_ms: int = 1_000_000, **how: Any) -> bytes:
+def batch_of(values: Sequence[bytes], key: bytes | None = None, *, timestamp_ms: int = NOW_MS, **how: Any) -> bytes:
     """A batch as a client makes it."""
     builder = BatchBuilder(0, -1, timestamp_ms, **how)
     builder.add_run(0, key, list(values))

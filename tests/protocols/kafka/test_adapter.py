@@ -269,7 +269,7 @@ async def test_a_batch_that_is_larger_than_allowed_is_fetched_all_the_same() -> 
 async def test_offsets_of_the_ends_and_of_times(version: int) -> None:
     async with kafka_broker() as broker:
         peer = Peer(broker)
-        await peer.produce("t", batch_of([b"a", b"b"]))
+        await peer.produce("t", batch_of([b"a", b"b"], timestamp_ms=1_000_000))
 
         async def ask(topic: str, timestamp: int) -> Any:
             asked = Entity(partition_index=0, timestamp=timestamp)

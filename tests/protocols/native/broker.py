@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from protocols.sansio import Outbox
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
 
+NOW_MS = time.time_ns() // 1_000_000
+"""What is older than retention allows would be gone with the first look at it."""
 USERS = {"guest": "guest", "u": "p"}
 
 
@@ -170,7 +173,7 @@ async def connected(running: Running, *, hello: bool = True) -> AsyncIterator[Pe
         yield peer
 
 
-def batch_of(*values: bytes, timestamp_ms: int = 1000, control: bool = False) -> bytes:
+def batch_of(*values: bytes, timestamp_ms: int = NOW_MS, control: bool = False) -> bytes:
     """A record batch."""
     builder = BatchBuilder(0, -1, timestamp_ms, control=control)
     builder.add_run(0, None, values)

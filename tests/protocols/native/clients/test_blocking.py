@@ -53,7 +53,8 @@ async def test_every_request() -> None:
             assert client.produce("t", 0, batch_of(b"a", b"b", timestamp_ms=1000)) == 0
             assert client.produce("t", 0, batch_of(b"c", timestamp_ms=2000), acks=1) == 2
             assert client.produce("t", 0, batch_of(b"d", timestamp_ms=3000), acks=0) is None
-            assert client.produce_batches([("t", 0, batch_of(b"e")), ("t", 1, batch_of(b"f"))]) == [4, 0]
+            late = batch_of(b"e", timestamp_ms=1000)
+            assert client.produce_batches([("t", 0, late), ("t", 1, late)]) == [4, 0]
             with pytest.raises(UnknownPartition):
                 client.produce("t", 7, batch_of(b"x"))
 
