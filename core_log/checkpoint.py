@@ -43,7 +43,16 @@ def save(files: Files, path: str, content: bytes, *, sync_name: bool = True) -> 
 
 
 def load(files: Files, path: str) -> bytes | None:
-    """The content last saved; None when there is none or it is damaged (which is logged)."""
+    """The content last saved; None when there is none or it is damaged (which is logged). Raises OSError."""
+    try:
+        return read(files, path)
+    except ValueError:
+        logger.warning("checkpoint %s is damaged and ignored", path)
+        return None
+
+
+def read(files: Files, path: str) -> bytes | None:
+    """The content last saved; None when there is none. Raises ValueError when it is damaged, OSError."""
     try:
         size = files.size(path)
         file = files.open(path, create=False)
@@ -57,5 +66,4 @@ def load(files: Files, path: str) -> bytes | None:
         crc, length = _HEAD.unpack_from(data)
         if length == len(data) - _HEAD.size and crc == crc32c(memoryview(data)[4:]):
             return data[_HEAD.size :]
-    logger.warning("checkpoint %s is damaged and ignored", path)
-    return None
+    raise ValueError(f"{path} is damaged")

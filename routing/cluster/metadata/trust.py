@@ -5,6 +5,7 @@
 2. It stays lost, across restarts, until the metadata names this process in the log's ISR: the second start finds
    nothing wrong with a log any more.
 3. The file is written before this broker says anything to others, and whenever something is lost.
+4. When the file is damaged nobody knows what it said: every replica is lost.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class _Saved(msgspec.Struct, frozen=True):
     clean: bool = True
     """No broker runs on this directory."""
     lost: tuple[str, ...] = ()
+    all_lost: bool = False
+    """The others as well: what this file said before cannot be read."""
 
 
 class Trust:
@@ -37,14 +40,15 @@ class Trust:
         """Raises OSError."""
         self._files = files
         self._boot = boot
-        data = checkpoint.load(files, PATH)
         try:
+            data = checkpoint.read(files, PATH)
             saved = _Saved() if data is None else msgspec.msgpack.decode(data, type=_Saved)
-        except msgspec.MsgspecError as error:
-            logger.error("%s is damaged and ignored: %s", PATH, error)
-            saved = _Saved(clean=False)
+        except ValueError:  # those of msgspec among them
+            logger.error("%s is damaged: nobody relies on the replicas here until they are in sync again", PATH)
+            saved = _Saved(all_lost=True)
         self._saved = saved
         self._went_down = not saved.clean and saved.boot != boot
+        self._all_lost = saved.all_lost
         self._lost = dict.fromkeys(saved.lost)
 
     @property
@@ -54,11 +58,11 @@ class Trust:
 
     def is_lost(self, name: str, *, synced: bool) -> bool:
         """Of a log that is being opened; `synced`: what was reported of it was synced."""
-        return name in self._lost or (self._went_down and not synced)
+        return name in self._lost or self._all_lost or (self._went_down and not synced)
 
     def begun(self, lost: Iterable[str]) -> None:
         """All logs are open, these are lost; a broker runs from here on. Raises OSError."""
-        self._went_down = False
+        self._went_down = self._all_lost = False
         self._save(lost, clean=False)
 
     def note(self, lost: Iterable[str]) -> None:
@@ -73,7 +77,7 @@ class Trust:
     def _save(self, lost: Iterable[str], *, clean: bool) -> None:
         # Until `begun` the file says of which start of the machine the last broker was.
         boot = self._saved.boot if self._went_down else self._boot
-        saved = _Saved(boot, clean and not self._went_down, tuple(sorted(lost)))
+        saved = _Saved(boot, clean and not self._went_down, tuple(sorted(lost)), self._all_lost)
         if saved != self._saved:
             checkpoint.save(self._files, PATH, msgspec.msgpack.encode(saved))
             self._saved = saved
