@@ -20,7 +20,7 @@ from core_log.partition_log import LogConfig, PartitionLog
 from routing.cluster.clients.led_stores import LedStores
 from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.cluster import Cluster
-from routing.cluster.metadata.log_names import RETAINED, TRANSACTIONS, log_of_kind, offsets_log
+from routing.cluster.metadata.log_names import RETAINED, TRANSACTIONS
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
@@ -167,7 +167,7 @@ class Storage:
         return ReplicatedOffsets(
             cluster,
             count=cluster.members.meta.offsets,
-            open_log=lambda number: cluster.open_log(offsets_log(number), f"offsets/{number}", settings),
+            settings=settings,
             spawn=self._spawn,
             topic_exists=topic_exists,
         )
@@ -183,9 +183,7 @@ class Storage:
             TRANSACTIONS,
             cluster.members.meta.transactions,
             cluster,
-            open_log=lambda number: cluster.open_log(
-                log_of_kind(TRANSACTIONS, number), f"transactions/shared-{number}", settings
-            ),
+            settings=settings,
             read=lambda store: store,
             spawn=self._spawn,
         )
@@ -201,7 +199,7 @@ class Storage:
             RETAINED,
             cluster.members.meta.retained,
             cluster,
-            open_log=lambda number: cluster.open_log(log_of_kind(RETAINED, number), f"retained/{number}", settings),
+            settings=settings,
             read=read,
             spawn=self._spawn,
         )

@@ -29,6 +29,7 @@ from core_log.replication.replica import Replica
 from core_log.replication.state import LOGS, LogState
 from routing.cluster.metadata.counters import Counters
 from routing.cluster.metadata.elections import Elections, broker_states
+from routing.cluster.metadata.log_names import directory_of
 from routing.cluster.metadata.log_states import LogStates
 from routing.cluster.metadata.members import Members
 from routing.cluster.metadata.records import SETTINGS, ClusterSettings, decode
@@ -101,6 +102,8 @@ class Cluster:
         self.states = LogStates(self.store, self.members, self.replicas, spawn=spawn, clock=self._clock)
         for log in self.elections.logs:
             self._known[log] = (*self.leader_of(log), self.is_replica(log), None)
+            if (directory := directory_of(log)) and not self.is_replica(log):
+                self.left_over(log, directory)
         self._take_settings(self.store.get(SETTINGS))
         self.counters = Counters(self)
         self.store.listeners.append(self._applied)
@@ -181,7 +184,6 @@ class Cluster:
         if replica is None:
             return
         self.replicas.remove(name)
-        self._saved.pop(name, None)
         log = replica.log
         if log.truncating:
             self._closing.add(log.directory)
@@ -208,6 +210,7 @@ class Cluster:
         return self._files.exists(directory)
 
     def _put_aside(self, name: str, directory: str) -> None:
+        self._saved.pop(name, None)
         state = self.state_of(name)
         if state is None or self.broker_id in state.replicas:
             return

@@ -32,7 +32,7 @@ from core_log.replica_log import ReplicaLog
 from core_log.replication.leader import Leader
 from routing.cluster.clients.publishes import Waiting
 from routing.cluster.clients.remote_home import led_by
-from routing.cluster.metadata.log_names import HOME, home_log, number_of
+from routing.cluster.metadata.log_names import HOME, directory_of, home_log, number_of
 from routing.cluster.metadata.queue_placement import home_for_queue
 from routing.errors import StorageUnavailable
 from routing.queues.history import HISTORY_BIT
@@ -123,7 +123,7 @@ class Homes:
                 return  # it is being opened
             try:
                 log = self._cluster.open_log(
-                    name, f"queues/{index}", self._broker.storage.home_settings(replicated=True)
+                    name, directory_of(name), self._broker.storage.home_settings(replicated=True)
                 )
             except OSError as error:
                 logger.error("%s cannot be opened: %s", name, error)

@@ -18,10 +18,11 @@ import trio
 
 from core_log.errors import CorruptBatch, LogUnavailable
 from core_log.keyed_store import KeyedStore
+from core_log.log_config import LogConfig
 from core_log.replica_log import ReplicaLog
 from core_log.replication.leader import Leader
 from routing.cluster.cluster import Cluster
-from routing.cluster.metadata.log_names import log_of_kind, number_of
+from routing.cluster.metadata.log_names import directory_of, log_of_kind, number_of
 from routing.errors import StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class LedStore(Generic[Store]):
 
 
 class LedStores(Generic[Store]):
-    """See the module. `read` makes of a log what is kept here, `open_log` opens the log of a number."""
+    """See the module. `read` makes of a log what is kept here."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class LedStores(Generic[Store]):
         count: int,
         cluster: Cluster,
         *,
-        open_log: Callable[[int], ReplicaLog],
+        settings: LogConfig,
         read: Callable[[KeyedStore], Store],
         spawn: Callable[..., Any],
         patience_s: float = 5.0,
@@ -78,7 +79,7 @@ class LedStores(Generic[Store]):
         """Called when one is led here and has been read."""
         self._kind = kind
         self._cluster = cluster
-        self._open_log = open_log
+        self._settings = settings
         self._read = read
         self._spawn = spawn
         self._patience_s = patience_s
@@ -108,7 +109,7 @@ class LedStores(Generic[Store]):
             if state is None or cluster.broker_id not in state.replicas or name in cluster.replicas.by_name:
                 return  # the last: it is being opened
             try:
-                log = self._open_log(number)
+                log = cluster.open_log(name, directory_of(name), self._settings)
             except OSError as error:
                 logger.error("%s cannot be opened, which is tried again: %s", name, error)
                 if number not in self._unopened:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import trio
 
-from core_log.replica_log import ReplicaLog
+from core_log.log_config import LogConfig
 from routing.cluster.clients.led_stores import LedStore, LedStores
 from routing.cluster.cluster import Cluster
 from routing.cluster.metadata.log_names import OFFSETS
@@ -54,12 +54,11 @@ class ReplicatedOffsets:
         cluster: Cluster,
         *,
         count: int,
-        open_log: Callable[[int], ReplicaLog],
+        settings: LogConfig,
         spawn: Callable[..., Any],
         topic_exists: Callable[[str], bool],
         patience_s: float = 5.0,
     ) -> None:
-        """`open_log` opens the log of a number."""
         self.forward: Forward | None = None
         self.begun: Callable[[OffsetStore, int], None] = lambda store, number: None
         """Called when the log of a number is led here and has been read."""
@@ -69,7 +68,7 @@ class ReplicatedOffsets:
         self._noted: dict[str, dict[Partition, Committed]] = {}
         """Of groups of which a commit is under way that nobody waits for: what it does not have yet."""
         self._stores = LedStores(
-            OFFSETS, count, cluster, open_log=open_log, read=OffsetStore, spawn=spawn, patience_s=patience_s
+            OFFSETS, count, cluster, settings=settings, read=OffsetStore, spawn=spawn, patience_s=patience_s
         )
         self._stores.begun = self._begun
 

@@ -17,6 +17,7 @@ RETAINED = "retained"
 TOPIC = "topic"
 TRANSACTIONS = "transactions"
 TRANSIENT = "transient"
+_DIRECTORIES = {HOME: "queues/", OFFSETS: "offsets/", RETAINED: "retained/", TRANSACTIONS: "transactions/shared-"}
 
 
 def log_of_kind(kind: str, index: int) -> str:
@@ -37,6 +38,12 @@ def offsets_log(index: int) -> str:
 def topic_log(uid: str, index: int) -> str:
     """The log of a topic's partition; `uid` is the topic's id."""
     return f"{TOPIC}-{uid}-{index}"
+
+
+def directory_of(log: str) -> str:
+    """Where a broker keeps its replica of a log that every cluster has; empty for logs of other kinds."""
+    kind, _, number = parsed(log)
+    return f"{_DIRECTORIES[kind]}{number}" if kind in _DIRECTORIES and number is not None else ""
 
 
 def transient_log(broker: int, process: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import msgspec
@@ -13,8 +15,9 @@ from core_log.absent_log import AbsentLog
 from core_log.files import MemoryFiles
 from core_log.replication.moves import begun
 from core_log.replication.state import encode, log_key
+from routing.cluster.metadata import operating
 from routing.cluster.trash import KEPT_MS, TRASH, expired, keep_empty, put_aside
-from tests.support.home_cluster import mesh, until
+from tests.support.home_cluster import Mesh, mesh, until
 from tests.support.replica_node import batch_of
 
 
@@ -75,3 +78,39 @@ async def test_what_others_have_since_a_broker_went_is_no_topic_that_nobody_know
         await part.store.change([], [(log_key(b"", name), encode(begun(part.state_of(name), (1, 2, 3))))])
         await until(lambda: len(part.state_of(name).isr) == 3)
         assert partition.log.log_end_offset == 10
+
+
+LOGS = {"home-0": "queues/0", "offsets-0": "offsets/0"}
+
+
+async def move(brokers: Mesh, *replicas: int) -> None:
+    """Have the logs lie there, all of them in sync."""
+    part = brokers.members[replicas[0]].part
+    for name in LOGS:
+        await operating.move(part, log=name, replicas=list(replicas))
+        await until(lambda name=name: sorted(part.state_of(name).isr_brokers) == sorted(replicas))
+        await until(lambda name=name: part.state_of(name).target is None)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["running", "away"])
+async def test_homes_and_offsets_that_others_have_now_are_moved_aside_and_freed(away: bool) -> None:
+    async with mesh() as brokers:
+        await brokers.members[1].broker.offsets.commit("g", {("t", 0): (5, "")})
+        leader = brokers.leader(0)
+        gone = leader.me % 3 + 1
+        others = [me for me in brokers.members if me != gone]
+        member = brokers.members[gone]
+        files = member.files
+        logs = [weakref.ref(member.part.replicas.by_name[name].log) for name in LOGS]
+        if away:
+            files = await brokers.kill(gone)
+        await move(brokers, *others)
+        if away:
+            member = await brokers.add(gone, files)
+        await until(lambda: [path for path in LOGS.values() if files.exists(path)] == [])
+        assert len(files.list(TRASH)) == len(LOGS)
+        del member, leader
+        gc.collect()
+        assert away or [log() for log in logs] == [None] * len(LOGS)
+        await move(brokers, *others, gone)
+        assert all(files.exists(path) for path in LOGS.values())
