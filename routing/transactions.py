@@ -34,7 +34,7 @@ from routing.log_transactions.store import is_redo_record
 from routing.message import Slab
 from routing.publishing.deduplication import put
 from routing.publishing.published_once import Step
-from routing.publishing.step_parts import Part, bodies_in, parts_of, put_home, put_topic
+from routing.publishing.step_parts import BodiesFound, Part, parts_of, put_home, put_topic
 from routing.publishing.writers import Writers
 from routing.queues.homes.home import for_others
 from routing.queues.homes.queue_partition import QueuePartition
@@ -423,13 +423,11 @@ class Transactions:
         log = home.log if home is not None else part.partition(topics).log
         if log.log_start_offset > part.since:
             return log  # so much was done since that it is there, or gone again
-        bodies: list[bytes] = []
-        since = part.since
+        found, since = BodiesFound(part), part.since
         while batches := log.read_blocking(since, _READ_BYTES):
-            found, since = bodies_in(batches, part.places.marker)
-            bodies += found
+            since = found.take(batches)
         if home is not None:
-            put_home(home, part, bodies, self._now_ms)
+            put_home(home, part, found.bodies, self._now_ms)
         else:
-            put_topic(topics, part, bodies)
+            put_topic(topics, part, found.bodies)
         return log

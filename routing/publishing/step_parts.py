@@ -4,7 +4,7 @@
    redo record has, so what a log has of it after a crash is the beginning, but for what was for queues that are gone.
    It lies behind where the log ended before the step was decided.
 2. The messages of a step are known by a header that all of them have and no reader of messages is shown. Messages that
-   were only moved within a log (`relocation.py`) do not count.
+   were moved within a log (`relocation.py`) count once, where they lay first, also when they lie there no more.
 3. A queue or topic that is gone gets nothing. Keys are divided among as many partitions as a topic had.
 """
 
@@ -20,7 +20,7 @@ from core_log.murmur2 import partition_of_key
 from core_log.record_fields import decode_fields
 from routing.message import Slab
 from routing.publishing.deduplication import put
-from routing.queues.homes.directory import DIRECTORY_BIT, directory_of
+from routing.queues.homes.directory import DIRECTORY_BIT, Directory, directory_of
 from routing.queues.homes.home import for_others
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.redo_records import Places, Published
@@ -100,22 +100,54 @@ def _picked(slab: Slab, ats: Sequence[int]) -> Slab:
     )
 
 
-def bodies_in(batches: Iterable[BytesLike], marker: bytes) -> tuple[list[bytes], int]:
-    """The bodies of a step's messages in some batches of a log, and the offset behind the last of these. Raises
-    CorruptBatch.
-    """
-    found: list[bytes] = []
-    end = 0
-    for batch in batches:
-        header = parse_header(batch)
-        end = header.next_offset
-        if header.is_control or not header.record_count or not (header.compression or marker in bytes(batch)):
-            continue
-        if header.attributes & DIRECTORY_BIT and directory_of(batch, header).moves is not None:
-            continue
-        fields = decode_fields(batch)
-        found += [value or b"" for value, block in zip(fields.values, fields.header_blocks) if marker in block]
-    return found, end
+class BodiesFound:
+    """The bodies of a step's messages in a log, by the offsets that these had first of all."""
+
+    def __init__(self, part: Part) -> None:
+        self._marker = part.places.marker
+        self._is_home = part.home >= 0
+        self._by_first: dict[int, bytes] = {}
+        self._moved: list[tuple[int, int, int]] = []
+        """Where slabs lie of which the last directory says that they were moved, how many messages they have, and where
+        the first of these lay.
+        """
+
+    def take(self, batches: Iterable[BytesLike]) -> int:
+        """Look into the next batches of the log; the offset behind the last of them. Raises CorruptBatch."""
+        end = 0
+        for batch in batches:
+            header = parse_header(batch)
+            end = header.next_offset
+            if self._is_home and (header.is_control or header.attributes & DIRECTORY_BIT):
+                self._moved = [] if header.is_control else _moved(directory_of(batch, header))
+            if header.is_control or not header.record_count:
+                continue
+            if not (header.compression or self._marker in bytes(batch)):
+                continue
+            fields = decode_fields(batch)
+            for offset, value, block in zip(fields.offsets, fields.values, fields.header_blocks):
+                if self._marker in block:
+                    self._by_first[self._first(offset)] = value or b""
+        return end
+
+    def _first(self, offset: int) -> int:
+        for lies, count, first in self._moved:
+            if lies <= offset < lies + count:
+                return first + offset - lies
+        return offset
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """In the order in which they were put."""
+        return [self._by_first[first] for first in sorted(self._by_first)]
+
+
+def _moved(directory: Directory) -> list[tuple[int, int, int]]:
+    if directory.moves is None:
+        return []
+    return [
+        (lies, count, move.offset) for lies, count, move in zip(directory.firsts, directory.counts, directory.moves)
+    ]
 
 
 def _missing(slab: Slab, there: deque[bytes]) -> Slab | None:

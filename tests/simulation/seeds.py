@@ -29,5 +29,7 @@ BROKERS = {
 HARSH = {
     3_000_006: "a dead letter for a queue that another broker leads ended its broker",
     3_000_014: "a replica of a topic that others got while its broker was away was set aside as one that nobody knows",
+    4_000_168: "what a step had published was put once more where it had been written again further on in its log, and "
+    "another broker came to lead that before the step was over",
 }
 """Of whole brokers, with `--harsh`."""

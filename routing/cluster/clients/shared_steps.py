@@ -33,7 +33,7 @@ from routing.cluster.metadata.log_names import HOME, home_log, number_of, topic_
 from routing.errors import BrokerError, StorageUnavailable
 from routing.message import NAME_ENCODING_ERRORS
 from routing.publishing.published_once import Step
-from routing.publishing.step_parts import Part, bodies_in, parts_of, put_home, put_topic
+from routing.publishing.step_parts import BodiesFound, Part, parts_of, put_home, put_topic
 from routing.publishing.writers import Writers
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.redo_records import Places, Published, decode_step, encode, published
@@ -226,7 +226,7 @@ class SharedSteps:
         if name in self._put:
             return
         assert isinstance(where.log, ReplicaLog)
-        bodies = await _bodies_behind(where, where.log, part.since, part.places.marker)
+        bodies = await _bodies_behind(where, where.log, part)
         if self._led(log, leader_epoch) is not where:
             raise LogUnavailable("it is led anew")
         # From here on nothing is awaited: nobody puts it there meanwhile.
@@ -253,13 +253,11 @@ class SharedSteps:
         raise StorageUnavailable(f"{log} is not led here, or takes nothing now")
 
 
-async def _bodies_behind(
-    where: QueuePartition | TopicPartition, log: ReplicaLog, since: int, marker: bytes
-) -> list[bytes]:
-    """The bodies of a step's messages that a log has from an offset on, all there are when this returns. Raises
-    LogUnavailable, CorruptBatch, OSError.
+async def _bodies_behind(where: QueuePartition | TopicPartition, log: ReplicaLog, part: Part) -> list[bytes]:
+    """The bodies of a step's messages that a log has, all there are when this returns. Raises LogUnavailable,
+    CorruptBatch, OSError.
     """
-    bodies: list[bytes] = []
+    found, since = BodiesFound(part), part.since
     while True:
         where.seal()
         _require_sealed(where)
@@ -268,12 +266,11 @@ async def _bodies_behind(
         if batches is None:
             batches = await log.read_replica_cold(since, _READ_BYTES)
         elif not batches:
-            return bodies
+            return found.bodies
         if not batches:
             await trio.sleep(_LOOK_S)  # it is being written
             continue
-        found, since = bodies_in(batches, marker)
-        bodies += found
+        since = found.take(batches)
 
 
 def _require_sealed(where: QueuePartition | TopicPartition) -> None:

@@ -57,12 +57,33 @@ class Trouble:
         return f"{self.share:.0%} of {'+'.join(self.operations)}{when} at {self.place}*{self.file}: {self.code}"
 
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What befalls the next start of a machine."""
+
+    number: int
+    """At so manieth a thing that it asks of its disk."""
+    what: str
+    """That is refused `once`, or for a while (`again`), or the process is killed (`kill`), or has no `power`."""
+    lasts_s: float
+
+    @classmethod
+    def drawn(cls, dice: random.Random, asked: int) -> Plan:
+        """One that the dice choose, if a start asks for so much."""
+        what = dice.choice(["once", "once", "again", "again", "kill", "power"])
+        return cls(dice.randrange(max(asked, 1)), what, dice.choice([0.3, 1, 5]))
+
+
 class SimFiles(FaultyFiles):
-    """`FaultyFiles` with `troubles`, which a machine may have while processes come and go."""
+    """`FaultyFiles` with `troubles`, which a machine may have while processes come and go, and what is planned."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process.machine.disk)
         self.troubles: Sequence[Trouble] = process.machine.troubles
+        self.asked = 0
+        """How often the disk was asked for something by a start."""
+        self.looked_at = False
+        """By the simulation, to which nothing happens."""
         self._process = process
 
     def before(self, operation: str, path: str) -> None:
@@ -70,6 +91,10 @@ class SimFiles(FaultyFiles):
         self._meet(operation, path)
 
     def _meet(self, operation: str, path: str) -> None:
+        if self.looked_at:
+            return
+        if not self._process.ready and not self._process.ended:
+            self._meet_plan(operation, path)
         for trouble in self.troubles:
             if (
                 operation in trouble.operations
@@ -79,6 +104,22 @@ class SimFiles(FaultyFiles):
                 and (trouble.share == 1 or self._process.world.agenda.dice.random() < trouble.share)
             ):
                 raise OSError(trouble.code, os.strerror(trouble.code), path)
+
+    def _meet_plan(self, operation: str, path: str) -> None:
+        machine, world = self._process.machine, self._process.world
+        plan = machine.plan
+        self.asked += 1
+        if plan is None or self.asked <= plan.number or not world.faults:
+            return
+        machine.plan = None
+        code = errno.ENOSPC if operation in _FULL and world.agenda.dice.random() < 0.5 else errno.EIO
+        self._process.note(f"{plan.what} at {operation} of {path}, which a start asks for as the {plan.number}.")
+        if plan.what == "again":
+            assert world.harsh is not None
+            world.harsh.give(machine, Trouble(path, "", (operation,), 1.0, code, starting=False), plan.lasts_s)
+        elif plan.what != "once":
+            world.end(machine, plan.what == "power", plan.lasts_s)
+        raise OSError(code, os.strerror(code), path)
 
     def size(self, path: str) -> int:
         self._meet("size", path)

@@ -5,6 +5,8 @@
    at the moment in which a log goes from one to the other. When they go on they are asked everything at once.
 3. Replicas and leaders move: also those of a broker that is away, which finds out when it is back.
 4. A queue has dead letters (`HARSH_QUEUES`).
+5. Writers publish in steps that take effect once (`steps.py`).
+6. A start ends, or meets an error, at one of the things that it asks of the disk, any of them.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from routing.cluster.cluster import Cluster
 from routing.cluster.metadata import operating
 from routing.cluster.metadata.records import DRAINS
 from routing.errors import BrokerError
-from tests.simulation.brokers.disks import Trouble
+from tests.simulation.brokers.disks import Plan, Trouble
 
 if TYPE_CHECKING:
     from tests.simulation.brokers.process import Machine, Process
     from tests.simulation.brokers.world import World
 
 KINDS = (
+    *("failing start",) * 8,
     *("blind start", "trouble") * 3,
     *("long pause", "pauses", "away", "hand-over", "move") * 2,
     *("drain", "rebalance"),
@@ -45,7 +48,11 @@ class Harsh:
     def befall(self, kind: str, machine: Machine) -> None:
         """One of `KINDS`."""
         dice = self.dice
-        if kind == "blind start":
+        if kind == "failing start":
+            machine.plan = Plan.drawn(dice, machine.asked_by_starts)
+            self.world.agenda.note(f"PLANNED at broker {machine.me}: {machine.plan}")
+            self.world.end(machine, dice.random() < 0.3, dice.uniform(0.1, 0.5))
+        elif kind == "blind start":
             self._trouble(machine, starting=True)
             self.world.end(machine, dice.random() < 0.3, dice.uniform(0.1, 1.5))
         elif kind == "trouble":
@@ -69,12 +76,15 @@ class Harsh:
     # ---- disks
 
     def _trouble(self, machine: Machine, *, starting: bool) -> None:
-        agenda = self.world.agenda
         for _ in range(self.dice.choice([1, 1, 2])):
             trouble = Trouble.drawn(self.dice, starting=starting and self.dice.random() < 0.5)
-            agenda.note(f"TROUBLE at broker {machine.me}: {trouble}")
-            machine.troubles.append(trouble)
-            agenda.after(self.dice.uniform(0.3, 5), partial(self._well, machine, trouble))
+            self.give(machine, trouble, self.dice.uniform(0.3, 5))
+
+    def give(self, machine: Machine, trouble: Trouble, lasts_s: float) -> None:
+        """Have a machine's disk be in trouble for a while."""
+        self.world.agenda.note(f"TROUBLE at broker {machine.me}: {trouble}")
+        machine.troubles.append(trouble)
+        self.world.agenda.after(lasts_s, partial(self._well, machine, trouble))
 
     @staticmethod
     def _well(machine: Machine, trouble: Trouble) -> None:
@@ -178,6 +188,8 @@ class Harsh:
 
     def missing(self) -> str | None:
         """What operators would put right."""
+        if self.world.steps is not None and (waiting := self.world.steps.missing()):
+            return waiting
         if drained := self._drained():
             return f"{drained} are drained"
         for name, state in self.states().items():

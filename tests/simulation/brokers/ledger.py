@@ -10,6 +10,8 @@
 7  one broker serves a log at a time
 8  when faults stop, all comes together
 9  group offsets are what was committed last
+10 no broker takes for unknown what the catalog names
+11 what was published in steps is once wherever it belongs                                       (`steps.py`)
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from routing.cluster.metadata.members import Members
 from routing.cluster.metadata.records import BrokerRecord
 from routing.cluster.metadata.standing import Standing
 from routing.config import BrokerConfig
-from tests.simulation.brokers.disks import SimFiles, Trouble
+from tests.simulation.brokers.disks import Plan, SimFiles, Trouble
 from tests.simulation.brokers.sockets import PORT, Listener, SimSocket
 from tests.simulation.brokers.threads import Threads
 from tests.simulation.brokers.truth import WatchedLog
@@ -60,6 +60,9 @@ class Machine:
         self.failing: dict[str, int] = {}
         self.room_bytes: int | None = None
         self.troubles: list[Trouble] = []
+        self.plan: Plan | None = None
+        self.asked_by_starts = 0
+        """How often the last start asked for something."""
         self.process: Process | None = None
         self.starts = 0
 
@@ -190,7 +193,7 @@ class Process:
                     nursery.start_soon(task)
                 nursery.start_soon(outboxes.run, broker.end_turn)
                 await nursery.start(peers.run, self.listener)
-                self.ready = True
+                self.ready, self.machine.asked_by_starts = True, self.files.asked
                 await trio.sleep_forever()
 
     # ---- what befalls it

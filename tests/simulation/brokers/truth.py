@@ -87,15 +87,15 @@ class WatchedLog(ReplicaLog):
 def entries_of(log: ReplicaLog) -> list[Entry]:
     """What the files of a log have, whatever its disk refuses."""
     files: Any = log.files
-    before = files.failing, files.hook, files.troubles
-    files.failing, files.hook, files.troubles = {}, None, ()
+    before = files.failing, files.hook, files.looked_at
+    files.failing, files.hook, files.looked_at = {}, None, True
     offset, found = log.log_start_offset, []
     while batches := log.read_blocking(offset, 1 << 20, unsynced=True):
         for batch in batches:
             header = parse_header(batch)
             offset = header.next_offset
             found.append((offset, header.leader_epoch, bytes(batch)))
-    files.failing, files.hook, files.troubles = before
+    files.failing, files.hook, files.looked_at = before
     return found
 
 

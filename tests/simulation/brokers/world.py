@@ -33,6 +33,7 @@ from tests.simulation.brokers.harsh import KINDS, Harsh
 from tests.simulation.brokers.hooks import seen
 from tests.simulation.brokers.ledger import TTL_S, Ledger
 from tests.simulation.brokers.process import HOMES, Machine, Process, config
+from tests.simulation.brokers.steps import Steps
 from tests.simulation.brokers.threads import SimFlusher
 from tests.simulation.brokers.truth import Truth, WatchedLog
 from tests.simulation.brokers.users import HARSH_QUEUES, QUEUES, User
@@ -72,6 +73,7 @@ class World:
         self.truths = _Truths(self.fail)
         self.ledger = Ledger(self)
         self.group = Group(self)
+        self.steps = Steps(self) if harsh else None
         self.quiet = False
         """Clients stop."""
         self.faults = False
@@ -122,6 +124,8 @@ class World:
             self.clients(process)
         self.faults = True
         self.group.begin()
+        if self.steps is not None:
+            self.steps.begin()
         agenda.after(agenda.dice.uniform(0.3, 1.0), self.fault)
         await trio.sleep(self.faults_s)
         agenda.note("no more faults")
@@ -140,6 +144,8 @@ class World:
             await trio.sleep(TTL_S)
             await self._empty(1.0)
         await self._settled()
+        if self.steps is not None:
+            await self.steps.check()
         self._compare()
         self._broken.set()
 
@@ -164,6 +170,8 @@ class World:
             await broker.create_topic("t")
             for kind, name in (("queue", "plain"), ("queue", "shared"), ("topic", "t")):
                 await broker.bind(kind, name, "all", "")
+            if self.steps is not None:
+                await self.steps.declare(process)
             finished.set()
 
         process.spawn(declare)
@@ -227,7 +235,7 @@ class World:
             home = process.broker.topology.stripes[index]
             if home not in process.broker.topology.led or home.suspended:
                 return f"home {index} is not served by {process.name}"
-        return None if self.harsh is None else self.harsh.missing()
+        return self.harsh.missing() if self.harsh is not None else None
 
     async def _settled(self) -> None:
         await trio.sleep(0.3)
