@@ -17,14 +17,18 @@ what is counted is what can be known:
    the broker dies before the group's position has moved.
 5. So it is exact for groups that commit after each record. Where several records are worked on between commits the
    first of them goes, then the next: it need not be the one that fails. A group without a commit has no position.
-6. Tries are counted in memory, where the group is looked after: when another broker begins to do so it counts anew.
+6. Tries are counted in memory, where the group is looked after, whether that broker has the partition or not: when
+   another one begins to do so it counts anew.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
+
+import trio
 
 from core_log.errors import LogError
 from core_log.record_batch import BatchBuilder, Record
@@ -45,6 +49,8 @@ _COUNT, _TRIES, _OFFSET, _GROUP = (f"x-retry-{what}" for what in ("count", "trie
 _OURS = frozenset((_COUNT, _TRIES, _OFFSET, _GROUP))
 _DIGITS_MAX = 18
 _REMEMBERED_MAX = 100_000
+_PATIENCE_S = 10.0
+"""For whoever leads the partition; a log of another broker is else waited for as long as nobody leads it."""
 
 
 class _Tries(NamedTuple):
@@ -91,7 +97,7 @@ class PoisonRecords:
                 continue
             partition = topic.partitions[place[1]]
             limit = partition.log.config.dead_letter_fetches
-            if not limit or offset >= partition.log.stable_offset:
+            if not limit or not await _is_anything(partition, offset):
                 continue  # with nothing to begin with, it is no try
             if self._is_too_often((group, place), offset, members.departed[place], limit):
                 try:
@@ -114,7 +120,7 @@ class PoisonRecords:
     async def _bury(self, group: str, partition: TopicPartition, offset: int, tries: int) -> int:
         """Put the record at a position off, or copy it; the position behind it."""
         try:
-            record = await record_at(partition, offset)
+            record = await _found(partition, offset)
             if record is None:
                 return offset
             past, delays = _Past.of(record, group), partition.log.config.retry_delays_ms
@@ -154,8 +160,26 @@ class PoisonRecords:
             "offset": past.offset, "tries": past.tries, "timestamp": record.timestamp_ms,
         }  # fmt: skip
         headers = [(f"x-dead-letter-{what}", str(value).encode()) for what, value in said.items()]
-        builder = BatchBuilder(0, 0, partition.log.wall_clock_ms())
+        builder = BatchBuilder(0, 0, broker.clock.now_ms())
         builder.add(0, record.key, record.value, [*record.headers, *headers])
         target = append_anywhere(broker.topics[name].partitions[0], builder.build())
         broker.want_turn()
         await broker.commits.committed([target])
+
+
+async def _is_anything(partition: TopicPartition, offset: int) -> bool:
+    """Whether readers see anything from an offset on: its leader is asked what is not known here, if there is one."""
+    if offset < partition.log.stable_offset:
+        return True
+    if partition.forward is None or partition.forward.error() is not None:
+        return False
+    with suppress(StorageUnavailable):
+        return offset < (await partition.forward.ends())[1]
+    return False
+
+
+async def _found(partition: TopicPartition, offset: int) -> Record | None:
+    """The record that readers see there. Raises StorageUnavailable (whoever has it does not answer), LogError."""
+    with trio.move_on_after(_PATIENCE_S):
+        return await record_at(partition, offset)
+    raise StorageUnavailable(f"nobody gives out record {offset} of {partition.topic_name}-{partition.index}")
