@@ -30,6 +30,7 @@ import trio
 
 from core_log.errors import LogError
 from routing.errors import BrokerError, InvalidConfig, InvalidPartitions, PreconditionFailed
+from routing.republishing.parked_records import led_here
 from routing.topics.offset_store import Partition
 from routing.topics.seen_records import record_at
 from routing.topics.topic import Topic
@@ -79,14 +80,20 @@ class OrderedSplits:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._version = -1
+        """Of all topics, when it was looked which of them are being split: none is without another version."""
+        self._splitting: list[Topic] = []
         self._splits: dict[tuple[Topic, str], _Split] = {}
         """That go on, and are looked at here."""
         broker.spawn(self._run)
 
     async def _run(self) -> None:
+        topics = self._broker.topics
         while True:
-            topics = [topic for topic in self._broker.topics.values() if SPLIT_STATE in topic.config]
-            led = [one for one in topics if one.partitions[0].forward is None and one.partitions[0].error() is None]
+            if self._version != topics.version:
+                self._version = topics.version
+                self._splitting = [topic for topic in topics.values() if SPLIT_STATE in topic.config]
+            led = [topic for topic in self._splitting if led_here(topic, 0) is not None]
             self._splits = {(one, one.config[SPLIT_STATE]): self._split(one) for one in led}
             for (topic, _), split in self._splits.items():
                 try:
@@ -95,7 +102,7 @@ class OrderedSplits:
                         self._broker.end_turn()
                 except (BrokerError, LogError, OSError) as error:
                     logger.info("new partitions of topic %s are not read yet: %s", topic.name, error)
-            await trio.sleep(_LOOK_S if topics else 4 * _LOOK_S)
+            await trio.sleep(_LOOK_S if self._splitting else 4 * _LOOK_S)
 
     def _split(self, topic: Topic) -> _Split:
         return self._splits.get((topic, topic.config[SPLIT_STATE])) or _Split(self._broker, topic)

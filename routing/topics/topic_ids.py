@@ -42,7 +42,7 @@ class Topics(dict[str, "Topic"]):
         self.by_id: dict[bytes, Topic] = {}
         """The same by id."""
         self.version = 0
-        """Another one whenever a topic came, went or got partitions."""
+        """Another one whenever a topic came, went, got partitions or was configured."""
 
     def add(self, topic: Topic) -> None:
         """It is there."""
