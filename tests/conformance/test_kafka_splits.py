@@ -6,10 +6,11 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -21,8 +22,9 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 kafka = pytest.importorskip("kafka")
 admin = pytest.importorskip("confluent_kafka.admin")
 DOORS = ("amqp", "mqtt", "native", "kafka")
-KEYS, AGE_MS, SETTLE_MS, PATIENCE_S = 40, 100, 2000, 60
-NUMBERS_MAX = 50_000
+KEYS, AGE_MS, PATIENCE_S = 40, 100, 150
+NUMBERS_MAX = 200_000
+SETTLE = "millrace.split.settle.ms"
 
 
 def server(broker: BrokerProcess) -> str:
@@ -42,6 +44,12 @@ class Ledger:
         """Whoever works on the first four takes long."""
         self._lock = threading.Lock()
 
+    @property
+    def moved(self) -> list[list[int]]:
+        """Where the records of keys were that have come to a new partition."""
+        with self._lock:
+            return [found for found in self.partitions.values() if max(found) > 3]
+
     def took(self, key: bytes, value: bytes, index: int) -> None:
         number = int(value)
         if self.slow and index < 4:
@@ -54,37 +62,61 @@ class Ledger:
                 self.partitions[key].append(index)
 
 
-def produce(broker: BrokerProcess, topic: str, stop: threading.Event, sent: dict[bytes, int]) -> None:
-    """Numbered records of each key, by librdkafka, which learns of partitions in its own time."""
-    producer = confluent_kafka.Producer({
-        "bootstrap.servers": server(broker), "linger.ms": 5, "enable.idempotence": True,
-        "topic.metadata.refresh.interval.ms": AGE_MS, "partitioner": "murmur2_random",
-    })  # fmt: skip
-    for number in range(NUMBERS_MAX):
-        if stop.is_set():
-            break
-        key = b"rdkafka.%d" % (number % KEYS)
-        producer.produce(topic, b"%d" % sent[key], key)
-        producer.poll(0)
-        sent[key] += 1
-        if not number % KEYS:
-            time.sleep(0.02)
-    assert not producer.flush(20)
+class Load:
+    """What producers have sent, and whether they know of all partitions."""
 
+    def __init__(self, broker: BrokerProcess, topic: str) -> None:
+        self.broker = broker
+        self.topic = topic
+        self.sent: dict[bytes, int] = defaultdict(int)
+        self.stop = threading.Event()
+        self.settled = [threading.Event(), threading.Event()]
+        """Of each producer: all that it divides among fewer partitions has been delivered."""
 
-def produce_in_python(broker: BrokerProcess, topic: str, stop: threading.Event, sent: dict[bytes, int]) -> None:
-    """The same by kafka-python."""
-    producer = kafka.KafkaProducer(bootstrap_servers=server(broker), linger_ms=5, metadata_max_age_ms=AGE_MS)
-    for number in range(NUMBERS_MAX):
-        if stop.is_set():
-            break
-        key = b"python.%d" % (number % KEYS)
-        producer.send(topic, b"%d" % sent[key], key)
-        sent[key] += 1
-        if not number % KEYS:
-            time.sleep(0.04)
-    producer.flush(20)
-    producer.close()
+    def keys(self, name: bytes, pause_s: float) -> Iterator[tuple[bytes, bytes]]:
+        """Numbered records of each key."""
+        for number in range(NUMBERS_MAX):
+            if self.stop.is_set():
+                break
+            key = b"%s.%d" % (name, number % KEYS)
+            yield key, b"%d" % self.sent[key]
+            self.sent[key] += 1
+            if not number % KEYS:
+                time.sleep(pause_s)
+
+    def by_librdkafka(self) -> None:
+        """It learns of partitions in its own time, and tells it by where records have gone."""
+        producer = confluent_kafka.Producer({
+            "bootstrap.servers": server(self.broker), "linger.ms": 5, "enable.idempotence": True,
+            "topic.metadata.refresh.interval.ms": AGE_MS, "partitioner": "murmur2_random",
+        })  # fmt: skip
+        knows = threading.Event()
+
+        def delivered(error: object, message: Any) -> None:
+            assert error is None
+            if message.partition() > 3:
+                knows.set()
+
+        for key, value in self.keys(b"rdkafka", 0.02):
+            producer.produce(self.topic, value, key, on_delivery=delivered)
+            producer.poll(0)
+            if knows.is_set() and not self.settled[0].is_set() and not producer.flush(60):
+                self.settled[0].set()
+        assert not producer.flush(60)
+
+    def by_kafka_python(self) -> None:
+        """The same; it is asked."""
+        producer = kafka.KafkaProducer(
+            bootstrap_servers=server(self.broker), linger_ms=5, metadata_max_age_ms=AGE_MS
+        )  # fmt: skip
+        for key, value in self.keys(b"python", 0.04):
+            knows = not self.settled[1].is_set() and len(producer.partitions_for(self.topic)) > 4
+            producer.send(self.topic, value, key)
+            if knows:
+                producer.flush(60)
+                self.settled[1].set()
+        producer.flush(60)
+        producer.close()
 
 
 def read_in_python(broker: BrokerProcess, topic: str, over: threading.Event, ledger: Ledger) -> None:
@@ -143,9 +175,9 @@ def test_keys_keep_their_order_while_four_partitions_become_eight(tmp_path: Path
     with broker_process(tmp_path / "data", doors=DOORS, arguments=arguments) as broker:
         topic = f"split.{uuid.uuid4().hex}"
         client = admin.AdminClient({"bootstrap.servers": server(broker)})
-        config = {"millrace.split.groups": "kafka,native", "millrace.split.settle.ms": str(SETTLE_MS)}
+        config = {"millrace.split.groups": "kafka,native"}
         client.create_topics([admin.NewTopic(topic, 4, 1, config=config)])[topic].result(30)
-        stop, over, sent = threading.Event(), threading.Event(), defaultdict[bytes, int](int)
+        load, over = Load(broker, topic), threading.Event()
         ledgers = [Ledger(), Ledger()]
         readers = [(read, ledgers[0]), (read_in_python, ledgers[0]), (read_natively, ledgers[1])]
         errors: list[BaseException] = []
@@ -163,7 +195,7 @@ def test_keys_keep_their_order_while_four_partitions_become_eight(tmp_path: Path
             except BaseException as error:
                 errors.append(error)
 
-        works = [partial(one, broker, topic, stop, sent) for one in (produce, produce_in_python)]
+        works = [load.by_librdkafka, load.by_kafka_python]
         works += [partial(one, broker, topic, over, ledger) for one, ledger in readers]
         threads = [threading.Thread(target=work, args=(one,)) for one in works]
         try:
@@ -173,22 +205,24 @@ def test_keys_keep_their_order_while_four_partitions_become_eight(tmp_path: Path
             for ledger in ledgers:
                 ledger.slow = True
             client.create_partitions([admin.NewPartitions(topic, 8)])[topic].result(30)
-            time.sleep(SETTLE_MS / 1000)  # more comes into all eight, while much waits in the four that were there
+            until(lambda: all(one.is_set() for one in load.settled))
+            assert not any(one.moved for one in ledgers), "much waits in the four that were there"
+            change = admin.ConfigEntry(SETTLE, "1", incremental_operation=admin.AlterConfigOpType.SET)
+            resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic, incremental_configs=[change])
+            client.incremental_alter_configs([resource])[resource].result(30)
             for ledger in ledgers:
                 ledger.slow = False
-            until(lambda: all(max(max(each) for each in one.partitions.values()) > 3 for one in ledgers))
-            time.sleep(0.1)  # of load on all eight
-            stop.set()
+            until(lambda: all(len(one.moved) > KEYS // 2 for one in ledgers))
+            load.stop.set()
             until(lambda: not any(one.is_alive() for one in threads[:2]))
-            until(lambda: all(one.counts == sent for one in ledgers))
+            until(lambda: all(one.counts == load.sent for one in ledgers))
         finally:
-            stop.set()
+            load.stop.set()
             over.set()
             for one in threads:
                 one.join()
         assert not errors
         for ledger in ledgers:
             assert ledger.wrong == []
-            moved = [found for found in ledger.partitions.values() if max(found) > 3]
-            assert KEYS // 2 < len(moved) < 2 * KEYS
-            assert all(one[1] == one[0] + 4 for one in moved), "from one that was there to one that is new, once"
+            assert KEYS // 2 < len(ledger.moved) < 2 * KEYS
+            assert all(one[1] == one[0] + 4 for one in ledger.moved), "from one that was there to one that is new, once"
