@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from core_log.batch_header import HEADER_BYTES, LENGTH_START, BatchHeader, size_of, validate
-from core_log.errors import CorruptBatch
 from core_log.partition_log import PartitionLog
 from protocols.buffers import BytesLike
 from protocols.kafka.adapter_door import Call, Door
@@ -192,15 +191,15 @@ def _membership(
 
 
 def split(records: BytesLike) -> list[BytesLike]:
-    """The batches that stand one after the other, at least one. Raises CorruptBatch."""
+    """The batches that stand one after the other, at least one. Raises KafkaError."""
     found: list[BytesLike] = []
     at, end = 0, len(records)
     while at < end:
         size = size_of(records, at) if end - at >= HEADER_BYTES else 0
         if not LENGTH_START < size <= end - at:
-            raise CorruptBatch(f"{end - at} bytes that are no batch")
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"{end - at} bytes that are no batch")
         found.append(records if size == end else memoryview(records)[at : at + size])
         at += size
     if not found:
-        raise CorruptBatch("no batch")
+        raise KafkaError(ErrorCode.INVALID_RECORD, "no batch")
     return found

@@ -14,6 +14,7 @@ from protocols.kafka.messages_records import METADATA
 from protocols.kafka.registry import serves
 from routing.access.grants import Access
 from routing.topics.topic import Topic, TopicPartition
+from routing.topology.plans import require_valid_topic_name
 
 NOBODY = -1
 _ALL_TOPICS_EMPTY_BEFORE = 1
@@ -27,7 +28,8 @@ _OPERATIONS: dict[Access, int] = {
     "write": 1 << 4 | 1 << 8,  # write, describe
     "configure": 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 11,  # create, delete, alter, describe, configs
 }
-_NOT_ASKED = -(1 << 31)
+NOT_ASKED = -(1 << 31)
+"""Instead of operations, to who does not want to know them."""
 
 
 @serves(METADATA, 0, 13)
@@ -45,7 +47,13 @@ async def metadata(door: Door, call: Call, request: Entity) -> Entity:
             if one.error_code == ErrorCode.NONE:
                 one.topic_authorized_operations = operations(door, one.name)
     members = nodes(door)
-    return Entity(brokers=members, cluster_id=cluster_id(door), controller_id=controller(door, members), topics=topics)
+    return Entity(
+        brokers=members,
+        cluster_id=cluster_id(door),
+        controller_id=controller(door, members),
+        topics=topics,
+        cluster_authorized_operations=door.operations if request.include_cluster_authorized_operations else NOT_ASKED,
+    )
 
 
 async def _asked(door: Door, call: Call, asked: Entity, *, create: bool) -> Entity:
@@ -67,6 +75,7 @@ async def _asked(door: Door, call: Call, asked: Entity, *, create: bool) -> Enti
         if topic is None and create:
             topic = await door.create_missing(name)
         if topic is None:
+            require_valid_topic_name(name)
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     except ENGINE_ERRORS as error:
         return Entity(error_code=code_of(error), name=name, topic_id=_NO_ID, partitions=[])
@@ -92,7 +101,7 @@ def _topic(topic: Topic) -> Entity:
         error_code=ErrorCode.NONE,
         name=topic.name,
         topic_id=topic.id,
-        topic_authorized_operations=_NOT_ASKED,
+        topic_authorized_operations=NOT_ASKED,
         partitions=[described_partition(one) for one in topic.partitions],
     )
 

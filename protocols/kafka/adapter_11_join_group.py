@@ -48,11 +48,12 @@ def _reply(call: Call, request: Entity, joined: Joined) -> Entity:
     if joined.error is not None:
         code = code_of(joined.error)
         return Entity(error_code=code, member_id=joined.member_id, protocol_name="", leader="", members=[])
+    skips = joined.skip_assignment and call.version >= _SKIP_SINCE
     members = [
         Entity(member_id=member_id, group_instance_id=instance_id, metadata=metadata)
         for member_id, instance_id, metadata in joined.members
+        if skips or joined.leader == joined.member_id
     ]
-    skips = joined.skip_assignment and call.version >= _SKIP_SINCE
     return Entity(
         error_code=ErrorCode.NONE,
         generation_id=joined.generation,

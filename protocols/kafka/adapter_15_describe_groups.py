@@ -13,12 +13,18 @@ from routing.groups.group import Group
 from routing.groups.membership import State
 
 _UNKNOWN_IS_AN_ERROR_SINCE = 6
+OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
+"""What anybody may do with a group, as Kafka's set of bits: read, delete, describe."""
 
 
 @serves(DESCRIBE_GROUPS, 0, 6)
 async def describe_groups(door: Door, call: Call, request: Entity) -> Entity:
     """A group that is not there is `Dead`; one that is named twice is described once."""
-    return Entity(groups=[_described(door, call, name) for name in dict.fromkeys(request.groups)])
+    groups = [_described(door, call, name) for name in dict.fromkeys(request.groups)]
+    for one in groups:
+        if request.include_authorized_operations and one.error_code == ErrorCode.NONE:
+            one.authorized_operations = OPERATIONS
+    return Entity(groups=groups)
 
 
 def _described(door: Door, call: Call, name: str) -> Entity:

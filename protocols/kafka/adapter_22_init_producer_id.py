@@ -24,6 +24,8 @@ _FENCED_SINCE = 4
 @serves(INIT_PRODUCER_ID, 0, 4)
 async def init_producer_id(door: Door, call: Call, request: Entity) -> Entity:
     """A new id, or the next epoch of one."""
+    if (request.producer_id < 0) != (request.producer_epoch < 0):
+        return Entity(error_code=ErrorCode.INVALID_REQUEST, producer_id=-1, producer_epoch=-1)
     expected = (request.producer_id, request.producer_epoch) if request.producer_id >= 0 else None
     name = request.transactional_id
     if name is None:

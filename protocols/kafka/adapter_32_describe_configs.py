@@ -41,7 +41,7 @@ def _described(door: Door, request: Entity, asked: Entity) -> Entity:
         return reply
     keys = asked.configuration_keys
     for one in found:
-        if keys is None or one.name in keys:
+        if not keys or one.name in keys:
             if not request.include_synonyms:
                 one.synonyms = []
             if not request.include_documentation:

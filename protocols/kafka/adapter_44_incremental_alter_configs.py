@@ -15,10 +15,6 @@ _LISTS = {"cleanup.policy": "delete"}
 """Settings that can be added to, and what they are if nobody says otherwise."""
 
 
-_NEVER_SET = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
-"""Settings of topics that are none here, and that tools take back without having set them."""
-
-
 @serves(INCREMENTAL_ALTER_CONFIGS, 0, 1)
 async def incremental_alter_configs(door: Door, call: Call, request: Entity) -> Entity:
     """One after the other."""
@@ -28,7 +24,8 @@ async def incremental_alter_configs(door: Door, call: Call, request: Entity) -> 
 def _change_of(asked: Entity) -> ConfigChange:
     if len({one.name for one in asked.configs}) != len(asked.configs):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
-    changes = [_checked(one) for one in asked.configs if one.name not in _NEVER_SET or one.config_operation != DELETE]
+    # What is no setting here is not set either, and tools take back what they have never set.
+    changes = [_checked(one) for one in asked.configs if one.name in KNOWN or one.config_operation != DELETE]
 
     def change(config: dict[str, str]) -> dict[str, str]:
         for name, operation, value in changes:

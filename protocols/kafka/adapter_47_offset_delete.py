@@ -1,4 +1,4 @@
-"""OffsetDelete: forget where a group without members has come."""
+"""OffsetDelete: forget where a group has come, in topics that none of its members reads."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ async def offset_delete(door: Door, call: Call, request: Entity) -> Entity:
     """All partitions that are named."""
     places = [(topic.name, one.partition_index) for topic in request.topics for one in topic.partitions]
     try:
-        await door.broker.groups.forget(request.group_id, [place for place in places if door.allows("read", place[0])])
+        mine = [place for place in places if door.allows("read", place[0])]
+        read = await door.broker.groups.forget(request.group_id, mine)
     except ENGINE_ERRORS as error:
         return Entity(error_code=group_code_of(error), topics=[])
     return Entity(
         error_code=ErrorCode.NONE,
         topics=[
-            Entity(name=topic.name, partitions=[_done(door, topic.name, one) for one in topic.partitions])
+            Entity(name=topic.name, partitions=[_done(door, read, topic.name, one) for one in topic.partitions])
             for topic in request.topics
         ],
     )
 
 
-def _done(door: Door, topic: str, asked: Entity) -> Entity:
-    code = ErrorCode.NONE if door.allows("read", topic) else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+def _done(door: Door, read: set[str], topic: str, asked: Entity) -> Entity:
+    code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic in read else ErrorCode.NONE
+    code = code if door.allows("read", topic) else ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return Entity(partition_index=asked.partition_index, error_code=code)

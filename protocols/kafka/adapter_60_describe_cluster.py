@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocols.kafka.adapter_03_metadata import cluster_id, controller, nodes
+from protocols.kafka.adapter_03_metadata import NOT_ASKED, cluster_id, controller, nodes
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
@@ -29,4 +29,5 @@ async def describe_cluster(door: Door, call: Call, request: Entity) -> Entity:
         cluster_id=cluster_id(door),
         controller_id=controller(door, members),
         brokers=[Entity(broker_id=one.node_id, host=one.host, port=one.port, rack=one.rack) for one in members],
+        cluster_authorized_operations=door.operations if request.include_cluster_authorized_operations else NOT_ASKED,
     )

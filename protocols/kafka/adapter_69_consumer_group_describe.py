@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocols.kafka.adapter_15_describe_groups import OPERATIONS
 from protocols.kafka.adapter_door import Call, Door
 from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.codec import Entity
@@ -18,7 +19,11 @@ _CONSUMER_MEMBER = 1
 @serves(CONSUMER_GROUP_DESCRIBE, 0, 1)
 async def consumer_group_describe(door: Door, call: Call, request: Entity) -> Entity:
     """One that is not there, or divided by its members, is not found."""
-    return Entity(groups=[_described(door, name) for name in request.group_ids])
+    groups = [_described(door, name) for name in request.group_ids]
+    for one in groups:
+        if request.include_authorized_operations and one.error_code == ErrorCode.NONE:
+            one.authorized_operations = OPERATIONS
+    return Entity(groups=groups)
 
 
 def _described(door: Door, name: str) -> Entity:

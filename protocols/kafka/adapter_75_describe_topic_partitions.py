@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from protocols.kafka.adapter_03_metadata import described_partition, operations, sees
 from protocols.kafka.adapter_door import Call, Door
-from protocols.kafka.adapter_errors import code_of
+from protocols.kafka.adapter_errors import ENGINE_ERRORS, code_of
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import DESCRIBE_TOPIC_PARTITIONS
 from protocols.kafka.registry import serves
+from routing.topology.plans import require_valid_topic_name
 
 _PARTITIONS_MAX = 2000
 _NO_ID = bytes(16)
@@ -36,7 +37,7 @@ async def describe_topic_partitions(door: Door, call: Call, request: Entity) -> 
             break
         try:
             topic = _topic(door, name)
-        except KafkaError as error:
+        except ENGINE_ERRORS as error:
             found.append(Entity(error_code=code_of(error), name=name, topic_id=_NO_ID, partitions=[]))
             continue
         partitions = door.topic(name).partitions
@@ -52,6 +53,8 @@ async def describe_topic_partitions(door: Door, call: Call, request: Entity) -> 
 def _topic(door: Door, name: str) -> Entity:
     if not sees(door, name):
         raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    if name not in door.broker.topics:
+        require_valid_topic_name(name)
     topic = door.topic(name)
     return Entity(
         error_code=ErrorCode.NONE,

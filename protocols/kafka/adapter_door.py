@@ -99,6 +99,18 @@ class Door:
         if user is None or not any(tag in user.tags for tag in (LOOKS if looks else CHANGES)):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
+    @property
+    def operations(self) -> int:
+        """What the user may do with the cluster, as Kafka's set of bits."""
+        user = None if self.grants is None else self.broker.rights.user(self.grants.user)
+        tags = frozenset(() if user is None else user.tags)
+        found = 1 << 12  # idempotent writes
+        if tags.intersection(LOOKS):
+            found |= 1 << 8 | 1 << 10  # describe, describe configs
+        if tags.intersection(CHANGES):
+            found |= 1 << 5 | 1 << 7 | 1 << 11  # create, alter, alter configs
+        return found
+
     def topic(self, name: str) -> Topic:
         """A topic that is there. Raises KafkaError."""
         found = self.broker.topics.get(name)

@@ -19,7 +19,7 @@ from routing.access.grants import Grants
 from routing.broker import Broker
 from routing.groups.consumer_group import ConsumerGroup
 from routing.groups.consumer_member import Beat, Beaten
-from routing.groups.errors import CoordinatorUnavailable, MemberIdRequired, UnknownGroup, UnknownMember
+from routing.groups.errors import CoordinatorUnavailable, GroupNotEmpty, MemberIdRequired, UnknownGroup, UnknownMember
 from routing.groups.group import Group
 from routing.groups.membership import Joined, Joining, State, Synced
 
@@ -219,7 +219,8 @@ async def _delete_group(door: GroupDoor, request: wire_groups.DeleteGroup) -> wi
 
 async def _forget_offsets(door: GroupDoor, request: wire_groups.ForgetOffsets) -> wire.Reply:
     _may_forget(door, request.partitions)
-    await door.broker.groups.forget(request.group, request.partitions)
+    if read := await door.broker.groups.forget(request.group, request.partitions):
+        raise GroupNotEmpty(f"members of group '{request.group}' read {', '.join(sorted(read))}")
     return wire_groups.ForgetOffsetsReply(request.correlation_id)
 
 

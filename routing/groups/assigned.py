@@ -1,4 +1,4 @@
-"""What a member's assignment says, where it is of Kafka's consumer protocol: the only look into these bytes."""
+"""What members of Kafka's consumer protocol want, and have: the only look into these bytes."""
 
 from __future__ import annotations
 
@@ -30,4 +30,23 @@ def assigned(assignment: bytes) -> list[Partition]:
             at += 4 * count
     except (struct.error, UnicodeDecodeError):
         return []
+    return found
+
+
+def subscribed(metadata: bytes) -> set[str] | None:
+    """The topics that a member wants: version int16, then names, then whatever follows. None where it is something
+    else.
+    """
+    found: set[str] = set()
+    try:
+        (topics,) = struct.unpack_from(">i", metadata, 2)
+        at = 6
+        for _ in range(topics):
+            (length,) = struct.unpack_from(">H", metadata, at)
+            at += 2 + length
+            if at > len(metadata):
+                return None
+            found.add(metadata[at - length : at].decode())
+    except (struct.error, UnicodeDecodeError):
+        return None
     return found

@@ -221,6 +221,10 @@ class ConsumerGroup:
             self._matched[pattern, reader] = known
         return known
 
+    def reads(self, topic: str) -> bool:
+        """Whether a member wants a topic."""
+        return any(topic in member.subscribed for member in self.members.values())
+
     def leave(self, member_id: str, instance_id: str | None) -> None:
         """An operator has a member go. Raises UnknownMember, FencedInstance."""
         if not member_id and instance_id is not None:

@@ -341,11 +341,14 @@ class Coordinator:
             self._close(name, UnknownMember(f"group '{name}' was deleted"))
         await self._offsets.forget(name, partitions, states)
 
-    async def forget(self, name: str, partitions: Iterable[Partition]) -> None:
-        """Forget where a group without members has come. Raises GroupError, StorageUnavailable."""
-        self._require_empty(name)
-        self.describe(name)
-        await self._offsets.forget(name, partitions)
+    async def forget(self, name: str, partitions: Iterable[Partition]) -> set[str]:
+        """Forget where a group has come, but in topics that members read: which these are. Raises GroupError,
+        StorageUnavailable.
+        """
+        found, places = self.describe(name), list(partitions)
+        read = {topic for topic, _ in places if found is not None and found.reads(topic)}
+        await self._offsets.forget(name, [place for place in places if place[0] not in read])
+        return read
 
     def _require_empty(self, name: str) -> None:
         self._require_here(name)

@@ -23,7 +23,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from routing.groups.assigned import assigned
+from routing.groups.assigned import assigned, subscribed
 from routing.groups.errors import (
     FencedInstance,
     GroupError,
@@ -161,8 +161,9 @@ class Group:
         same = list(before.joining.protocols) == list(joining.protocols)
         if self.state is State.STABLE and same:
             self._heard_of(member)
-            # It is told of the leader before it, lest it take itself for one that has to work something out.
-            joined = Joined(None, self.generation, self.protocol, leader, new_id, skip_assignment=leader == before.id)
+            # It is told of the leader before it, lest it take itself for one that has to work something out; what all
+            # want it has to know, to notice when their topics change.
+            joined = self._answer_of(member)._replace(leader=leader, skip_assignment=leader == before.id)
             self._changed_all((new_id,))
             self._keep(lambda error: answer(joined if error is None else Joined(error, member_id=new_id)))
             return
@@ -356,6 +357,11 @@ class Group:
             raise RebalanceInProgress("the group is divided anew")
         self._heard_of(member)
 
+    def reads(self, topic: str) -> bool:
+        """Whether a member wants a topic, or may, for all that is known."""
+        wants = (subscribed(member.metadata_for(self.protocol)) for member in self.members.values())
+        return any(names is None or topic in names for names in wants)
+
     def leave(self, member_id: str, instance_id: str | None) -> None:
         """A member goes, of its own will or an operator's. Raises GroupError."""
         if not member_id and instance_id is not None:
@@ -368,8 +374,11 @@ class Group:
 
     def member(self, member_id: str, instance_id: str | None) -> Member:
         """One that is there. Raises UnknownMember, FencedInstance."""
-        if instance_id is not None and instance_id in self._instances and self._instances[instance_id] != member_id:
-            raise FencedInstance("another process is this static member now")
+        if instance_id is not None:
+            if instance_id not in self._instances:
+                raise UnknownMember(f"group '{self.name}' has no static member '{instance_id}'")
+            if self._instances[instance_id] != member_id:
+                raise FencedInstance("another process is this static member now")
         found = self.members.get(member_id)
         if found is None:
             raise UnknownMember(f"group '{self.name}' has no member '{member_id}'")

@@ -57,7 +57,7 @@ class Joined(NamedTuple):
     leader: str = ""
     member_id: str = ""
     members: Sequence[tuple[str, str | None, bytes]] = ()
-    """For the leader: member id, instance id and what it wants."""
+    """For the leader, and a static member that was it: member id, instance id and what it wants."""
     skip_assignment: bool = False
 
 

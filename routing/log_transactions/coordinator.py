@@ -215,8 +215,6 @@ class TransactionCoordinator:
         async def work(store: IdStore, one: TransactionalId) -> tuple[int, int]:
             state = one.state
             if state is None:
-                if expected is not None:
-                    raise WrongProducerId(f"nobody has transactional id '{name}'")
                 if len(store.ids) >= self._config.transactional_ids_max:
                     raise TooManyInTransaction(f"there are {len(store.ids)} transactional ids")
                 state = new(secrets.randbits(_ID_BITS), timeout_ms, owner, self._now_ms())

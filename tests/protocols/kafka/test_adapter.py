@@ -144,9 +144,11 @@ async def test_where_a_broker_is_can_be_configured() -> None:
 async def test_topics_are_made_by_their_use_if_that_is_allowed() -> None:
     async with kafka_broker(auto_create_partitions=2) as broker:
         peer = Peer(broker)
-        quiet = await peer.ask(METADATA, 9, topics=[Entity(name="new")], allow_auto_topic_creation=False)
-        assert quiet.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        made = await peer.ask(METADATA, 9, topics=[Entity(name="new"), Entity(name="no/ne")])
+        names = [Entity(name="new"), Entity(name="no/ne")]
+        quiet = await peer.ask(METADATA, 9, topics=names, allow_auto_topic_creation=False)
+        codes = [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC]
+        assert [one.error_code for one in quiet.topics] == codes
+        made = await peer.ask(METADATA, 9, topics=names)
         assert [len(one.partitions) for one in made.topics] == [2, 0]
         assert [one.error_code for one in made.topics] == [0, ErrorCode.INVALID_TOPIC]
         assert (await peer.produce("newer", batch_of([b"x"]))).error_code == 0
@@ -189,8 +191,9 @@ def corrupt() -> bytes:
     [
         ([corrupt()], -1, 0, ErrorCode.CORRUPT_MESSAGE),
         ([batch_of([b"a"]), corrupt()], -1, 0, ErrorCode.CORRUPT_MESSAGE),
-        ([b"x" * 100], -1, 0, ErrorCode.CORRUPT_MESSAGE),
-        ([], -1, 0, ErrorCode.CORRUPT_MESSAGE),
+        ([b"x" * 100], -1, 0, ErrorCode.INVALID_RECORD),
+        ([batch_of([b"a"])[:-1]], -1, 0, ErrorCode.INVALID_RECORD),
+        ([], -1, 0, ErrorCode.INVALID_RECORD),
         ([batch_of([b"a"], control=True)], -1, 0, ErrorCode.INVALID_RECORD),
         ([batch_of([bytes(2 << 20)])], -1, 0, ErrorCode.MESSAGE_TOO_LARGE),
         ([batch_of([b"a"])], 2, 0, ErrorCode.INVALID_REQUIRED_ACKS),
@@ -379,6 +382,9 @@ async def test_producers_are_given_ids(version: int) -> None:
         if version >= 3:
             more = await peer.ask(INIT_PRODUCER_ID, version, producer_id=5, producer_epoch=7, **asked)
             assert (more.producer_id, more.producer_epoch) == (5, 8)
+            for half in ({"producer_id": 5}, {"producer_epoch": 7}):
+                refused = await peer.ask(INIT_PRODUCER_ID, version, **half, **asked)
+                assert (refused.error_code, refused.producer_id) == (ErrorCode.INVALID_REQUEST, -1)
 
 
 async def test_a_batch_that_is_sent_again_is_there_once() -> None:

@@ -257,3 +257,51 @@ async def test_who_comes_back_under_the_same_client_id_has_what_it_had() -> None
         assert (await again.ask(HEARTBEAT, 3, **asked)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
         other = Peer(broker, static_client_ids="t")
         assert (await other.ask(JOIN_GROUP, 5, **joining())).error_code == ErrorCode.MEMBER_ID_REQUIRED
+
+
+async def test_offsets_are_forgotten_in_topics_that_nobody_reads() -> None:
+    """What members want is read where it is of Kafka's consumer protocol."""
+    async with kafka_broker(**QUICK) as broker:
+        for name in ("read", "left"):
+            await broker.create_topic(name)
+        peer = Peer(broker)
+        asked = [Entity(name=name, partitions=[Entity(partition_index=0)]) for name in ("read", "left")]
+        for wants, codes in (
+            (b"\0\3\0\0\0\1\0\4read\xff\xff\xff\xff", [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE]),
+            (b"wants", [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC] * 2),
+            (b"\0\3\0\0\0\2\0\4read", [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC] * 2),
+        ):
+            places = {(name, 0): (7, "") for name in ("read", "left")}
+            await broker.offsets.commit("g", places)
+            me = await member(peer, protocols=[Entity(name="range", metadata=wants)])
+            reply = await peer.ask(OFFSET_DELETE, 0, group_id="g", topics=asked)
+            assert [one.partitions[0].error_code for one in reply.topics] == codes
+            left = await broker.offsets.fetch("g", list(places))
+            assert sorted(name for name, _ in left) == [name for name in ("left", "read") if name == "read" or codes[1]]
+            await peer.ask(LEAVE_GROUP, 2, group_id="g", member_id=me.member_id)
+
+
+async def test_a_static_leader_that_comes_back_knows_what_the_others_want() -> None:
+    async with kafka_broker(**QUICK) as broker:
+        peer = Peer(broker)
+        first = await peer.ask(JOIN_GROUP, 5, **joining(group_instance_id="i"))
+        share = [Entity(member_id=first.member_id, assignment=b"all")]
+        me = {"group_id": "g", "generation_id": 1, "group_instance_id": "i"}
+        await peer.ask(SYNC_GROUP, 3, **me, member_id=first.member_id, assignments=share)
+        old = await peer.ask(JOIN_GROUP, 8, **joining(group_instance_id="i"))
+        assert (old.leader, old.members) == (first.member_id, []), "it is not to divide anything"
+        again = await peer.ask(JOIN_GROUP, 9, **joining(group_instance_id="i"))
+        assert (again.leader, again.skip_assignment, again.generation_id) == (again.member_id, True, 1)
+        assert [(one.group_instance_id, one.metadata) for one in again.members] == [("i", b"wants")]
+        for instance_id, code in (("i", 0), ("other", ErrorCode.UNKNOWN_MEMBER_ID)):
+            beat = await peer.ask(HEARTBEAT, 3, **me | {"member_id": again.member_id, "group_instance_id": instance_id})
+            assert beat.error_code == code
+
+
+async def test_what_anybody_may_do_with_a_group_is_told_if_it_asks() -> None:
+    async with kafka_broker(**QUICK) as broker:
+        peer = Peer(broker)
+        await member(peer)
+        for asks, expected in ((False, -(1 << 31)), (True, 1 << 3 | 1 << 6 | 1 << 8)):
+            reply = await peer.ask(DESCRIBE_GROUPS, 5, groups=["g"], include_authorized_operations=asks)
+            assert reply.groups[0].authorized_operations == expected

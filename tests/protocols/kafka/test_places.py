@@ -10,7 +10,7 @@ from core_log.memory_files import MemoryFiles
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_admin import DESCRIBE_CLUSTER, DESCRIBE_TOPIC_PARTITIONS
-from protocols.kafka.messages_records import FETCH, LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH, PRODUCE
+from protocols.kafka.messages_records import FETCH, LIST_OFFSETS, METADATA, OFFSET_FOR_LEADER_EPOCH, PRODUCE
 from routing.access.grants import Permission
 from routing.broker import Broker
 from tests.protocols.kafka.door import Peer, batch_of, kafka_broker
@@ -110,6 +110,11 @@ async def test_which_brokers_there_are(version: int) -> None:
         reply = await peer.ask(DESCRIBE_CLUSTER, version)
         assert (reply.error_code, reply.controller_id, reply.cluster_id) == (0, 0, "millrace")
         assert [(one.broker_id, one.host, one.port) for one in reply.brokers] == [(0, "127.0.0.1", 9092)]
+        assert reply.cluster_authorized_operations == -(1 << 31)
+        told = await peer.ask(DESCRIBE_CLUSTER, version, include_cluster_authorized_operations=True)
+        old = await peer.ask(METADATA, 9, topics=[], include_cluster_authorized_operations=True)
+        assert told.cluster_authorized_operations == old.cluster_authorized_operations
+        assert told.cluster_authorized_operations == sum(1 << bit for bit in (5, 7, 8, 10, 11, 12))
         if version:
             refused = await peer.ask(DESCRIBE_CLUSTER, version, endpoint_type=2)
             assert (refused.error_code, refused.brokers) == (ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, [])
