@@ -7,20 +7,25 @@
    handed on are views of what it gave, not copies.
 3. Every batch is checked, CRC included: a damaged one raises CorruptBatch with file and position, and is never handed
    on.
+4. Who looks for something (`containing.py`) is given the batches that may have it. They are looked at in slices of a
+   millisecond or less, between which the event loop has its turn, and no more than `LOOKED_BYTES_MAX`, or less for many
+   strings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import trio
 
-from core_log.batch_header import HEADER_BYTES
+from core_log.batch_header import HEADER_BYTES, parse_header
+from core_log.containing import LOOKED_BYTES_MAX, Groups, containing
 from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.files import BytesLike, File
 from core_log.record_decoder import decode_columns
 from core_log.segment import Segment, check_batch, scan
+from core_log.transaction_marker import stand_in
 
 if TYPE_CHECKING:
     from core_log.readable_log import ReadableLog
@@ -28,10 +33,20 @@ if TYPE_CHECKING:
 READ_BYTES_MIN = 64 << 10
 READ_BYTES_MAX = 8 << 20
 THREADS_MAX = 8
+LOOK_BYTES = 1 << 20
+"""So many bytes are looked through for one string at a time, and about so many are found at a time."""
 _ATTEMPTS = 10
 """So often a read finds its files gone, compacted, before that is taken for a fault."""
 
 T = TypeVar("T")
+
+
+class Looked(NamedTuple):
+    """What was found, and how many bytes of batches were looked at for that."""
+
+    batches: list[BytesLike]
+    looked_bytes: int
+
 
 _limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("cold_reader_limiter")
 
@@ -59,6 +74,41 @@ def read_batches(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> l
                 raise OffsetOutOfRange(offset, log.log_start_offset, log.log_end_offset) from None
             gone = error
     raise gone
+
+
+def read_containing(log: ReadableLog, offset: int, max_bytes: int, limit: int, groups: Groups) -> Looked:
+    """The batches that may have what `groups` look for (`containing.py`), as `read_batches`, of about `max_bytes` that
+    are looked at. If the last of those is left out a control batch stands in its place, so that readers go on there.
+    """
+    found: list[BytesLike] = []
+    last: BytesLike = b""
+    looked = size = 0
+    strings = max(sum(map(len, groups)), 1)
+    most = min(max_bytes, LOOKED_BYTES_MAX, max(2 * LOOKED_BYTES_MAX // strings, READ_BYTES_MIN))
+    each = max(LOOK_BYTES // strings, READ_BYTES_MIN)
+    while not looked or (looked < most and size < LOOK_BYTES):
+        try:
+            batches = read_batches(log, offset, min(each, most - looked), limit)
+            if offset < log.log_start_offset:  # deleted meanwhile: what was read may lie behind a gap
+                raise OffsetOutOfRange(offset, log.log_start_offset, log.log_end_offset)
+        except (OffsetOutOfRange, CorruptBatch):
+            if not looked:
+                raise
+            break  # the next read begins with it
+        read_bytes = sum(map(len, batches))
+        if not batches or (looked and read_bytes > most - looked):
+            break
+        kept = containing(batches, groups)
+        if len(kept) < len(batches):
+            kept = [bytes(batch) for batch in kept]  # who keeps them does not keep what is left out
+        found += kept
+        size += sum(map(len, kept))
+        looked += read_bytes
+        last = batches[-1]
+        offset = parse_header(last).next_offset
+    if last and (not found or parse_header(found[-1]).next_offset < offset):
+        found.append(stand_in(parse_header(last)))
+    return Looked(found, looked)
 
 
 def _read(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:

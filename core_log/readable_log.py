@@ -9,6 +9,7 @@ from bisect import bisect_right
 from operator import attrgetter
 
 from core_log import cold_reader
+from core_log.containing import Groups
 from core_log.errors import OffsetOutOfRange
 from core_log.file_range import FileRange, find_range
 from core_log.files import BytesLike, Files
@@ -66,6 +67,18 @@ class ReadableLog:
         return await cold_reader.in_thread(
             lambda: self.read_blocking(offset, max_bytes, before=before, unsynced=unsynced)
         )
+
+    async def read_containing(
+        self, offset: int, max_bytes: int, groups: Groups, *, before: int | None = None
+    ) -> cold_reader.Looked:
+        """`read_cold` without the batches that cannot have what is looked for; see `cold_reader.read_containing`."""
+
+        def look() -> cold_reader.Looked:
+            self._check_offset(offset)
+            limit = self.high_watermark if before is None else min(before, self.high_watermark)
+            return cold_reader.read_containing(self, offset, max_bytes, limit, groups)
+
+        return await cold_reader.in_thread(look)
 
     def read_range(self, offset: int, max_bytes: int, *, before: int | None = None) -> FileRange | None:
         """About what `read` gives, as a piece of a file that is in the page cache; None: `read` it, or

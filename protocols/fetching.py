@@ -8,7 +8,10 @@
 4. A fetch sees what is durable. One that finds nothing asks for the sync of what is not, so that records nobody else
    waits for arrive soon.
 5. The first batch of a reply is whole even if it is larger than the client allowed, so that nobody is stuck at it.
-6. What a fetch looks like, and what stands for an error, is the protocol's: `Fetch`, `Door`.
+6. A fetch that looks for something is answered in a thread, like one from disk, and as soon as anything was looked at:
+   what holds nothing of it moves its offset on, and is not waited behind. Parked it is answered without records, and
+   the client asks again.
+7. What a fetch looks like, and what stands for an error, is the protocol's: `Fetch`, `Door`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from core_log.containing import Groups
 from core_log.errors import LogError, OffsetOutOfRange
 from core_log.file_range import FileRange
 from core_log.partition_log import PartitionLog
@@ -116,6 +120,12 @@ class Door(Protocol[Asked, Problem]):
 
     def seen(self, log: PartitionLog, batches: Sequence[BytesLike]) -> Sequence[BytesLike]:
         """What a client gets for batches of a log."""
+
+    def looks_for(self, request: Asked) -> Groups:
+        """What batches must have to be of interest; see `core_log.containing`."""
+
+    def looked(self, looked_bytes: int, sent_bytes: int) -> None:
+        """So much was looked at for that, and so much of it is sent."""
 
     def waits(self, request: Asked) -> Waits | None:
         """What a fetch waits at that is parked; None: at the log of each entry."""
@@ -286,6 +296,7 @@ class Fetches(Generic[Request, Problem]):
     def _gather(self, request: Request) -> _Gathered[Problem]:
         gathered: _Gathered[Problem] = _Gathered(min(request.bytes_max, self._limits.fetch_bytes_max))
         log_of = self._door.log_of
+        looks = bool(self._door.looks_for(request))
         for index, entry in enumerate(request.entries):
             log = log_of(entry)
             if not isinstance(log, PartitionLog):
@@ -297,7 +308,9 @@ class Fetches(Generic[Request, Problem]):
                 continue
             error: Problem | None = None
             batches: Sequence[BytesLike] | None = ()
-            if gathered.bytes_left > 0 or not gathered.size:
+            if looks:
+                gathered.cold.append((index, log))
+            elif gathered.bytes_left > 0 or not gathered.size:
                 try:
                     most = min(entry.bytes_max, max(gathered.bytes_left, 0))
                     batches = log.read(entry.offset, most, before=self._door.limit(request, log))
@@ -320,7 +333,7 @@ class Fetches(Generic[Request, Problem]):
         return gathered
 
     async def _read_cold(self, request: Request, gathered: _Gathered[Problem]) -> None:
-        """Fill in what must be read from disk, as far as the limits allow."""
+        """Fill in what must be read from disk, or looked at, as far as the limits allow."""
         for index, log in gathered.cold:
             entry = gathered.entries[index].entry
             if gathered.size and gathered.bytes_left <= 0:
@@ -328,15 +341,11 @@ class Fetches(Generic[Request, Problem]):
             error: Problem | None = None
             batches: Sequence[BytesLike] = ()
             most = min(entry.bytes_max, max(gathered.bytes_left, 0))
-            limit = self._door.limit(request, log)
             try:
-                if self._sends_files and not log.config.expires:
-                    found = await log.read_range_cold(entry.offset, most, before=limit)
-                    if isinstance(found, FileRange):
-                        gathered.entries[index] = Found(entry, None, log, (), gathered.take_range(found))
-                        continue
-                else:
-                    found = await log.read_cold(entry.offset, most, before=limit)
+                found = await self._read_log(request, log, entry.offset, most)
+                if isinstance(found, FileRange):
+                    gathered.entries[index] = Found(entry, None, log, (), gathered.take_range(found))
+                    continue
                 batches = self._door.seen(log, found)
             except OffsetOutOfRange as problem:
                 error = self._door.out_of_range(problem)
@@ -344,6 +353,21 @@ class Fetches(Generic[Request, Problem]):
                 error = self._door.unreadable(problem)
             gathered.final = gathered.final or error is not None
             gathered.entries[index] = Found(entry, error, log, gathered.take(batches))
+        if gathered.size and self._door.looks_for(request):
+            gathered.final = True
+
+    async def _read_log(
+        self, request: Request, log: PartitionLog, offset: int, bytes_max: int
+    ) -> FileRange | Sequence[BytesLike]:
+        limit = self._door.limit(request, log)
+        groups = self._door.looks_for(request)
+        if groups:
+            looked = await log.read_containing(offset, bytes_max, groups, before=limit)
+            self._door.looked(looked.looked_bytes, sum(map(len, looked.batches)))
+            return looked.batches
+        if self._sends_files and not log.config.expires:
+            return await log.read_range_cold(offset, bytes_max, before=limit)
+        return await log.read_cold(offset, bytes_max, before=limit)
 
     def _satisfies(self, gathered: _Gathered[Problem], request: Request) -> bool:
         most = min(request.bytes_max, sum(entry.bytes_max for entry in request.entries))

@@ -98,6 +98,8 @@ class Broker:
         self.after_turn: Callable[[], None] | None = None
         self.message_bytes_max = config.message_bytes_max
         self.refused_messages = 0  # what a failing log could not take (who asked for confirms was told), or was shed
+        self.looked_bytes = self.left_out_bytes = 0
+        """What fetches that look for something looked at, and what of that had nothing of it."""
         self._nursery = nursery
         self.clock = Clock(wall_clock_ms)
         self._runnable: deque[Runnable] = deque()
@@ -267,6 +269,11 @@ class Broker:
             queue = runnable.popleft()
             queue.awake = False
             queue.pump()
+
+    def looked(self, looked_bytes: int, sent_bytes: int) -> None:
+        """A fetch looked for something in so many bytes, and is answered with so many of them."""
+        self.looked_bytes += looked_bytes
+        self.left_out_bytes += max(looked_bytes - sent_bytes, 0)
 
     def end_turn(self) -> None:
         """Deliver, write and confirm what has come together; see the module's rule 1."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from core_log.batch_header import parse_header
+from core_log.containing import Groups
 from core_log.errors import OffsetOutOfRange
 from core_log.expiry import unexpired
 from core_log.partition_log import PartitionLog
@@ -150,6 +151,13 @@ class FetchDoor:
     def unreadable(self, problem: Exception) -> ErrorCode:
         """See `protocols.fetching.Door`."""
         return ErrorCode.KAFKA_STORAGE_ERROR
+
+    def looks_for(self, request: KafkaFetch) -> Groups:
+        """See `protocols.fetching.Door`: Kafka's clients get everything."""
+        return ()
+
+    def looked(self, looked_bytes: int, sent_bytes: int) -> None:
+        """See `protocols.fetching.Door`."""
 
     def waits(self, request: KafkaFetch) -> Waits | None:
         """See `protocols.fetching.Door`."""

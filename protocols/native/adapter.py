@@ -22,7 +22,7 @@ from protocols.adapter_topics import create_missing, may_see
 from protocols.fetching import Fetches
 from protocols.native import wire, wire_groups
 from protocols.native.adapter_errors import ENGINE_ERRORS, Refused, engine_error
-from protocols.native.adapter_fetch import FetchDoor
+from protocols.native.adapter_fetch import FetchDoor, check_containing
 from protocols.native.adapter_groups import HANDLERS, GroupDoor
 from protocols.native.adapter_metadata import describe, node_id, nodes, partitions
 from protocols.native.adapter_offsets import check_epoch, list_offsets, offsets_for_epochs
@@ -73,7 +73,7 @@ class NativeAdapter:
         self._grants: Grants
         """What the user may do, from hello on."""
         self._hello_deadline = clock() + config.hello_timeout_ms / 1000
-        fetches = FetchDoor(self._led, outbox)
+        fetches = FetchDoor(self._led, outbox, broker.looked)
         self._fetches = Fetches(fetches, outbox, broker.timers, clock, config, broker.host.runnable)
         self._pending: dict[PendingProduce, None] = {}
         self._refused_rounds: dict[tuple[str, int], int] = {}
@@ -393,6 +393,8 @@ class NativeAdapter:
 
     async def _fetch(self, request: wire.Fetch) -> None:
         self._check_in_flight()
+        if request.containing:
+            check_containing(request)
         await self._fetches.start(request)
 
     async def _list_offsets(self, request: wire.ListOffsets) -> wire.Reply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from core_log.committed import committed
+from core_log.containing import Groups
 from core_log.errors import OffsetOutOfRange
 from core_log.expiry import unexpired
 from core_log.files import BytesLike
@@ -14,9 +15,21 @@ from protocols.log_waits import Waits
 from protocols.native.adapter_errors import Refused, engine_error
 from protocols.native.errors import ErrorCode, WireError, wire_error
 from protocols.native.wire import Fetch, FetchEntry, encode_fetch_reply
+from protocols.native.wire_base import CONTAINING_BYTES_MAX, CONTAINING_MAX
 from protocols.sansio import Outbox
 from routing.errors import BrokerError
 from routing.topics.topic import TopicPartition
+
+
+def check_containing(request: Fetch) -> None:
+    """Raises Refused for more than a fetch may look for."""
+    groups = request.containing
+    count = sum(map(len, groups))
+    if count > CONTAINING_MAX or sum(len(string) for group in groups for string in group) > CONTAINING_BYTES_MAX:
+        raise Refused(
+            ErrorCode.LIMIT_EXCEEDED,
+            f"a fetch looks for at most {CONTAINING_MAX} byte strings of {CONTAINING_BYTES_MAX} bytes in all",
+        )
 
 
 class FetchDoor:
@@ -24,9 +37,13 @@ class FetchDoor:
     raises Refused, BrokerError.
     """
 
-    def __init__(self, led: Callable[[str, int, int], TopicPartition], outbox: Outbox) -> None:
+    def __init__(
+        self, led: Callable[[str, int, int], TopicPartition], outbox: Outbox, looked: Callable[[int, int], None]
+    ) -> None:
+        """`looked` counts what fetches looked at and what of that was sent, in bytes."""
         self._led = led
         self._outbox = outbox
+        self.looked = looked
 
     def log_of(self, entry: Entry) -> PartitionLog | WireError:
         """See `protocols.fetching.Door`."""
@@ -53,6 +70,10 @@ class FetchDoor:
     def unreadable(self, problem: Exception) -> WireError:
         """See `protocols.fetching.Door`."""
         return wire_error(ErrorCode.STORAGE_UNAVAILABLE, f"the log cannot be read: {problem}")
+
+    def looks_for(self, request: Fetch) -> Groups:
+        """See `protocols.fetching.Door`."""
+        return request.containing
 
     def waits(self, request: Fetch) -> Waits | None:
         """See `protocols.fetching.Door`."""

@@ -22,7 +22,7 @@ from protocols.buffers import LENGTH_BYTES as LENGTH_BYTES
 from protocols.buffers import BytesLike
 from protocols.native import wire_groups, wire_transactions
 from protocols.native.errors import ErrorCode, ProtocolError, WireError
-from protocols.native.wire_base import CONFIG_MAX, ENTRIES_MAX, Count, Epoch, Name, NameOrNone, Offset, Text
+from protocols.native.wire_base import CONFIG_MAX, ENTRIES_MAX, Containing, Count, Epoch, Name, NameOrNone, Offset, Text
 from protocols.native.wire_base import GROUPS_SINCE as GROUPS_SINCE
 from protocols.native.wire_base import NO_EPOCH as NO_EPOCH
 from protocols.native.wire_base import VERSION as VERSION
@@ -127,12 +127,15 @@ class FetchEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
 
 
 class Fetch(Request, tag=FETCH_API):
-    """Whole batches from each entry's offset on; waits up to `wait_ms_max` for `bytes_min`."""
+    """Whole batches from each entry's offset on; waits up to `wait_ms_max` for `bytes_min`. With `containing` those
+    only that have at least one byte string of each group, see README.md.
+    """
 
     wait_ms_max: Count
     bytes_min: Count
     bytes_max: Count
     entries: Annotated[list[FetchEntry], Meta(min_length=1, max_length=ENTRIES_MAX)]
+    containing: Containing = []
 
 
 class ListOffsetsEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -425,9 +428,14 @@ def encode(message: Request | Reply) -> Pieces:
             [(e.error, e.log_start_offset, e.high_watermark, [e.records]) for e in message.entries],
         )
     if isinstance(message, Fetch | ListOffsets):
-        *fields, entries = msgspec.structs.astuple(message)
-        short = [msgspec.structs.astuple(e)[:-1] if e.leader_epoch == NO_EPOCH else e for e in entries]
-        return _framed([msgspec.msgpack.encode((_api(message), *fields, short))])
+        fields = list(msgspec.structs.astuple(message))
+        at = len(fields) - 1
+        if isinstance(message, Fetch):
+            at -= 1
+            if not message.containing:
+                fields.pop()
+        fields[at] = [msgspec.structs.astuple(e)[:-1] if e.leader_epoch == NO_EPOCH else e for e in message.entries]
+        return _framed([msgspec.msgpack.encode((_api(message), *fields))])
     return _framed([msgspec.msgpack.encode(message)])
 
 

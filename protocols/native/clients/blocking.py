@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 from msgspec import Struct
 
+from core_log.containing import Groups
 from protocols.buffers import BytesLike
 from protocols.native import wire, wire_transactions
 from protocols.native.clients.blocking_admin import BlockingAsker, BlockingGroups
@@ -26,7 +27,7 @@ from protocols.native.clients.blocking_link import BlockingLink, BlockingTerms
 from protocols.native.clients.records import split_batches
 from protocols.native.connection import addresses_of
 from protocols.native.errors import ConnectionLost, NotLeader, WireError, error_from_wire
-from protocols.native.wire_base import ENTRIES_MAX
+from protocols.native.wire_base import CONTAINING_SINCE, ENTRIES_MAX
 
 Which = Literal["earliest", "latest"] | int
 
@@ -288,27 +289,39 @@ class BlockingClient(BlockingGroups):
         max_bytes: int = 1 << 20,
         max_wait_ms: int = 500,
         min_bytes: int = 1,
+        containing: Groups = (),
     ) -> FetchResult:
-        """Whole batches from the one that holds `offset` on, at least one if any is there; waits for `min_bytes`.
+        """Whole batches from the one that holds `offset` on, at least one if any is there; waits for `min_bytes`. With
+        `containing` the broker may leave out those that do not have one byte string of each group; see `fetch_many`.
 
         Raises OffsetOutOfRange, UnknownTopic, UnknownPartition.
         """
         entry = wire.FetchEntry(topic, partition, offset, max_bytes)
-        (fetched,) = self.fetch_many([entry], max_bytes, max_wait_ms, min_bytes)
+        (fetched,) = self.fetch_many([entry], max_bytes, max_wait_ms, min_bytes, containing)
         if fetched.error is not None:
             raise error_from_wire(fetched.error)
         return FetchResult(split_batches(fetched.records), fetched.high_watermark, fetched.log_start_offset)
 
     def fetch_many(
-        self, entries: list[wire.FetchEntry], max_bytes: int, max_wait_ms: int, min_bytes: int
+        self,
+        entries: list[wire.FetchEntry],
+        max_bytes: int,
+        max_wait_ms: int,
+        min_bytes: int,
+        containing: Groups = (),
     ) -> list[wire.FetchedPartition]:
         """Fetch several partitions in one request; each result has its own error. Entries that name a leader epoch, as
-        all or none do, are not asked for again in another one.
+        all or none do, are not asked for again in another one. Brokers of versions before 4 send all, whatever batches
+        are to contain; others put a control batch in the place of the last that they leave out.
         """
+        groups = [list(group) for group in containing]
         fixed = any(entry.leader_epoch != wire.NO_EPOCH for entry in entries)
 
         def ask(link: BlockingLink, chosen: list[wire.FetchEntry], share: int) -> list[wire.FetchedPartition]:
-            request = wire.Fetch(0, max_wait_ms // share, min_bytes, max_bytes, chosen)
+            if groups:
+                link.connected()
+            looks_for = groups if link.version >= CONTAINING_SINCE else []
+            request = wire.Fetch(0, max_wait_ms // share, min_bytes, max_bytes, chosen, looks_for)
             return link.call(request, wire.FetchReply, wait_s=max_wait_ms / 1000).entries
 
         keys = [(entry.topic, entry.partition) for entry in entries]

@@ -39,6 +39,7 @@ REQUESTS: list[tuple[wire.Request, list[Any]]] = [
         [7, 8, -1, 1000, [["t", 0, 0, b"one"], ["t", 1, 2, b"x" * 70_000, 9]]],
     ),
     (wire.Fetch(9, 500, 1, 1 << 20, [wire.FetchEntry("t", 3, 1 << 40, 1 << 16), wire.FetchEntry("t", 4, 0, 1, 0)]), [8, 9, 500, 1, 1 << 20, [["t", 3, 1 << 40, 1 << 16], ["t", 4, 0, 1, 0]]]),  # noqa: E501
+    (wire.Fetch(9, 0, 1, 9, [wire.FetchEntry("t", 3, 7, 8)], [[b"a", b""], [b"bc"]]), [8, 9, 0, 1, 9, [["t", 3, 7, 8]], [[b"a", b""], [b"bc"]]]),  # noqa: E501
     (wire.ListOffsets(10, [wire.ListOffsetsEntry("t", 0, -1), wire.ListOffsetsEntry("t", 1, -2, 7), wire.ListOffsetsEntry("t", 2, 1_700_000_000_000)]), [9, 10, [["t", 0, -1], ["t", 1, -2, 7], ["t", 2, 1_700_000_000_000]]]),  # noqa: E501
     (wire.CommitOffsets(11, "g", [("t", 0, 5, "note")]), [10, 11, "g", [["t", 0, 5, "note"]]]),
     (wire.FetchOffsets(12, "g", None), [11, 12, "g", None]),
