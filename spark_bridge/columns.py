@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from core_log.batch_header import HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader, validate
 from core_log.compression import DECOMPRESSED_BYTES_MAX, decompress
+from core_log.containing import Groups, may_have
 from core_log.errors import CorruptBatch
 from core_log.files import BytesLike
 from core_log.varint import read_varint
@@ -47,6 +48,17 @@ class Columns(NamedTuple):
     values: pa.Array | None
     headers: pa.Array | None
 
+    def chosen(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> Columns:
+        """The records for which the mask says so."""
+        fields = (self.keys, self.values, self.headers)
+        left = pa.array(mask)
+        return Columns(
+            self.offsets[mask],
+            self.timestamps_ms[mask],
+            self.timestamp_types[mask],
+            *(None if one is None else one.filter(left) for one in fields),
+        )
+
     def part(self, start: int, stop: int) -> Columns:
         """The records [start, stop) of them."""
         size = stop - start
@@ -66,9 +78,12 @@ def decode_batches(
     with_headers: bool,
     with_keys: bool = True,
     with_values: bool = True,
+    containing: Groups = (),
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Columns:
-    """The records of whole batches in their order, control batches left out. Raises CorruptBatch."""
+    """The records of whole batches in their order, control batches left out, and those that cannot have what is to be
+    contained (`core_log/containing.py`). Raises CorruptBatch.
+    """
     headers: list[BatchHeader] = []
     pieces: list[BytesLike] = []
     for batch in batches:
@@ -78,6 +93,8 @@ def decode_batches(
         piece: BytesLike = memoryview(batch)[HEADER_BYTES:]
         if header.compression:
             piece = decompress(header.compression, bytes(piece), decompressed_bytes_max)
+        if containing and not may_have(bytes(piece), containing):
+            continue
         headers.append(header)
         pieces.append(piece)
     data = b"".join([*pieces, bytes(_VIEW_INLINE_BYTES)])
@@ -227,6 +244,8 @@ def _varints(raw: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
         if shift >= 7 * _VARINT_BYTES_MAX:
             raise CorruptBatch("a number of more than ten bytes")
         byte = raw[at[more]].astype(np.int64)
+        if shift > 62 and np.any(byte > 1):
+            raise CorruptBatch("a number of more than 64 bits")
         value[more] |= (byte & 127) << shift
         at[more] += 1
         more = more[byte > 127]

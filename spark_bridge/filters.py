@@ -3,14 +3,14 @@
 1. Filters are only ever used to read less: Spark applies all of them to what is read.
 2. `offset`, `partition` and `topic` narrow what is read on both sides; `timestamp` where it says from when on, and
    where it says until when if it is known how much older a record may be than one before it (`timestampDisorderMs`).
-3. Rows that are not of the keys, routing keys and so on that a query names are left out in the worker: they are read,
-   but never reach Spark.
+3. Batches that cannot have a key, routing key and so on that a query names are left out by the broker, and by the
+   worker before it decodes them (`looked_for.py`). Other rows of batches that may have them are left out in the worker.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from core_log.containing import Groups
+from spark_bridge.looked_for import strings_for
 from spark_bridge.offsets import OffsetRange, OffsetSource
 
 _OFFSET_MAX = 1 << 63
@@ -46,9 +48,16 @@ class Wanted:
     before_ms: int | None = None
     values: tuple[tuple[str, frozenset[Any]], ...] = ()
     """Columns, and the values that they may have."""
+    like: tuple[tuple[str, str, str], ...] = ()
+    """Columns, how (see `_LIKE`), and the text that their values begin or end with, or contain."""
 
 
 EVERYTHING = Wanted()
+_LIKE: dict[str, Callable[[pa.Array, str], pa.Array]] = {
+    "StringStartsWith": pc.starts_with,
+    "StringEndsWith": pc.ends_with,
+    "StringContains": pc.match_substring,
+}
 _BY_VALUE = ("key", "messageId", "protocol", "exchange", "routingKey", "mqttTopic")
 
 
@@ -73,6 +82,8 @@ def _narrowed(found: Wanted, name: str, one: Any) -> Wanted:
     if name == "topic":
         chosen = _members(one)
         return found if chosen is None else replace(found, topics=_both(found.topics, chosen))
+    if name in _BY_VALUE and type(one).__name__ in _LIKE and name != "key":
+        return replace(found, like=(*found.like, (name, type(one).__name__, value)))
     if name in _BY_VALUE:
         chosen = _members(one)
         return found if chosen is None else replace(found, values=(*found.values, (name, chosen)))
@@ -104,7 +115,7 @@ def _interval(one: Any, value: int) -> tuple[int, int]:
 def _members(one: Any) -> frozenset[Any] | None:
     """The values that a column may have, where the filter names them."""
     if isinstance(one, In):
-        return frozenset(one.value)
+        return frozenset(one.value) - {None}
     return frozenset([one.value]) if isinstance(one, EqualTo | EqualNullSafe) else None
 
 
@@ -146,4 +157,12 @@ def matching(rows: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
         if name in rows.schema.names:
             column = rows.column(name)
             rows = rows.filter(pc.is_in(column, pa.array(sorted(values), column.type)))
+    for name, how, text in wanted.like:
+        if name in rows.schema.names:
+            rows = rows.filter(_LIKE[how](rows.column(name), text))
     return rows
+
+
+def looked_for(wanted: Wanted, headers: Iterable[tuple[str, str]]) -> Groups:
+    """What the bytes of records must have for a query to want them, with these headers."""
+    return strings_for(wanted.values, [(name, [text]) for name, _, text in wanted.like], headers)

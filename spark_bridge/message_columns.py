@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
 
 PREFIX = "millrace."
 """Of the names of headers that are no application's."""
-_EXCHANGE = f"{PREFIX}exchange"
-_MESSAGE_ID = f"{PREFIX}message-id"
+EXCHANGE = f"{PREFIX}exchange"
+MESSAGE_ID = f"{PREFIX}message-id"
 _MQTT_EXCHANGE = "amq.topic"
 PROPERTIES = frozenset(
     PREFIX + name
@@ -73,7 +73,7 @@ def message_columns(columns: Columns, wanted: Collection[str]) -> dict[str, pa.A
     headers = _Headers(columns.headers)
     found = {}
     if "messageId" in wanted:
-        found["messageId"] = _text_column(headers, [_MESSAGE_ID])
+        found["messageId"] = _text_column(headers, [MESSAGE_ID])
     if "properties" in wanted:
         found["properties"] = _properties(headers)
     if not {"protocol", "exchange", "routingKey", "mqttTopic"}.isdisjoint(wanted):
@@ -82,7 +82,7 @@ def message_columns(columns: Columns, wanted: Collection[str]) -> dict[str, pa.A
         at = at[headers.places[at] < _SOURCE_PLACES]
         shown = pa.array([name.removeprefix(PREFIX) for name in headers.names], pa.string())
         protocol = headers.column(at, shown.take(pa.array(headers.codes[at])))
-        exchange = _text_column(headers, [_EXCHANGE])
+        exchange = _text_column(headers, [EXCHANGE])
         known = pc.or_(pc.is_valid(protocol), pc.is_valid(exchange))
         exchange = pc.if_else(known, pc.fill_null(exchange, ""), pa.scalar(None, pa.string()))
         keys = pa.nulls(headers.count, pa.binary()) if columns.keys is None else columns.keys
@@ -93,8 +93,20 @@ def message_columns(columns: Columns, wanted: Collection[str]) -> dict[str, pa.A
     return {name: found[name] for name in MESSAGE_COLUMNS if name in wanted}
 
 
+def having(headers: pa.ListArray, wanted: Iterable[tuple[str, str]]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of these records have all of some headers, of exactly these values."""
+    found = _Headers(headers)
+    chosen = np.ones(found.count, np.bool_)
+    for name, value in wanted:
+        at = found.of([name])
+        equal = pc.equal(found.values.take(pa.array(at)), pa.scalar(value.encode(), pa.binary()))
+        at = at[np.asarray(pc.fill_null(equal, False))]
+        chosen &= np.bincount(found.records[at], minlength=found.count) > 0
+    return chosen
+
+
 def _is_protocol(name: str) -> bool:
-    return name.startswith(PREFIX) and name != _EXCHANGE and name not in PROPERTIES
+    return name.startswith(PREFIX) and name != EXCHANGE and name not in PROPERTIES
 
 
 def _text_column(headers: _Headers, names: Collection[str]) -> pa.Array:
@@ -116,9 +128,10 @@ def _properties(headers: _Headers) -> pa.Array:
 
 def _swapped(keys: pa.Array) -> pa.Array:
     """Routing keys as MQTT's topics: `/` for `.`, and the other way round."""
-    for old, new in (("/", "\0"), (".", "/"), ("\0", ".")):
-        keys = pc.replace_substring(keys, old, new)
-    return keys
+    found = keys.cast(pa.binary())
+    for old, new in ((b"/", b"\xff"), (b".", b"/"), (b"\xff", b".")):  # a byte that text does not have
+        found = pc.replace_substring(found, old, new)
+    return found.cast(pa.string())
 
 
 def texts(column: pa.Array) -> pa.Array:

@@ -32,6 +32,7 @@ _ACCESS = (
     "millrace.tls.cert",
     "millrace.tls.key",
 )
+_WHERE = "headers.where"
 _ISOLATION = ("isolation.level", "kafka.isolation.level")
 _OTHERS = (
     "startingOffsetsByTimestampStrategy",
@@ -44,6 +45,7 @@ _OTHERS = (
     "maxRecordsPerPartition",
     "read.mode",
     "read.dataDir",
+    _WHERE,
     *_ISOLATION,
 )
 _PUSH_DOWN = "filterPushdown"
@@ -131,6 +133,8 @@ class ReadOptions:
     mqtt_filter: str | None = None
     vhost: str = DEFAULT_VHOST
     """The virtual host of queue or filter."""
+    headers_where: tuple[tuple[str, str], ...] = ()
+    """Headers, by name and value, that a record must have to be a row."""
     data_dir: str | None = None
     """Where tasks may read the broker's files themselves."""
 
@@ -191,6 +195,7 @@ def parse_options(options: Mapping[str, str], *, columns: tuple[str, ...] = (), 
         disorder_ms=_count(given, _DISORDER, default=0, least=0) if _DISORDER in given else None,
         group=_group(given, consumes=consumes) if streaming else "",
         queue=given.get("queue"),
+        headers_where=_headers_where(given, consumes=consumes),
         data_dir=_data_dir(given),
         consumes=consumes,
         mqtt_filter=_filter(given["mqtt.filter"]) if chosen == "mqtt.filter" else None,
@@ -247,6 +252,20 @@ def _vhost(given: Mapping[str, str], needs: tuple[str, ...]) -> str:
     if _VHOST in given and not any(name in given for name in needs):
         raise OptionError(f"{_VHOST} needs the option {' or '.join(needs)}: topics are of no virtual host")
     return given.get(_VHOST, DEFAULT_VHOST)
+
+
+def _headers_where(given: Mapping[str, str], *, consumes: bool) -> tuple[tuple[str, str], ...]:
+    if _WHERE not in given:
+        return ()
+    if consumes:
+        raise OptionError(f"{_WHERE}: what is consumed leaves the queue, and other rows would be lost; browse it")
+    wanted = _json_object(_WHERE, given[_WHERE])
+    if not wanted or not all(isinstance(value, str) for value in wanted.values()):
+        raise OptionError(f'{_WHERE} must look like {{"name": "value"}}, not {given[_WHERE]}')
+    for text in (*wanted, *wanted.values()):
+        if any("\ud800" <= one <= "\udfff" for one in text):
+            raise OptionError(f"{_WHERE}: {text!r} cannot be a header's: it is no text in UTF-8")
+    return tuple(sorted(wanted.items()))
 
 
 def _data_dir(given: Mapping[str, str]) -> str | None:

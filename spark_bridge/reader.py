@@ -18,12 +18,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from core_log.containing import LOOKED_BYTES_MAX, Groups
 from core_log.record_batch import parse_header
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.clients.client_tls import tls_context
 from protocols.native.errors import ConnectionLost, OffsetOutOfRange
 from spark_bridge.columns import decode_batches
-from spark_bridge.filters import EVERYTHING, Wanted, matching, narrowed, wanted_by
+from spark_bridge.filters import EVERYTHING, Wanted, looked_for, matching, narrowed, wanted_by
+from spark_bridge.message_columns import having
 from spark_bridge.offsets import DataLoss, OffsetRange, divide, resolve
 from spark_bridge.options import ReadOptions, SinkOptions
 from spark_bridge.schema import MADE_OF_HEADERS, MADE_OF_KEYS, arrow_rows
@@ -84,7 +86,7 @@ def read_ranges(
     settle()
     with connect(options) as client:
         for one in ranges:
-            yield from _rows(_fetched(client, one, options), one, options, wanted)
+            yield from _rows(_fetched(client, one, options, wanted), one, options, wanted)
 
 
 def read_small(
@@ -96,7 +98,7 @@ def read_small(
     size = 0
     for one in ranges:
         batches = []
-        for batch in _fetched(client, one, options):
+        for batch in _fetched(client, one, options, EVERYTHING):
             size += len(batch)
             if size > bytes_max:
                 return None
@@ -107,9 +109,11 @@ def read_small(
     return found
 
 
-def _fetched(client: BlockingClient, one: OffsetRange, options: ReadOptions) -> Iterator[memoryview]:
-    """The record batches that hold the range, of a topic or of a queue."""
-    return _batches(client, one, options) if one.reader is None else queue_batches(client, one, options)
+def _fetched(client: BlockingClient, one: OffsetRange, options: ReadOptions, wanted: Wanted) -> Iterator[memoryview]:
+    """The record batches of a topic that hold what is wanted of the range, or those of a queue."""
+    if one.reader is not None:
+        return queue_batches(client, one, options)
+    return _batches(client, one, options, looked_for(wanted, options.headers_where))
 
 
 def _rows(
@@ -119,10 +123,13 @@ def _rows(
     parts = {
         "with_keys": not names.isdisjoint(MADE_OF_KEYS),
         "with_values": "value" in names,
-        "with_headers": not names.isdisjoint(MADE_OF_HEADERS),
+        "with_headers": bool(options.headers_where) or not names.isdisjoint(MADE_OF_HEADERS),
     }
+    groups = looked_for(wanted, options.headers_where)
     for batches in _grouped(found):
-        columns = decode_batches(batches, **parts)
+        columns = decode_batches(batches, **parts, containing=groups)
+        if columns.headers is not None and options.headers_where:
+            columns = columns.chosen(having(columns.headers, options.headers_where))
         first, last = np.searchsorted(columns.offsets, [one.start_offset, one.end_offset]).tolist()
         for start in range(first, last, ROWS_PER_BATCH):
             rows = arrow_rows(columns.part(start, min(start + ROWS_PER_BATCH, last)), one, options.columns)
@@ -146,13 +153,18 @@ def connect(options: ReadOptions | SinkOptions) -> BlockingClient:
     return BlockingClient(last, credentials=access.credentials, tls=tls)
 
 
-def _batches(client: BlockingClient, one: OffsetRange, options: ReadOptions) -> Iterator[memoryview]:
-    """The record batches that hold the range. Raises `DataLoss`."""
+def _batches(client: BlockingClient, one: OffsetRange, options: ReadOptions, groups: Groups) -> Iterator[memoryview]:
+    """The record batches that hold the range, without those that the broker says cannot have what is looked for.
+    Raises `DataLoss`.
+    """
+    directory = None if options.data_dir is None else directory_of(options.data_dir, one.topic, one.partition)
+    if directory is not None:
+        groups = ()  # what is fetched is compared with the files, and is little
 
     def fetched(offset: int, size: int) -> list[memoryview]:
         while True:
             try:
-                found = client.fetch(one.topic, one.partition, offset, size).batches
+                found = client.fetch(one.topic, one.partition, offset, size, containing=groups).batches
             except OffsetOutOfRange:
                 found = []
                 if not options.fail_on_data_loss:
@@ -164,22 +176,26 @@ def _batches(client: BlockingClient, one: OffsetRange, options: ReadOptions) -> 
                 raise _lost(one, offset)
             return found
 
-    directory = None if options.data_dir is None else directory_of(options.data_dir, one.topic, one.partition)
     if directory is not None:
         yield from read_directly(directory, one.start_offset, one.end_offset, fetched, FETCH_BYTES_MAX)
         return
-    offset, size = one.start_offset, 0
+    offset, size, count = one.start_offset, 0, 0
+    most = LOOKED_BYTES_MAX if groups else FETCH_BYTES_MAX
     while offset < one.end_offset:
         # What lies behind the range is not asked for, as far as the records so far tell how long they are.
-        each = size / (offset - one.start_offset) if size else RECORD_BYTES_GUESS
+        each = size / count if count else RECORD_BYTES_GUESS
         room = int((one.end_offset - offset) * each * 1.1)
-        batches = fetched(offset, min(max(room, FETCH_BYTES_MIN), FETCH_BYTES_MAX))
+        batches = fetched(offset, min(max(room, FETCH_BYTES_MIN), most))
         if not batches:
             return
         for batch in batches:
             yield batch
-            size += len(batch)
-            offset = parse_header(batch).next_offset
+            header = parse_header(batch)
+            if not groups:
+                size, count = size + len(batch), header.next_offset - one.start_offset
+            elif not header.is_control:
+                size, count = size + len(batch), count + header.last_offset_delta + 1
+            offset = header.next_offset
 
 
 def _lost(one: OffsetRange, offset: int) -> DataLoss:

@@ -10,9 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from core_log.containing import Groups, containing
+from core_log.files import BytesLike
 from core_log.record_batch import decode_columns, parse_header
+from core_log.transaction_marker import stand_in
 from protocols.native import wire
 from protocols.native.errors import ErrorCode, wire_error
+from protocols.native.wire_base import CONTAINING_SINCE
 
 
 @dataclass
@@ -32,8 +36,10 @@ class Partition:
 class LogServer:
     """Topics as lists of partitions, served on a loopback port."""
 
-    def __init__(self, topics: dict[str, list[Partition]]) -> None:
+    def __init__(self, topics: dict[str, list[Partition]], version: int = wire.VERSION) -> None:
         self.topics = topics
+        self.version = version
+        """Of the protocol."""
         self.fetches = 0
         """Fetch requests answered."""
         self.fetched_bytes = 0
@@ -87,7 +93,7 @@ class LogServer:
         number = request.correlation_id
         match request:
             case wire.Hello():
-                return wire.HelloReply(number, wire.VERSION, "test", 0, {})
+                return wire.HelloReply(number, self.version, "test", 0, {})
             case wire.Metadata(topics=names):
                 entries = [self._metadata(name) for name in (self.topics if names is None else names)]
                 return wire.MetadataReply(number, [], entries)
@@ -103,8 +109,9 @@ class LogServer:
                 self.offsets[group] = {(topic, partition): offset for topic, partition, offset, _ in entries}
                 return wire.CommitOffsetsReply(number)
             case wire.Fetch(entries=[entry]):
+                assert not request.containing or self.version >= CONTAINING_SINCE
                 partition_log = self.topics[entry.topic][entry.partition]
-                fetched = self._fetch(partition_log, entry)
+                fetched = self._fetch(partition_log, entry, request.containing)
                 self.fetched_bytes += len(fetched.records)
                 return wire.FetchReply(number, [fetched])
         raise AssertionError(f"unexpected request {request}")
@@ -128,23 +135,26 @@ class LogServer:
         return None, None, -1
 
     @staticmethod
-    def _fetch(log: Partition, entry: wire.FetchEntry) -> wire.FetchedPartition:
+    def _fetch(log: Partition, entry: wire.FetchEntry, groups: Groups) -> wire.FetchedPartition:
         if not log.start_offset <= entry.offset <= log.end_offset:
             error = wire_error(ErrorCode.OFFSET_OUT_OF_RANGE)
             return wire.FetchedPartition(error, log.start_offset, log.end_offset, memoryview(b""))
-        records = bytearray()
+        chosen: list[BytesLike] = []
+        size = 0
         for batch in log.batches:
-            if parse_header(batch).next_offset > entry.offset and (
-                not records or len(records) + len(batch) <= entry.bytes_max
-            ):
-                records += batch
-        return wire.FetchedPartition(None, log.start_offset, log.end_offset, memoryview(records))
+            if parse_header(batch).next_offset > entry.offset and (not size or size + len(batch) <= entry.bytes_max):
+                chosen.append(batch)
+                size += len(batch)
+        sent = containing(chosen, groups)
+        if chosen and sent[-1:] != chosen[-1:]:
+            sent.append(stand_in(parse_header(chosen[-1])))
+        return wire.FetchedPartition(None, log.start_offset, log.end_offset, memoryview(b"".join(sent)))
 
 
 @contextmanager
-def log_server(topics: dict[str, list[Partition]]) -> Iterator[LogServer]:
+def log_server(topics: dict[str, list[Partition]], version: int = wire.VERSION) -> Iterator[LogServer]:
     """A running server, closed at the end."""
-    server = LogServer(topics)
+    server = LogServer(topics, version)
     try:
         yield server
     finally:

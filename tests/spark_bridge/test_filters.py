@@ -32,7 +32,11 @@ AT = datetime.datetime(1970, 1, 1, 0, 0, 1, 5_000, tzinfo=datetime.UTC)
         ([ds.EqualTo(("timestamp",), AT)], Wanted(since_ms=1005, before_ms=1006)),
         ([ds.Not(ds.EqualTo(("partition",), 1)), ds.IsNotNull(("key",))], Wanted()),
         ([ds.EqualTo(("key",), b"k")], Wanted(values=(("key", frozenset([b"k"])),))),
-        ([ds.StringStartsWith(("routingKey",), "k")], Wanted()),
+        ([ds.In(("key",), (b"k", None))], Wanted(values=(("key", frozenset([b"k"])),))),
+        (
+            [ds.StringStartsWith(("routingKey",), "k"), ds.StringStartsWith(("value",), "k")],
+            Wanted(like=(("routingKey", "StringStartsWith", "k"),)),
+        ),
     ],
 )
 def test_what_filters_say(filters: list[Any], expected: Wanted) -> None:
@@ -81,7 +85,7 @@ def test_a_hundredth_of_the_rows_takes_at_most_three_of_the_bytes() -> None:
 
 
 def test_rows_of_other_keys_do_not_reach_spark() -> None:
-    """A filter on a key reads the records, and gives on only what it is about."""
+    """A filter on a key gives on only what it is about of the batches that are read."""
     with log_server({"t": [Partition([batch(0, [b"v"] * 20)])]}) as server:
         assert read(server, ds.EqualTo(("key",), b"k13")) == [(0, 13)]
         assert read(server, ds.In(("key",), (b"k3", b"k7", b"no")), ds.LessThan(("offset",), 5)) == [(0, 3)]

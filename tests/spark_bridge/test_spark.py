@@ -246,6 +246,14 @@ def test_filters_of_a_query_narrow_what_is_read(spark: Any) -> None:
             rows = table.load().where("partition = 1 and offset >= 9900").selectExpr("min(offset)", "count(*)")
             assert tuple(rows.first()) == (9900, 100)
             assert server.fetched_bytes < 0.03 * whole, "a hundredth of the rows takes at most three of the bytes"
+            for condition, offsets in (
+                ("key = binary('k77')", [77]),
+                ("key in (binary('k77'), X'6B39393939', null)", [77, 9999]),
+            ):
+                server.fetched_bytes = 0
+                found = table.load().where(condition).select("offset").distinct().collect()
+                assert sorted(one.offset for one in found) == offsets
+                assert server.fetched_bytes < 0.03 * whole, condition
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
 
