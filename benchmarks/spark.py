@@ -4,6 +4,7 @@
     python -m benchmarks.spark fill --millrace 127.0.0.1:9094 --door 127.0.0.1:9092 --kafka 127.0.0.1:9192
     python -m benchmarks.spark queries --millrace 127.0.0.1:9094 --kafka 127.0.0.1:9192
     python -m benchmarks.spark sink|triggers|memory --millrace 127.0.0.1:9094 --kafka 127.0.0.1:9192
+    python -m benchmarks.spark filters --millrace 127.0.0.1:9094 --door 127.0.0.1:9092 --broker-pid PID
 
 `fill` makes the topics, over Kafka's protocol on both sides (--door is Millrace's Kafka door), so that the batches are
 the same: 4 partitions, keys of two letters, a dash and a number, values of 100 to 300 bytes. --kafka is an Apache
@@ -12,6 +13,11 @@ runs counts. Sources take turns, after a warm-up of each. Answers are compared.
 
 `triggers` measures micro-batches of 1,000 records: how long one takes beside what Spark takes with a source of its own
 (`own`: rate-micro-batch) and with its connector, and how many come in time at ten a second.
+
+`filters` makes topics of its own where they are not there (with --door): each device writes 5,000 records in a row, and
+one record of every 500 has the key `everywhere`. Of queries by key and by header it says how many bytes of batches a
+reader gets, how much CPU it and the broker take for that, and how long Spark takes (the median), with filters pushed
+down and without.
 """
 
 from __future__ import annotations
@@ -25,12 +31,18 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import descendants
 from benchmarks.spark_jars import jars
+from core_log.batch_header import HEADER_BYTES
+from core_log.compression import Compression, decompress
+from core_log.containing import containing
+from core_log.record_batch import BatchBuilder
+from spark_bridge.looked_for import strings_for
 
 PARTITIONS = 4
 TOPICS = {"plain": ("none", False), "headers": ("none", True), "lz4": ("lz4", False), "zstd": ("zstd", False)}
@@ -60,6 +72,12 @@ def _records(count: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _fill(server: str, topic: str, count: int, compression: str, *, headers: bool) -> None:
+    given: Any = [("trace", b"0123456789abcdef")] if headers else None
+    _produce(server, topic, ((key, value, given) for key, value in _records(count)), compression)
+
+
+def _produce(server: str, topic: str, records: Iterable[tuple[bytes, bytes, Any]], compression: str) -> None:
+    """Keys, values and headers, in batches of 500."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
@@ -68,8 +86,7 @@ def _fill(server: str, topic: str, count: int, compression: str, *, headers: boo
         future.result()
     settings = {"compression.type": compression, "linger.ms": 50, "batch.num.messages": 500, "acks": "all"}
     producer = Producer({"bootstrap.servers": server, "queue.buffering.max.messages": 500_000, **settings})
-    given: Any = [("trace", b"0123456789abcdef")] if headers else None
-    for number, (key, value) in enumerate(_records(count)):
+    for number, (key, value, given) in enumerate(records):
         while True:
             try:
                 producer.produce(topic, value, key, partition=number // 500 % PARTITIONS, headers=given)
@@ -242,10 +259,129 @@ def memory(spark: Any, options: argparse.Namespace) -> None:
     thread.join()
 
 
+DEVICE_RECORDS = 5_000
+SPREAD = "everywhere"
+
+
+def _device_records(count: int) -> Iterator[tuple[bytes, bytes]]:
+    for number, (_, value) in enumerate(_records(count)):
+        yield SPREAD.encode() if number % 500 == 250 else b"device-%d" % (number // DEVICE_RECORDS), value
+
+
+def _fill_devices(options: argparse.Namespace, topic: str, compression: str) -> None:
+    from millrace import BlockingClient
+
+    with BlockingClient(options.millrace) as client:
+        if topic in client.metadata() or not options.door:
+            return
+    records = _device_records(options.records)
+    with_headers = ((key, value, [("site", b"site of " + key)]) for key, value in records)
+    _produce(options.door, topic, with_headers, compression)
+
+
+def _read_here(source: Source, topic: str, where: dict[str, str], filters: list[Any]) -> tuple[int, int, float]:
+    """Rows, bytes of batches, and seconds of CPU, of a reader in this process."""
+    from millrace import BlockingClient
+    from spark_bridge.data_source import MillraceDataSource
+
+    count = size = 0
+    fetch = BlockingClient.fetch
+
+    def counted(client: Any, *arguments: Any, **named: Any) -> Any:
+        nonlocal size
+        result = fetch(client, *arguments, **named)
+        size += sum(map(len, result.batches))
+        return result
+
+    BlockingClient.fetch = counted  # type: ignore[assignment, method-assign]
+    try:
+        found = MillraceDataSource({**source[1], "subscribe": topic, **where, "filterPushdown": "true"})
+        reader: Any = found.reader(found.schema())
+        reader.pushFilters(filters)
+        began = time.process_time()
+        for part in reader.partitions():
+            for rows in reader.read(part):
+                count += rows.num_rows
+    finally:
+        BlockingClient.fetch = fetch  # type: ignore[method-assign]
+    return count, size, time.process_time() - began
+
+
+def looking() -> None:
+    """What it takes to look for a key in a batch of 500 records, and to decompress one; the best of many times."""
+    records = list(_device_records(500))
+    for compression in Compression:
+        builder = BatchBuilder(0, 0, 0, compression=compression)
+        for offset, (key, value) in enumerate(records):
+            builder.add(offset, key, value)
+        batch = builder.build()
+        best: list[float] = []
+        for work in (
+            partial(containing, [batch], strings_for([("key", [b"device-999"])], [], [])),
+            partial(decompress, compression, batch[HEADER_BYTES:]),
+        ):
+            times = []
+            for _ in range(50):
+                began = time.process_time()
+                work()
+                times.append(time.process_time() - began)
+            best.append(min(times) * 1e6)
+        print(f"{compression.name.lower():8}{len(batch):8,} bytes: looked at {best[0]:4.0f} us, read {best[1]:4.0f} us")
+
+
+def filters(spark: Any, options: argparse.Namespace) -> None:
+    """Queries that want few of the rows."""
+    from pyspark.sql.datasource import EqualTo
+
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    device = f"device-{options.records // DEVICE_RECORDS // 2}"
+    where = {"headers.where": f'{{"site": "site of {device}"}}'}
+    cases: list[tuple[str, str, dict[str, str], str | None, bool]] = [
+        ("none", "all", {}, None, False),
+        ("none", "key, in Spark", {}, device, False),
+        ("none", "key", {}, device, True),
+        ("none", "key in all batches", {}, SPREAD, True),
+        ("none", "header", where, None, False),
+        ("zstd", "key, in Spark", {}, device, False),
+        ("zstd", "key", {}, device, True),
+    ]
+    looking()
+    print(f"{'':30}{'rows':>10}{'bytes':>14}{'reader CPU':>12}{'broker CPU':>12}{'Spark':>8}", flush=True)
+    for compression, name, given, key, is_pushed in cases:
+        if options.only_filters and name not in options.only_filters:
+            continue
+        topic = f"{options.topic}-devices-{compression}"
+        _fill_devices(options, topic, compression)
+        found = [EqualTo(("key",), key.encode())] if is_pushed and key is not None else []
+        before = _cpu_s(options.broker_pid)
+        count, size, reader_s = _read_here(_sources(options)["millrace"], topic, given, found)
+        broker_s = _cpu_s(options.broker_pid) - before
+        print(f"{compression:8}{name:22}{count:10,}{size:14,}{reader_s:10.2f} s{broker_s:10.2f} s", end="", flush=True)
+        times = []
+        for run in range(-1, options.runs):
+            rows = spark.read.format("millrace").option("millrace.servers", options.millrace)
+            pushed = {"subscribe": topic, "filterPushdown": str(is_pushed).lower(), **given}
+            rows = rows.options(**pushed).load()
+            rows = rows if key is None else rows.where(f"key = binary('{key}')")
+            began = time.perf_counter()
+            rows.selectExpr("count(*)", "sum(length(value))").first()
+            if run >= 0:
+                times.append(time.perf_counter() - began)
+        print(f"{statistics.median(times):6.2f} s", flush=True)
+
+
+def _cpu_s(pid: int | None) -> float:
+    """What a process has used."""
+    if pid is None:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["fill", "queries", "sink", "triggers", "memory"])
+    parser.add_argument("what", choices=["fill", "queries", "sink", "triggers", "memory", "filters"])
     parser.add_argument("--millrace", metavar="HOST:PORT", default="127.0.0.1:9094", help="its native door")
     parser.add_argument("--door", metavar="HOST:PORT", help="its Kafka door, to fill it")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="what the connector reads")
@@ -262,6 +398,8 @@ def main() -> None:
     parser.add_argument(
         "--source", action="append", choices=["own", "connector", "millrace"], help="of triggers; default: all"
     )
+    parser.add_argument("--broker-pid", type=int, help="of filters: whose CPU is counted")
+    parser.add_argument("--only-filters", action="append", default=[], help="of filters; default: all")
     parser.add_argument("--only", action="append", default=[], choices=list(QUERIES))
     options = parser.parse_args()
     if options.what == "fill":
@@ -275,7 +413,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as directory:
         spark = _session(directory, dict(one.split("=", 1) for one in options.conf))
-        {"queries": queries, "sink": sink, "triggers": triggers, "memory": memory}[options.what](spark, options)
+        modes = {"queries": queries, "sink": sink, "triggers": triggers, "memory": memory, "filters": filters}
+        modes[options.what](spark, options)
         spark.stop()
 
 
