@@ -16,14 +16,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterWorld]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "hold_s"),
-    [
-        ("kill", 0.5),
-        pytest.param("isolate", 2.0, marks=pytest.mark.soak),  # as `cut`, for longer
-        ("full", 0.5),
-        ("cut", 0.5),
-        pytest.param("pause", 0.5, marks=pytest.mark.soak),  # also in tests/protocols/native/test_failover.py
-    ],
+    ("fault", "hold_s"), [("kill", 0.5), ("isolate", 2.0), ("full", 0.5), ("cut", 0.5), ("pause", 0.5)]
 )
 def test_what_is_confirmed_is_there_after(world: ClusterWorld, fault: str, hold_s: float) -> None:
     print(world.round(fault, hold_s=hold_s))

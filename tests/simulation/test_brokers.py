@@ -24,7 +24,7 @@ def simulate(*options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment, check=False)
 
 
-@pytest.mark.parametrize(("schedules", "kind"), [(3, []), (3, ["--harsh"])], ids=["plain", "harsh"])
+@pytest.mark.parametrize(("schedules", "kind"), [(6, []), (6, ["--harsh"])], ids=["plain", "harsh"])
 def test_nothing_is_lost_whatever_fails(schedules: int, kind: list[str]) -> None:
     found = simulate("--schedules", schedules, "--first", FIRST, *kind)
     assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-2000:]
