@@ -31,5 +31,7 @@ HARSH = {
     3_000_014: "a replica of a topic that others got while its broker was away was set aside as one that nobody knows",
     4_000_168: "what a step had published was put once more where it had been written again further on in its log, and "
     "another broker came to lead that before the step was over",
+    4_000_392: "who got a message of a queue that another broker leads was never answered if the disk was asked for it "
+    "and the last message that had been got so was settled meanwhile",
 }
 """Of whole brokers, with `--harsh`."""

@@ -64,6 +64,8 @@ class ServedBroker:
         self._asked: dict[str, int] = {}
         """By log: the leader epoch in which something was published last."""
         self._sessions: dict[int, Session] = {}
+        self._getting: list[int] = []
+        """The sessions of which a message is being got, once for each."""
         """By the number of the consumer."""
 
     # ---- publishing
@@ -286,7 +288,7 @@ class ServedBroker:
 
     def _end_if_idle(self, number: int) -> None:
         session = self._sessions[number]
-        if not session.consumers and not session.unsettled:
+        if not session.consumers and not session.unsettled and number not in self._getting:
             self._end(number)
 
     def _end(self, number: int) -> None:
@@ -328,6 +330,7 @@ class ServedBroker:
 
     async def _get(self, request: int, queue: Queue, number: int, no_ack: bool) -> None:
         session = self._session(number, queue)
+        self._getting.append(number)
         try:
             got = await session.get(queue.name, no_ack=no_ack)
         except BrokerError as error:
@@ -339,6 +342,8 @@ class ServedBroker:
                 answer = Answer(
                     None, got.message_count, queue.consumer_count, number, got.delivery_id, got.redelivered, slab
                 )
+        finally:
+            self._getting.remove(number)
         if not session.closed:
             self.link.answer(request, answer)
         self._broker.end_turn()
