@@ -67,10 +67,12 @@ async def delete_records(
 
 
 @operation("topics.lease", tags=None)
-async def lease(broker: Broker, user: str, name: str, reader: str, offsets: dict[str, int], lease_ms: int) -> None:
+async def lease(
+    broker: Broker, user: str, name: str, reader: str, offsets: dict[str, int], lease_ms: int, holder: str = ""
+) -> None:
     """Keep what a reader has not read, by partition from an offset on, for so long or the broker's limit; 0: no longer.
 
-    Of partitions that this broker leads.
+    Of partitions that this broker leads. Several holders may have one reader's name.
     """
     _require(broker, user, name, ("read",))
     partitions = broker.topology.topic(name).partitions
@@ -87,7 +89,7 @@ async def lease(broker: Broker, user: str, name: str, reader: str, offsets: dict
         chosen[int(number)] = offset
     for index, offset in chosen.items():
         if until_ms > now_ms:
-            partitions[index].leases.renew(reader, offset, until_ms, now_ms)
+            partitions[index].leases.renew(reader, offset, until_ms, now_ms, holder)
             broker.leased.add(partitions[index])
         else:
             partitions[index].leases.give_back(reader)

@@ -141,9 +141,10 @@ class BlockingClient(BlockingGroups):
             raise
         return start
 
-    def lease(self, reader: str, offsets: Mapping[tuple[str, int], int], lease_ms: int) -> None:
+    def lease(self, reader: str, offsets: Mapping[tuple[str, int], int], lease_ms: int, *, holder: str = "") -> None:
         """Have retention keep what `reader` has not read, by (topic, partition) from an offset on, for `lease_ms` or
-        the broker's limit; 0 gives it back. Asked where partitions are led. Raises NotFound, NotLeader.
+        the broker's limit; 0 gives it back. Several holders may have one reader's name: each has a lease of its own.
+        Asked where partitions are led. Raises NotFound, NotLeader.
         """
         keys = list(offsets)
         for link, numbers in self._leaders.by_leader(keys):
@@ -151,7 +152,7 @@ class BlockingClient(BlockingGroups):
             for topic, partition in (keys[number] for number in numbers):
                 by_topic.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
             for topic, each in by_topic.items():
-                said = {"name": topic, "reader": reader, "offsets": each, "lease_ms": lease_ms}
+                said = {"name": topic, "reader": reader, "offsets": each, "lease_ms": lease_ms, "holder": holder}
                 try:
                     link.call(wire.Administer(0, "topics.lease", said), wire.AdministerReply)
                 except NotLeader:

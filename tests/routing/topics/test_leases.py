@@ -10,7 +10,7 @@ import pytest
 from millrace import BlockingClient, BlockingProducer
 from protocols.native.errors import MillraceError, NotFound
 from routing import errors
-from routing.topics.leases import LEASES_MAX, Leases
+from routing.topics.leases import HOLDERS_MAX, LEASES_MAX, Leases
 from tests.support import BrokerProcess, broker_process
 
 
@@ -52,6 +52,23 @@ def test_before_a_lease_ends_that_is_said_once(caplog: pytest.LogCaptureFixture)
         "t-0: reader 'done' has not been heard of, what it has not read (from offset 99 on) is kept no longer",
         "t-0: reader 'slow' is not heard of, what it has not read (from offset 20 on) is kept for another 10 s",
     ]
+
+
+def test_queries_of_one_name_hold_back_what_each_needs(caplog: pytest.LogCaptureFixture) -> None:
+    leases = Leases()
+    leases.renew("query", 10, 100_000, 0, "slow")
+    leases.renew("query", 50, 100_000, 0, "fast")
+    leases.renew("query", 90, 160_000, 60_000, "fast")
+    assert leases.needed_from(90_000, "t-0", 0, 99) == 10
+    assert leases.needed_from(100_000, "t-0", 0, 99) == 90
+    assert not caplog.records, "one of that name is heard of"
+    leases.look(160_000, "t-0", 0, 99)
+    assert "from offset 90 on" in caplog.records[-1].getMessage()
+    for number in range(HOLDERS_MAX + 1):
+        leases.renew("often started again", number, 200_000, 160_000, str(number))
+    assert [(reader, held.offset) for reader, held in leases] == [("often started again", 1)]
+    leases.give_back("often started again")
+    assert not leases.held
 
 
 def test_there_is_a_limit() -> None:
