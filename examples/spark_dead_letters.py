@@ -1,9 +1,11 @@
-"""Dead letters as a table: what was refused, by which queue, for which reason, and how often.
+"""Dead letters as a table: what was refused, by which queue, for which reason, and how often; and back where they came
+from, once each.
 
 python examples/spark_dead_letters.py [amqp port] [native port]
 """
 
 import sys
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pika
@@ -65,6 +67,25 @@ def by_queue(spark: SparkSession, server: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in counted.collect()]
 
 
+def send_back(spark: SparkSession, server: str, checkpoint: str, reason: str) -> None:
+    """Publish what died for a reason, mended, to the queue that gave it up: what did so since the last run."""
+    records = (
+        spark.readStream.format("millrace")
+        .option("millrace.servers", server)
+        .option("subscribe", "dead-letters")
+        .option("startingOffsets", "earliest")
+        .option("includeHeaders", "true")
+        .option("maxOffsetsPerTrigger", "1000")
+        .load()
+    )
+    mended = records.where(header("x-first-death-reason") == reason).select(
+        f.concat(f.col("value").cast("string"), f.lit(", mended")).alias("value"),
+        header("x-first-death-queue").alias("routingKey"),
+    )
+    written = mended.writeStream.format("millrace").option("millrace.servers", server).option("exchange", "")
+    written.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+
+
 if __name__ == "__main__":
     amqp_port, native_port = (*map(int, sys.argv[1:]), *(5672, 9094)[len(sys.argv) - 1 :])
     fill(amqp_port, f"127.0.0.1:{native_port}")
@@ -72,4 +93,6 @@ if __name__ == "__main__":
     session = SparkSession.builder.master("local[2]").getOrCreate()
     for queue, reason, count in by_queue(session, f"127.0.0.1:{native_port}"):
         print(f"{queue}: {count} {reason}")
+    with TemporaryDirectory() as checkpoint:  # one that stays, so that a second run sends nothing twice
+        send_back(session, f"127.0.0.1:{native_port}", checkpoint, "rejected")
     session.stop()

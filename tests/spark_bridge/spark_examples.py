@@ -32,7 +32,11 @@ def test_a_stream_is_joined_with_a_table(spark: Any, shared_broker: BrokerProces
     assert spark_join.run(spark, server) == [("attic", 31.0), ("kitchen", 22.5)]
 
 
-def test_dead_letters_are_a_table(spark: Any, shared_broker: BrokerProcess) -> None:
+def test_dead_letters_are_a_table_and_go_back(spark: Any, shared_broker: BrokerProcess, tmp_path: Path) -> None:
     server = f"127.0.0.1:{shared_broker.native_port}"
     spark_dead_letters.fill(shared_broker.amqp_port, server)
     assert spark_dead_letters.by_queue(spark, server) == [("orders", "rejected", 3)]
+    spark_dead_letters.send_back(spark, server, str(tmp_path), "rejected")
+    back = spark.read.format("millrace").option("millrace.servers", server).option("queue", "orders").load()
+    found = [row.text for row in back.selectExpr("string(value) text").collect()]
+    assert found == ["order 2, mended", "order 5, mended", "order 8, mended"]
