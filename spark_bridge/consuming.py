@@ -63,7 +63,7 @@ class ConsumingStreamReader(MillraceStreamReader):
         if first >= last:
             return []
         one = OffsetRange(str(self.options.queue), 0, first, last, self.options.group)
-        return self._planned([one])
+        return self._planned([one], end)
 
     def commit(self, end: Offsets) -> None:
         """A micro-batch is done: what it had is acknowledged."""
@@ -83,4 +83,4 @@ class ConsumingStreamReader(MillraceStreamReader):
         return offset.get(str(self.options.queue), {}).get("0", 0)
 
     def _offset_at(self, position: int) -> Offsets:
-        return {str(self.options.queue): {"0": position}}
+        return self._offset({(str(self.options.queue), 0): position})

@@ -78,7 +78,9 @@ def placed(client: OffsetSource, partitions: list[tuple[str, int]], boundaries: 
         places: list[int | None] = []
         for boundary in boundaries:
             number = boundary.of(*one)
-            places.append(next(answers) if boundary.is_time else known.get(number, number))
+            place = next(answers) if boundary.is_time else known.get(number, number)
+            # What is found by time behind the end is of a transaction that is open: no record that late, yet.
+            places.append(None if boundary.is_time and place is not None and place >= known[LATEST] else place)
         found.append((known[EARLIEST], known[LATEST], places))
     return found
 
@@ -95,9 +97,11 @@ def _resolve_range(options: ReadOptions, one: tuple[str, int], known: Placed) ->
             )
         start = latest
     end = latest if end is None else end
-    if start > end and not options.start.is_time and not options.end.is_time:
+    from_earliest = not options.start.is_time and options.start.of(topic, partition) == EARLIEST
+    if start > end and not from_earliest and not options.start.is_time and not options.end.is_time:
         raise OptionError(f"{topic}-{partition}: the starting offset {start} is after the ending offset {end}")
-    if options.fail_on_data_loss and not (earliest <= start <= latest and end <= latest) and start < end:
+    gone = end < earliest if from_earliest else start < end and not earliest <= start <= latest
+    if options.fail_on_data_loss and (gone or (start < end and end > latest)):
         raise DataLoss(
             f"{topic}-{partition}: offsets {start} to {end} were asked for, the log has {earliest} to {latest}; "
             "failOnDataLoss=false reads what there is"
@@ -138,29 +142,34 @@ def _joined(parts: list[OffsetRange], most: int) -> list[tuple[OffsetRange, ...]
     return [tuple(task) for task in tasks]
 
 
-def partitions_of(client: OffsetSource, options: ReadOptions) -> list[tuple[str, int]]:
-    """What is to be read, in order. Raises `OptionError` for topics and partitions that are not there."""
+def partitions_of(client: OffsetSource, options: ReadOptions, *, as_far: bool = False) -> list[tuple[str, int]]:
+    """What is to be read, in order. Raises `OptionError` for topics and partitions that are not there, but leaves them
+    out with `as_far`.
+    """
     if options.pattern is not None:
         existing = client.metadata(None)
         wanted = {name: existing[name] for name in existing if re.fullmatch(options.pattern, name)}
     else:
-        existing = _existing(client, sorted(set(options.topics or options.assignment or ())))
+        existing = _existing(client, sorted(set(options.topics or options.assignment or ())), as_far=as_far)
         wanted = existing if options.assignment is None else options.assignment
     pairs = sorted((topic, partition) for topic, numbers in wanted.items() for partition in set(numbers))
+    there = [one for one in pairs if one[1] in existing.get(one[0], ())]
     for topic, partition in pairs:
-        if partition not in existing[topic]:
+        if not as_far and (topic, partition) not in there:
             raise OptionError(f"assign: topic {topic!r} has no partition {partition}")
-    return pairs
+    return there
 
 
-def _existing(client: OffsetSource, names: list[str]) -> dict[str, list[int]]:
+def _existing(client: OffsetSource, names: list[str], *, as_far: bool) -> dict[str, list[int]]:
     """The partitions of these topics, which have to be there."""
     try:
         return client.metadata(names)
     except UnknownTopic:
+        if len(names) == 1 and as_far:
+            return {}
         if len(names) == 1:
             raise OptionError(f"there is no topic {names[0]!r}") from None
-    return {name: numbers for one in names for name, numbers in _existing(client, [one]).items()}
+    return {name: numbers for one in names for name, numbers in _existing(client, [one], as_far=as_far).items()}
 
 
 def check_named(boundary: Boundary, partitions: list[tuple[str, int]]) -> None:

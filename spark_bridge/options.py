@@ -50,7 +50,9 @@ _OTHERS = (
 )
 _PUSH_DOWN = "filterPushdown"
 _DISORDER = "timestampDisorderMs"
-_STREAM = ("maxOffsetsPerTrigger", "groupIdPrefix", "kafka.group.id", "leaseMs")
+_LEAST = "minOffsetsPerTrigger"
+_DELAY = "maxTriggerDelay"
+_STREAM = ("maxOffsetsPerTrigger", _LEAST, _DELAY, "groupIdPrefix", "kafka.group.id", "leaseMs")
 _BATCH_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, _DISORDER, *_OTHERS, *_ACCESS)
 _STREAM_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_STREAM, *_OTHERS, *_ACCESS)
 _COMPRESSION = ("compression", "kafka.compression.type")
@@ -63,6 +65,8 @@ KNOWN_OPTIONS = (*_SERVERS, *_TOPICS, *_STARTS, *_ENDS, _PUSH_DOWN, _DISORDER, *
 GROUP_PREFIX = "spark-millrace-source"
 LEASE_MS = 3_600_000
 CONSUME_LEASE_MS = 86_400_000
+TRIGGER_DELAY_MS = 900_000
+_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 ByPartition = dict[str, dict[int, int]]
 
@@ -117,6 +121,9 @@ class ReadOptions:
     """Ranges of more records than that are cut; 0 is no limit."""
     offsets_per_trigger_max: int = 0
     """How much a micro-batch takes at most, 0 is all there is."""
+    offsets_per_trigger_min: int = 0
+    """Fewer are left to wait for more, but no longer than for so long."""
+    trigger_delay_ms_max: int = TRIGGER_DELAY_MS
     lease_ms: int = 0
     """For how long what a stream has not read is kept for it; 0 is not at all."""
     push_down: bool = False
@@ -190,6 +197,8 @@ def parse_options(options: Mapping[str, str], *, columns: tuple[str, ...] = (), 
         access=access_of(given),
         records_per_partition_max=_count(given, "maxRecordsPerPartition", default=0),
         offsets_per_trigger_max=_count(given, "maxOffsetsPerTrigger", default=0),
+        offsets_per_trigger_min=_least(given, consumes=consumes),
+        trigger_delay_ms_max=_duration_ms(given, _DELAY, default=TRIGGER_DELAY_MS),
         lease_ms=_lease(given, consumes=consumes) if streaming else 0,
         push_down=_flag(given, _PUSH_DOWN, default=False),
         disorder_ms=_count(given, _DISORDER, default=0, least=0) if _DISORDER in given else None,
@@ -300,6 +309,28 @@ def _consumes(given: Mapping[str, str], start: Boundary, *, streaming: bool) -> 
 def _lease(given: Mapping[str, str], *, consumes: bool) -> int:
     """What is taken out of a queue is the query's for longer: others get it afterwards, done or not."""
     return _count(given, "leaseMs", default=CONSUME_LEASE_MS if consumes else LEASE_MS, least=int(consumes))
+
+
+def _least(given: Mapping[str, str], *, consumes: bool) -> int:
+    if _DELAY in given and _LEAST not in given:
+        raise OptionError(f"{_DELAY} needs the option {_LEAST}")
+    if consumes and _LEAST in given:
+        raise OptionError(f"{_MODE}=consume takes what waits: leave {_LEAST} out")
+    least, most = _count(given, _LEAST, default=0), _count(given, "maxOffsetsPerTrigger", default=0)
+    if most and least > most:
+        raise OptionError(f"{_LEAST} ({least}) is above maxOffsetsPerTrigger ({most})")
+    return least
+
+
+def _duration_ms(given: Mapping[str, str], name: str, *, default: int) -> int:
+    """Such as `500ms`, `1s`, `15m`; milliseconds without a unit."""
+    text = given.get(name)
+    if text is None:
+        return default
+    found = re.fullmatch(r"([0-9]+) *([a-z]*)", text.strip().lower())
+    if found is None or found[2] not in _UNITS_MS:
+        raise OptionError(f"{name} must be a time such as 500ms, 1s, 15m or 1h, not {text!r}")
+    return int(found[1]) * _UNITS_MS[found[2]]
 
 
 def _filter(text: str) -> str:

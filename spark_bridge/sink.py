@@ -37,7 +37,7 @@ from spark_bridge.reader import connect
 from spark_bridge.records import ColumnDraft, header_blocks
 from spark_bridge.worker import settle
 
-GROUP_PREFIX = "spark-millrace-sink-2"
+GROUP_PREFIX = "spark-millrace-sink-3"
 """Of what tells that a task is done. Another one whenever `divide` shares ranges out otherwise: a task of that number
 which an earlier version has done may have had other rows, and those of this one would be left out.
 """

@@ -2,11 +2,13 @@
 
 1. A stream's offset is `{"topic": {"0": n}}`, in the order of topic and partition: all before `n` is read. Spark's
    checkpoint keeps it and is the only truth about the query; what is between two offsets is read as a batch is, so a
-   micro-batch that runs again reads the same records.
+   micro-batch that runs again reads the same records. Options that say how it is divided into tasks are kept there,
+   too, under an empty topic: sinks need it to come again in the same tasks, whatever the options are by then.
 2. `latestOffset` obeys the limit it is given: what there is to read is shared out in proportion to what waits in each
    partition. With `availableNow` nothing is read that came later than the query's start.
 3. Partitions that are new, or whose topics are, are read from their beginning. Those that are gone are lost data, and
-   so is the end of a log that is shorter than it was: with `failOnDataLoss=false` it is read from where it ends now.
+   so are those that are new and do not begin at 0, and the end of a log that is shorter than it was: with
+   `failOnDataLoss=false` it is read from where it ends now.
 4. The broker is told how far the query has come as offsets of a group, for `millrace groups` and everything else that
    shows lag, and keeps what the query has not read, for `leaseMs` after it was last heard of. Nothing is ever read from
    there; a failure to tell is logged, no more.
@@ -19,8 +21,11 @@ The reader lives in one process of the driver for as long as the query runs, and
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -43,6 +48,9 @@ from spark_bridge.sources import Source, source_of
 Offsets = dict[str, dict[str, int]]
 """A stream's offset; see the module's rule 1."""
 
+_DIVISION = ""
+"""What stands in place of a topic for how a micro-batch is divided."""
+
 Places = dict[tuple[str, int], int]
 """The same by partition."""
 
@@ -63,6 +71,10 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         self._told: Places = {}
         """What the broker knows of how far the query has come."""
         self._lease_due = 0.0
+        self._triggered_s = -math.inf
+        """When there was a micro-batch to plan last, where one needs so many offsets."""
+        self._holder = uuid4().hex
+        """Of the lease: other queries with the same options have the same name."""
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_client": None, "_source": None}
@@ -73,7 +85,9 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         partitions = partitions_of(source.log, source.options)
         check_named(self.options.start, partitions)
         found = placed(source.log, partitions, [self.options.start])
-        return _offset({one: self._start(*one, latest, *places) for one, (_, latest, places) in zip(partitions, found)})
+        return self._offset(
+            {one: self._start(*one, latest, *places) for one, (_, latest, places) in zip(partitions, found)}
+        )
 
     def latestOffset(self, start: Offsets | None = None, limit: ReadLimit | None = None) -> Offsets:
         """Up to where the next micro-batch reads. Raises `DataLoss`, `OptionError`, `MillraceError`."""
@@ -81,9 +95,20 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         self._tell(begin)
         ends = self._ends() if self._target is None else self._target
         self._check_kept(begin, ends)
+        if self._waits(begin, ends):
+            return self._offset(begin)
         if isinstance(limit, ReadMaxRows):
             ends = shared_out(begin | self._beginnings(ends.keys() - begin.keys()), ends, limit.max_rows)
-        return _offset(ends)
+        return self._offset(ends)
+
+    def _waits(self, begin: Places, ends: Places) -> bool:
+        """Whether there is too little yet for a micro-batch, of known partitions; see `minOffsetsPerTrigger`."""
+        now_s, due_s = time.monotonic(), self._triggered_s + self.options.trigger_delay_ms_max / 1000
+        waiting = sum(max(end - begin.get(one, end), 0) for one, end in ends.items())
+        if waiting < self.options.offsets_per_trigger_min and self._target is None and now_s < due_s:
+            return True
+        self._triggered_s = now_s
+        return False
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What `maxOffsetsPerTrigger` says."""
@@ -92,7 +117,7 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
 
     def reportLatestOffset(self) -> Offsets:
         """Where the topics ended when that was last asked; Spark shows it as the query's progress."""
-        return _offset(self._known_ends or self._ends())
+        return self._offset(self._known_ends or self._ends())
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What comes from now on is not for this run of the query."""
@@ -101,15 +126,23 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """An input partition for each range. Raises `DataLoss`, `MillraceError`."""
         begin, stop = _places(start), _places(end)
-        begin |= self._beginnings(stop.keys() - begin.keys())
+        new = self._beginnings(stop.keys() - begin.keys())
+        self._check_whole(new)
+        begin |= new
         reader = self._connected_source().reader
         pairs = [(one, last) for one, last in sorted(stop.items()) if begin[one] < last]
         ranges = [OffsetRange(*one, begin[one], last, reader) for one, last in pairs]
-        return self._planned(ranges)
+        return self._planned(ranges, end)
 
-    def _planned(self, ranges: list[OffsetRange]) -> list[InputPartition]:
+    def _planned(self, ranges: list[OffsetRange], end: Offsets) -> list[InputPartition]:
         """An input partition for each task. The rows of a single small one are left to be handed over."""
-        tasks = divide(ranges, self.options)
+        division = end.get(_DIVISION, {})
+        options = replace(
+            self.options,
+            input_partitions_min=division.get("minPartitions", 1),
+            records_per_partition_max=division.get("maxRecordsPerPartition", 0),
+        )
+        tasks = divide(ranges, options)
         self._rows = None
         count = sum(one.end_offset - one.start_offset for task in tasks for one in task)
         if self.may_hand_over and len(tasks) == 1 and count <= JOINED_SIZE_MAX:
@@ -159,7 +192,7 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
 
     def _ends(self) -> Places:
         source = self._connected_source()
-        partitions = partitions_of(source.log, source.options)
+        partitions = partitions_of(source.log, source.options, as_far=not self.options.fail_on_data_loss)
         found = source.log.list_many_offsets([(*one, "latest") for one in partitions])
         self._known_ends = {one: end or 0 for one, end in zip(partitions, found, strict=True)}
         return dict(self._known_ends)
@@ -182,6 +215,26 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
                     f"{topic}-{partition} was read up to {place} and {gone}; failOnDataLoss=false reads what there is"
                 )
 
+    def _check_whole(self, new: Places) -> None:
+        """Raises `DataLoss` when the first records of new partitions went before they were read."""
+        for (topic, partition), place in sorted(new.items()):
+            if place and self.options.fail_on_data_loss:
+                raise DataLoss(
+                    f"{topic}-{partition} is new and begins at {place}, not at 0; failOnDataLoss=false reads what "
+                    "there is"
+                )
+
+    def _offset(self, places: Places) -> Offsets:
+        """The offset of these places; see the module's rule 1."""
+        options = self.options
+        division = {"minPartitions": options.input_partitions_min} if options.input_partitions_min > 1 else {}
+        if options.records_per_partition_max:
+            division["maxRecordsPerPartition"] = options.records_per_partition_max
+        found: Offsets = {_DIVISION: division} if division else {}
+        for topic, partition in sorted(places):
+            found.setdefault(topic, {})[str(partition)] = places[topic, partition]
+        return found
+
     def _tell(self, places: Places) -> None:
         """Say how far the query has come, and what is to be kept for it; see the module's rule 4."""
         if not places or not self.options.group:
@@ -194,7 +247,7 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
                 client.commit_offsets(self.options.group, places, metadata="spark")
                 self._told = places
             if self.options.lease_ms and time.monotonic() >= self._lease_due:
-                client.lease(self.options.group, places, self.options.lease_ms)
+                client.lease(self.options.group, places, self.options.lease_ms, holder=self._holder)
                 self._lease_due = time.monotonic() + self.options.lease_ms / 4000
         except MillraceError as error:
             logger.warning("the broker was not told how far the query has come: %s", error)
@@ -216,12 +269,10 @@ def shared_out(begin: Mapping[tuple[str, int], int], end: Places, most: int) -> 
     return {one: begin[one] + shares[one] if waiting[one] else end[one] for one in end}
 
 
-def _offset(places: Places) -> Offsets:
-    found: Offsets = {}
-    for topic, partition in sorted(places):
-        found.setdefault(topic, {})[str(partition)] = places[topic, partition]
-    return found
-
-
 def _places(offset: Offsets) -> Places:
-    return {(topic, int(partition)): number for topic, each in offset.items() for partition, number in each.items()}
+    return {
+        (topic, int(partition)): number
+        for topic, each in offset.items()
+        if topic != _DIVISION
+        for partition, number in each.items()
+    }

@@ -100,6 +100,8 @@ A_ALL = [("a", 0, 0, 3), ("a", 1, 5, 7)]
         ({"assign": '{"a": [1]}', "startingOffsets": '{"a": {"1": 4}}'}, DataLoss),
         ({"assign": '{"a": [1]}', "startingOffsets": '{"a": {"1": 4}}', "failOnDataLoss": "false"}, [("a", 1, 5, 7)]),
         ({"assign": '{"a": [1]}', "endingOffsets": '{"a": {"1": 8}}'}, DataLoss),
+        ({"assign": '{"a": [1]}', "endingOffsets": '{"a": {"1": 3}}'}, DataLoss),
+        ({"assign": '{"a": [1]}', "endingOffsets": '{"a": {"1": 3}}', "failOnDataLoss": "false"}, []),
         ({"assign": '{"a": [1]}', "endingOffsets": '{"a": {"1": 8}}', "failOnDataLoss": "False"}, [("a", 1, 5, 7)]),
         (
             {"subscribe": "a", "minPartitions": "5"},

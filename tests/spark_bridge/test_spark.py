@@ -269,11 +269,11 @@ def test_spark_writes_a_table(spark: Any, server: str) -> None:
 def test_a_query_writes_each_row_once_though_a_micro_batch_comes_again(spark: Any, server: str, tmp_path: Path) -> None:
     source, target = made(server, "sink-from"), made(server, "sink-to")
 
-    def run() -> None:
+    def run(tasks: str) -> None:
         query = (
             spark.readStream.format("millrace")
             .options(**{"bootstrap.servers": server, "subscribe": source, "startingOffsets": "earliest"})
-            .option("maxOffsetsPerTrigger", "400")
+            .options(maxOffsetsPerTrigger="400", minPartitions=tasks)
             .load()
             .select("key", "value")
             .writeStream.format("millrace")
@@ -285,14 +285,14 @@ def test_a_query_writes_each_row_once_though_a_micro_batch_comes_again(spark: An
         assert query.awaitTermination(120)
 
     produce(server, source, range(1000))
-    run()
+    run("6")
     assert numbers(server, target) == list(range(1000))
     commits = tmp_path / "checkpoint" / "commits"
     last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()  # as if the driver had been killed between the last row and its note
     (commits / f".{last.name}.crc").unlink(missing_ok=True)
     produce(server, source, range(1000, 1200))
-    run()
+    run("1")  # the micro-batch that comes again has its tasks again
     assert numbers(server, target) == list(range(1200))
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_bridge.offsets import DataLoss
-from spark_bridge.options import OptionError
+from millrace import BlockingClient, BlockingProducer, BlockingTransactionalProducer
+from spark_bridge.data_source import MillraceDataSource
+from spark_bridge.offsets import DataLoss, resolve
+from spark_bridge.options import OptionError, parse_options
 from spark_bridge.stream import MillraceStreamReader, shared_out
 from tests.spark_bridge.log_server import LogServer, Partition, log_server
 from tests.spark_bridge.test_reader import batch, source
+from tests.support import BrokerProcess
 
 ALL = ReadAllAvailable()
 
@@ -63,6 +67,9 @@ def test_where_a_new_query_begins(options: dict[str, str], expected: dict[str, A
         ({"endingOffsets": "latest"}, "unknown option 'endingOffsets'; the options of readStream are"),
         ({"maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger must be a number"),
         ({"isolation.level": "read_uncommitted"}, "only read_committed"),
+        ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "minOffsetsPerTrigger .5. is above"),
+        ({"maxTriggerDelay": "1s"}, "maxTriggerDelay needs the option minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "must be a time such as 500ms, 1s, 15m or 1h"),
     ],
 )
 def test_what_a_stream_cannot_begin_with(options: dict[str, str], sentence: str) -> None:
@@ -103,7 +110,7 @@ def test_few_rows_come_with_the_plan() -> None:
         assert server.connections == 1
         assert rows(reader, start, end) == found, "a task that does not find them reads the same"
         assert handed_over(reader, end, end) is None
-        assert handed_over(stream(server, minPartitions="2"), start, end) is None, "that is for tasks to share"
+        assert handed_over(reader, start, {"": {"minPartitions": 2}, **end}) is None, "that is for tasks to share"
 
 
 def test_what_is_much_or_cannot_be_read_is_left_to_tasks(caplog: pytest.LogCaptureFixture) -> None:
@@ -149,6 +156,28 @@ def test_a_limit_is_shared_out_by_what_waits() -> None:
         assert reader.latestOffset({"t": {"0": 0, "1": 4}}, ALL) == place, "no limit when Spark says so"
 
 
+def test_few_offsets_wait_for_more_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    with log_server(two()) as server:
+        reader = stream(server, minOffsetsPerTrigger="20", maxTriggerDelay="2m", startingOffsets="earliest")
+        start = reader.initialOffset()
+        first = reader.latestOffset(start, ALL)
+        assert first == {"t": {"0": 10, "1": 34}}
+        server.topics["t"][0].batches.append(batch(10, [b"few"] * 19))
+        assert reader.latestOffset(first, ALL) == first
+        now_s += 119
+        assert reader.latestOffset(first, ALL) == first
+        now_s += 1
+        second = reader.latestOffset(first, ALL)
+        assert second == {"t": {"0": 29, "1": 34}}
+        server.topics["t"][0].batches.append(batch(29, [b"enough"] * 20))
+        assert reader.latestOffset(second, ALL) == {"t": {"0": 49, "1": 34}}
+        reader.prepareForTriggerAvailableNow()
+        server.topics["t"][1].batches.append(batch(34, [b"later"]))
+        assert reader.latestOffset(second, ALL) == {"t": {"0": 49, "1": 34}}, "what is there is read"
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 99, 100, 101])
 def test_shares(most: int) -> None:
     begin = {("t", number): 10 * number for number in range(5)}
@@ -157,6 +186,24 @@ def test_shares(most: int) -> None:
     taken = {one: found[one] - begin[one] for one in begin}
     assert sum(taken.values()) == min(most, 100)
     assert all(0 <= count <= end[one] - begin[one] for one, count in taken.items())
+
+
+def test_by_time_an_open_transaction_is_not_there_yet(shared_broker: BrokerProcess) -> None:
+    server = f"127.0.0.1:{shared_broker.native_port}"
+    given = {"millrace.servers": server, "subscribe": "by-time", "startingOffsetsByTimestampStrategy": "latest"}
+    with BlockingClient(server) as client, BlockingProducer(server) as producer:
+        client.create_topic("by-time")
+        producer.send("by-time", b"before", timestamp_ms=1_700_000_000_000)
+        producer.flush()
+        with BlockingTransactionalProducer(server, "by-time") as transaction:
+            transaction.begin()
+            transaction.send("by-time", b"open", timestamp_ms=1_700_000_001_000)
+            transaction.flush()
+            options = parse_options({**given, "startingTimestamp": "0", "endingTimestamp": "1700000001000"})
+            assert [(one.start_offset, one.end_offset) for one in resolve(client, options)] == [(0, 1)]
+            later = MillraceDataSource({**given, "startingTimestamp": "1700000001000"})
+            assert later.streamReader(schema=later.schema()).initialOffset() == {"by-time": {"0": 1}}
+            transaction.abort()
 
 
 def test_available_now_stops_where_the_topics_ended_when_it_began() -> None:
@@ -174,12 +221,34 @@ def test_new_topics_and_partitions_are_read_from_their_beginning() -> None:
     with log_server(two()) as server:
         found = source(server)
         options = {name: value for name, value in found.options.items() if name != "subscribe"}
-        reader = type(found)({**options, "subscribePattern": "t.*"}).streamReader(schema=found.schema())
-        start = reader.initialOffset()
-        server.topics["t"].append(Partition([batch(7, [b"a"] * 2)], 7))
+        options |= {"subscribePattern": "t.*"}
+        strict, lenient = (
+            type(found)({**options, "failOnDataLoss": one}).streamReader(schema=found.schema())
+            for one in ("true", "false")
+        )
+        start = strict.initialOffset()
+        server.topics["t"].append(Partition([batch(0, [b"a"] * 2)]))
         server.topics["tt"] = [Partition([batch(0, [b"b"])])]
-        end = reader.latestOffset(start, ALL)
-        assert rows(reader, start, end) == [("t", 2, 7), ("t", 2, 8), ("tt", 0, 0)]
+        end = strict.latestOffset(start, ALL)
+        assert rows(strict, start, end) == [("t", 2, 0), ("t", 2, 1), ("tt", 0, 0)]
+        server.topics["tt"] = [Partition([batch(7, [b"c"])], 7)]
+        end = strict.latestOffset(start, ALL)
+        with pytest.raises(DataLoss, match="tt-0 is new and begins at 7, not at 0"):
+            strict.partitions(start, end)
+        assert rows(lenient, start, end) == [("t", 2, 0), ("t", 2, 1), ("tt", 0, 7)]
+
+
+def test_a_micro_batch_comes_again_in_the_same_tasks_whatever_the_options_are_by_then() -> None:
+    """A sink that is told that a task of a micro-batch was done leaves its rows out."""
+    with log_server(two()) as server:
+        kinds = ({}, {"minPartitions": "7"}, {"maxRecordsPerPartition": "11"})
+        readers = [stream(server, startingOffsets="earliest", **options) for options in kinds]
+        start = readers[0].initialOffset()
+        for reader, count in zip(readers, (1, 7, 4), strict=True):
+            end = reader.latestOffset(start, ALL)
+            tasks = [[part.value for part in one.partitions(start, end)] for one in readers]
+            assert tasks == [tasks[0]] * 3
+            assert len(tasks[0]) == count
 
 
 def test_a_log_that_is_shorter_than_it_was_is_lost_data() -> None:
@@ -204,3 +273,10 @@ def test_a_partition_that_is_gone_is_lost_data() -> None:
         with pytest.raises(DataLoss, match="t-1 was read up to 34 and is gone"):
             strict.latestOffset(start, ALL)
         assert lenient.latestOffset(start, ALL) == {"t": {"0": 10}}
+        given = {"millrace.servers": server.address, "assign": '{"t": [0], "u": [0]}', "failOnDataLoss": "false"}
+        assigned = MillraceDataSource(given).streamReader(schema=MillraceDataSource(given).schema())
+        del server.topics["t"]
+        assert lenient.latestOffset(start, ALL) == {}
+        assert assigned.latestOffset({"t": {"0": 10}, "u": {"0": 0}}, ALL) == {"u": {"0": 0}}
+        with pytest.raises(OptionError, match="there is no topic 't'"):
+            strict.latestOffset(start, ALL)
