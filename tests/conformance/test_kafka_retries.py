@@ -81,7 +81,7 @@ def test_a_worker_goes_on_and_the_record_comes_again_until_it_is_a_dead_letter(s
         producer.produce(topic, b"%d" % number, b"k", headers=[("h", b"\xff")])
     assert not producer.flush(20)
     began, runs = time.monotonic(), []
-    while sum(len(run) for run in runs) < 9 and time.monotonic() < began + 20:
+    while sum(len(run) for run in runs) < 9 and time.monotonic() < began + 60:
         # Each ends with what it cannot bear: one that ended before that may have fetched it.
         runs.append(worked_on(server, topic, until_s=time.monotonic() + 20))
     first = [(b"0", 0, False), (b"1", 1, False), (POISON, 2, False)]
