@@ -16,7 +16,7 @@ import json
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from core_log.errors import CorruptBatch
 from core_log.record_batch import encode_entries
@@ -179,10 +179,15 @@ def _header_value(value: Any) -> bytes | None:
     return json.dumps(value, default=str).encode()
 
 
-Numbered = tuple[int, "array[int]"]
-"""Who publishes (the id of a durable queue), and a number (uint16) for each message: under these a message is published
-once, however often it is said, until the number is released (`queues/publish_numbers.py`).
-"""
+class Numbered(NamedTuple):
+    """Who publishes (the id of a durable queue), a number (uint16) for each message, the epoch of the publisher's
+    connection: under these a message is published once, however often it is said, until the number is released
+    (`queues/publish_numbers.py`).
+    """
+
+    publisher: int
+    numbers: array[int]
+    epoch: int = 0
 
 
 class Slab:
@@ -283,7 +288,7 @@ class Slab:
                 keys = None
         found = Slab(self.exchange, key, self.properties, self.bodies[start:stop], keys=keys, raws=raws, facts=facts)
         if self.once is not None:
-            found.once = self.once[0], self.once[1][start:stop]
+            found.once = Numbered(self.once[0], self.once[1][start:stop], self.once[2])
         return found
 
 

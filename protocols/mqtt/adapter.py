@@ -223,6 +223,7 @@ class MqttAdapter:
             previous.taken_over()
         sessions.clients[connect.client_id] = self
         self.connect = connect
+        lasting = None
         try:
             if not assigned and self.broker.elsewhere is not None and not await sessions.take_over(self):
                 self.end("the client connected elsewhere", logging.DEBUG)
@@ -230,6 +231,7 @@ class MqttAdapter:
         except BrokerError as error:
             self.outbox.write(self.wire.connack(reason_of(error, CONNACK_REASONS)))
             self.end(f"no session: {error}")
+        self._lasting = lasting
         if self.closed:
             self._forget()
             return
@@ -239,7 +241,6 @@ class MqttAdapter:
         """Accept the client: there is a session from now on."""
         config = self.config
         told = connack_properties(config, connect, assigned)
-        self._lasting = lasting
         self._keep_alive_s = (told.server_keep_alive_s or connect.keep_alive_s) * KEEP_ALIVE_FACTOR
         self._deadline_s = self._clock() + self._keep_alive_s if self._keep_alive_s else math.inf
         session = self.session = self.broker.session(self, protocol="mqtt", owner=self, vhost=config.virtual_host)
@@ -265,9 +266,7 @@ class MqttAdapter:
         present = lasting is not None and lasting.present
         self.outbox.write(self.wire.connack(ReasonCode.SUCCESS, session_present=present, properties=told))
         log.debug("MQTT %s: client %r connected", self.peer, connect.client_id)
-        await self.inflight.resume()
-        if self.closed:
-            return
+        self.inflight.resume()
         await self.subscribing.resume()
         await self.subscribing.subscribe_unasked()
 
@@ -356,8 +355,12 @@ class MqttAdapter:
 
     def taken_over(self) -> None:
         """The client has connected again, here or elsewhere (MQTT-3.1.4-3)."""
-        self.end("the client connected again", logging.DEBUG, code=ReasonCode.SESSION_TAKEN_OVER)
+        self.fenced()
         self._leave()
+
+    def fenced(self) -> None:
+        """The same, told by the engine in the middle of something."""
+        self.end("the client connected again", logging.DEBUG, code=ReasonCode.SESSION_TAKEN_OVER)
 
     @property
     def has_begun(self) -> bool:
@@ -381,6 +384,8 @@ class MqttAdapter:
         """The connection is nobody's any more."""
         self.broker.release(self)
         sessions = sessions_of(self.broker)
+        if self._lasting is not None:
+            self._lasting.ended()
         if self.broker.elsewhere is not None:
             sessions.left(self.connect.client_id)
         if sessions.clients.get(self.connect.client_id) is self:

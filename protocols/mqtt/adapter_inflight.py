@@ -25,7 +25,6 @@ from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.wire import PACKET_ID_BYTES
 from routing.cluster.clients.orders import receive_anywhere
 from routing.cluster.clients.remote_queue import RemoteQueue
-from routing.errors import LedHere
 from routing.queues.homes.receipts import complete
 from routing.queues.queue import Queue
 from routing.queues.runs_of import runs_of
@@ -187,20 +186,15 @@ class Inflight:
         if self._waiting:
             self._ask(queue)
 
-    async def resume(self) -> None:
-        """Send PUBREL for what the client had received before (MQTT-4.4.0-1). Raises BrokerError."""
-        queue = self._lasting.queue if self._lasting is not None else None
-        if queue is not None and queue.elsewhere:
-            elsewhere = self._adapter.broker.elsewhere
-            assert elsewhere is not None
-            try:
-                self._hold(await elsewhere.held(queue))
-            except LedHere:
-                await self.resume()
-            else:
-                if self._held and not self._adapter.closed:
-                    self._release(list(self._held))
-                    self._limit()
+    def resume(self) -> None:
+        """Send PUBREL for what the client had received before (MQTT-4.4.0-1)."""
+        lasting = self._lasting
+        queue = lasting.queue if lasting is not None else None
+        if lasting is not None and lasting.held is not None:
+            self._hold(lasting.held)
+            if self._held:
+                self._release(list(self._held))
+                self._limit()
             return
         if queue is None or queue.held is None or not queue.held.count:
             return
@@ -301,7 +295,7 @@ class Inflight:
                 session.settle(first, first + some - 1, Outcome.ACK)
             done += some
         if isinstance(current, RemoteQueue):
-            current.received(received)
+            current.received(received, self._lasting.epoch if self._lasting is not None else 0)
         else:
             receive_anywhere(current, received, [session])
         return current
@@ -330,8 +324,8 @@ class Inflight:
         queue = self._lasting.queue if self._lasting is not None else None
         if offsets and queue is not None:
             offsets.sort()
-            if isinstance(queue, RemoteQueue):
-                queue.completed(offsets)
+            if isinstance(queue, RemoteQueue) and self._lasting is not None:
+                queue.completed(offsets, self._lasting.epoch)
             else:
                 complete(queue, offsets)
         if self._collided and queue is not None:

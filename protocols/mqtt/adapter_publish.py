@@ -28,7 +28,7 @@ from protocols.mqtt.reasons import ACKNOWLEDGEMENT_REASONS, ReasonCode
 from protocols.mqtt.topics import Rewriting
 from protocols.mqtt.wire import PACKET_ID_BYTES
 from routing.errors import BrokerError
-from routing.message import Slab
+from routing.message import Numbered, Slab
 from routing.queues.homes.receipts import release
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class Publishing:
                 self._session.publish(slab)
             return
         if ids is not None and self._lasting is not None and self._lasting.queue is not None:
-            slab.once = self._lasting.queue.id, ids
+            slab.once = Numbered(self._lasting.queue.id, ids, self._lasting.epoch)
         told = self._adapter.wire.has_properties
         if run.retain or self._keys.special:
             self._adapter.retaining.publish(slab, retain=run.retain, confirm=True, mandatory=told)
@@ -377,13 +377,14 @@ class Publishing:
         """Ids are nobody's any more: the homes that have to write that, and which of them they knew."""
         homes: list[Home] = []
         known: set[int] = set()
-        queue = self._lasting.queue if self._lasting is not None else None
-        if queue is not None:
+        lasting = self._lasting
+        queue = lasting.queue if lasting is not None else None
+        if queue is not None and lasting is not None:
+            epoch = lasting.epoch
             for home in self._adapter.broker.topology.stripes:
                 found = set(ids) if home.numbers is None else home.numbers.known(queue.id, ids)
-                if found:
-                    known |= found
-                    release(home, queue.id, found)
+                known |= found
+                if (found or epoch) and release(home, queue.id, ids, epoch):
                     homes.append(home)
         return homes, known
 

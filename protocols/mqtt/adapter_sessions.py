@@ -6,17 +6,20 @@
 2. Its subscriptions are the bindings of that queue, with their options as arguments.
 3. What is neither queue nor binding: which publishes at QoS 2 were taken and not released. Home partitions know that
    (`routing/queues/publish_numbers.py`); as long as the broker lives it is remembered here as well, for what goes to
-   queues and topics without such a memory.
+   queues and topics without such a memory, unless the client was connected elsewhere meanwhile.
+4. In a cluster each connection of a session that lasts has an epoch (`routing/cluster/clients/clients_elsewhere.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, from_arguments
 from protocols.mqtt.events import NEVER_S, Connect
+from routing.cluster.clients.clients_elsewhere import FIRST
 from routing.queues.queue import Queue
 from routing.queues.settings import EXPIRY_MS_MAX
 
@@ -35,14 +38,20 @@ _AT_ONCE_MS = 1
 _LEFT_MAX = 1000
 
 
+class TakenIds(set[int]):
+    """Packet ids of publishes at QoS 2 that were taken, up to the connection of an `epoch`."""
+
+    epoch = 0
+
+
 class Sessions:
     """The clients of one broker; see the module."""
 
     def __init__(self, broker: Broker) -> None:
         self.clients: dict[str, MqttAdapter] = {}
         """The connection of each client identifier (MQTT-3.1.4-2)."""
-        self.taken: dict[str, set[int]] = {}
-        """Packet ids of publishes at QoS 2 that were taken, of sessions that last."""
+        self.taken: dict[str, TakenIds] = {}
+        """Of sessions that last."""
         self._broker = ref(broker)
         self._left: dict[str, Position] = {}
         """How far other brokers have to get with what was said for clients that are gone."""
@@ -71,6 +80,14 @@ class Sessions:
         if client_id not in self.clients:
             self.taken.pop(client_id, None)
         return True
+
+    def taken_before(self, client_id: str, epoch: int) -> TakenIds:
+        """What is known to a connection of what was taken over earlier ones: nothing if there was one elsewhere."""
+        found = self.taken.get(client_id)
+        if found is None or (epoch and found.epoch + 1 != epoch):
+            found = self.taken[client_id] = TakenIds()
+        found.epoch = epoch
+        return found
 
     def left(self, client_id: str) -> None:
         """A client is gone, and nothing more is said for it."""
@@ -132,7 +149,28 @@ class LastingSession:
         self.name = queue_name(client_id)
         self.present = present
         """It was there before."""
-        self.taken = sessions_of(adapter.broker).taken.setdefault(client_id, set())
+        self.epoch = 0
+        """That of this connection in a cluster."""
+        self.held: Sequence[tuple[int, int]] | None = None
+        """What the queue held when the connection began, in a cluster (`routing/queues/homes/receipts.py`)."""
+        self.taken: set[int] = set()
+        self._id = 0
+
+    async def begin(self, client_id: str) -> None:
+        """The client's connection begins. Raises BrokerError."""
+        queue, elsewhere = self.queue, self._adapter.broker.elsewhere
+        if elsewhere is not None and queue is not None:
+            self._id, self.held, self.epoch = queue.id, (), FIRST
+            if self.present:
+                self.epoch, self.held = await elsewhere.begin(queue, self._adapter.fenced)
+            else:
+                elsewhere.begun(queue.id, FIRST, self._adapter.fenced)
+        self.taken = sessions_of(self._adapter.broker).taken_before(client_id, self.epoch)
+
+    def ended(self) -> None:
+        """The client's connection is over."""
+        if self.epoch and self._adapter.broker.elsewhere is not None:
+            self._adapter.broker.elsewhere.ended(self._id, self.epoch)
 
     @property
     def queue(self) -> Queue | None:
@@ -190,4 +228,5 @@ async def open_session(adapter: MqttAdapter, connect: Connect) -> LastingSession
         changes = {key: value for key, value in wanted.items() if there.arguments.get(key) != value}
         if changes:
             await session.change(changes)
+    await session.begin(client_id)
     return session

@@ -24,7 +24,7 @@ from protocols.peer.connection import Acceptor, Dialer
 from protocols.peer.values import pack_value, unpack_value
 from protocols.peer.wire import ErrorCode, PeerError
 from protocols.peer.wire_engine import AnyEngineFrame
-from protocols.peer.wire_places import Numbered, NumberedEntry, Placed, PlacedEntry
+from protocols.peer.wire_places import Fenced, Numbered, NumberedEntry, Placed, PlacedEntry
 from protocols.peer.wire_transactions import TransactionFrame
 from protocols.sansio import Outbox
 from routing import errors
@@ -114,8 +114,8 @@ class ForwardingAdapter(_EngineAdapter):
             entry = wire.PublishEntry(log, leader_epoch, kept.position, ids, what.once_in_ms, begins + 2 * again, slab)
             self._publish.slabs.append(entry)
             if what.slab.once is not None:
-                publisher, numbers = what.slab.once
-                self._numbered.append(NumberedEntry(log, kept.position, publisher, pack_numbers(numbers)))
+                publisher, numbers, epoch = what.slab.once
+                self._numbered.append(NumberedEntry(log, kept.position, publisher, epoch, pack_numbers(numbers)))
         else:
             self._publish.records.append(records_entry(log, leader_epoch, kept, what, begins))
         self._publish_bytes += kept.size_bytes
@@ -256,6 +256,8 @@ class ForwardingAdapter(_EngineAdapter):
             forwarding.over(frame.number, queue_is_gone=frame.queue_is_gone)
         elif isinstance(frame, wire.NotLed):
             forwarding.not_led(self, frame.log, frame.leader_epoch, last=frame.last)
+        elif isinstance(frame, Fenced):
+            forwarding.connections.fence(frame.client, frame.epoch)
         elif isinstance(frame, TransactionFrame):
             self._transactions.take(frame)
         else:
@@ -338,6 +340,10 @@ class ServedAdapter(_EngineAdapter):
         if last:
             self.flush()
         self._write(wire.NotLed(log, leader_epoch, last))
+
+    def fenced(self, client: int, epoch: int) -> None:
+        """See `ServedLink`."""
+        self._write(Fenced(client, epoch))
 
     def answer(self, request: int, answer: Answer) -> None:
         """See `ServedLink`."""
@@ -482,7 +488,7 @@ def _once(numbered: NumberedEntry, slab: Slab) -> Numbers:
     numbers = unpack_numbers(numbered.numbers)
     if len(numbers) != len(slab.bodies):
         raise PeerError(ErrorCode.MALFORMED_FRAME, "another number of numbers than of messages")
-    return numbered.publisher, numbers
+    return Numbers(numbered.publisher, numbers, numbered.epoch)
 
 
 def _pairs(ranges: Sequence[int]) -> Sequence[int]:

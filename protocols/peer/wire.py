@@ -22,9 +22,9 @@ from core_log.replication import messages
 from protocols.buffers import LENGTH_BYTES, BytesLike
 from protocols.sansio import RemoteProtocolError
 
-VERSION = 3
+VERSION = 4
 """Of all frames. 2: sessions, retained messages and wills of MQTT go between brokers, and a leader has a last word.
-3: steps of writers.
+3: steps of writers. 4: epochs of clients' connections.
 """
 NONCE_BYTES = 32
 PROOF_BYTES = 32

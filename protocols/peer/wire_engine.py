@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from protocols.buffers import LENGTH_BYTES, BytesLike
 from protocols.peer.columns import FACTS_MASK, Column
 from protocols.peer.wire import BATCHES_MAX, Error, ErrorCode, LogName, Maybe, Number, PeerError, Pieces
-from protocols.peer.wire_places import Numbered, Placed
+from protocols.peer.wire_places import Fenced, Numbered, Placed
 from protocols.peer.wire_transactions import (
     AskCoordinator,
     AskPlaces,
@@ -386,7 +386,7 @@ AnyEngineFrame = (
     Begin | Publish | Consume | Cancel | Credit | Settle | Ask | Done | Deliver | Answer | Over | NotLed
     | Fetch | FindTime | Fetched | Command | Result
     | Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
-    | Numbered | Placed
+    | Numbered | Placed | Fenced
     | KeepTransaction | AskPlaces | SettleThere | TransactionAnswer | AskCoordinator | CoordinatorAnswer
     | KeepStep | PutThere
 )  # fmt: skip

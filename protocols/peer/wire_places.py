@@ -20,11 +20,14 @@ class _Frame(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
 
 
 class NumberedEntry(_Frame):
-    """The slab at this position of a log is numbered by a publisher: uint16, little-endian, one for each message."""
+    """The slab at this position of a log is numbered by a publisher, over its connection of this epoch: uint16,
+    little-endian, one for each message.
+    """
 
     log: LogName
     position: Number
     publisher: Number
+    epoch: Number
     numbers: Annotated[bytes, Meta(max_length=NUMBERS_BYTES_MAX)]
 
 
@@ -46,3 +49,10 @@ class Placed(_Frame, tag=40):
     """About deliveries of the `Deliver` that follows, to consumers that are exclusive and acknowledge."""
 
     entries: Annotated[list[PlacedEntry], Meta(max_length=ENTRIES_MAX)]
+
+
+class Fenced(_Frame, tag=41):
+    """A client has connected anew, elsewhere: what is said for connections of earlier epochs is not done."""
+
+    client: Number
+    epoch: Number

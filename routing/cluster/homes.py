@@ -260,6 +260,9 @@ class Homes:
         """From now on these are the home's queues."""
         self._topology.adopt(here.index, partition)
         self._topology.rehome(here.index, partition)
+        if self._broker.engine is not None:
+            for client, epoch in partition.numbers.epochs.items():
+                self._broker.engine.forwarding.connections.fence(client, epoch)
         here.partition, here.said, here.silent_since_s = partition, None, None
         partition.ask = partial(self._look_at, here)
         self._led.append(here)

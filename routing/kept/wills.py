@@ -33,7 +33,7 @@ from delay.timer_service import Timer
 from routing.commits import storage_errors
 from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
 from routing.facts import pack
-from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
+from routing.message import NAME_ENCODING_ERRORS, Numbered, Properties, Slab
 from routing.publishing.named import NamedSlab
 from routing.queues.homes.home_records import encode_key
 
@@ -326,7 +326,7 @@ class _Publisher:
         session, slab = self._session, decision.will.slab(decision.will.tag)
         if decision.publisher and (engine := session.broker.engine) is not None:
             slab = NamedSlab(slab, decision.title, engine.interests.names)
-            slab.once = decision.publisher, array("H", [decision.once])
+            slab.once = Numbered(decision.publisher, array("H", [decision.once]))
         if not avoided:
             session.publish(slab, confirm=True)
             self._unsafe.append(decision)

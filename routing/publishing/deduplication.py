@@ -21,6 +21,7 @@ from core_log.errors import LogUnavailable
 from routing.message import NAME_ENCODING_ERRORS, Numbered, Slab
 from routing.property_editors import PropertyEditor, editor_of
 from routing.publishing.named import NamedSlab
+from routing.queues.homes.receipts import begin
 from routing.queues.seen_ids import hashes_of
 
 if TYPE_CHECKING:
@@ -44,10 +45,12 @@ def _put_numbered(
     """Put messages where they are missing: what a home has taken under the same number it does not get again, nor do
     queues without a log what has a name.
     """
-    publisher, numbers = once
+    publisher, numbers, epoch = once
     count = len(numbers)
     missing: list[frozenset[Home]] = [frozenset()] * count
     for home in route.durable_homes:
+        if epoch and home.numbers is not None:
+            begin(home, publisher, epoch)
         taken = home.numbers.known(publisher, numbers) if home.numbers else ()
         if taken:
             missing = [homes | {home} if n in taken else homes for homes, n in zip(missing, numbers, strict=True)]

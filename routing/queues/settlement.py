@@ -14,6 +14,7 @@ int16.
     COMPLETED      as SETTLED
     RELEASED       value: (publisher uint32, count uint32, numbers uint16 each, little-endian) repeated
     NUMBERED       the same
+    EPOCHS         value: (publisher uint32, epoch uint32) repeated
     RESERVED       value: queue id uint32, lease in ms uint64, position uint64, length of the reader's name uint16, that
                    name, then (first offset uint64, count uint32) repeated
 
@@ -26,6 +27,7 @@ RECEIVED settles messages that their receiver still knows by what they are calle
 RESERVED says what is set aside for a reader behind what was, at a position; without ranges, that nothing is any more
 (`reservations.py`).
 RELEASED says which numbers of a publisher may be used again (`publish_numbers.py`), NUMBERED that some still may not.
+EPOCHS says which connection of a publisher is the latest; 0: there is no such publisher any more.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ COMPLETED_KEY = _KEY.pack(0, 0x4D09)
 RELEASED_KEY = _KEY.pack(0, 0x4D0A)
 NUMBERED_KEY = _KEY.pack(0, 0x4D0B)
 RESERVED_KEY = _KEY.pack(0, 0x4D0C)
+EPOCHS_KEY = _KEY.pack(0, 0x4D0D)
 
 
 def encode_destinations(set_id: int, queue_ids: Iterable[int]) -> bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from routing.queues.publish_numbers import encode_numbers
+from routing.queues.publish_numbers import encode_epochs, encode_numbers
 from routing.queues.settlement import (
     COMPLETED_KEY,
+    EPOCHS_KEY,
     RECEIVED_KEY,
     RELEASED_KEY,
     RETURNED_KEY,
@@ -29,9 +30,10 @@ Record = tuple[bytes, bytes]
 class Unsealed:
     """See the module; each list is what its record is made of."""
 
-    __slots__ = ("completed", "received", "released", "returned", "seen", "settled", "sizes", "taken")
+    __slots__ = ("completed", "epochs", "received", "released", "returned", "seen", "settled", "sizes", "taken")
 
     def __init__(self) -> None:
+        self.epochs: list[tuple[int, int]] = []
         self.settled: list[tuple[int, int, int]] = []
         self.received: list[tuple[int, int, int]] = []
         self.completed: list[tuple[int, int, int]] = []
@@ -44,7 +46,8 @@ class Unsealed:
     @property
     def waits(self) -> bool:
         """There is something that may wait a moment for more."""
-        return bool(self.settled or self.returned or self.taken or self.received or self.completed or self.released)
+        settled = self.settled or self.received or self.completed or self.released
+        return bool(settled or self.returned or self.taken or self.epochs)
 
     def take(self, taken: Taken) -> None:
         """A view has taken records of its topic in, or passed them."""
@@ -57,6 +60,9 @@ class Unsealed:
 
     def settlements(self) -> Iterator[Record]:
         """What may wait a moment; each record counts as written when the next is asked for."""
+        if self.epochs:  # before all that is said under them
+            yield EPOCHS_KEY, encode_epochs(self.epochs)
+            self.epochs.clear()
         if self.taken:
             yield TAKEN_KEY, encode_taken(self.taken)
             self.taken.clear()
@@ -88,5 +94,5 @@ class Unsealed:
     def clear(self) -> None:
         """Nothing of it will be written."""
         settled = (self.settled, self.received, self.completed, self.released)
-        for unsealed in (*settled, self.returned, self.taken, self.seen, self.sizes):
+        for unsealed in (*settled, self.epochs, self.returned, self.taken, self.seen, self.sizes):
             unsealed.clear()

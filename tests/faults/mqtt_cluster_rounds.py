@@ -7,7 +7,7 @@
 3. What was retained and acknowledged is known to whoever asks any broker, the last of each topic.
 4. In the end QoS 1 and 2 are as with one broker.
 5. With `pauses` brokers, one or all of them, stand still for up to six seconds as well, longer than their leases; then
-   there are no wills. `protocols/mqtt/README.md` says what is known to go wrong with that.
+   there are no wills.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ async def test_a_broker_of_another_version_does_not_start(
         with capture_logs() as said:
             text = await refused(member(etcd, tmp_path, 2, PeerTls(), secret="s"))
         monkeypatch.undo()
-        assert "takes no link: broker 1 speaks version 3 of the peer protocol, broker 2 1 to 1" in text
+        assert "takes no link: broker 1 speaks version 4 of the peer protocol, broker 2 1 to 1" in text
         assert "\n" not in text
         assert sum("speaks version" in str(line) for line in said) == 1, "and as often at the other one"
         second = Running(member(etcd, tmp_path, 2, PeerTls(), secret="s"))

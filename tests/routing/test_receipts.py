@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from core_log.files import FaultyFiles, MemoryFiles
-from routing.message import Slab
-from routing.queues.homes.receipts import complete, release
+from routing.message import Numbered, Slab
+from routing.queues.homes.receipts import begin, complete, release
 from routing.session import Outcome
 from tests.routing.harness import PERSISTENT, TRANSIENT, Client, Engine, engine, killed
 
@@ -26,9 +26,9 @@ async def declare(running: Engine) -> int:
     return running.broker.topology.queues["publisher"].id
 
 
-def publish(client: Client, publisher: int, *numbers: int) -> None:
+def publish(client: Client, publisher: int, *numbers: int, epoch: int = 0) -> None:
     slab = Slab("amq.fanout", "", PERSISTENT, [str(number).encode() for number in numbers])
-    slab.once = publisher, array("H", numbers)
+    slab.once = Numbered(publisher, array("H", numbers), epoch)
     client.session.publish(slab, confirm=True)
 
 
@@ -119,6 +119,42 @@ async def test_whatever_a_crash_cuts_off_what_is_said_again_is_there_once() -> N
             await confirmed(running, client)
             for name in QUEUES:
                 assert sorted(await bodies(running, name)) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "power", "checkpoint"])
+async def test_which_connection_is_the_latest_is_known_until_the_client_is_gone(how: str) -> None:
+    files = MemoryFiles()
+    config: dict[str, Any] = {"queue_segment_bytes": 4096} if how == "checkpoint" else {}
+    async with engine(files, **config) as running:
+        publisher = await declare(running)
+        client = running.client()
+        for first in range(1, 201, 20):
+            publish(client, publisher, *range(first, first + 20), epoch=first)
+            await confirmed(running, client)
+        await released(running, client, publisher, *range(1, 201))
+        if how == "checkpoint":
+            for name in QUEUES:
+                assert len(await bodies(running, name)) == 200
+            await running.synced()
+            for home in running.broker.topology.led:
+                await running.shortened(home)
+        if how == "kill":
+            files = killed(files)
+        elif how != "stop":
+            files = files.crash()
+    async with engine(files, **config) as running:
+        homes = [running.home(name) for name in QUEUES]
+        for home in homes:
+            assert not begin(home, publisher, 180)
+            assert begin(home, publisher, 181)
+            assert begin(home, publisher, 182)
+            assert not begin(home, publisher, 181)
+        await running.broker.delete_queue("publisher")
+        assert not any(home.numbers for home in running.broker.topology.led)
+        await running.synced()
+        files = killed(files)
+    async with engine(files, **config) as running:
+        assert not any(home.numbers for home in running.broker.topology.led)
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "checkpoint"])

@@ -197,6 +197,9 @@ class Answering(_End):
         self.forwarding = other.engine.forwarding
         self._asking = asking
 
+    def fenced(self, client: int, epoch: int) -> None:
+        self._say(lambda: self.forwarding.connections.fence(client, epoch))
+
     def placed(self, number: int, first_id: int, ranges: Sequence[int]) -> None:
         told = list(ranges)
         self._say(lambda: self.forwarding.placed(number, first_id, told))

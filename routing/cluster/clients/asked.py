@@ -37,8 +37,8 @@ class AskAllTold(msgspec.Struct, array_like=True, tag="all told"):
     revision: int
 
 
-class AskHeld(msgspec.Struct, array_like=True, tag="held"):
-    """What a queue of a home holds, as ranges: see `queues/homes/receipts.py`."""
+class AskBegin(msgspec.Struct, array_like=True, tag="begin"):
+    """A client has connected whose queue is this, of a home: see `ClientsElsewhere.begin`."""
 
     log: str
     queue_id: int
@@ -53,7 +53,7 @@ class TakeOver(msgspec.Struct, array_like=True, tag="take over"):
     broker: int
 
 
-Question = AskRetained | AskRetainedOperation | AskAllTold | AskHeld | TakeOver
+Question = AskRetained | AskRetainedOperation | AskAllTold | AskBegin | TakeOver
 
 _questions = msgspec.msgpack.Decoder(Question | transactions.Question)
 encode = msgspec.msgpack.Encoder().encode
@@ -87,6 +87,6 @@ async def answer(broker: Broker, body: bytes) -> bytes:
         return encode(await keeping.operate_here(question))
     if isinstance(question, AskAllTold):
         return encode(await keeping.all_told_here(question.revision))
-    if isinstance(question, AskHeld):
-        return encode(await broker.engine.elsewhere.held_here(question.log, question.queue_id))
+    if isinstance(question, AskBegin):
+        return encode(await broker.engine.elsewhere.begin_here(question.log, question.queue_id))
     return encode(await broker.engine.elsewhere.give_up(question))

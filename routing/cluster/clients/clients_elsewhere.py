@@ -2,35 +2,43 @@
 
 1. A client that connects here is nobody else's from then on: all others that are there are asked to end what they have
    of it (`take_over`), and answer when it is over and all that was published and settled for it is where it belongs.
-   One that there is no link to for `_UNLINKED_S`, or that does not answer for `_PATIENCE_S`, is not waited for: what it
-   still has of the client is the leaders' of its queues to refuse.
+   One that there is no link to for `_UNLINKED_S`, or that does not answer for `_PATIENCE_S`, is not waited for.
 2. Where two brokers ask each other at the same moment the one with the higher id has the client.
+3. Then the leader of the client's queue gives the connection its epoch (`begin`), by which homes refuse what those that
+   were not waited for still have of the client (`latest_connections.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import trio
 
 from core_log.errors import LogUnavailable
-from routing.cluster.clients.asked import AskHeld, TakeOver, encode, name_of, text
+from routing.cluster.clients.asked import AskBegin, TakeOver, encode, name_of, text
+from routing.cluster.clients.remote_queue import RemoteQueue
+from routing.cluster.clients.served import Sink
 from routing.errors import AccessRefused, LedHere, StorageUnavailable
+from routing.queues.homes.receipts import begin
 from routing.queues.queue import Queue
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.broker import Broker
     from routing.cluster.clients.engine import Engine
+    from routing.cluster.clients.serving import ServedBroker
     from routing.consumer import Consumer
+    from routing.queues.homes.queue_partition import QueuePartition
     from routing.session import Session
 
 _PATIENCE_S = 5.0
 _UNLINKED_S = 1.0
 _RETRY_S = 0.05
+FIRST = 1
+"""The epoch of the first connection of a client, which its queue's home need not be told of."""
 
 Position = list[tuple["PartitionLog", int]]
 GiveUp = Callable[[str, str, bool], Awaitable[bool]]
@@ -38,7 +46,16 @@ GiveUp = Callable[[str, str, bool], Awaitable[bool]]
 there is none any more."""
 
 _verdicts = msgspec.msgpack.Decoder(bool)
-_ranges = msgspec.msgpack.Decoder(list[int])
+_begun = msgspec.msgpack.Decoder(tuple[int, list[int]])
+
+
+class Begun(NamedTuple):
+    """A connection of a client: its epoch, and what the client's queue holds (`queues/homes/receipts.py`), as first and
+    count.
+    """
+
+    epoch: int
+    held: Sequence[tuple[int, int]]
 
 
 class ClientsElsewhere:
@@ -143,30 +160,74 @@ class ClientsElsewhere:
                 raise error
             await trio.sleep(_RETRY_S)
 
-    async def held(self, queue: Queue) -> Sequence[tuple[int, int]]:
-        """What a queue that is led elsewhere holds (`queues/homes/receipts.py`): first and count. Raises
-        StorageUnavailable, LedHere.
+    async def begin(self, queue: Queue, end: Callable[[], None]) -> Begun:
+        """A client has connected here whose queue this is: what is said for it over an earlier connection is refused
+        from now on, and whoever consumes it over one is ended, which `end` does to this one when a later one is known.
+        `ended` is to be called of it. Raises StorageUnavailable.
         """
-        question = AskHeld(f"home-{queue.partition.index}", queue.id)
-        ranges = _ranges.decode(await self.ask_leader(question.log, question, is_here=lambda: queue.deleted))
-        return [(first, last - first + 1) for first, last in zip(ranges[::2], ranges[1::2], strict=True)]
+        log, queue_id = f"home-{queue.partition.index}", queue.id
+        try:
+            answer = _begun.decode(
+                await self.ask_leader(log, AskBegin(log, queue_id), is_here=lambda: self._home(log) is not None)
+            )
+        except LedHere:
+            answer = await self.begin_here(log, queue_id)
+        epoch, ranges = answer
+        there = self._broker.topology.stripes[queue.partition.index].queues.get(queue_id)
+        if isinstance(there, RemoteQueue):
+            there.begin()
+        self.begun(queue_id, epoch, end)
+        held = [(first, last - first + 1) for first, last in zip(ranges[::2], ranges[1::2], strict=True)]
+        return Begun(epoch, held)
 
-    async def held_here(self, log: str, queue_id: int) -> list[int]:
-        """The same where it is led, when it is committed."""
-        home = self._engine.serving.home(log, self._engine.cluster.leader_of(log)[1])
+    def begun(self, queue_id: int, epoch: int, end: Callable[[], None]) -> None:
+        """A client has connected here; of a queue that is new it is the `FIRST` connection."""
+        self._engine.forwarding.connections.begun(queue_id, epoch, end)
+
+    def ended(self, queue_id: int, epoch: int) -> None:
+        """That connection is over."""
+        self._engine.forwarding.connections.ended(queue_id, epoch)
+
+    def _home(self, log: str) -> QueuePartition | None:
+        return self._engine.serving.home(log, self._engine.cluster.leader_of(log)[1])
+
+    def _end_served(self, queue: Queue, epoch: int) -> None:
+        """Take back what other brokers have of a queue, whether it is consumed there or only not settled yet."""
+        found = {consumer.session for consumer in queue.turns.consumers}
+        if queue.outstanding > 0:
+            all_ = self._broker.sessions
+            found |= {session for session in all_ if any(entry.queue is queue for entry in session.unsettled)}
+        for session in found:
+            if isinstance(session.sink, Sink):
+                served = cast("ServedBroker", session.owner)
+                served.link.fenced(queue.id, epoch)
+                served.end(session.sink.number)
+
+    async def begin_here(self, log: str, queue_id: int) -> tuple[int, list[int]]:
+        """The same where the queue is led: the epoch of the connection and what the queue holds, first and last of each
+        range, when both are committed.
+        """
+        home = self._home(log)
         if home is None:
             raise StorageUnavailable("the home is not led here")
-        queue = home.queues.get(queue_id)
-        if queue is None or queue.held is None or not queue.held.count:
-            return []
-        ranges = [one for first, count in queue.held.ranges() for one in (first, first + count - 1)]
+        epoch = home.numbers.epochs.get(queue_id, FIRST) + 1
+        begin(home, queue_id, epoch)
+        self._engine.forwarding.connections.fence(queue_id, epoch)
+        queue, ranges = home.queues.get(queue_id), list[int]()
+        if queue is not None:
+            self._end_served(queue, epoch)
+            if queue.held is not None:
+                ranges = [one for first, count in queue.held.ranges() for one in (first, first + count - 1)]
         home.settlements_due()
         home.seal()
+        if home.unsealed.epochs:
+            raise StorageUnavailable("the home's log takes nothing now")
         self._engine.want_turn()
         with trio.move_on_after(_PATIENCE_S):
             try:
                 await home.log.wait_committed(home.log.log_end_offset)
             except LogUnavailable as error:
                 raise StorageUnavailable(str(error)) from error
-            return ranges
+            if not home.retired:  # else another leader's log is committed so far
+                return epoch, ranges
         raise StorageUnavailable("too few brokers have the home in sync")

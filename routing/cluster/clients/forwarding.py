@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from routing.cluster.clients.latest_connections import LatestConnections
 from routing.cluster.clients.leader_questions import Answer, LeaderQuestions, LinkLost, Send
 from routing.cluster.clients.remote_home import RemoteHome
 from routing.cluster.clients.remote_log import LogLeaders, RemoteLog
@@ -116,6 +117,7 @@ class Forwarding:
         self.dirty: dict[Stream, None] = {}
         self.numbers: dict[int, RemoteQueue] = {}
         """Whose consumer has a number."""
+        self.connections = LatestConnections()
         self.process = secrets.randbits(62)
         """Positions and numbers are this process's."""
         self._next_number = 1

@@ -59,6 +59,10 @@ class Loopback:
         """See `ServedLink`."""
         self._forwarding.not_led(self, log, leader_epoch, last=last)
 
+    def fenced(self, client: int, epoch: int) -> None:
+        """See `ServedLink`."""
+        self._forwarding.connections.fence(client, epoch)
+
     def flush(self) -> None:
         """Nothing is collected."""
 

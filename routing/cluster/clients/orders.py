@@ -6,6 +6,7 @@ waits for it waits for a position. So it has to mean the same when it is said tw
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import msgpack
 
 from core_log.errors import CorruptBatch
 from routing.cluster.clients.streams import Slabs, Stream
-from routing.message import NAME_ENCODING_ERRORS, NeutralProperties, Properties, Slab, register_decoder
+from routing.message import NAME_ENCODING_ERRORS, NeutralProperties, Numbered, Properties, Slab, register_decoder
 from routing.queues.homes.receipts import COMPLETED, RELEASED, RELEASED_FROM, complete, receive, release, release_from
 from routing.queues.runs_of import runs_of
 from routing.unsettled import Outcome
@@ -25,18 +26,28 @@ if TYPE_CHECKING:
 
 NO_QUEUE = 0
 """No queue has this id."""
+_NO_NUMBER = array("H", [0])
 _PROTOCOL = "millrace"
 _PROPERTIES = Properties(_PROTOCOL, b"", persistent=True)
 
 register_decoder(_PROTOCOL, lambda raw: NeutralProperties())
 
 
-def order(stream: Stream, fields: Sequence[Any], *, kind: int = NO_QUEUE, about: str = "") -> int:
+def order(
+    stream: Stream,
+    fields: Sequence[Any],
+    *,
+    kind: int = NO_QUEUE,
+    about: str = "",
+    said_by: tuple[int, int] | None = None,
+) -> int:
     """Say something to the leader of a stream's log; the position behind it. The kind is what stands for a queue's id,
-    `about` for the exchange.
+    `about` for the exchange; `said_by` a client and the epoch of its connection, where that matters.
     """
     body = msgpack.packb(list(fields), unicode_errors=NAME_ENCODING_ERRORS)
     slab = Slab(about, "", _PROPERTIES, [body])
+    if said_by is not None:
+        slab.once = Numbered(said_by[0], _NO_NUMBER, said_by[1])
     return stream.take(1, slab.size, Slabs((kind,), 0, slab))
 
 

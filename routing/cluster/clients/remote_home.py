@@ -98,9 +98,9 @@ class RemoteHome:
         queue.home = self
         return queue
 
-    def tell(self, fields: Sequence[Any]) -> int:
-        """See `Home`."""
-        return order(self.stream, fields)
+    def tell(self, fields: Sequence[Any], epoch: int) -> int:
+        """See `LedElsewhere`."""
+        return order(self.stream, fields, said_by=(fields[1], epoch) if epoch else None)
 
     def settlements_due(self) -> None:
         """See `Home`: what was told goes with the turn."""

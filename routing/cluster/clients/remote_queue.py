@@ -405,16 +405,21 @@ class RemoteQueue(Queue):
         """Where deliveries to an exclusive consumer lie in the home, whoever leads it by now; None: nobody knows."""
         return self._places.offsets_of(places)
 
-    def received(self, offsets: Sequence[int]) -> None:
+    def begin(self) -> None:
+        """Its client has connected anew: what was said before of what is received, and is not known to the leader by
+        now, it does not do."""
+        self._places = Places()
+
+    def received(self, offsets: Sequence[int], epoch: int) -> None:
         """Its leader is told that these are received (`queues/homes/receipts.py`); what it sends of them yet is
         dropped."""
         self._places.receive(offsets)
-        tell(self, RECEIVED, offsets)
+        tell(self, RECEIVED, offsets, epoch)
 
-    def completed(self, offsets: Sequence[int]) -> None:
+    def completed(self, offsets: Sequence[int], epoch: int) -> None:
         """They are completed."""
         self._places.complete(offsets)
-        complete(self, offsets)
+        complete(self, offsets, epoch)
 
     def _say(self, offsets: Sequence[int], outcome: Outcome) -> None:
         self._places.settle(offsets)

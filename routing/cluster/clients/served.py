@@ -39,6 +39,9 @@ class ServedLink(Protocol):
     def not_led(self, log: str, leader_epoch: int, *, last: bool) -> None:
         """What it published was not taken. `last`: nothing more will be said of what it has in that epoch."""
 
+    def fenced(self, client: int, epoch: int) -> None:
+        """A client has a later connection than what was said or is consumed there (`latest_connections.py`)."""
+
     def answer(self, request: int, answer: Answer) -> None:
         """To a question."""
 
@@ -83,7 +86,7 @@ class Sink:
 
     def __init__(self, link: ServedLink, number: int) -> None:
         self._link = link
-        self._number = number
+        self.number = number
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         assert isinstance(consumer, PeerConsumer)
@@ -91,8 +94,8 @@ class Sink:
         if consumer.exclusive and not consumer.no_ack:
             offsets = entry_at(consumer.session.unsettled, first_id).offsets_of(first_id, first_id + stop - start)
             ranges = [one for first, count in runs_of(offsets) for one in (first, first + count - 1)]
-            self._link.placed(self._number, first_id, ranges)
-        self._link.deliver(self._number, first_id, slab, start, stop, redelivered)
+            self._link.placed(self.number, first_id, ranges)
+        self._link.deliver(self.number, first_id, slab, start, stop, redelivered)
 
     def confirm(self, up_to: int) -> None:
         raise AssertionError("nothing is published by such a session")
@@ -107,7 +110,7 @@ class Sink:
         queue = consumer.queue
         there = consumer.session.vhost.queues.get(queue.name)
         is_there = there is not None and isinstance(queue.arguments, dict) and getattr(queue, "id", -1) == there.id
-        self._link.over(self._number, queue_is_gone=not is_there)
+        self._link.over(self.number, queue_is_gone=not is_there)
 
     def writable(self) -> bool:
         return self._link.writable

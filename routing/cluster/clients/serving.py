@@ -8,6 +8,8 @@
 3. Nothing is done for a home that this broker does not lead now: the answer is that it does not.
 4. Who ceases to lead a log says so to all who have published to it, behind its last answer: it is the last word on what
    they have sent. What is committed later says nothing of that any more.
+5. What is said for a client over an earlier connection than its latest is not done (`latest_connections.py`): that is
+   told first, then it counts as done.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from core_log.errors import LogUnavailable, MetadataUnavailable
+from routing.cluster.clients.latest_connections import LatestConnections, is_latest
 from routing.cluster.clients.leader_questions import Answer, NotLed
 from routing.cluster.clients.orders import NO_QUEUE, fields_of, obey
 from routing.cluster.clients.published import Publisher, Taken
@@ -104,7 +107,11 @@ class ServedBroker:
         taken = self._taken(log, leader_epoch, where.log)
         count = len(slab.bodies)
         end = position + count
+        latest = home is None or slab.once is None or is_latest(home, slab.once, self.link, self._serving.connections)
         if end <= taken.next_position:
+            return
+        if not latest:
+            taken.add(end, 0)
             return
         if position < taken.next_position:
             slab = slab.part(taken.next_position - position, count)
@@ -239,7 +246,7 @@ class ServedBroker:
         try:
             queue.attach(consumer, {})
         except BrokerError as error:
-            self._end(number)
+            self.end(number)
             self.link.answer(request, Answer(error))
             return
         session.consumers.append(consumer)
@@ -289,9 +296,10 @@ class ServedBroker:
     def _end_if_idle(self, number: int) -> None:
         session = self._sessions[number]
         if not session.consumers and not session.unsettled and number not in self._getting:
-            self._end(number)
+            self.end(number)
 
-    def _end(self, number: int) -> None:
+    def end(self, number: int) -> None:
+        """A consumer is over, and all that it has is given back."""
         self._sessions.pop(number).close()
 
     def resume(self) -> None:
@@ -384,6 +392,7 @@ class Serving:
         self.links: dict[int, ServedBroker] = {}
         self._transient_log = ""
         """What stands for queues that end with this process."""
+        self.connections = LatestConnections() if broker.engine is None else broker.engine.forwarding.connections
         if broker.engine is not None:
             self._transient_log = transient_log(broker.engine.cluster.broker_id, broker.engine.forwarding.process)
         self._publishers: dict[int, Publisher] = {}

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from routing.queues import reservations
-from routing.queues.publish_numbers import encode_numbers
+from routing.queues.publish_numbers import encode_epochs, encode_numbers
 from routing.queues.settlement import (
+    EPOCHS_KEY,
     NUMBERED_KEY,
     RECEIVED_KEY,
     RETURNED_KEY,
@@ -39,6 +40,8 @@ _SIZES = 1 << 16
 def carried_states(partition: QueuePartition) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of control records, for all queues of a home."""
     start = partition.log.log_start_offset
+    if partition.numbers.epochs:
+        yield EPOCHS_KEY, encode_epochs(partition.numbers.epochs.items())
     for publisher, taken in list(partition.numbers.by_publisher.items()):
         yield NUMBERED_KEY, encode_numbers([(publisher, sorted(taken))])
     for queue in list(partition.queues.values()):

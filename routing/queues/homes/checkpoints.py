@@ -82,6 +82,7 @@ def _encode(standby: Standby, queues: dict[int, tuple[bytes, bytes, int]], *, cl
         "queues": queues,
         "states": standby.states,
         "numbers": standby.numbers.dump(),
+        "epochs": standby.numbers.epochs,
         "facts": [[_optional(column) for column in block] for block in standby.facts.columns()],
         "moves": [[to_bytes(column) for column in block] for block in standby.moves.columns()],
     }
@@ -109,6 +110,7 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
                 standby.live[queue_id] = packed_of([*unpack(read(ready)), *unpack(read(returned))])
         standby.states = state.get("states", {})
         standby.numbers.load(state.get("numbers", {}))
+        standby.numbers.epochs = state.get("epochs", {})
         for queue_id, known in standby.states.items():
             if VIEW in known:
                 standby.live.pop(queue_id, None)  # what it holds does not lie here

@@ -184,7 +184,7 @@ def _decode_numbers(record: bytes, at: int, counts: Sequence[int]) -> tuple[list
         at = start + 2 * count if publisher else start
         if at > len(record):
             raise CorruptBatch("a directory is cut short")
-        found.append((publisher, unpack_numbers(record[start:at])) if publisher else None)
+        found.append(Numbered(publisher, unpack_numbers(record[start:at])) if publisher else None)
     return found, at
 
 

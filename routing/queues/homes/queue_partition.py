@@ -175,7 +175,7 @@ class QueuePartition:
             self._open.append((first, slab, destinations))
             if slab.once is not None:
                 self._open_numbers = True
-                self.numbers.note(*slab.once)
+                self.numbers.note(*slab.once[:2])
         self.live.add(first, count, len(queues))
         self._mark_dirty(self)
         if destinations.plain and slab.plain:

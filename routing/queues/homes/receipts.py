@@ -7,7 +7,7 @@
 3. What the other end is told of either has to be committed first: see `Confirms.when_written`.
 4. Where another broker leads the home it is told so (`LedElsewhere.tell`), in the order of what is published there, by
    names that outlive deliveries: ids of queues, offsets, numbers. To be told twice is to be told once
-   (`cluster/clients/orders.py`).
+   (`cluster/clients/orders.py`). What is told has the epoch of the client's connection (`publish_numbers.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ RECEIVED, COMPLETED, RELEASED, RELEASED_FROM = "received", "completed", "release
 class LedElsewhere(Protocol):
     """A home that another broker leads."""
 
-    def tell(self, fields: Sequence[Any]) -> int:
-        """Have that one do something; up to where the home's `log` has to get for it to be safe."""
+    def tell(self, fields: Sequence[Any], epoch: int) -> int:
+        """Have that one do something for a client; up to where the home's `log` has to get for it to be safe."""
 
 
 def receive(queue: Queue, offsets: Sequence[int]) -> None:
@@ -54,10 +54,10 @@ def receive(queue: Queue, offsets: Sequence[int]) -> None:
     partition.mark_dirty()
 
 
-def complete(queue: Queue, offsets: Sequence[int]) -> None:
+def complete(queue: Queue, offsets: Sequence[int], epoch: int = 0) -> None:
     """Received messages are completed; those that are not held are passed over."""
     if queue.elsewhere:
-        tell(queue, COMPLETED, offsets)
+        tell(queue, COMPLETED, offsets, epoch)
         return
     found = queue.held.discard(offsets) if queue.held is not None and not queue.deleted else []
     if found:
@@ -65,29 +65,51 @@ def complete(queue: Queue, offsets: Sequence[int]) -> None:
         queue.partition.mark_dirty()
 
 
-def release(home: Home, publisher: int, numbers: Collection[int] = ()) -> bool:
-    """Numbers of a publisher, or all, may be used again; whether any was used there, which has to be written."""
+def begin(home: Home, client: int, epoch: int) -> bool:
+    """A client says something over its connection of this epoch to a home that is led here; False: it has a later one,
+    and nothing is to be done.
+    """
+    assert home.numbers is not None
+    known = home.numbers.epochs.get(client, 0)
+    if epoch > known:
+        _begin(cast("QueuePartition", home), client, epoch)
+    return not 0 < epoch < known
+
+
+def _begin(partition: QueuePartition, client: int, epoch: int) -> None:
+    partition.numbers.begin(client, epoch)
+    partition.unsealed.epochs.append((client, epoch))
+    partition.mark_dirty()
+
+
+def release(home: Home, publisher: int, numbers: Collection[int] = (), epoch: int = 0) -> bool:
+    """Numbers of a publisher may be used again, or the publisher is gone without any; whether there is something to be
+    written.
+    """
     if home.numbers is None:
-        cast("LedElsewhere", home).tell((RELEASED, publisher, list(numbers)))
+        cast("LedElsewhere", home).tell((RELEASED, publisher, list(numbers)), epoch)
         return True
     partition = cast("QueuePartition", home)
+    begin(home, publisher, epoch)
+    if not numbers and publisher in home.numbers.epochs:
+        _begin(partition, publisher, 0)
     found = home.numbers.release(publisher, numbers)
     if found:
         partition.unsealed.released.append((publisher, found))
         partition.mark_dirty()
-    return bool(found)
+    return bool(found or partition.unsealed.epochs)
 
 
 def release_from(home: Home, first: int, *, but: int) -> None:
     """All numbers of the publishers from an id on may be used again, except for one's."""
     if home.numbers is None:
-        cast("LedElsewhere", home).tell((RELEASED_FROM, first, but))
+        cast("LedElsewhere", home).tell((RELEASED_FROM, first, but), 0)
         return
     for publisher in [one for one in home.numbers.by_publisher if one >= first and one != but]:
         release(home, publisher)
 
 
-def tell(queue: Queue, what: str, offsets: Iterable[int]) -> None:
+def tell(queue: Queue, what: str, offsets: Iterable[int], epoch: int) -> None:
     """Say to who leads a queue what became of messages."""
     ranges = [one for first, count in runs_of(sorted(offsets)) for one in (first, first + count - 1)]
-    cast("LedElsewhere", queue.partition).tell((what, queue.id, ranges))
+    cast("LedElsewhere", queue.partition).tell((what, queue.id, ranges), epoch)

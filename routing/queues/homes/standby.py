@@ -40,10 +40,11 @@ from routing.queues.packed_ranges import (
     unpack,
     without,
 )
-from routing.queues.publish_numbers import PublishNumbers, decode_numbers
+from routing.queues.publish_numbers import PublishNumbers, decode_epochs, decode_numbers
 from routing.queues.queue_state import StateChanges
 from routing.queues.settlement import (
     DESTINATIONS_KEY,
+    EPOCHS_KEY,
     NUMBERED_KEY,
     RECEIVED_KEY,
     RELEASED_KEY,
@@ -168,6 +169,9 @@ class Standby:
         elif key == NUMBERED_KEY:
             for publisher, numbers in decode_numbers(value):
                 self.numbers.note(publisher, numbers)
+        elif key == EPOCHS_KEY:
+            for publisher, epoch in decode_epochs(value):
+                self.numbers.begin(publisher, epoch)
         else:
             self._changes.control(key, value)
 

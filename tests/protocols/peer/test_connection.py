@@ -150,9 +150,9 @@ def test_versions_that_do_not_meet() -> None:
     dialer, acceptor = pair()
     hello = wire.decode(bytes(dialer.outgoing)[4:])
     assert isinstance(hello, wire.Hello)
-    for lowest, highest in ((1, 1), (4, 9)):
+    for lowest, highest in ((1, 1), (5, 9)):
         other = msgspec.structs.replace(hello, version_min=lowest, version_max=highest)
-        with pytest.raises(PeerError, match=f"speaks version 3 of the peer protocol, broker 1 {lowest} to {highest}"):
+        with pytest.raises(PeerError, match=f"speaks version 4 of the peer protocol, broker 1 {lowest} to {highest}"):
             Acceptor(CONFIG, TWO, b"2" * 32, welcome, loopback=True).receive(wire.encode(other))
     acceptor.receive(wire.encode(msgspec.structs.replace(hello, version_max=9)))
     assert msgpack.unpackb(acceptor.outgoing[4:])[1] == wire.VERSION

@@ -18,7 +18,7 @@ from protocols.peer import columns
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter_slabs import SlabReader, to_entry
 from protocols.peer.wire import ErrorCode, PeerError
-from protocols.peer.wire_places import Numbered, NumberedEntry, Placed, PlacedEntry
+from protocols.peer.wire_places import Fenced, Numbered, NumberedEntry, Placed, PlacedEntry
 from protocols.peer.wire_transactions import (
     AskCoordinator,
     AskPlaces,
@@ -108,7 +108,8 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
         wire.Fetched(1, "", "", 2, MAX, 3, [memoryview(LARGE), memoryview(b"")]),
         [30, 1, "", "", 2, MAX, 3, [LARGE, b""]],
     ),
-    (Numbered([NumberedEntry("home-1", 2, MAX, b"\1\0\2\0")]), [39, [["home-1", 2, MAX, b"\1\0\2\0"]]]),
+    (Numbered([NumberedEntry("home-1", 2, MAX, 3, b"\1\0\2\0")]), [39, [["home-1", 2, MAX, 3, b"\1\0\2\0"]]]),
+    (Fenced(7, MAX), [41, 7, MAX]),
     (Placed([PlacedEntry(1, MAX, [3, 4, 9, 9])]), [40, [[1, MAX, [3, 4, 9, 9]]]]),
     (wire.Wanted(-1, True, [], []), [32, -1, True, [], []]),
     (
@@ -159,7 +160,7 @@ def test_both_ways(frame: wire.AnyEngineFrame, expected: list[Any]) -> None:
 
 
 def test_every_kind_is_in_the_table() -> None:
-    assert {expected[0] for _, expected in ALL} == {*range(16, 41), *range(48, 56)}
+    assert {expected[0] for _, expected in ALL} == {*range(16, 42), *range(48, 56)}
 
 
 def test_what_is_large_is_not_copied() -> None:

@@ -9,7 +9,7 @@ import trio
 
 from core_log.replication.moves import asked
 from core_log.replication.state import encode, log_key
-from routing.message import Slab
+from routing.message import Numbered, Slab
 from routing.session import Outcome
 from tests.routing.harness import PERSISTENT
 from tests.support.home_cluster import mesh, until
@@ -72,7 +72,7 @@ async def test_what_one_home_has_taken_waits_for_the_other_behind_what_waits_the
 
         def publish(exchange: str, key: str, number: int) -> None:
             slab = Slab(exchange, key, PERSISTENT, [b"%d" % number])
-            slab.once = PUBLISHER, array("H", [number])
+            slab.once = Numbered(PUBLISHER, array("H", [number]))
             client.session.publish(slab, confirm=True)
             one.turn()
 

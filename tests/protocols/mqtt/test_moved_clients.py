@@ -1,0 +1,230 @@
+"""Clients that go on at another broker while the one that had them stands still, which then says what it still had."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+import trio
+
+from protocols.mqtt.config import MqttConfig
+from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
+from tests.protocols.mqtt.conftest import Client, World
+from tests.protocols.mqtt.wire import acknowledge, connect, packets, publish
+from tests.protocols.mqtt.wire_5 import block, connect_5, subscribe_5
+from tests.support.engine_node import EngineNode, Town, town_of
+
+PUBREC, PUBREL, PUBCOMP = 0x50, 0x62, 0x70
+LEADER, FORMER, LATER = 1, 2, 3
+
+
+class Device(Client):
+    """A connection of a client with a session that lasts."""
+
+    def __init__(self, node: EngineNode, name: str) -> None:
+        world = World.__new__(World)
+        world.broker, world.now_s = node.broker, 0.0
+        super().__init__(world, "127.0.0.1:5000", MqttConfig())
+        self.name = name
+        self.got: list[tuple[int, bytes]] = []
+
+    async def begin(self) -> None:
+        await self.send(connect(self.name, clean=False))
+        await self.hears(0x20)
+
+    async def hears(self, first: int) -> bytes:
+        """The body of the next packet that begins so; those before it are dropped."""
+        with trio.fail_after(5):
+            while True:
+                self.got += packets(self.take())
+                while self.got:
+                    head, body = self.got.pop(0)
+                    if head == first:
+                        return body
+                await trio.sleep(0.002)
+
+    def heard(self) -> list[tuple[int, bytes]]:
+        self.got += packets(self.take())
+        return self.got
+
+
+@asynccontextmanager
+async def town() -> AsyncIterator[Town]:
+    """The broker that devices leave hears of no takeover, as one that stands still."""
+    async with town_of(LEADER, FORMER, LATER, stripes=2) as found:
+        broker = found.nodes[LEADER].broker
+        await broker.declare_queue("q", durable=True, arguments={}, owner=None)
+        await broker.bind("queue", "q", "amq.topic", "t", {}, owner=None)
+        yield found
+
+
+def _streams(node: EngineNode) -> list[Any]:
+    return [node.engine.forwarding.stream(f"home-{index}") for index in range(2)]
+
+
+def stand_still(node: EngineNode) -> None:
+    """What it has for homes stays where it is."""
+    node.engine.elsewhere.give_ups.clear()
+    for stream in _streams(node):
+        stream.send = lambda: None
+
+
+async def go_on(node: EngineNode) -> None:
+    """Now it leaves, and arrives."""
+    forwarding = node.engine.forwarding
+    for stream in _streams(node):
+        vars(stream).pop("send", None)
+        stream.request_sync()
+        forwarding.dirty[stream] = None
+    node.broker.end_turn()
+    with trio.fail_after(5):
+        while any(stream.kept for stream in _streams(node)):
+            await trio.sleep(0.002)
+
+
+async def bodies(found: Town) -> list[bytes]:
+    broker = found.nodes[LEADER].broker
+    session = broker.session(cast("Any", None), protocol="mqtt", owner=object(), vhost="/")
+    there = []
+    while (got := await session.get("q", no_ack=True)) is not None:
+        there.append(got.slab.bodies[got.index])
+    return there
+
+
+async def exchange(device: Device, number: int, body: bytes, *, dup: bool = False) -> None:
+    """A message at QoS 2, to its end."""
+    await device.send(publish("t", body, qos=2, packet_id=number, dup=dup))
+    await device.hears(PUBREC)
+    await device.send(acknowledge(PUBREL, number))
+    await device.hears(PUBCOMP)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_what_a_broker_still_had_of_a_publisher_is_not_published_again(others: int) -> None:
+    async with town() as found:
+        former = Device(found.nodes[FORMER], "device")
+        await former.begin()
+        await exchange(former, 1, b"0")
+        stand_still(found.nodes[FORMER])
+        await former.send(publish("t", b"1", qos=2, packet_id=7))
+        later = Device(found.nodes[LATER], "device")
+        await later.begin()
+        await exchange(later, 7, b"1", dup=True)
+        for _ in range(others):
+            await later.send(publish("t", b"2", qos=2, packet_id=7))
+            await later.hears(PUBREC)
+        await go_on(found.nodes[FORMER])
+        await exchange(later, 8, b"3")
+        assert await bodies(found) == [b"0", b"1", *[b"2"] * others, b"3"]
+        assert former.closed
+        assert not former.heard(), "it is not told that its message is there"
+
+
+async def test_a_release_that_comes_late_releases_nothing() -> None:
+    async with town() as found:
+        former = Device(found.nodes[FORMER], "device")
+        await former.begin()
+        await former.send(publish("t", b"1", qos=2, packet_id=7))
+        await former.hears(PUBREC)
+        stand_still(found.nodes[FORMER])
+        await former.send(acknowledge(PUBREL, 7))
+        later = Device(found.nodes[LATER], "device")
+        await later.begin()
+        await later.send(acknowledge(PUBREL, 7))
+        await later.hears(PUBCOMP)
+        await later.send(publish("t", b"2", qos=2, packet_id=7))
+        await later.hears(PUBREC)
+        await go_on(found.nodes[FORMER])
+        again = Device(found.nodes[LEADER], "device")
+        await again.begin()
+        await exchange(again, 7, b"2", dup=True)
+        assert await bodies(found) == [b"1", b"2"]
+        assert former.closed
+        assert not former.heard()
+
+
+async def test_a_packet_id_that_was_used_elsewhere_meanwhile_is_of_a_new_message() -> None:
+    async with town() as found:
+        former = Device(found.nodes[FORMER], "device")
+        await former.begin()
+        await former.send(publish("t", b"1", qos=2, packet_id=7))
+        await former.hears(PUBREC)
+        stand_still(found.nodes[FORMER])
+        later = Device(found.nodes[LATER], "device")
+        await later.begin()
+        await later.send(acknowledge(PUBREL, 7))
+        await later.hears(PUBCOMP)
+        await go_on(found.nodes[FORMER])
+        back = Device(found.nodes[FORMER], "device")
+        await back.begin()
+        await exchange(back, 7, b"2")
+        assert await bodies(found) == [b"1", b"2"]
+
+
+async def subscribed(found: Town, name: str) -> None:
+    """There is a session that asks for no retained messages, which nobody leads here."""
+    first = Device(found.nodes[LEADER], name)
+    await first.send(connect_5(name, block(session_expiry=3600), flags=0), subscribe_5(1, ("t", 0x22)))
+    await first.hears(0x90)
+    first.lose()
+
+
+BEFORE, SENT, THERE = "before it consumes", "when it was sent it", "when it has it"
+
+
+@pytest.mark.parametrize(
+    ("where", "when"),
+    [
+        (LATER, BEFORE),
+        (LATER, SENT),
+        (LATER, THERE),
+        (LEADER, BEFORE),
+        (LEADER, THERE),
+        (FORMER, BEFORE),
+        (FORMER, SENT),
+    ],
+)
+async def test_what_was_received_before_and_is_told_late_comes_in_order(
+    where: int, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with town() as found:
+        await subscribed(found, "device")
+        former = Device(found.nodes[FORMER], "device")
+        await former.begin()
+        publisher = Device(found.nodes[LEADER], "publisher")
+        await publisher.begin()
+        await exchange(publisher, 1, b"1")
+        first = await former.hears(0x34)
+        stand_still(found.nodes[FORMER])
+        await former.send(acknowledge(PUBREC, int.from_bytes(first[3:5])))
+        consume = ClientsElsewhere.consume
+
+        async def late(*given: Any) -> Any:
+            await go_on(found.nodes[FORMER])
+            return await consume(*given)
+
+        if when == BEFORE:
+            monkeypatch.setattr(ClientsElsewhere, "consume", late)
+        later = Device(found.nodes[where], "device")
+        await later.begin()
+        monkeypatch.undo()
+        assert await later.hears(0x3C) == first
+        if when == SENT:
+            await go_on(found.nodes[FORMER])
+        await exchange(publisher, 2, b"2")
+        second = await later.hears(0x34)
+        for body in (first, second):
+            await later.send(acknowledge(PUBREC, int.from_bytes(body[3:5])))
+            assert await later.hears(PUBREL) == body[3:5]
+        if when == THERE:
+            await go_on(found.nodes[FORMER])
+        for body in (first, second):
+            await later.send(acknowledge(PUBCOMP, int.from_bytes(body[3:5])))
+        assert former.closed
+        assert not former.heard()
+        again = Device(found.nodes[LEADER], "device")
+        await again.begin()
+        await exchange(publisher, 3, b"3")
+        assert (await again.hears(0x34))[5:] == b"3"
