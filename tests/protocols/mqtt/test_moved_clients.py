@@ -97,8 +97,22 @@ async def exchange(device: Device, number: int, body: bytes, *, dup: bool = Fals
     """A message at QoS 2, to its end."""
     await device.send(publish("t", body, qos=2, packet_id=number, dup=dup))
     await device.hears(PUBREC)
+    await released(device, number)
+
+
+async def released(device: Device, number: int) -> None:
     await device.send(acknowledge(PUBREL, number))
     await device.hears(PUBCOMP)
+
+
+async def received_at_the_former(found: Town) -> Device:
+    """A message at QoS 2 up to PUBREC, at a broker that stands still then."""
+    former = Device(found.nodes[FORMER], "device")
+    await former.begin()
+    await former.send(publish("t", b"1", qos=2, packet_id=7))
+    await former.hears(PUBREC)
+    stand_still(found.nodes[FORMER])
+    return former
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -124,16 +138,11 @@ async def test_what_a_broker_still_had_of_a_publisher_is_not_published_again(oth
 
 async def test_a_release_that_comes_late_releases_nothing() -> None:
     async with town() as found:
-        former = Device(found.nodes[FORMER], "device")
-        await former.begin()
-        await former.send(publish("t", b"1", qos=2, packet_id=7))
-        await former.hears(PUBREC)
-        stand_still(found.nodes[FORMER])
+        former = await received_at_the_former(found)
         await former.send(acknowledge(PUBREL, 7))
         later = Device(found.nodes[LATER], "device")
         await later.begin()
-        await later.send(acknowledge(PUBREL, 7))
-        await later.hears(PUBCOMP)
+        await released(later, 7)
         await later.send(publish("t", b"2", qos=2, packet_id=7))
         await later.hears(PUBREC)
         await go_on(found.nodes[FORMER])
@@ -147,15 +156,10 @@ async def test_a_release_that_comes_late_releases_nothing() -> None:
 
 async def test_a_packet_id_that_was_used_elsewhere_meanwhile_is_of_a_new_message() -> None:
     async with town() as found:
-        former = Device(found.nodes[FORMER], "device")
-        await former.begin()
-        await former.send(publish("t", b"1", qos=2, packet_id=7))
-        await former.hears(PUBREC)
-        stand_still(found.nodes[FORMER])
+        await received_at_the_former(found)
         later = Device(found.nodes[LATER], "device")
         await later.begin()
-        await later.send(acknowledge(PUBREL, 7))
-        await later.hears(PUBCOMP)
+        await released(later, 7)
         await go_on(found.nodes[FORMER])
         back = Device(found.nodes[FORMER], "device")
         await back.begin()
