@@ -12,6 +12,7 @@ from protocols.native.clients.client_tls import tls_context
 from protocols.native.clients.consumer import Consumer
 from protocols.native.clients.hooks import ConsumerInterceptor, ProducerInterceptor, ProducerRecord
 from protocols.native.clients.membership import RebalanceListener
+from protocols.native.clients.once import MemoryOnceStore, OnceStore, SqliteOnceStore, once
 from protocols.native.clients.parallel import process_in_parallel
 from protocols.native.clients.producer import Producer
 from protocols.native.clients.producer_batches import Delivery
@@ -62,10 +63,12 @@ __all__ = [
     "FetchResult",
     "LinkConfig",
     "LogTruncated",
+    "MemoryOnceStore",
     "MillraceError",
     "NotAMember",
     "NotFound",
     "OffsetOutOfRange",
+    "OnceStore",
     "PreconditionFailed",
     "Producer",
     "ProducerFenced",
@@ -75,12 +78,14 @@ __all__ = [
     "RebalanceListener",
     "RecordMetadata",
     "RequestTimedOut",
+    "SqliteOnceStore",
     "StorageUnavailable",
     "TopicDescription",
     "TransactionAborted",
     "TransactionalProducer",
     "UnknownPartition",
     "UnknownTopic",
+    "once",
     "process_in_parallel",
     "tls_context",
 ]

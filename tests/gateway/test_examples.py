@@ -49,6 +49,13 @@ def test_native_log(shared_broker: BrokerProcess) -> None:
             assert len({line.rpartition("(")[2] for line in own}) == 1, "one key, one partition"
 
 
+def test_native_once(shared_broker: BrokerProcess) -> None:
+    assert run("native_once", shared_broker.native_port) == [
+        "[True, True, False, True] ('ada', 75)",
+        "[False, False, False, False] ('ada', 75)",
+    ]
+
+
 @pytest.mark.parametrize("example", sorted((CHECKOUT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_examples_are_small(example: Path) -> None:
     most = 110 if example.stem.startswith("spark_") else 60  # a whole job takes its session and its plan
