@@ -22,6 +22,7 @@ from typing import Any, Literal, Self
 from core_log.batch_header import parse_header, with_producer
 from protocols.native import wire
 from protocols.native.clients.blocking import BlockingClient
+from protocols.native.clients.failed_sends import FailedSink, tell_failed
 from protocols.native.clients.hooks import (
     ConsumerInterceptor,
     Deserializer,
@@ -115,6 +116,7 @@ class BlockingProducer(_Closing):
         key_serializer: Serializer | None = None,
         value_serializer: Serializer | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
+        failed_sink: FailedSink | None = None,
         metadata_max_age_ms: int = 10_000,
         timeout_s: float = 30,
         credentials: tuple[str, str] | None = None,
@@ -124,6 +126,7 @@ class BlockingProducer(_Closing):
         self._hooks = ProducerHooks(partitioner, key_serializer, value_serializer, interceptors)
         if partitioner or key_serializer or value_serializer or interceptors:
             self.send = self._send_with_hooks  # type: ignore[method-assign]
+        self._failed_sink = failed_sink
         self._acks = wire.ACKS_ALL if acks == "all" else acks
         self._idempotent = idempotent and self._acks != wire.ACKS_NONE
         self._producer_id: int | None = None
@@ -272,12 +275,27 @@ class BlockingProducer(_Closing):
                 self._hooks.tell(places, None)
 
     def _store(self, drafts: Mapping[tuple[str, int], Draft], stored: dict[tuple[str, int], int]) -> None:
-        """Send, and note at which offset what was stored."""
-        self._before_sending(drafts)
-        waiting = [
-            (*key, draft.build(self._compression, self._sequences_of(key).stamp(draft.count), self._attributes))
-            for key, draft in drafts.items()
-        ]
+        """Send, and note at which offset what was stored; what was not is told of."""
+        built: dict[tuple[str, int], bytes] = {}
+        refused: dict[tuple[str, int], MillraceError] = {}
+        try:
+            self._before_sending(drafts)
+            for key, draft in drafts.items():
+                numbers = self._sequences_of(key).stamp(draft.count)
+                built[key] = draft.build(self._compression, numbers, self._attributes)
+            self._deliver([(*key, data) for key, data in built.items()], stored, refused)
+        except MillraceError as error:
+            for key, draft in drafts.items():
+                if key not in stored and isinstance(draft, BatchDraft):
+                    tell_failed(*key, built.get(key, draft), refused.get(key, error), self._failed_sink)
+            raise
+
+    def _deliver(
+        self,
+        waiting: list[tuple[str, int, bytes]],
+        stored: dict[tuple[str, int], int],
+        refused: dict[tuple[str, int], MillraceError],
+    ) -> None:
         deadline = time.monotonic() + self._delivery_timeout_s
         failure: MillraceError | None = None
         while waiting:
@@ -291,19 +309,19 @@ class BlockingProducer(_Closing):
                     raise
                 last = error
             else:
-                refused = []
+                again = []
                 for batch, (problem, offset) in zip(waiting, results):
                     if problem is None:
                         stored[batch[:2]] = offset
                         continue
                     last = error_from_wire(problem)
                     if isinstance(last, SequenceOutOfOrder):
-                        refused.append(self._renumbered(*batch))
+                        again.append(self._renumbered(*batch))
                     elif last.retriable:
-                        refused.append(batch)
+                        again.append(batch)
                     else:
-                        failure = last
-                waiting = refused
+                        failure = refused[batch[:2]] = last
+                waiting = again
             if waiting:
                 if time.monotonic() > deadline:
                     raise DeliveryTimedOut(f"not stored: {last}") from last

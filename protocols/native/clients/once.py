@@ -24,12 +24,11 @@ from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from typing import Any, Protocol, TypeVar
 
-from protocols.native.clients.records import ConsumerRecord
+from protocols.native.clients.records import ConsumerRecord, message_id_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-MESSAGE_ID_HEADERS = ("message-id", "millrace.message-id")
 _IDS_MAX = 1_000_000
 
 
@@ -42,15 +41,9 @@ class OnceStore(Protocol[T_co]):
         """
 
 
-def message_id_of(record: ConsumerRecord) -> bytes | None:
-    """The id that the producer gave a record; None if it has none, or an empty one."""
-    headers = dict(record.headers)
-    return next((value for name in MESSAGE_ID_HEADERS if (value := headers.get(name))), None)
-
-
 def record_id(record: ConsumerRecord) -> bytes:
     """See the module's rule 3."""
-    given = message_id_of(record)
+    given = message_id_of(record.headers)
     if given is not None:
         return b"id:" + given
     return f"at:{record.topic}:{record.partition}:{record.offset}".encode()

@@ -26,6 +26,7 @@ import trio
 from core_log.producer_states import REMEMBERED
 from protocols.native import wire, wire_transactions
 from protocols.native.clients.client import LinkConfig, Service
+from protocols.native.clients.failed_sends import FailedSink, tell_failed
 from protocols.native.clients.hooks import (
     Partitioner,
     ProducerHooks,
@@ -71,7 +72,8 @@ class Producer(Service):
     more records. `compression`: None, "gzip", "snappy", "lz4" or "zstd". `max_block_ms`: how long `send` waits for room
     or for a topic. `delivery_timeout_ms`: from `send` to giving up. `in_flight_max`: batches of a partition under way
     at once, at most 5 of an idempotent producer. `idempotent`: a batch that has to be sent again is stored once. What
-    the hooks do is told in `hooks.py`.
+    the hooks do is told in `hooks.py`, what is said of records that were not stored, and given to `failed_sink`, in
+    `failed_sends.py`.
 
     Leaving the block waits for all records, as `flush` does; leaving it by an error drops what was not sent.
     """
@@ -94,6 +96,7 @@ class Producer(Service):
         key_serializer: Serializer | None = None,
         value_serializer: Serializer | None = None,
         interceptors: Sequence[ProducerInterceptor] = (),
+        failed_sink: FailedSink | None = None,
         link: LinkConfig | None = None,
     ) -> None:
         super().__init__(server, link or LinkConfig())
@@ -123,6 +126,7 @@ class Producer(Service):
         self._until_checkpoint = _CHECKPOINT_RECORDS
         self._sequence = 0
         self._failed: list[Batch] = []
+        self._failed_sink = failed_sink
         if partitioner or key_serializer or value_serializer or interceptors:
             self._hooks = ProducerHooks(partitioner, key_serializer, value_serializer, interceptors)
             self.send = self._send_with_hooks  # type: ignore[method-assign]
@@ -432,6 +436,8 @@ class Producer(Service):
         return min(self._retry_backoff_s, _REFUSED_BACKOFF_S * 2.0**queue.refusals)
 
     def _finish_batch(self, queue: Waiting, batch: Batch, base_offset: int, error: MillraceError | None) -> None:
+        if error is not None:
+            tell_failed(queue.topic, queue.index, batch.data or batch, error, self._failed_sink)
         batch.finish(base_offset, error)
         self._buffered_bytes -= batch.size - BATCH_OVERHEAD_BYTES
         self._room.set()

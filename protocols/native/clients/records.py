@@ -33,6 +33,8 @@ Headers = Sequence[tuple[str, bytes | None]]
 RECORD_OVERHEAD_BYTES = 24
 """What a record takes beyond key, value and headers, at most: seven varints of usual sizes."""
 BATCH_OVERHEAD_BYTES = 61
+MESSAGE_ID_HEADERS = ("message-id", "millrace.message-id")
+"""The second is of what AMQP and MQTT published."""
 
 
 class ConsumerRecord(Struct, frozen=True, gc=False):
@@ -153,6 +155,12 @@ class BatchDraft:
         self._runs.clear()
         self._values = []
         return builder.build(producer)
+
+
+def message_id_of(headers: Headers) -> bytes | None:
+    """The id that whoever sent a record gave it; None if it has none, or an empty one."""
+    found = dict(headers)
+    return next((value for name in MESSAGE_ID_HEADERS if (value := found.get(name))), None)
 
 
 def batch_columns(batch: BytesLike) -> RecordColumns:
