@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
 
 _NAMED_MAX = 10
+SINGLE_COPY = "single copy (acks=all proves no more than one)"
 
 Partition = Mapping[str, Any]
 
@@ -43,6 +44,11 @@ def show_troubles(found: Mapping[str, Any]) -> None:
     for what, which in troubles:
         if which:
             click.echo(f"{what}, {len(which)} of {len(partitions)} partitions: {_names(which)}")
+    single = [one for one in partitions if one.get("single_copy")]
+    if single and found["controller"] is None and len(found["brokers"]) == 1:
+        click.echo(f"{SINGLE_COPY}: of everything, as there is one broker")
+    elif single:
+        click.echo(f"{SINGLE_COPY}, {len(single)} of {len(partitions)} partitions: {_names(single)}")
 
 
 def _names(partitions: Iterable[Partition]) -> str:

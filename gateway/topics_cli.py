@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from gateway.client_cli import COUNT, NUMBER, OFFSET, list_all, show, show_fields, with_client, with_json
+from gateway.cluster_status import SINGLE_COPY
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -124,13 +125,18 @@ def describe(client: BlockingClient, name: str, all_settings: bool, as_json: boo
         show(columns if as_json else columns[:3], rows if as_json else [row[:3] for row in rows], as_json)
         return
     topic = client.describe_topic(name)
-    partitions = [msgspec.structs.asdict(partition) for partition in topic.partitions]
+    partitions = [
+        {**msgspec.structs.asdict(partition), "single_copy": partition.single_copy} for partition in topic.partitions
+    ]
     if as_json:
         show_fields({"name": topic.name, "config": topic.config, "partitions": partitions}, True)
         return
     show_fields({"topic": topic.name, **dict(sorted(topic.config.items()))}, False)
     click.echo()
     show(list(partitions[0]), [list(one.values()) for one in partitions], False)
+    single = [str(one["partition"]) for one in partitions if one["single_copy"]]
+    if single:
+        click.echo(f"\n{SINGLE_COPY}: partitions {', '.join(single)}")
 
 
 @topics.command()

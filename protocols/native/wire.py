@@ -247,6 +247,11 @@ class PartitionDescription(Struct, array_like=True, gc=False):
     replicas: list[int] = []
     isr: list[int] = []
 
+    @property
+    def single_copy(self) -> bool:
+        """One replica at most is in sync: what is confirmed, be it with acks "all", is on one disk."""
+        return len(self.isr) <= 1
+
 
 class DescribeTopicReply(Reply, tag=4):
     """The topic's own configuration and each partition."""

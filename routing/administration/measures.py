@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import trio
@@ -23,6 +24,7 @@ from core_log.errors import LogError
 from core_log.partition_log import PartitionLog
 from routing.administration.figures import figures_here
 from routing.administration.operations import plain
+from routing.administration.status import logs_of_one
 from routing.errors import BrokerError
 
 if TYPE_CHECKING:
@@ -149,8 +151,11 @@ class Measures:
 
     def _cluster(self) -> list[Family]:
         cluster = self._broker.cluster
+        copies = partial(
+            _single, "partitions_single_copy", "gauge", "Partitions here of which one copy at most is in sync."
+        )
         if cluster is None:
-            return []
+            return [copies(len(logs_of_one(self._broker)))]
         now = {
             "replicas": ("partition_replicas", "Partitions with a replica here."),
             "leaders": ("partition_leaders", "Partitions led here."),
@@ -170,6 +175,7 @@ class Measures:
         found = cluster.counters.snapshot()
         brokers = len(cluster.members.brokers)
         return [
+            copies(found["single_copy"]),
             _single("brokers", "gauge", "Brokers of the cluster that are there.", brokers),
             *(_single(name, "gauge", told, found[key]) for key, (name, told) in now.items()),
             *(_single(key, "counter", told, found[key]) for key, told in counted.items()),

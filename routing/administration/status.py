@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from core_log.partition_log import PartitionLog
 from core_log.replication.state import LogState
 from routing.administration.operations import LOOKS, operation, table
-from routing.cluster.metadata.health import OFFSETS, QUEUES, names_by_id, place
+from routing.cluster.metadata.health import OFFSETS, QUEUES, is_single_copy, names_by_id, place
 from routing.cluster.metadata.records import CONTROLLER, DIRECTORIES, BrokerRecord, ControllerRecord, decode
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "topic", "partition", "leader", "epoch", "replicas", "isr", "min_insync_replicas", "log_end_offset",
-    "high_watermark", "offsets_of", "unclean_elections", "unclean_epoch",
+    "high_watermark", "offsets_of", "unclean_elections", "unclean_epoch", "single_copy",
 )  # fmt: skip
 
 
@@ -79,7 +79,8 @@ async def list_partitions(broker: Broker, user: str, start: int = 0) -> dict[str
     return table(COLUMNS, rows, start)
 
 
-def _of_one(broker: Broker) -> Iterator[tuple[Any, ...]]:
+def logs_of_one(broker: Broker) -> list[tuple[str, int, PartitionLog]]:
+    """Topic, partition and log of all partitions of a single broker."""
     logs: list[tuple[str, int, PartitionLog]] = [
         (topic.name, partition.index, partition.log)
         for topic in broker.topics.values()
@@ -87,8 +88,12 @@ def _of_one(broker: Broker) -> Iterator[tuple[Any, ...]]:
     ]
     logs += [(OFFSETS, 0, log) for log in broker.storage.stores if log.directory == "offsets/0"]
     logs += [(QUEUES, home.index, home.log) for home in broker.topology.stripes]
-    for name, index, log in logs:
-        yield name, index, 0, log.leader_epoch, [0], [0], 1, log.log_end_offset, log.high_watermark, 0, False, 0
+    return logs
+
+
+def _of_one(broker: Broker) -> Iterator[tuple[Any, ...]]:
+    for name, index, log in logs_of_one(broker):
+        yield name, index, 0, log.leader_epoch, [0], [0], 1, log.log_end_offset, log.high_watermark, 0, False, 0, True
 
 
 def _of_cluster(broker: Broker, cluster: Cluster) -> Iterator[tuple[Any, ...]]:
@@ -100,7 +105,7 @@ def _of_cluster(broker: Broker, cluster: Cluster) -> Iterator[tuple[Any, ...]]:
         yield (
             topic, index, *_said(state),
             *((replica.log.log_end_offset, replica.log.high_watermark, cluster.broker_id) if replica else (None,) * 3),
-            state.unclean, state.unclean_epoch,
+            state.unclean, state.unclean_epoch, is_single_copy(state),
         )  # fmt: skip
 
 

@@ -251,7 +251,8 @@ def test_topics_are_configured_and_emptied(millrace: Commands) -> None:
     millrace("topics", "alter", "told", "--config", "retention.ms=1000", "--unset", "segment.ms", "--partitions", "3")
     described = json.loads(millrace("topics", "describe", "told", "--json"))
     assert described["config"] == {"retention.ms": "1000"}
-    assert len(described["partitions"]) == 3
+    assert [one["single_copy"] for one in described["partitions"]] == [True] * 3
+    assert "proves no more than one): partitions 0, 1, 2\n" in millrace("topics", "describe", "told")
     settings = {row["name"]: row for row in millrace.rows("topics", "describe", "told", "--settings")}
     assert (settings["retention.ms"]["value"], settings["retention.ms"]["source"]) == ("1000", "topic")
     assert settings["segment.ms"]["source"] == "default"

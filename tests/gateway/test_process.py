@@ -213,7 +213,8 @@ def test_the_life_of_a_topic(running: BrokerProcess) -> None:
     assert ["orders", "3"] in [line.split() for line in said.splitlines()]
     code, said = topics(running, "describe", "orders")
     assert code == 0
-    settings, partitions = said.split("\n\n")
+    settings, partitions, copies = said.split("\n\n")
+    assert copies == "single copy (acks=all proves no more than one): partitions 0, 1, 2\n"
     assert [line.split() for line in settings.splitlines()] == [["topic", "orders"], ["retention.ms", "60000"]]
     assert partitions.startswith("partition  leader  leader epoch  log start offset  high watermark")
     assert len(partitions.splitlines()) == 1 + 3
@@ -228,10 +229,11 @@ def test_the_life_of_a_topic(running: BrokerProcess) -> None:
 
 def test_status_shows_what_the_logs_of_queues_hold(running: BrokerProcess) -> None:
     result = CliRunner().invoke(main, ["status", "--server", f"127.0.0.1:{running.native_port}"])
-    head, *stripes, end = result.output.splitlines()
+    head, *stripes, end, copies = result.output.splitlines()
     assert head.split("  ")[-1] == "pinned bytes"
     assert [line.split()[0] for line in stripes] == ["0", "1", "2", "3", "transient"]
     assert end.startswith("sessions ")
+    assert copies == "single copy (acks=all proves no more than one): of everything, as there is one broker"
     result = CliRunner().invoke(main, ["status", "--json", "--server", f"127.0.0.1:{running.native_port}"])
     found = json.loads(result.output)
     assert {"homes", "sessions", "controller", "brokers", "partitions"} <= found.keys()

@@ -31,6 +31,7 @@ async def test_queues_and_what_came_and_went() -> None:
         assert [found[f"millrace_queue_messages_{what}", "/", "a"] for what in ("ready", "unacknowledged")] == [3, 2]
         assert found["millrace_queue_messages_ready", "/", "b"] == 1
         assert found["millrace_queue_consumers", "/", "a"] == 1
+        assert found["millrace_partitions_single_copy",] == len(broker.broker.topology.stripes) + 1
         totals = ("queues", "messages_ready", "messages_unacknowledged", "consumers", "sessions")
         assert [found[f"millrace_{name}",] for name in totals] == [2, 4, 2, 1, 1]
         assert found["millrace_messages_received", PROTOCOL] == 6

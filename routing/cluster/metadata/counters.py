@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from core_log.metadata.store import MetadataEntry
 from core_log.replication.state import LOGS, LogState
-from routing.cluster.metadata.health import is_leaderless, is_under_replicated
+from routing.cluster.metadata.health import is_leaderless, is_single_copy, is_under_replicated
 
 if TYPE_CHECKING:
     from routing.cluster.cluster import Cluster
@@ -51,7 +51,9 @@ class Counters:
         self.unclean_elections += state.unclean_epoch > before.unclean_epoch
 
     def snapshot(self) -> dict[str, int]:
-        """By name; `leaderless` and `under_replicated` are of now, of logs that have or should have a replica here."""
+        """By name; `leaderless`, `under_replicated` and `single_copy` are of now, of logs that have or should have a
+        replica here.
+        """
         cluster = self._cluster
         here = [known.state for known in cluster.elections.logs.values() if cluster.broker_id in known.state.replicas]
         return {
@@ -59,6 +61,7 @@ class Counters:
             "leaders": sum(state.leader == cluster.broker_id for state in here),
             "leaderless": sum(map(is_leaderless, here)),
             "under_replicated": sum(map(is_under_replicated, here)),
+            "single_copy": sum(map(is_single_copy, here)),
             "isr_shrinks": self.isr_shrinks,
             "isr_expands": self.isr_expands,
             "leader_changes": self.leader_changes,

@@ -56,6 +56,11 @@ def is_under_replicated(state: LogState) -> bool:
     return len(state.isr) < len(state.replicas)
 
 
+def is_single_copy(state: LogState) -> bool:
+    """At most one replica is in the ISR: what is confirmed, be it with acks=all, is on one disk."""
+    return len(state.isr) <= 1
+
+
 class Health:
     """See the module; `run` it beside the engine. `topics` are names by id."""
 

@@ -56,7 +56,7 @@ async def test_a_single_broker_is_the_only_replica_of_everything() -> None:
         assert there["t", 1] == {
             "topic": "t", "partition": 1, "leader": 0, "epoch": 0, "replicas": [0], "isr": [0],
             "min_insync_replicas": 1, "log_end_offset": 10, "high_watermark": 10, "offsets_of": 0,
-            "unclean_elections": False, "unclean_epoch": 0,
+            "unclean_elections": False, "unclean_epoch": 0, "single_copy": True,
         }  # fmt: skip
 
 
@@ -89,6 +89,8 @@ async def test_what_the_metadata_says_of_a_cluster_is_shown_and_what_is_wrong_is
             row = found["__offsets", 7]
             assert (row["leader"], row["replicas"], row["log_end_offset"]) == (2, [2], None)
             assert found["a", 0]["min_insync_replicas"] == 2
+            assert [row["single_copy"] for row in found.values()] == [True, True, False]
+            assert part.counters.snapshot()["single_copy"] == 1, "of what has a replica here"
             await trio.sleep(2)
             caplog.clear()
             two.kill()
@@ -102,6 +104,8 @@ async def test_what_the_metadata_says_of_a_cluster_is_shown_and_what_is_wrong_is
             )
             found = await partitions(broker)
             assert found["__offsets", 7]["leader"] is None
+            assert found["a", 0]["single_copy"], "the other replica is gone"
+            assert part.counters.snapshot()["single_copy"] == 2
             brokers = await asked(broker, "cluster.brokers")
             assert (brokers["broker"], brokers["controller"]) == (1, 1)
             assert [(row["id"], row["alive"]) for row in brokers["brokers"]] == [(1, True), (2, False)]
