@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from core_log.batch_header import COMPRESSION_MASK
 from core_log.files import BytesLike
+from core_log.varint import varint
 
 Groups = Sequence[Sequence[bytes]]
 """See the module's rule 1; no groups: everything is looked for."""
@@ -23,6 +24,13 @@ LOOKED_BYTES_MAX = 16 << 20
 """So much of a log is looked at for one fetch."""
 _ATTRIBUTES = 22
 """The byte of a header that has all the bits in use."""
+
+
+def key_strings(key: bytes) -> tuple[bytes, ...]:
+    """A group for records with a key: it stands behind its length, which may be written in more bytes than it needs (no
+    client does, and readers take it). For an empty one nothing can be looked for.
+    """
+    return (varint(len(key)) + key, b"\0" + key) if key else (b"",)
 
 
 def containing(batches: Sequence[BytesLike], groups: Groups) -> list[BytesLike]:

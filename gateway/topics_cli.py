@@ -4,6 +4,7 @@ native door.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -137,6 +138,25 @@ def describe(client: BlockingClient, name: str, all_settings: bool, as_json: boo
     single = [str(one["partition"]) for one in partitions if one["single_copy"]]
     if single:
         click.echo(f"\n{SINGLE_COPY}: partitions {', '.join(single)}")
+
+
+@topics.command()
+@click.argument("name")
+@click.option("--key", required=True, help="The whole key, as text.")
+@click.option("--partition", type=NUMBER, help="Look only there.")
+@click.option("--limit", type=COUNT, default=1000, show_default=True, metavar="N", help="Print the first so many.")
+@with_json
+@with_client
+def find(client: BlockingClient, name: str, key: str, partition: int | None, limit: int, as_json: bool) -> None:
+    """Print where topic NAME has records with a key: all that are committed, by partition and offset.
+
+    The log is looked through, as there is no index.
+    """
+    found = client.find_records(name, os.fsencode(key), limit=limit, partition=partition)
+    rows = [
+        (one.partition, one.offset, one.timestamp_ms, None if one.value is None else len(one.value)) for one in found
+    ]
+    show(("partition", "offset", "timestamp_ms" if as_json else "time_at_ms", "value_bytes"), rows, as_json)
 
 
 @topics.command()

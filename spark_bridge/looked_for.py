@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
+from core_log.containing import key_strings
 from core_log.varint import varint
 from protocols.native.wire_base import CONTAINING_BYTES_MAX, CONTAINING_MAX
 from spark_bridge.message_columns import EXCHANGE, MESSAGE_ID, PREFIX
@@ -67,10 +68,6 @@ def _part(column: str, value: bytes | str) -> bytes:
     return part.translate(_SWAPPED) if column == "mqttTopic" else part
 
 
-def _key(key: bytes) -> Strings:
-    return (varint(len(key)) + key, b"\0" + key) if key else (b"",)
-
-
 def _header(name: str, value: bytes) -> Strings:
     begin, length = _bytes(name), varint(len(value))
     if not value:
@@ -83,9 +80,9 @@ def _text_header(name: str) -> Callable[[bytes], Strings]:
 
 
 _WHOLE: dict[str, Callable[[bytes], Strings]] = {
-    "key": _key,
-    "routingKey": _key,
-    "mqttTopic": lambda topic: _key(topic.translate(_SWAPPED)),
+    "key": key_strings,
+    "routingKey": key_strings,
+    "mqttTopic": lambda topic: key_strings(topic.translate(_SWAPPED)),
     "messageId": _text_header(MESSAGE_ID),
     "exchange": _text_header(EXCHANGE),
     "protocol": lambda name: (PREFIX.encode() + name if name else b"",),

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from gateway.cli import main
 from millrace import BlockingClient, BlockingProducer, Client, Consumer, MillraceError, NotFound, OffsetOutOfRange
+from protocols.native.clients.partitioner import partition_of_key
 from tests.gateway.test_commands import Commands
 from tests.support import BrokerProcess, broker_process
 from tests.support.broker_process import CHECKOUT
@@ -54,6 +55,25 @@ def test_lines_go_in_and_come_out(millrace: Commands) -> None:
     assert millrace("consume", "lines", "--offset", "-2", "--timeout-ms", "100") == "two\nthree\n"
     assert millrace("consume", "lines", "--offset", "1", "--max-messages", "1") == "two\n"
     assert millrace("consume", "lines", "--timeout-ms", "50") == ""
+
+
+def test_records_are_found_by_their_key(millrace: Commands) -> None:
+    millrace("topics", "create", "sought", "--partitions", "3")
+    for compressed in ((), ("--compression", "zstd")):
+        text = "a:1\nb:23\né:4\na:none\n"
+        millrace("produce", "sought", "--key-separator", ":", "--null", "none", *compressed, text=text)
+    found = millrace.rows("topics", "find", "sought", "--key", "a")
+    assert [row["value_bytes"] for row in found] == [1, None, 1, None]
+    assert {row["partition"] for row in found} == {partition_of_key(b"a", 3)}
+    assert [row["offset"] for row in found] == sorted(row["offset"] for row in found)
+    assert all(abs(row["timestamp_ms"] / 1000 - time.time()) < 60 for row in found)
+    assert len(millrace.rows("topics", "find", "sought", "--key", "é", "--limit", "1")) == 1
+    elsewhere = str((partition_of_key(b"a", 3) + 1) % 3)
+    assert millrace.rows("topics", "find", "sought", "--key", "a", "--partition", elsewhere) == []
+    title, *rows = millrace("topics", "find", "sought", "--key", "b").splitlines()
+    assert (title.split(), len(rows)) == (["partition", "offset", "time", "value", "bytes"], 2)
+    assert "has no partition 3" in millrace.refused("topics", "find", "sought", "--key", "b", "--partition", "3")
+    assert "nowhere" in millrace.refused("topics", "find", "nowhere", "--key", "b")
 
 
 def test_keys_headers_and_formats(millrace: Commands) -> None:

@@ -24,7 +24,9 @@ from protocols.native import wire, wire_transactions
 from protocols.native.clients.blocking_admin import BlockingAsker, BlockingGroups
 from protocols.native.clients.blocking_leaders import BlockingLeaders
 from protocols.native.clients.blocking_link import BlockingLink, BlockingTerms
-from protocols.native.clients.records import split_batches
+from protocols.native.clients.finding import FOUND_MAX, find_records
+from protocols.native.clients.groups_admin import finish
+from protocols.native.clients.records import ConsumerRecord, split_batches
 from protocols.native.connection import addresses_of
 from protocols.native.errors import ConnectionLost, NotLeader, WireError, error_from_wire
 from protocols.native.wire_base import CONTAINING_SINCE, ENTRIES_MAX
@@ -327,6 +329,12 @@ class BlockingClient(BlockingGroups):
 
         keys = [(entry.topic, entry.partition) for entry in entries]
         return self._leaders.read(keys, entries, ask, lambda fetched: fetched.error, fixed=fixed)
+
+    def find_records(
+        self, topic: str, key: bytes, *, limit: int = FOUND_MAX, partition: int | None = None
+    ) -> list[ConsumerRecord]:
+        """Every record with a key, up to so many; see `finding.find_records`."""
+        return finish(find_records(self._asker, topic, key, limit=limit, partition=partition))
 
     def leader_epochs(self, partitions: Sequence[tuple[str, int]]) -> list[int]:
         """The leader epochs of partitions, as far as they are known: for `wire.FetchEntry`."""

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from core_log.containing import Groups
 from protocols.native import wire, wire_groups
 from protocols.native.clients import groups_admin
 from protocols.native.clients.blocking_link import Address, BlockingLink, ReplyType
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.clients.groups_admin import GroupDescription, GroupListing, PartitionLag, Which, finish
-from protocols.native.clients.records import batch_records, offset_after
 from protocols.native.errors import MillraceError
 from protocols.native.wire import Request
 
@@ -62,16 +62,11 @@ class BlockingAsker:
         """See `Asker`."""
         return [self._client.list_offsets(*partition, which) for partition in partitions]
 
-    async def timestamp_at(self, partition: Partition, offset: int) -> int | None:
+    async def batches(
+        self, partition: Partition, offset: int, max_bytes: int, wait_ms: int, containing: Groups = ()
+    ) -> list[memoryview]:
         """See `Asker`."""
-        while True:
-            batches = self._client.fetch(*partition, offset, max_bytes=1, max_wait_ms=0).batches
-            if not batches:
-                return None
-            records = batch_records(*partition, batches[0], offset)
-            if records:
-                return records[0].timestamp_ms
-            offset = offset_after(batches[0])
+        return self._client.fetch(*partition, offset, max_bytes, wait_ms, containing=containing).batches
 
     def now_ms(self) -> int:
         """See `Asker`."""

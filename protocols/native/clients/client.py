@@ -15,9 +15,11 @@ import trio
 from protocols.native import wire
 from protocols.native.clients.blocking import TopicDescription, Which
 from protocols.native.clients.client_admin import Groups, TrioAsker
+from protocols.native.clients.finding import FOUND_MAX, find_records
 from protocols.native.clients.leaders import Leaders
 from protocols.native.clients.link import Link, LinkConfig
 from protocols.native.clients.listed_offsets import list_offsets
+from protocols.native.clients.records import ConsumerRecord
 from protocols.native.connection import addresses_of
 from protocols.native.errors import NotLeader
 
@@ -156,6 +158,12 @@ class Client(Groups, Service):
     ) -> None:
         """The inverse of `bind_topic`."""
         await self._link.call(wire.Unbind(0, topic, exchange, pattern, dict(arguments or {})), wire.UnbindReply)
+
+    async def find_records(
+        self, topic: str, key: bytes, *, limit: int = FOUND_MAX, partition: int | None = None
+    ) -> list[ConsumerRecord]:
+        """Every record with a key, up to so many; see `finding.find_records`."""
+        return await find_records(self._asker(), topic, key, limit=limit, partition=partition)
 
     async def list_offsets(self, partitions: Sequence[tuple[str, int]], which: Which) -> list[int | None]:
         """Offsets of each (topic, partition); see `BlockingClient.list_offsets`."""

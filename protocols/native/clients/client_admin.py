@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import trio
 
+from core_log.containing import Groups as Strings
 from protocols.native import wire, wire_groups
 from protocols.native.clients import groups_admin
 from protocols.native.clients.group_bytes import Partition
@@ -14,9 +15,10 @@ from protocols.native.clients.groups_admin import GroupDescription, GroupListing
 from protocols.native.clients.leaders import Leaders
 from protocols.native.clients.link import Link, ReplyType
 from protocols.native.clients.listed_offsets import list_offsets
-from protocols.native.clients.records import batch_records, offset_after, split_batches
+from protocols.native.clients.records import split_batches
 from protocols.native.errors import MillraceError, error_from_wire
 from protocols.native.wire import Request
+from protocols.native.wire_base import CONTAINING_SINCE
 
 _ASK_AGAIN_S = 0.1
 
@@ -75,22 +77,27 @@ class TrioAsker:
             await self._leaders.partitions(topic, create_missing=False)
         return await list_offsets(self._leaders, partitions, which)
 
-    async def timestamp_at(self, partition: Partition, offset: int) -> int | None:
+    async def batches(
+        self, partition: Partition, offset: int, max_bytes: int, wait_ms: int, containing: Strings = ()
+    ) -> list[memoryview]:
         """See `Asker`."""
+        await self._leaders.partitions(partition[0], create_missing=False)
         deadline = trio.current_time() + self._link.config.request_timeout_ms / 1000
         while True:
             (link,) = await self._leaders.wait_for([partition], deadline)
-            entry = wire.FetchEntry(*partition, offset, 1)
-            (fetched,) = (await link.request(wire.Fetch(0, 0, 0, 1, [entry]), wire.FetchReply)).entries
-            if fetched.error is not None:
-                raise error_from_wire(fetched.error)
-            batches = split_batches(fetched.records)
-            if not batches:
-                return None
-            records = batch_records(*partition, batches[0], offset)
-            if records:
-                return records[0].timestamp_ms
-            offset = offset_after(batches[0])
+            groups = [list(group) for group in containing] if link.version >= CONTAINING_SINCE else []
+            entry = wire.FetchEntry(*partition, offset, max_bytes)
+            try:
+                reply = await link.request(wire.Fetch(0, wait_ms, 1, max_bytes, [entry], groups), wire.FetchReply)
+                (fetched,) = reply.entries
+                if fetched.error is not None:
+                    raise error_from_wire(fetched.error)
+                return split_batches(fetched.records)
+            except MillraceError as error:
+                if not error.retriable or trio.current_time() > deadline:
+                    raise
+                self._leaders.stale([partition])
+            await trio.sleep(_ASK_AGAIN_S)
 
     def now_ms(self) -> int:
         """See `Asker`."""

@@ -11,9 +11,11 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
+from core_log.containing import Groups
 from protocols.native import wire, wire_groups
 from protocols.native.clients.blocking_link import ReplyType
 from protocols.native.clients.group_bytes import Partition
+from protocols.native.clients.records import batch_records, offset_after
 from protocols.native.errors import ErrorCode, MillraceError, error_from_wire
 from protocols.native.wire import Request
 from protocols.native.wire_groups import MemberDescription
@@ -73,8 +75,10 @@ class Asker(Protocol):
     async def offsets(self, partitions: Sequence[Partition], which: Which) -> list[int | None]:
         """As `list_offsets` of the client."""
 
-    async def timestamp_at(self, partition: Partition, offset: int) -> int | None:
-        """Time in ms of the first record from an offset on; None if there is none."""
+    async def batches(
+        self, partition: Partition, offset: int, max_bytes: int, wait_ms: int, containing: Groups = ()
+    ) -> list[memoryview]:
+        """As `BlockingClient.fetch`."""
 
     def now_ms(self) -> int:
         """The time."""
@@ -201,10 +205,20 @@ async def lag(ask: Asker, group: str) -> list[PartitionLag]:
         begin = max(offset if offset is not None else 0, first or 0)
         lag_ms = 0
         if begin < end:
-            timestamp_ms = await ask.timestamp_at(key, begin)
+            timestamp_ms = await _timestamp_at(ask, key, begin)
             lag_ms = 0 if timestamp_ms is None else max(0, ask.now_ms() - timestamp_ms)
         found.append(PartitionLag(*key, offset, end, max(0, end - begin), lag_ms, owners.get(key)))
     return found
+
+
+async def _timestamp_at(ask: Asker, partition: Partition, offset: int) -> int | None:
+    """Time in ms of the first record from an offset on; None if there is none."""
+    while batches := await ask.batches(partition, offset, 1, 0):
+        records = batch_records(*partition, batches[0], offset)
+        if records:
+            return records[0].timestamp_ms
+        offset = offset_after(batches[0])
+    return None
 
 
 async def _that_are_there(ask: Asker, partitions: Sequence[Partition]) -> list[Partition]:
