@@ -30,7 +30,7 @@ def _tell(
 
 def _name(session: Session) -> str:
     sink: Any = session.sink
-    return getattr(sink, "name", None) or f"broker {sink._link.broker}, number {sink._number & 0xFFFF}"
+    return getattr(sink, "name", None) or f"broker {sink._link.broker}, number {sink.number & 0xFFFF}"
 
 
 @contextmanager
