@@ -76,6 +76,11 @@ def _door_option(door: str, default: str) -> Callable[[Command], Command]:
 @click.option("--advertise", metavar="HOST", help="The host under which others and clients find this broker.")
 @click.option("--rack", metavar="RACK", help="Where the broker stands.")
 @click.option("--import", "import_data", is_flag=True, help="Make a new cluster of a single broker's data directory.")
+@click.option(
+    "--accept-old-data",
+    is_flag=True,
+    help="Start as a member with an older copy of its directory: its replicas count as lost until they caught up.",
+)
 def serve(
     data_dir: str | None,
     config_file: Path | None,
@@ -91,6 +96,7 @@ def serve(
     advertise: str | None,
     rack: str | None,
     import_data: bool,
+    accept_old_data: bool,
     **doors: str | None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
@@ -106,7 +112,7 @@ def serve(
         flags["tls"] = {name: file for name, file in files.items() if file is not None}
     member = {
         "name": name, "broker_id": broker_id, "etcd": etcd, "peer": peer, "advertise": advertise, "rack": rack,
-        "import_data": import_data or None,
+        "import_data": import_data or None, "accept_old_data": accept_old_data or None,
     }  # fmt: skip
     flags["cluster"] = {key: value for key, value in member.items() if value is not None}
     if data_dir is not None:

@@ -82,6 +82,7 @@ async def joining(
         record=BrokerRecord("", _boot_id(), own_version(), dict(addresses), config.rack),
         homes=config.homes,
         offsets=config.offsets,
+        accept_old_data=config.accept_old_data,
     )
     candidate = Candidate(store, members)
     part = Membership(store, members, candidate, Elections(store, members, candidate))

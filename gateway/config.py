@@ -190,6 +190,10 @@ class ClusterConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Partitions of group offsets, likewise."""
     import_data: bool = False
     """Make a new cluster of the data directory, which is that of a single broker; one that is a member's stays so."""
+    accept_old_data: bool = False
+    """Start although the data directory is an older copy, or etcd's state is older than it: then all replicas in it
+    count as lost until they are in sync again.
+    """
     replica_lag_time_max_ms: Milliseconds = 5000
     """A replica that has not caught up for so long is not in sync any more."""
     publish_patience_ms: Milliseconds = 10_000
@@ -280,7 +284,7 @@ def load_config(
 def check_cluster(config: ClusterConfig) -> None:
     """Whether all is said that a member has to be told. Raises ConfigError."""
     if not config.name:
-        if config.broker_id >= 0 or config.etcd or config.import_data:
+        if config.broker_id >= 0 or config.etcd or config.import_data or config.accept_old_data:
             raise ConfigError("cluster.name: is missing (--cluster)")
         return
     if config.broker_id < 0:

@@ -3,17 +3,21 @@
 1. A broker id belongs to one data directory, a data directory to one broker of one cluster. Whatever contradicts that
    is refused, with one line that says what to do, before anything was written anywhere.
 2. A registration is made under guards of all it relies on: of two that want the same id, one is refused.
-3. What a dead predecessor left under its lease is ended by ending the lease, if it was certainly this directory's
+3. A data directory is as old as the metadata say, or one raise further (`age.py`). Any other is refused.
+4. What a dead predecessor left under its lease is ended by ending the lease, if it was certainly this directory's
    process: same directory, same address. Otherwise it is waited for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
 
 from core_log.metadata.store import Guard, MetadataEntry, Put
+from routing.cluster.metadata.age import Age
 from routing.cluster.metadata.identity import Identity
 from routing.cluster.metadata.records import (
     FORMAT,
@@ -96,20 +100,20 @@ def check_identity(wanted: Wanted, identity: Identity | None, *, has_data: bool)
         )
 
 
-def next_step(wanted: Wanted, identity: Identity, view: View) -> Step:
-    """What comes next. Raises ClusterRefused."""
-    try:
+def next_step(wanted: Wanted, identity: Identity, age: Age, view: View, *, any_age: bool = False) -> Step:
+    """What comes next. `age` is the directory's, with `any_age` whatever it is. Raises ClusterRefused."""
+    with _understanding(wanted):
         meta = _checked_meta(wanted, identity, view)
-        _check_directory(wanted, identity, view)
         there = decode(view.broker.value, BrokerRecord) if view.broker is not None else None
-    except msgspec.MsgspecError as error:
-        raise ClusterRefused(f"what etcd says of cluster '{wanted.cluster}' is not understood: {error}") from None
+    record = directory_record(wanted, identity, view.directory)
+    if record is not None and not any_age:
+        check_age(wanted, age, record.age)
     if there is not None:
         return _predecessor(wanted, identity, there)
     mine = directory_key(wanted.broker_id)
     if meta is None or view.directory is None:
         puts: list[Put] = [] if meta is not None else [(META, encode(wanted.meta))]
-        puts.append((mine, encode(DirectoryRecord(identity.directory_id))))
+        puts.append((mine, encode(DirectoryRecord(identity.directory_id, age))))
         return Write([_as_it_is(META, view.meta), Guard(mine, 0)], puts, lease=False)
     key = broker_key(wanted.broker_id)
     guards = [_as_it_is(META, view.meta), _as_it_is(mine, view.directory), Guard(key, 0)]
@@ -140,19 +144,50 @@ def _checked_meta(wanted: Wanted, identity: Identity, view: View) -> ClusterMeta
     return meta
 
 
-def _check_directory(wanted: Wanted, identity: Identity, view: View) -> None:
-    if view.directory is None:
+def directory_record(wanted: Wanted, identity: Identity, entry: MetadataEntry | None) -> DirectoryRecord | None:
+    """What the metadata say of this directory, None where it is new. Raises ClusterRefused where it is no member's."""
+    if entry is None:
         if identity.cluster_id:
             raise ClusterRefused(
                 f"broker {wanted.broker_id} was removed from cluster '{wanted.cluster}': "
                 "start it with an empty data directory"
             )
-        return
-    if decode(view.directory.value, DirectoryRecord).directory_id != identity.directory_id:
+        return None
+    with _understanding(wanted):
+        record = decode(entry.value, DirectoryRecord)
+    if record.directory_id != identity.directory_id:
         raise ClusterRefused(
             f"broker id {wanted.broker_id} of cluster '{wanted.cluster}' belongs to another data directory: "
             "choose another id, or remove that broker first"
         )
+    return record
+
+
+def check_age(wanted: Wanted, age: Age, known: Age, *, running: bool = False) -> None:
+    """Whether a directory of this age may be the one that the metadata know. What was put back while this broker is
+    `running` is not its directory. Raises ClusterRefused.
+    """
+    of = f"of broker {wanted.broker_id} of cluster '{wanted.cluster}'"
+    way = "start with --accept-old-data (cluster.accept_old_data), by which all replicas in it count as lost until then"
+    if age.is_before(known):
+        raise ClusterRefused(
+            f"the data directory is an older copy of that {of} (age {age}, etcd knows {known}) and may lack what was "
+            f"confirmed since: start with the latest one, or, to have it catch up with the other brokers, {way}"
+        )
+    if age.is_far_beyond(known) and not running:
+        raise ClusterRefused(
+            f"etcd has an older state than the data directory {of} (age {age}, etcd knows {known}) and may be wrong "
+            f"about who is in sync: restore etcd's latest state, or, to have the directory catch up with the other "
+            f"brokers, {way}"
+        )
+
+
+@contextmanager
+def _understanding(wanted: Wanted) -> Iterator[None]:
+    try:
+        yield
+    except msgspec.MsgspecError as error:
+        raise ClusterRefused(f"what etcd says of cluster '{wanted.cluster}' is not understood: {error}") from None
 
 
 def _predecessor(wanted: Wanted, identity: Identity, there: BrokerRecord) -> Step:

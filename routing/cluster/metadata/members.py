@@ -3,7 +3,8 @@
 1. A broker is registered as long as its lease lives. When the lease is lost it registers anew, under a new broker
    epoch: to all others it is a process that has just begun.
 2. `cluster.json` is written before what it says is true elsewhere: see `identity.py`.
-3. Who the others are is what the metadata say; nobody is asked.
+3. The age of the data directory is raised before it registers, and again and again: see `age.py`.
+4. Who the others are is what the metadata say; nobody is asked.
 """
 
 from __future__ import annotations
@@ -19,8 +20,19 @@ import trio
 from core_log.errors import Conflict, MetadataUnavailable
 from core_log.files import Files
 from core_log.metadata.store import Guard, LeasedStore, MetadataEntry
+from routing.cluster.metadata.age import Age, load_age, save_age
 from routing.cluster.metadata.identity import Identity, load_identity, save_identity
-from routing.cluster.metadata.joining import ClusterRefused, Revoke, View, Wait, Wanted, check_identity, next_step
+from routing.cluster.metadata.joining import (
+    ClusterRefused,
+    Revoke,
+    View,
+    Wait,
+    Wanted,
+    check_age,
+    check_identity,
+    directory_record,
+    next_step,
+)
 from routing.cluster.metadata.records import (
     BROKERS,
     DRAINS,
@@ -35,12 +47,15 @@ from routing.cluster.metadata.records import (
     drain_key,
     encode,
 )
+from routing.cluster.metadata.trust import Trust
 
 logger = logging.getLogger(__name__)
 
 _TAKEN_S = 10.0
 """A lease that nobody renews is gone by then, even when etcd's leader changed meanwhile."""
 _RETRY_S = 1.0
+AGE_INTERVAL_S = 60.0
+"""A copy of the directory that is older is told from it, even if the broker is killed."""
 DATA = "catalog"
 """The directory that every data directory of a single broker has."""
 
@@ -74,8 +89,11 @@ class Members:
         homes: int,
         offsets: int,
         offload: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+        accept_old_data: bool = False,
     ) -> None:
-        """`record` is without the id of the data directory, which is given here."""
+        """`record` is without the id of the data directory, which is given here. With `accept_old_data` an age that
+        does not fit is no reason to be refused: then all replicas are lost (`Trust`).
+        """
         self.broker_id = broker_id
         self.epoch = 0
         """This broker's, 0 while it is not registered."""
@@ -95,7 +113,9 @@ class Members:
             retained=min(RETAINED_LOGS, homes),
         )
         self._offload = offload
+        self._accept_old_data = accept_old_data
         self._identity: Identity | None = None
+        self._age = Age()
         self._changed = trio.Event()
         self._lost = trio.Event()
         store.listeners.append(self._applied)
@@ -138,23 +158,26 @@ class Members:
         except ValueError as error:
             raise ClusterRefused(str(error)) from None
         has_data = found is None and self._files.exists(DATA)
-        wanted = Wanted(self._cluster, self.broker_id, self._record, self._new_meta)
-        check_identity(wanted, found, has_data=has_data)
+        check_identity(self._wanted, found, has_data=has_data)
         directory_id = found.directory_id if found is not None else secrets.token_hex(8)
         cluster_id, lease_id = (found.cluster_id, found.lease_id) if found is not None else ("", 0)
         self._identity = Identity(self._cluster, cluster_id, self.broker_id, directory_id, lease_id)
         self._record = msgspec.structs.replace(self._record, directory_id=directory_id)
+        self._age = await self._offload(load_age, self._files)
         await self._store.barrier()
         if meet is not None and self._store.get(META) is not None:
-            next_step(wanted, self._identity, self._view())
+            next_step(self._wanted, self._identity, self._age, self._view(), any_age=self._accept_old_data)
             await meet(self)
         await self._advance(to_registration=False)
+        if self._accept_old_data:
+            await self._accept_age()
 
     async def register(self, *, lost: Iterable[str] = (), unopened: Iterable[str] = ()) -> None:
         """Be there for all others; `lost` and `unopened` as in `BrokerRecord`. Raises ClusterRefused,
         MetadataUnavailable, OSError.
         """
         self._record = msgspec.structs.replace(self._record, lost=tuple(sorted(lost)), unopened=tuple(sorted(unopened)))
+        await self._raise_age()  # not before: the engine has room for it made on a disk that is full
         await self._advance()
 
     @property
@@ -168,8 +191,7 @@ class Members:
         assert self._identity is not None
         until = trio.current_time() + _TAKEN_S
         while True:
-            wanted = Wanted(self._cluster, self.broker_id, self._record, self._new_meta)
-            step = next_step(wanted, self._identity, self._view())
+            step = next_step(self._wanted, self._identity, self._age, self._view(), any_age=self._accept_old_data)
             changed = self._changed
             try:
                 if isinstance(step, Revoke):
@@ -193,6 +215,10 @@ class Members:
             except Conflict:
                 continue
 
+    @property
+    def _wanted(self) -> Wanted:
+        return Wanted(self._cluster, self.broker_id, self._record, self._new_meta)
+
     def _view(self) -> View:
         keys = (META, directory_key(self.broker_id), broker_key(self.broker_id))
         return View(*map(self._store.get, keys))
@@ -202,15 +228,65 @@ class Members:
         self._identity = msgspec.structs.replace(self._identity, **changes)
         await self._offload(save_identity, self._files, self._identity)
 
+    # --- the age of the data directory -----------------------------------------------------
+
+    async def _accept_age(self) -> None:
+        """Begin with a directory whose age does not fit as one that has lost what was in it."""
+        self._accept_old_data = False
+        record = directory_record(self._wanted, self.identity, self._store.get(directory_key(self.broker_id)))
+        if record is None:
+            return
+        try:
+            check_age(self._wanted, self._age, record.age)
+        except ClusterRefused:
+            logger.warning("age %s of the data directory, etcd knows %s: all replicas are lost", self._age, record.age)
+            await self._offload(Trust(self._files, self._record.boot).distrust)
+            if self._age.is_before(record.age):
+                self._age = record.age
+
+    async def _raise_age(self) -> None:
+        """Raises ClusterRefused, MetadataUnavailable, OSError; then the next time goes on where this one ended."""
+        await self._say_age()
+        older = Age(self._age.number + 1, secrets.token_hex(4))
+        await self._offload(save_age, self._files, older)
+        self._age = older
+        await self._say_age()
+
+    async def _say_age(self) -> None:
+        """Have the metadata say what the directory says."""
+        key = directory_key(self.broker_id)
+        while True:
+            entry = self._store.get(key)
+            record = directory_record(self._wanted, self.identity, entry)
+            if entry is None or record is None or record.age == self._age:
+                return
+            check_age(self._wanted, self._age, record.age, running=True)
+            value = encode(msgspec.structs.replace(record, age=self._age))
+            try:
+                await self._store.change([Guard(key, entry.mod_revision)], [(key, value)])
+            except Conflict:
+                continue
+
+    async def _try_to_raise_age(self) -> None:
+        try:
+            await self._raise_age()
+        except (MetadataUnavailable, OSError) as error:
+            logger.warning("the age of the data directory is not noted: %s", error)
+
     # --- being a member ----------------------------------------------------------------
 
     async def run(self) -> None:
         """Stay registered, until cancelled. Raises ClusterRefused when this broker is no member any more."""
         while True:
-            await self._lost.wait()
+            with trio.move_on_after(AGE_INTERVAL_S):
+                await self._lost.wait()
+            if not self._lost.is_set():
+                await self._try_to_raise_age()
+                continue
             self._lost = trio.Event()
             while not self.epoch:
                 try:
+                    await self._say_age()
                     await self._advance()
                     logger.warning("registered anew as broker %d, epoch %d", self.broker_id, self.epoch)
                 except (MetadataUnavailable, OSError) as error:  # a disk in trouble may recover
@@ -238,6 +314,11 @@ class Members:
 
     async def leave(self) -> None:
         """Stop being registered, so that nobody has to wait for the lease. Raises MetadataUnavailable."""
+        try:
+            if trio.current_time() < self._store.lease_deadline:
+                await self._try_to_raise_age()
+        except ClusterRefused as error:  # meanwhile it is no member any more
+            logger.warning("%s", error)
         if self._store.lease_id:
             await self._store.revoke(self._store.lease_id)
 

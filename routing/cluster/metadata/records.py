@@ -1,7 +1,7 @@
 """The keys of a cluster's metadata apart from its topology, and their values.
 
 meta               what the cluster is; written once
-directories/<id>   which data directory a broker id belongs to; no lease
+directories/<id>   which data directory a broker id belongs to, and how old that is; no lease
 brokers/<id>       a broker that runs, under its lease; its create revision is the *broker epoch*
 drains/<id>        an operator wants this broker to lead nothing; no lease, no value
 settings           what operators set for all brokers while they run
@@ -15,6 +15,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
+
+from routing.cluster.metadata.age import Age
 
 META = b"meta"
 CONTROLLER = b"controller"
@@ -54,6 +56,7 @@ class DirectoryRecord(msgspec.Struct, frozen=True):
     """The data directory that a broker id belongs to."""
 
     directory_id: str
+    age: Age = Age()
 
 
 class BrokerRecord(msgspec.Struct, frozen=True):

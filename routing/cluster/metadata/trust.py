@@ -4,8 +4,9 @@
    its reports were of synced bytes (`fsync = "commit"`), when the machine went down while a broker ran.
 2. It stays lost, across restarts, until the metadata names this process in the log's ISR: the second start finds
    nothing wrong with a log any more.
-3. The file is written before this broker says anything to others, and whenever something is lost.
-4. When the file is damaged nobody knows what it said: every replica is lost.
+3. Of a directory that is an older copy every replica is lost (`distrust`): see `age.py`.
+4. The file is written before this broker says anything to others, and whenever something is lost.
+5. When the file is damaged nobody knows what it said: every replica is lost.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class Trust:
     def is_lost(self, name: str, *, synced: bool) -> bool:
         """Of a log that is being opened; `synced`: what was reported of it was synced."""
         return name in self._lost or self._all_lost or (self._went_down and not synced)
+
+    def distrust(self) -> None:
+        """All replicas here are lost. Raises OSError."""
+        self._all_lost = True
+        self._save(self._saved.lost, clean=self._saved.clean)
 
     def begun(self, lost: Iterable[str]) -> None:
         """All logs are open, these are lost; a broker runs from here on. Raises OSError."""

@@ -56,6 +56,7 @@ class One:
             homes=differs.get("homes", 6),
             offsets=differs.get("offsets", 8),
             offload=direct,
+            accept_old_data=differs.get("accept_old_data", False),
         )
         self.candidate = Candidate(self.store, self.members)
         self._scopes = [trio.CancelScope(), trio.CancelScope()]
