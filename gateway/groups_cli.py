@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Partition = tuple[str, int]
 
+_QUEUE_COLUMNS = ("vhost", "queue", "mode", "offset", "lag", "lag_s")
 _COLUMNS = ("topic", "partition", "offset", "end_offset", "lag", "lag_s", "member_id")
 
 
@@ -40,12 +41,24 @@ def list_groups(client: BlockingClient, as_json: bool) -> None:
 def describe(client: BlockingClient, name: str, as_json: bool) -> None:
     """Print where group NAME stands: how many records and seconds it is behind, and who reads what.
 
-    Seconds are the age of the first record that was not read.
+    Seconds are the age of the first record that was not read; in queues, which Spark's queries read, of the oldest
+    message.
     """
     described = client.describe_group(name)
     lags = [
         (one.topic, one.partition, one.offset, one.end_offset, one.lag, round(one.lag_ms / 1000, 3), one.member_id)
         for one in client.lag(name)
+    ]
+    queues = [
+        (
+            one.vhost,
+            one.queue,
+            one.mode,
+            one.offset,
+            one.lag,
+            None if one.lag_ms is None else round(one.lag_ms / 1000, 3),
+        )
+        for one in client.queue_lag(name)
     ]
     fields: dict[str, Any] = {
         "group": described.group,
@@ -53,18 +66,22 @@ def describe(client: BlockingClient, name: str, as_json: bool) -> None:
         "type": described.type,
         "protocol": described.protocol,
         "generation": described.generation,
-        "lag": sum(row[4] for row in lags),
-        "lag_s": max((row[5] for row in lags), default=0.0),
+        "lag": sum(row[4] for row in (*lags, *queues)),
+        "lag_s": max((row[5] or 0.0 for row in (*lags, *queues)), default=0.0),
     }
     members = [msgspec.structs.asdict(member) for member in described.members]
     if as_json:
         partitions = [dict(zip(_COLUMNS, row, strict=True)) for row in lags]
-        show_fields({**fields, "members": members, "partitions": partitions}, True)
+        in_queues = [dict(zip(_QUEUE_COLUMNS, row, strict=True)) for row in queues]
+        show_fields({**fields, "members": members, "partitions": partitions, "queues": in_queues}, True)
         return
     show_fields(fields, False)
     if lags:
         click.echo()
         show(_COLUMNS, lags, False)
+    if queues:
+        click.echo()
+        show(_QUEUE_COLUMNS, queues, False)
     if members:
         click.echo()
         shown = [

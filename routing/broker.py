@@ -59,6 +59,7 @@ from routing.republishing.poison_records import PoisonRecords
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, fitted, wall_clock_ms
 from routing.topics.compaction import Compaction
+from routing.topics.leases import Leases
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic, TopicPartition
 from routing.topics.topic_ids import Topics
@@ -143,6 +144,8 @@ class Broker:
         self.spawn = nursery.start_soon
         self.leased: set[TopicPartition] = set()
         """Partitions that readers have leases of."""
+        self.browsed: dict[tuple[str, str], Leases] = {}
+        """Who browses which queues, by virtual host and name (`queue_lag.py`)."""
         self.traces: dict[str, Trace] = {}
         """Of virtual hosts in which tracing is on."""
         self.dead_letters = DeadLetters(self)

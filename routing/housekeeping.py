@@ -12,7 +12,7 @@ import trio
 from core_log.absent_log import AbsentLog
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
-from routing import filter_streams
+from routing import filter_streams, queue_lag
 from routing.alarms import Alarms
 from routing.consumer_timeouts import ConsumerTimeouts
 from routing.errors import StorageUnavailable
@@ -50,6 +50,7 @@ async def housekeep(broker: Broker) -> None:
         broker.refused_messages += transient.shed(config.scratch_bytes_max)
         transient.delete_dead_prefix()
         upkeep.look_after_readers(broker.leased, time.time_ns() // 1_000_000)
+        queue_lag.tidy(broker)
         timeouts.look(broker.host.impatient, broker.sessions, broker.clock.now_ms())
         if trio.current_time() >= reclaim_due or broker.blocked:
             reclaim_due = trio.current_time() + config.reclaim_interval_ms / 1000

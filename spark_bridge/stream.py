@@ -10,8 +10,9 @@
    so are those that are new and do not begin at 0, and the end of a log that is shorter than it was: with
    `failOnDataLoss=false` it is read from where it ends now.
 4. The broker is told how far the query has come as offsets of a group, for `millrace groups` and everything else that
-   shows lag, and keeps what the query has not read, for `leaseMs` after it was last heard of. Nothing is ever read from
-   there; a failure to tell is logged, no more.
+   shows lag, and keeps what the query has not read, for `leaseMs` after it was last heard of. Of a queue that is
+   browsed it is told where the query stands, and keeps nothing. Nothing is ever read from there; a failure to tell is
+   logged, no more.
 5. A micro-batch of one small task is read when it is planned, and its rows go with the plan (`handed_over.py`): no task
    in another process is needed. What cannot be read then is left to a task, which says why or is tried again.
 
@@ -53,6 +54,9 @@ _DIVISION = ""
 
 Places = dict[tuple[str, int], int]
 """The same by partition."""
+
+BROWSER_TOLD_S = 30.0
+"""The broker is told so often at least where a queue is browsed: it keeps that in memory, and may have begun anew."""
 
 logger = logging.getLogger(__name__)
 
@@ -240,17 +244,30 @@ class MillraceStreamReader(HandingOver, SupportsTriggerAvailableNow):  # type: i
         if not places or not self.options.group:
             return
         try:
-            client = self._connected()
+            client, lease_ms = self._connected(), self.options.lease_ms
+            due = time.monotonic() >= self._lease_due
             if self._connected_source().reader is not None:
+                self._tell_of_queue(client, places, due=due)
                 return
             if places != self._told:
                 client.commit_offsets(self.options.group, places, metadata="spark")
                 self._told = places
-            if self.options.lease_ms and time.monotonic() >= self._lease_due:
-                client.lease(self.options.group, places, self.options.lease_ms, holder=self._holder)
-                self._lease_due = time.monotonic() + self.options.lease_ms / 4000
+            if lease_ms and due:
+                client.lease(self.options.group, places, lease_ms, holder=self._holder)
+                self._lease_due = time.monotonic() + lease_ms / 4000
         except MillraceError as error:
             logger.warning("the broker was not told how far the query has come: %s", error)
+
+    def _tell_of_queue(self, client: BlockingClient, places: Places, *, due: bool) -> None:
+        """The same of a queue that is browsed: there are no groups' offsets in it, and nothing is kept in it."""
+        options = self.options
+        if not options.lease_ms or (places == self._told and not due):
+            return
+        ((queue, _),) = places
+        place = places[queue, 0]
+        client.lease_queue(options.group, queue, place, options.lease_ms, vhost=options.vhost)
+        self._told = places
+        self._lease_due = time.monotonic() + min(options.lease_ms / 4000, BROWSER_TOLD_S)
 
 
 def shared_out(begin: Mapping[tuple[str, int], int], end: Places, most: int) -> Places:

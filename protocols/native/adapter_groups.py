@@ -15,6 +15,7 @@ from protocols.native.adapter_rights import require_id
 from protocols.native.clients.group_bytes import GroupBytesError, decode_assignment
 from protocols.native.config import NativeConfig
 from protocols.native.errors import ErrorCode
+from routing import queue_lag
 from routing.access.grants import Grants
 from routing.broker import Broker
 from routing.groups.consumer_group import ConsumerGroup
@@ -141,7 +142,11 @@ async def _commit_group_offsets(door: GroupDoor, request: wire_groups.CommitGrou
 
 async def _list_groups(door: GroupDoor, request: wire_groups.ListGroups) -> wire.Reply:
     found = []
-    for name in door.broker.groups.names():
+    known = door.broker.groups.names()
+    found += [
+        (name, PROTOCOL_TYPE, State.EMPTY.value, 0) for name in sorted(queue_lag.groups(door.broker).difference(known))
+    ]
+    for name in known:
         group = door.broker.groups.groups.get(name)
         if group is None:
             found.append((name, PROTOCOL_TYPE, State.EMPTY.value, 0))

@@ -6,11 +6,13 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-VERSION_MIN, VERSION = 1, 4
+VERSION_MIN, VERSION = 1, 5
 GROUPS_SINCE: Final = 3
 """The first version with groups and idempotent producers."""
 CONTAINING_SINCE: Final = 4
 """The first version whose fetches look for something."""
+READERS_SINCE: Final = 5
+"""The first version whose operations know readers of queues, and holders of a lease."""
 NO_EPOCH: Final = -1
 """Who asks does not say which leader epoch it knows."""
 

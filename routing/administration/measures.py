@@ -4,9 +4,9 @@
    (`_bites`), so that ten thousand queues hold up nobody.
 2. A family has at most `series_max` series, those that came first; `left_off` says how many it lacks. Totals count all.
 3. Each broker of a cluster tells of the queues and partitions that it leads and of the groups that it looks after, so
-   that the brokers together tell of each once.
-4. How far a group is behind in seconds is the age of the batch that holds the first record it has not read, which is
-   looked up once for each place where a group stands.
+   that the brokers together tell of each once. Of readers of queues (`queue_lag.py`) the queue's leader tells.
+4. How far a group is behind in seconds is the age of the batch that holds the first record it has not read (of a queue:
+   the oldest message), which is looked up once for each place where a group stands.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import trio
 from core_log.batch_header import TIMESTAMP_TYPE_BIT, parse_header
 from core_log.errors import LogError
 from core_log.partition_log import PartitionLog
+from routing import queue_lag
 from routing.administration.figures import figures_here
 from routing.administration.operations import plain
 from routing.administration.status import logs_of_one
@@ -91,6 +92,8 @@ class Measures:
         self._series_max = series_max
         self._seen_ms: dict[tuple[str, str, int], tuple[int, int]] = {}
         """Where groups stood when somebody last asked, and the time of what they had not read."""
+        self._oldest_ms: dict[tuple[str, ...], tuple[int, int]] = {}
+        """The same of readers of queues: the oldest message that they had not read, and its time."""
 
     async def families(self) -> list[Family]:
         """All figures."""
@@ -101,6 +104,7 @@ class Measures:
             *await self._queues(),
             *await self._topics(),
             *await self._groups(),
+            *await self._queue_groups(),
         ]
 
     def _family(self, name: str, help: str, *labels: str) -> Family:
@@ -271,6 +275,31 @@ class Measures:
                     self._seen_ms[key] = (begin, first_ms)
             if first_ms is not None:
                 ages.add(max(broker.clock.now_ms() - first_ms, 0) / 1000, where)
+        return list(families)
+
+    async def _queue_groups(self) -> list[Family]:
+        place = ("group", "vhost", "queue", "mode")
+        lags, ages = families = (
+            self._family(
+                "millrace_group_queue_lag_messages", "How many messages a group is behind in a queue.", *place
+            ),
+            self._family("millrace_group_queue_lag_seconds", "The age of the oldest message not read by it.", *place),
+        )
+        broker = self._broker
+        before, self._oldest_ms = self._oldest_ms, {}
+        async for queue in _bites(broker.topology.all_queues()):
+            for one in list(queue_lag.standings(broker, queue)):
+                where = (plain(one.group), plain(queue.vhost), plain(queue.name), one.mode)
+                now_ms, full = broker.clock.now_ms(), lags.is_full
+                lags.add(one.lag, where)
+                first_ms: int | None = now_ms
+                if one.oldest is not None and not full:
+                    offset, known_ms = before.get(where, (-1, None))
+                    first_ms = known_ms if offset == one.oldest else await queue_lag.oldest_ms(one)
+                    if first_ms is not None:
+                        self._oldest_ms[where] = (one.oldest, first_ms)
+                if first_ms is not None:
+                    ages.add(max(now_ms - first_ms, 0) / 1000, where)
         return list(families)
 
 

@@ -11,11 +11,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -28,6 +28,7 @@ ROWS_MAX = 1000
 LOOKS = ("administrator", "monitoring")
 CHANGES = ("administrator",)
 
+T = TypeVar("T")
 Row = tuple[Any, ...]
 Implementation = Callable[..., Awaitable[Any]]
 
@@ -87,15 +88,24 @@ def checked(name: str, found: Operation, arguments: Mapping[str, Any]) -> dict[s
 
 def require_tag(broker: Broker, user: str, what: str, tags: tuple[str, ...]) -> None:
     """Raises AccessRefused for users with none of these tags."""
-    known = broker.rights.user(user)
-    if known is None or not any(tag in known.tags for tag in tags):
+    if not has_tag(broker, user, tags):
         raise AccessRefused(f"access to {what} refused for user '{user}': it needs the tag {' or '.join(tags)}")
+
+
+def has_tag(broker: Broker, user: str, tags: tuple[str, ...]) -> bool:
+    """Whether a user has one of these tags."""
+    known = broker.rights.user(user)
+    return known is not None and any(tag in known.tags for tag in tags)
+
+
+def page(rows: Iterable[T], start: int) -> Iterator[T]:
+    """As many of the rows from `start` on as one answer has."""
+    return islice(rows, max(start, 0), max(start, 0) + ROWS_MAX)
 
 
 def table(columns: tuple[str, ...], rows: Iterable[Row], start: int) -> dict[str, Any]:
     """A page of a list: the names of the columns, and the rows from `start` on."""
-    page = islice(rows, max(start, 0), max(start, 0) + ROWS_MAX)
-    return {"columns": list(columns), "rows": [list(map(plain, row)) for row in page]}
+    return {"columns": list(columns), "rows": [list(map(plain, row)) for row in page(rows, start)]}
 
 
 def plain(value: Any) -> Any:

@@ -1,17 +1,17 @@
 """Operations of readers that are no consumers: queues read as logs are, and logs of what MQTT filters match.
 
 Who may read a queue may do these with it; none needs a tag. A reader that reserves (`queues/reservations.py`) takes
-messages as a consumer does.
+messages as a consumer does. `queue_lag.py` has how far readers are behind.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from routing import filter_streams
+from routing import filter_streams, queue_lag
 from routing.administration.forwarded import ask_leader
-from routing.administration.operations import operation
-from routing.errors import InvalidArgument, NotFound
+from routing.administration.operations import LOOKS, Row, has_tag, operation, page, table
+from routing.errors import InvalidArgument, NotAllowed, NotFound
 from routing.filter_streams import MQTT_EXCHANGE
 from routing.queue_reading import Read, browse, durable, reserved
 from routing.queues import reservations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BYTES_MAX = 4 << 20
 """Most of messages that one answer has, but that one message may be larger."""
 READER_BYTES_MAX = 255
+READERS = ("vhost", "queue", "group", "mode", "offset", "lag", "lag_ms")
 
 
 @operation("queues.ends", tags=None)
@@ -74,7 +75,7 @@ async def reserve(
     for `lease_ms` or the broker's limit.
     """
     _may_read(broker, user, vhost, name)
-    if position < 0 or not 0 < len(reader.encode("utf-8", "replace")) <= READER_BYTES_MAX:
+    if position < 0 or not _is_name(reader):
         raise InvalidArgument(f"a position from 0, and a reader's name of 1 to {READER_BYTES_MAX} bytes are needed")
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
@@ -128,6 +129,55 @@ async def give_back(broker: Broker, user: str, name: str, reader: str, vhost: st
     return count
 
 
+@operation("queues.lease", tags=None)
+async def lease(
+    broker: Broker, user: str, name: str, reader: str, offset: int, lease_ms: int, vhost: str = "/"
+) -> None:
+    """Say up to where a reader has browsed a queue: its lag is shown for so long or the broker's limit; 0: no longer.
+
+    Nothing is kept for it. Of several readers of one name the last counts.
+    """
+    _may_read(broker, user, vhost, name)
+    if offset < 0 or not _is_name(reader):
+        raise InvalidArgument(f"an offset from 0, and a reader's name of 1 to {READER_BYTES_MAX} bytes are needed")
+    queue = _queue(broker, vhost, name)
+    if queue.elsewhere:
+        told = {"name": name, "reader": reader, "offset": offset, "lease_ms": lease_ms, "vhost": vhost}
+        await ask_leader(queue, "queues.lease", told)
+        return
+    queue.require_led()
+    queue_lag.stand(broker, queue, reader, offset, min(lease_ms, broker.config.reader_lease_ms_max))
+
+
+@operation("queues.readers", tags=None)
+async def list_readers(broker: Broker, user: str, group: str | None = None, start: int = 0) -> dict[str, Any]:
+    """Readers of the queues that this broker leads, or those of one name: where they stand, how many messages they are
+    behind, and how old the oldest of these is (None: not known). Of queues that the user may read; with a tag of all.
+    """
+    sees_all = has_tag(broker, user, LOOKS)
+    found = [
+        one
+        for queue in broker.topology.all_queues()
+        for one in queue_lag.standings(broker, queue, group)
+        if sees_all or _sees(broker, user, queue)
+    ]
+    rows: list[Row] = []
+    for one in page(found, start):
+        lag_ms: int | None = 0
+        if one.lag:
+            oldest_ms = await queue_lag.oldest_ms(one)
+            lag_ms = None if oldest_ms is None else max(broker.clock.now_ms() - oldest_ms, 0)
+        rows.append((one.queue.vhost, one.queue.name, one.group, one.mode, one.position, one.lag, lag_ms))
+    return table(READERS, rows, 0)
+
+
+def _sees(broker: Broker, user: str, queue: Queue) -> bool:
+    try:
+        return broker.rights.grants(user, queue.vhost).allows("read", queue.name)
+    except NotAllowed:
+        return False
+
+
 @operation("topics.of_filter", tags=None)
 async def topic_of_filter(broker: Broker, user: str, pattern: str, vhost: str = "/") -> str:
     """The topic that keeps what an MQTT filter (with `.` for `/`) matches. It is made when it is not there, and begins
@@ -141,6 +191,10 @@ async def topic_of_filter(broker: Broker, user: str, pattern: str, vhost: str = 
 
 def _shown(found: Read) -> dict[str, Any]:
     return {"batches": found.batches, "next": found.following}
+
+
+def _is_name(reader: str) -> bool:
+    return 0 < len(reader.encode("utf-8", "replace")) <= READER_BYTES_MAX
 
 
 def _room(bytes_max: int) -> int:

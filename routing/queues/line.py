@@ -126,6 +126,12 @@ class Line:
             found += [offset for _, offset in self.due if first <= offset < end]
         return found
 
+    def from_on(self, offset: int) -> tuple[int, int]:
+        """How many of those that wait here lie at or behind an offset, and the first of them; `(0, 0)`: none."""
+        due = [one for _, one in self.due if one >= offset]
+        found = [self.ready.from_on(offset), self.placed.from_on(offset), (len(due), min(due, default=0))]
+        return sum(count for count, _ in found), min((first for count, first in found if count), default=0)
+
     def fresh_ranges(self) -> Iterator[Range]:
         """What was never given out, in no particular order."""
         yield from self.ready.ranges()

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 
-from routing.queues.packed_ranges import count_of, pack, singles_of
+from routing.queues.packed_ranges import count_below, count_of, pack, singles_of
 
 _CHUNK_RANGES = 4096
 _RANGE_MESSAGES_MAX = 1 << 16
@@ -218,6 +218,37 @@ class OffsetSet:
         for start, count in ranges:
             found += range(max(start, first), min(start + count, end))
         return found
+
+    def from_on(self, offset: int) -> tuple[int, int]:
+        """How many lie at or behind an offset, and the first of them; `(0, 0)`: none. Goes over ranges, the fewer of
+        those before it and behind it.
+        """
+        chunks, found = self._chunks, [(self._head_first, self._head_count)]
+        at = bisect_right(chunks, offset << 16 | 0xFFFF, key=_first_packed)
+        inside = 0
+        if at:
+            chunk = self._piece(at - 1)
+            below = count_below(chunk, offset)
+            if at > len(chunks) // 2:
+                inside = count_of(chunk) - below + sum(map(count_of, chunks[at:]))
+            else:
+                below += sum(count_of(self._piece(index)) for index in range(at - 1))
+                inside = self.count - self._head_count - self._tail_count - below
+            index = max(bisect_right(chunk, offset << 16 | 0xFFFF) - 1, 0)
+            found += [(packed >> 16, (packed & 0xFFFF) + 1) for packed in chunk[index : index + 2]]
+        else:
+            inside = self.count - self._head_count - self._tail_count
+        if at < len(chunks):
+            packed = self._piece(at)[0]
+            found.append((packed >> 16, (packed & 0xFFFF) + 1))
+        found.append((self._tail_first, self._tail_count))
+        ends = sum(max(first + count - max(first, offset), 0) for first, count in (found[0], found[-1]))
+        beyond = (max(first, offset) for first, count in found if count and first + count > offset)
+        return (inside + ends, next(beyond)) if inside + ends else (0, 0)
+
+    def _piece(self, at: int) -> array[int]:
+        """What is left of a chunk."""
+        return self._chunks[at] if at else self._chunks[0][self._position :]
 
     def discard(self, offsets: Sequence[int]) -> list[int]:
         """Remove `offsets`, which rise and are distinct, wherever they are; returns those that were in the set."""

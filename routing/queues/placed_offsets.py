@@ -54,6 +54,11 @@ class Placed:
         """Those of `offsets`, which rise and are distinct, that are here."""
         return _together([plain.present(offsets) for plain in self._parts()])
 
+    def from_on(self, offset: int) -> tuple[int, int]:
+        """How many lie at or behind an offset, and the first of them; `(0, 0)`: none."""
+        found = [plain.from_on(offset) for plain in self._parts()]
+        return sum(count for count, _ in found), min((first for count, first in found if count), default=0)
+
     def discard(self, offsets: Sequence[int]) -> list[int]:
         """Remove `offsets`, which rise and are distinct, wherever they are; returns those that were here."""
         found = _together([plain.discard(offsets) for plain in self._parts()])

@@ -62,8 +62,7 @@ class Leases:
     def renew(self, reader: str, offset: int, until_ms: int, now_ms: int, holder: str = "") -> None:
         """Keep what lies from `offset` on. Raises LimitExceeded when there are too many readers."""
         if reader not in self._held and len(self._held) >= LEASES_MAX:
-            self._held = {name: each for name, each in self._held.items() if _together(each).until_ms > now_ms}
-            self._warned &= self._held.keys()
+            self.drop_ended(now_ms)
             if len(self._held) >= LEASES_MAX:
                 raise LimitExceeded(f"{LEASES_MAX} readers hold a lease on the partition already")
         holders = self._held.setdefault(reader, {})
@@ -77,6 +76,11 @@ class Leases:
         """The reader needs nothing any more."""
         self._held.pop(reader, None)
         self._warned.discard(reader)
+
+    def drop_ended(self, now_ms: int) -> None:
+        """Readers whose leases ended go, without a word."""
+        self._held = {name: each for name, each in self._held.items() if _together(each).until_ms > now_ms}
+        self._warned &= self._held.keys()
 
     def look(self, now_ms: int, name: str, log_start_offset: int, end_offset: int) -> None:
         """Leases that ended go, and that is said, as it is of those that will end soon."""

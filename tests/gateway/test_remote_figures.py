@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from gateway.etcd_process import EtcdProcess
+from routing import queue_lag
 from routing.administration import administer, figures
 from routing.administration.measures import Measures
 from routing.broker import Broker
@@ -88,6 +89,22 @@ async def groups_are_measured_wherever_partitions_lie(brokers: list[Broker]) -> 
         assert found["millrace_topic_end_offset", "spread", str(number)] == 5
 
 
+async def readers_of_queues_are_told_of_by_leaders(brokers: list[Broker]) -> None:
+    """Each once, whichever broker a reader asks."""
+    for name in NAMES:
+        said = {"name": name, "reader": "spark", "lease_ms": 60_000}
+        asked = next(one for one in brokers if one.topology.queues[name].elsewhere)
+        await administer(asked, "guest", "queues.reserve", {**said, "position": 0, "count": 1})
+        await administer(asked, "guest", "queues.lease", {**said, "offset": 0})
+    pages = [(await administer(one, "guest", "queues.readers", {"group": "spark"}))["rows"] for one in brokers]
+    found = sorted((name, mode, lag) for page in pages for _, name, _, mode, _, lag, age_ms in page if age_ms < 60_000)
+    counts = [(name, ready) for name, (ready, _, _) in EXPECTED.items()]
+    assert found == sorted(
+        one for name, ready in counts for one in ((name, "browse", ready), (name, "consume", ready + 1))
+    )
+    assert [queue_lag.groups(one) for one in brokers] == [{"spark"} if page else set() for page in pages]
+
+
 async def test_all_brokers_say_the_same_and_nothing_of_a_leader_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "_PATIENCE_S", 0.05)
     async with town_of(1, 2, 3) as town:
@@ -126,3 +143,4 @@ async def test_members_say_the_same(etcd: EtcdProcess, tmp_path: Path) -> None:
         await all_say_so(brokers, True)
         await each_queue_is_measured_once(brokers)
         await groups_are_measured_wherever_partitions_lie(brokers)
+        await readers_of_queues_are_told_of_by_leaders(brokers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from spark_bridge.offsets import DataLoss
 from spark_bridge.options import OptionError, parse_options, parse_sink_options
 from spark_bridge.sink import write_rows
 from spark_bridge.stream import MillraceStreamReader
-from tests.support import BrokerProcess
+from tests.gateway.test_commands import Commands
+from tests.support import BrokerProcess, metrics
 from tests.support.broker_process import broker_process
 
 ALL = ReadAllAvailable()
@@ -186,6 +188,56 @@ def test_a_micro_batch_is_the_same_after_the_broker_was_killed(tmp_path: Path) -
         assert reader.latestOffset(third, ALL) == third
         with channel_of(broker) as channel:
             assert channel.queue_declare("q", passive=True).method.message_count == 0
+
+
+def test_queries_of_a_queue_show_up_with_their_lag(shared_broker: BrokerProcess, channel: Any) -> None:
+    channel.queue_declare("lagging", durable=True)
+    publish(channel, "lagging", range(20))
+    asked = {"queue": "lagging", "kafka_group_id": "spark-of-a-queue"}
+    taker = stream(shared_broker, **asked, queue_mode="consume", maxOffsetsPerTrigger="8")
+    taken = taker.latestOffset(taker.initialOffset(), taker.getDefaultReadLimit())
+    watcher = stream(shared_broker, **asked, startingOffsets="earliest")
+    start = watcher.initialOffset()
+    end = watcher.latestOffset(start, ALL)  # the 12 that the other has not been given
+    millrace = Commands(shared_broker)
+
+    def lags() -> dict[str, int]:
+        """By mode."""
+        with BlockingClient(millrace.server) as client:
+            found = client.queue_lag("spark-of-a-queue")
+            assert all(
+                one.lag_ms is not None and (one.lag_ms < 120_000 if one.lag else not one.lag_ms) for one in found
+            )
+            assert {(one.vhost, one.queue) for one in found} == {("/", "lagging")}
+            assert client.lag("spark-of-a-queue") == []
+        if metrics.DOORS:
+            figures = metrics.scraped(shared_broker.ports["http"]).items()
+            shown = {key: value for key, value in figures if "lagging" in key and "spark-of-a-queue" in key}
+            assert {key[2]: lag for key, lag in shown.items() if key[0] == "millrace_group_queue_lag_messages"} == {
+                one.mode: one.lag for one in found
+            }
+            assert len(shown) == 2 * len(found)
+        return {one.mode: one.lag for one in found}
+
+    assert lags() == {"browse": 12, "consume": 20}
+    watcher.commit(end)
+    assert lags() == {"browse": 0, "consume": 20}
+    publish(channel, "lagging", range(20, 25))
+    taker.commit(taken)
+    assert lags() == {"browse": 5, "consume": 17}
+    row = {"group": "spark-of-a-queue", "state": "Empty", "members": 0, "type": "consumer"}
+    assert row in millrace.rows("groups", "list")
+    found = json.loads(millrace("groups", "describe", "spark-of-a-queue", "--json"))
+    assert (found["lag"], 0 < found["lag_s"] < 120, found["partitions"]) == (22, True, [])
+    assert [(one["queue"], one["mode"], one["lag"]) for one in found["queues"]] == [
+        ("lagging", "browse", 5), ("lagging", "consume", 17),
+    ]  # fmt: skip
+    assert found["queues"][1]["offset"] == 8
+    assert "lagging  browse" in millrace("groups", "describe", "spark-of-a-queue")
+    stream(shared_broker, **asked, startingOffsets="earliest", leaseMs="0").commit(start)
+    assert lags()["browse"] == 5, "a query that wants no lease says nothing"
+    for reader in (taker, watcher):
+        reader.stop()
 
 
 def test_a_filter_keeps_what_it_matches(shared_broker: BrokerProcess) -> None:

@@ -307,6 +307,7 @@ def test_a_query_takes_what_is_in_a_queue_and_goes_on(spark: Any, shared_broker:
         query = (
             table.options(**{"millrace.servers": server, "queue": "taken-by-spark", "queue.mode": "consume"})
             .option("maxOffsetsPerTrigger", "40")
+            .option("kafka.group.id", "taker")
             .load()
             .selectExpr("int(string(value)) n", "offset", "messageId")
             .writeStream.format("parquet")
@@ -327,6 +328,9 @@ def test_a_query_takes_what_is_in_a_queue_and_goes_on(spark: Any, shared_broker:
         assert run() == list(range(100))
         assert channel.queue_declare("taken-by-spark", passive=True).method.message_count == 0
         publish(channel, "taken-by-spark", range(100, 110))
+        with BlockingClient(server) as client:
+            (lag,) = client.queue_lag("taker")
+            assert (lag.queue, lag.mode, lag.offset, lag.lag) == ("taken-by-spark", "consume", 100, 10)
         assert run() == list(range(110))
 
 

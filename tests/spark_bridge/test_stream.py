@@ -10,6 +10,7 @@ from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from millrace import BlockingClient, BlockingProducer, BlockingTransactionalProducer
+from protocols.native.wire_base import READERS_SINCE
 from spark_bridge.data_source import MillraceDataSource
 from spark_bridge.offsets import DataLoss, resolve
 from spark_bridge.options import OptionError, parse_options
@@ -138,6 +139,15 @@ def test_what_was_not_read_is_kept() -> None:
         reader.latestOffset({"t": {"0": 2, "1": 9}}, ALL)
         (said,) = server.leases  # so soon it need not be said again
         assert (said["name"], said["offsets"], said["lease_ms"]) == ("t", {"0": 1, "1": 9}, 5000)
+
+
+@pytest.mark.parametrize("version", [READERS_SINCE - 1, READERS_SINCE])
+def test_a_broker_that_knows_no_holders_keeps_it_all_the_same(version: int) -> None:
+    with log_server(two(), version) as server:
+        stream(server, startingOffsets="earliest").latestOffset({"t": {"0": 1, "1": 9}}, ALL)
+        (said,) = server.leases
+        assert said.keys() - {"holder"} == {"name", "reader", "offsets", "lease_ms"}
+        assert ("holder" in said) == (version >= READERS_SINCE)
 
 
 def test_a_limit_is_shared_out_by_what_waits() -> None:

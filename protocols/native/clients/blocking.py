@@ -29,7 +29,7 @@ from protocols.native.clients.groups_admin import finish
 from protocols.native.clients.records import ConsumerRecord, split_batches
 from protocols.native.connection import addresses_of
 from protocols.native.errors import ConnectionLost, NotLeader, WireError, error_from_wire
-from protocols.native.wire_base import CONTAINING_SINCE, ENTRIES_MAX
+from protocols.native.wire_base import CONTAINING_SINCE, ENTRIES_MAX, READERS_SINCE
 
 Which = Literal["earliest", "latest"] | int
 
@@ -145,21 +145,31 @@ class BlockingClient(BlockingGroups):
 
     def lease(self, reader: str, offsets: Mapping[tuple[str, int], int], lease_ms: int, *, holder: str = "") -> None:
         """Have retention keep what `reader` has not read, by (topic, partition) from an offset on, for `lease_ms` or
-        the broker's limit; 0 gives it back. Several holders may have one reader's name: each has a lease of its own.
-        Asked where partitions are led. Raises NotFound, NotLeader.
+        the broker's limit; 0 gives it back. Several holders may have one reader's name: each has a lease of its own
+        (brokers of versions before 5 know one for all). Asked where partitions are led. Raises NotFound, NotLeader.
         """
         keys = list(offsets)
         for link, numbers in self._leaders.by_leader(keys):
             by_topic: dict[str, dict[str, int]] = {}
             for topic, partition in (keys[number] for number in numbers):
                 by_topic.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
+            link.connected()
+            known = {"holder": holder} if link.version >= READERS_SINCE else {}
             for topic, each in by_topic.items():
-                said = {"name": topic, "reader": reader, "offsets": each, "lease_ms": lease_ms, "holder": holder}
+                said = {"name": topic, "reader": reader, "offsets": each, "lease_ms": lease_ms, **known}
                 try:
                     link.call(wire.Administer(0, "topics.lease", said), wire.AdministerReply)
                 except NotLeader:
                     self._leaders.forget([topic])
                     raise
+
+    def lease_queue(self, reader: str, name: str, offset: int, lease_ms: int, *, vhost: str = "/") -> None:
+        """Say up to where `reader` has browsed a queue, so that `queue_lag` shows it for `lease_ms` or the broker's
+        limit; 0: no longer. Nothing is kept for it. Brokers of versions before 5 are not told. Raises NotFound.
+        """
+        self._any.connected()
+        if self._any.version >= READERS_SINCE:
+            self.look("queues.lease", name=name, reader=reader, offset=offset, lease_ms=lease_ms, vhost=vhost)
 
     def delete_topic(self, name: str) -> None:
         """Delete it and all its records. Raises UnknownTopic."""

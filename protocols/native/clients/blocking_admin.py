@@ -11,7 +11,7 @@ from protocols.native import wire, wire_groups
 from protocols.native.clients import groups_admin
 from protocols.native.clients.blocking_link import Address, BlockingLink, ReplyType
 from protocols.native.clients.group_bytes import Partition
-from protocols.native.clients.groups_admin import GroupDescription, GroupListing, PartitionLag, Which, finish
+from protocols.native.clients.groups_admin import GroupDescription, GroupListing, PartitionLag, QueueLag, Which, finish
 from protocols.native.errors import MillraceError
 from protocols.native.wire import Request
 
@@ -126,3 +126,7 @@ class BlockingGroups:
     def lag(self, group: str) -> list[PartitionLag]:
         """How far a group is behind. Raises NotFound."""
         return finish(groups_admin.lag(self._asker, group))
+
+    def queue_lag(self, group: str) -> list[QueueLag]:
+        """How far a group is behind in queues, as a query of Spark's is that reads one."""
+        return finish(groups_admin.queue_lag(self._asker, group))

@@ -11,7 +11,7 @@ from core_log.containing import Groups as Strings
 from protocols.native import wire, wire_groups
 from protocols.native.clients import groups_admin
 from protocols.native.clients.group_bytes import Partition
-from protocols.native.clients.groups_admin import GroupDescription, GroupListing, PartitionLag, Which
+from protocols.native.clients.groups_admin import GroupDescription, GroupListing, PartitionLag, QueueLag, Which
 from protocols.native.clients.leaders import Leaders
 from protocols.native.clients.link import Link, ReplyType
 from protocols.native.clients.listed_offsets import list_offsets
@@ -148,3 +148,7 @@ class Groups:
     async def lag(self, group: str) -> list[PartitionLag]:
         """How far a group is behind. Raises NotFound."""
         return await groups_admin.lag(self._asker(), group)
+
+    async def queue_lag(self, group: str) -> list[QueueLag]:
+        """How far a group is behind in queues, as a query of Spark's is that reads one."""
+        return await groups_admin.queue_lag(self._asker(), group)

@@ -21,6 +21,8 @@ from protocols.native.wire import Request
 from protocols.native.wire_groups import MemberDescription
 
 T = TypeVar("T")
+PAGE_ROWS = 1000
+"""Most that one answer of a list has."""
 Which = Literal["earliest", "latest"] | int
 
 
@@ -60,6 +62,21 @@ class PartitionLag(Struct, frozen=True):
     member_id: str | None
 
 
+class QueueLag(Struct, frozen=True):
+    """How far a group is behind in a queue that it consumes in steps, or browses (`mode`).
+
+    `offset` is the position, or the place in the log behind the queue, from which on it has not read. `lag_ms` is the
+    age of the oldest message that it has not read, 0 if there is none; None: not known, as of transient queues.
+    """
+
+    vhost: str
+    queue: str
+    mode: str
+    offset: int
+    lag: int
+    lag_ms: int | None
+
+
 class Asker(Protocol):
     """How a client asks. All raise ConnectionLost, RequestTimedOut, or what a broker answered."""
 
@@ -97,13 +114,19 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
 async def list_groups(ask: Asker) -> list[GroupListing]:
     """All groups, by name."""
     replies = await ask.every(wire_groups.ListGroups(0), wire_groups.ListGroupsReply)
-    found = {listed[0]: GroupListing(*listed) for reply in replies for listed in reply.groups}
+    every = sorted((listed for reply in replies for listed in reply.groups), key=lambda listed: listed[3])
+    found = {listed[0]: GroupListing(*listed) for listed in every}  # one that only reads queues has no members there
     return [found[group] for group in sorted(found)]
 
 
 async def describe_group(ask: Asker, group: str) -> GroupDescription:
     """Raises NotFound."""
-    reply = await ask.coordinator(group, wire_groups.DescribeGroup(0, group), wire_groups.DescribeGroupReply)
+    try:
+        reply = await ask.coordinator(group, wire_groups.DescribeGroup(0, group), wire_groups.DescribeGroupReply)
+    except MillraceError as error:
+        if error.code != ErrorCode.NOT_FOUND or not await queue_lag(ask, group):
+            raise
+        return GroupDescription(group, "Empty", "consumer", "", 0, [])  # it reads queues alone
     return GroupDescription(group, reply.state, reply.protocol_type, reply.protocol, reply.generation, reply.members)
 
 
@@ -219,6 +242,24 @@ async def _timestamp_at(ask: Asker, partition: Partition, offset: int) -> int | 
             return records[0].timestamp_ms
         offset = offset_after(batches[0])
     return None
+
+
+async def queue_lag(ask: Asker, group: str) -> list[QueueLag]:
+    """How far a group is behind in queues; by these."""
+    found: list[QueueLag] = []
+    start, more = 0, True
+    while more:
+        request = wire.Administer(0, "queues.readers", {"group": group, "start": start})
+        try:
+            pages = [reply.result["rows"] for reply in await ask.every(request, wire.AdministerReply)]
+        except MillraceError as error:
+            if error.code == ErrorCode.NOT_FOUND:
+                return []  # a broker of a version before 5
+            raise
+        found += [QueueLag(vhost, queue, *rest) for page in pages for vhost, queue, _, *rest in page]
+        more = any(len(page) == PAGE_ROWS for page in pages)
+        start += PAGE_ROWS
+    return sorted(found, key=lambda one: (one.vhost, one.queue, one.mode))
 
 
 async def _that_are_there(ask: Asker, partitions: Sequence[Partition]) -> list[Partition]:

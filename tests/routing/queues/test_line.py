@@ -45,6 +45,9 @@ def test_nothing_is_lost_or_given_twice(ready: set[int], due: set[int], placed: 
     for offset in placed:
         line.placed.add(offset, 1)
     assert line.count == len(ready | due | placed)
+    for place in gone:
+        behind = [offset for offset in ready | due | placed if offset >= place]
+        assert line.from_on(place) == (len(behind), min(behind, default=0))
     assert sorted(line.present(sorted(gone))) == sorted(gone & (ready | due | placed))
     assert sorted(line.discard(sorted(gone))) == sorted(gone & (ready | due | placed))
     assert sorted(drain(line)) == sorted((ready | due | placed) - gone)

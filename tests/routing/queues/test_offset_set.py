@@ -91,6 +91,10 @@ class OffsetSetMachine(RuleBasedStateMachine):
     def same(self) -> None:
         assert list(self.real.ranges()) == self.model
         assert len(self.real) == self.real.count == sum(count for _, count in self.model)
+        for place in (0, self.end // 2, self.end - self.end // 8, self.end):
+            behind = [(max(first, place), first + count) for first, count in self.model if first + count > place]
+            expected = sum(end - first for first, end in behind), behind[0][0] if behind else 0
+            assert self.real.from_on(place) == expected
 
 
 OffsetSetMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
@@ -196,6 +200,9 @@ class SparseMachine(RuleBasedStateMachine):
         if chosen:
             first, end = chosen[0], chosen[-1]
             assert self.real.between(first, end) == [one for one in sorted(self.model) if first <= one < end]
+            for place in (first, end, end + 1):
+                behind = [one for one in self.model if one >= place]
+                assert self.real.from_on(place) == (len(behind), min(behind, default=0))
         assert self.real.discard(chosen) == there
         gone = set(there)
         self.model = [offset for offset in self.model if offset not in gone]
