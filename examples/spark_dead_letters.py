@@ -1,5 +1,5 @@
-"""Dead letters as a table: what was refused, by which queue, for which reason, and how often; and back where they came
-from, once each.
+"""Dead letters as a table: what queues refused, or had for too long, and what consumers of a topic did not get past, by
+reason, and how often; and those of queues back where they came from, once each.
 
 python examples/spark_dead_letters.py [amqp port] [native port]
 """
@@ -39,31 +39,37 @@ def fill(amqp_port: int, server: str) -> None:
                 break
 
 
-def header(name: str) -> Column:
-    """The first header of that name."""
-    return f.get(f.filter("headers", lambda one: one.key == name), f.lit(0)).value.cast("string")
+def header(*names: str) -> Column:
+    """The first header of that name, or else of the next."""
+
+    def first(name: str) -> Column:
+        return f.get(f.filter("headers", lambda one: one.key == name), f.lit(0)).value.cast("string")
+
+    return f.coalesce(*map(first, names))
 
 
 def dead_letters(spark: SparkSession, server: str) -> DataFrame:
-    """A row for each: the queue that gave it up, why, when, and the body."""
+    """A row for each: the queue or topic that gave it up, why, when, and the body. Those of queues are in one topic,
+    those of each topic (`millrace.dead.letter.fetches`) in one that ends with `.dlq`.
+    """
     records = (
         spark.read.format("millrace")
         .option("millrace.servers", server)
-        .option("subscribe", "dead-letters")
+        .option("subscribePattern", r"dead-letters|.+\.dlq")
         .option("includeHeaders", "true")
         .load()
     )
     return records.select(
-        header("x-first-death-queue").alias("queue"),
-        header("x-first-death-reason").alias("reason"),
+        header("x-first-death-queue", "x-dead-letter-topic").alias("origin"),
+        header("x-first-death-reason", "x-dead-letter-reason").alias("reason"),
         "timestamp",
         f.col("value").cast("string").alias("body"),
     )
 
 
-def by_queue(spark: SparkSession, server: str) -> list[tuple[Any, ...]]:
-    """How many, by queue and reason."""
-    counted = dead_letters(spark, server).groupBy("queue", "reason").count().orderBy("queue", "reason")
+def by_origin(spark: SparkSession, server: str) -> list[tuple[Any, ...]]:
+    """How many, by queue or topic, and reason."""
+    counted = dead_letters(spark, server).groupBy("origin", "reason").count().orderBy("origin", "reason")
     return [tuple(row) for row in counted.collect()]
 
 
@@ -91,8 +97,8 @@ if __name__ == "__main__":
     fill(amqp_port, f"127.0.0.1:{native_port}")
     ensure_java()
     session = SparkSession.builder.master("local[2]").getOrCreate()
-    for queue, reason, count in by_queue(session, f"127.0.0.1:{native_port}"):
-        print(f"{queue}: {count} {reason}")
+    for origin, reason, count in by_origin(session, f"127.0.0.1:{native_port}"):
+        print(f"{origin}: {count} {reason}")
     with TemporaryDirectory() as checkpoint:  # one that stays, so that a second run sends nothing twice
         send_back(session, f"127.0.0.1:{native_port}", checkpoint, "rejected")
     session.stop()

@@ -17,7 +17,7 @@ from tests.spark_bridge.spark_connector import (  # noqa: F401
 )
 from tests.spark_bridge.spark_examples import (  # noqa: F401
     test_a_stream_is_joined_with_a_table,
-    test_dead_letters_are_a_table_and_go_back,
+    test_dead_letters_of_all_doors_are_a_table_and_go_back,
     test_windows_close_and_what_comes_too_late_is_left_out,
 )
 from tests.spark_bridge.spark_jobs import (  # noqa: F401
