@@ -59,6 +59,12 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Records wait, and come into the log by their priority as this group goes on; "": they do not. Nor is that."""
     priority_ahead: int = 1000
     """So many records are in the log before that group has got so far."""
+    max_lag: int = 0
+    """A group that is more records behind in a partition is too far behind, 0: none ever is. Nor is that."""
+    max_lag_action: Literal["alert", "skip"] = "alert"
+    """What is done about it then."""
+    max_lag_groups: tuple[str, ...] = ()
+    """For these groups; (): for all."""
     split_groups: tuple[str, ...] = ()
     """Partitions that are added are read when these groups have read what was before; (): at once. Nor is that."""
     split_settle_ms: int = 600_000

@@ -41,6 +41,7 @@ from routing.declaring.policy_control import PolicyControl
 from routing.declaring.topic_control import TopicControl
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.groups.coordinator import Coordinator
+from routing.groups.lag_rules import LagRules
 from routing.housekeeping import close, housekeep
 from routing.kept.retained import Retained
 from routing.kept.wills import Wills
@@ -176,6 +177,7 @@ class Broker:
         topics = TopicControl(self)
         self.coordinator = TransactionCoordinator(self)  # of transactional producers
         self.delayed, self.poison, self.later = DelayedRecords(self), PoisonRecords(self), Later(self)
+        self.lag_rules = LagRules(self)
         OrderedSplits(self)
         self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
         flusher.after_turn, timers.after_turn = self._flushed, self.end_turn

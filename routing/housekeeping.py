@@ -56,6 +56,7 @@ async def housekeep(broker: Broker) -> None:
             reclaim_due = trio.current_time() + config.reclaim_interval_ms / 1000
             for partition in (*broker.topology.led, transient):
                 give_back(partition)
+            broker.lag_rules.due()
         if trio.current_time() >= retention_due or broker.blocked:
             retention_due = trio.current_time() + config.retention_check_interval_ms / 1000
             await upkeep.apply_retention(broker.topology.topics.values())

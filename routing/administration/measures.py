@@ -26,7 +26,7 @@ from routing import queue_lag
 from routing.administration.figures import figures_here
 from routing.administration.operations import plain
 from routing.administration.status import logs_of_one
-from routing.errors import BrokerError
+from routing.groups.lag_rules import ends_of
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -132,6 +132,10 @@ class Measures:
              broker.looked_bytes),
             ("fetch_left_out_bytes", "counter", "Bytes of these that were not sent: they have none of them.",
              broker.left_out_bytes),
+            ("group_lag_alerts", "counter", "So often a group got further behind than a topic's millrace.max.lag.",
+             broker.lag_rules.alerts),
+            ("group_lag_skips", "counter", "So often one was moved on for that.", broker.lag_rules.skips),
+            ("group_lag_skipped_records", "counter", "By so many records in all.", broker.lag_rules.skipped_records),
             ("home_log_bytes", "gauge", "The logs of queues that are led here.", sum(one.log_bytes for one in homes)),
             ("home_pinned_bytes", "gauge", "What of that only stays for messages that nobody has settled; estimated.",
              sum(one.pinned_bytes for one in homes)),
@@ -261,7 +265,7 @@ class Measures:
                 ages.add(0, where)
                 continue
             partition, key = found.partitions[index], (name, topic, index)
-            ends = await _ends(partition, waiting)
+            ends = await ends_of(partition, waiting)
             if ends is None:
                 continue
             begin = max(offset, ends[0])
@@ -301,20 +305,6 @@ class Measures:
                 if first_ms is not None:
                     ages.add(max(now_ms - first_ms, 0) / 1000, where)
         return list(families)
-
-
-async def _ends(partition: TopicPartition, deadline_s: float) -> tuple[int, int] | None:
-    """Where a partition begins, and what is behind all that can be read; None if its leader does not say by then."""
-    if partition.is_here:
-        return partition.log.log_start_offset, partition.log.high_watermark
-    if partition.forward is None:
-        return None  # it is not known yet who leads
-    with trio.move_on_at(deadline_s):
-        try:
-            return await partition.ends()
-        except BrokerError:
-            return None
-    return None
 
 
 async def _time_at(partition: TopicPartition, offset: int, deadline_s: float) -> int | None:

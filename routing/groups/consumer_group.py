@@ -15,7 +15,7 @@ https://cwiki.apache.org/confluence/display/KAFKA/KIP-848
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from routing.groups.assignors import ASSIGNORS, NOWHERE, Place, Places
@@ -42,6 +42,7 @@ from routing.groups.errors import (
 )
 from routing.groups.membership import SetTimer
 from routing.groups.patterns import compiled, matching
+from routing.topics.offset_store import Partition
 from routing.topics.topic_ids import Topics
 
 
@@ -224,6 +225,11 @@ class ConsumerGroup:
     def reads(self, topic: str) -> bool:
         """Whether a member wants a topic."""
         return any(topic in member.subscribed for member in self.members.values())
+
+    def readers_of(self, places: Collection[Partition]) -> list[str]:
+        """The members that have one of these."""
+        known = [(topic.id, index) for name, index in places if (topic := self._topics.get(name)) is not None]
+        return list(dict.fromkeys(self._owners[place] for place in known if place in self._owners))
 
     def leave(self, member_id: str, instance_id: str | None) -> None:
         """An operator has a member go. Raises UnknownMember, FencedInstance."""

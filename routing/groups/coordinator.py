@@ -350,6 +350,25 @@ class Coordinator:
         await self._offsets.forget(name, [place for place in places if place[0] not in read])
         return read
 
+    async def move_on(self, name: str, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
+        """Have a group go on further ahead: by how much it was moved, where it was. Members that have such a partition
+        are put out, and join again. Raises GroupError, StorageUnavailable.
+        """
+        self._require_here(name)
+        known, unsure = self._offsets.known(name, offsets), self.unstable(name, offsets)
+        moves = {
+            place: (offsets[place], note)
+            for place, (offset, note) in known.items()
+            if offset < offsets[place] and place not in unsure
+        }
+        found = self.groups.get(name)
+        if found is not None:
+            for member_id in found.readers_of(moves):
+                found.leave(member_id, None)
+        if moves:
+            await self._offsets.commit(name, moves)
+        return {place: offset - known[place][0] for place, (offset, _) in moves.items()}
+
     def _require_empty(self, name: str) -> None:
         self._require_here(name)
         found = self.groups.get(name)

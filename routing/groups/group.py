@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from routing.groups.assigned import assigned, subscribed
 from routing.groups.errors import (
@@ -361,6 +361,10 @@ class Group:
         """Whether a member wants a topic, or may, for all that is known."""
         wants = (subscribed(member.metadata_for(self.protocol)) for member in self.members.values())
         return any(names is None or topic in names for names in wants)
+
+    def readers_of(self, places: Collection[Partition]) -> list[str]:
+        """The members that have one of these."""
+        return [one.id for one in self.members.values() if any(place in places for place in assigned(one.assignment))]
 
     def leave(self, member_id: str, instance_id: str | None) -> None:
         """A member goes, of its own will or an operator's. Raises GroupError."""

@@ -114,6 +114,18 @@ _SETTINGS: dict[str, _Setting] = {
         "boolean", "millrace.expiry.enable", _field("expires"),
         "Whether records with a header x-ttl (ms) or expires-at (ms since 1970) are seen by nobody after that.",
     ),
+    "millrace.max.lag": _Setting(
+        "long", "millrace.max.lag", _field("max_lag"),
+        "A group that is more records behind in a partition is too far behind; 0: none ever is.",
+    ),
+    "millrace.max.lag.action": _Setting(
+        "string", "millrace.max.lag.action", _field("max_lag_action"),
+        "What is done then: it is logged and counted (alert), and its position is moved on as well (skip).",
+    ),
+    "millrace.max.lag.groups": _Setting(
+        "list", "millrace.max.lag.groups", lambda config: ",".join(config.max_lag_groups),
+        "The groups that millrace.max.lag is about; empty: all, for alerts only.",
+    ),
     "millrace.priority.ahead": _Setting(
         "int", "millrace.priority.ahead", _field("priority_ahead"),
         "How many records of each partition are in the log before millrace.priority.group has got so far.",

@@ -21,6 +21,8 @@ RETRIES = "millrace.retry.delays.ms"
 """After which times it comes again, before it is a dead letter."""
 _RETRIES_MAX = 16
 _PRIORITY_GROUP = "millrace.priority.group"
+MAX_LAG, _LAG_ACTION, _LAG_GROUPS = "millrace.max.lag", "millrace.max.lag.action", "millrace.max.lag.groups"
+"""How far groups may be behind, and what is done about it (`routing/groups/lag_rules.py`)."""
 SPLIT_GROUPS, SPLIT_STATE = "millrace.split.groups", "millrace.split.state"
 """For which groups keys keep their order when partitions are added; and FROM:SINCE_MS from then on until they have come
 so far, which the engine notes (`routing/declaring/ordered_splits.py`).
@@ -41,6 +43,7 @@ _INTEGERS = {
     "message.timestamp.before.max.ms": ("timestamp_before_max_ms", 0, _LARGE),
     "message.timestamp.after.max.ms": ("timestamp_after_max_ms", 0, _LARGE),
     FETCHES_MAX: ("dead_letter_fetches", 0, 1_000_000),
+    MAX_LAG: ("max_lag", 0, _LARGE),
     "millrace.priority.ahead": ("priority_ahead", 1, 100_000),
     "millrace.split.settle.ms": ("split_settle_ms", 0, _LARGE),
     "millrace.split.wait.max.ms": ("split_wait_ms_max", 0, _LARGE),
@@ -58,6 +61,7 @@ _FACTOR_MAX = 1_000
 _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
     "fsync": ("fsync", {text: text for text in ("commit", "interval", "never")}),
     "message.timestamp.type": ("timestamp_type", {text: text for text in ("CreateTime", "LogAppendTime")}),
+    _LAG_ACTION: ("max_lag_action", {text: text for text in ("alert", "skip")}),
     DELAYS: ("delays", {"true": True, "false": False}),
     EXPIRY: ("expires", {"true": True, "false": False}),
     _POLICY: (
@@ -72,8 +76,8 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
 }
 
 KNOWN = frozenset([
-    *_CHOICES, *_INTEGERS, RETRIES, _PRIORITY_GROUP, SPLIT_GROUPS, SPLIT_STATE, _RATIO, FACTOR, _MINIMUM, *_UNCLEAN,
-    *FIXED, *_FLUSHES,
+    *_CHOICES, *_INTEGERS, RETRIES, _PRIORITY_GROUP, _LAG_GROUPS, SPLIT_GROUPS, SPLIT_STATE, _RATIO, FACTOR, _MINIMUM,
+    *_UNCLEAN, *FIXED, *_FLUSHES,
 ])  # fmt: skip
 """All names."""
 
@@ -106,6 +110,8 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
             settings["retry_delays_ms"] = _delays_ms(text)
         elif name == _PRIORITY_GROUP:
             settings["priority_group"] = _group(name, text)
+        elif name == _LAG_GROUPS:
+            settings["max_lag_groups"] = _groups(name, text)
         elif name == SPLIT_GROUPS:
             settings["split_groups"] = _groups(name, text)
         elif name == SPLIT_STATE:
@@ -125,6 +131,8 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         raise InvalidConfig(f"topic config: {error}") from None
     if found.retry_delays_ms and not found.dead_letter_fetches:
         raise InvalidConfig(f"topic config {RETRIES} wants {FETCHES_MAX}: after how many tries a record is put off")
+    if found.max_lag_action == "skip" and not found.max_lag_groups:
+        raise InvalidConfig(f"topic config {_LAG_ACTION}='skip' wants {_LAG_GROUPS}: which groups are moved on")
     if found.retry_delays_ms and found.compacts:
         raise InvalidConfig(f"topic config {RETRIES}: what comes again would replace later records of its key")
     return found
