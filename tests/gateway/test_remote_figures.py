@@ -87,6 +87,21 @@ async def groups_are_measured_wherever_partitions_lie(brokers: list[Broker]) -> 
         assert found["millrace_group_lag_records", "everywhere", "spread", str(number)] == 5
         assert found["millrace_group_lag_seconds", "everywhere", "spread", str(number)] > 1e5  # two days
         assert found["millrace_topic_end_offset", "spread", str(number)] == 5
+    await groups_are_moved_on_wherever_partitions_lie(brokers)
+
+
+async def groups_are_moved_on_wherever_partitions_lie(brokers: list[Broker]) -> None:
+    """Likewise, and once."""
+    rule = {"millrace.max.lag": "2", "millrace.max.lag.action": "skip", "millrace.max.lag.groups": "everywhere"}
+    await brokers[0].topic_control.alter_topic("spread", lambda config: config | rule)
+    for broker in brokers:
+        parts = broker.topics["spread"].partitions
+        await until(lambda parts=parts: all(one.log.config.max_lag == 2 for one in parts))
+        await broker.lag_rules.look()
+    known = await brokers[0].offsets.fetch("everywhere")
+    assert sorted(known.items()) == [(("spread", number), (3, "")) for number in range(3)]
+    counts = sorted((broker.lag_rules.skips, broker.lag_rules.skipped_records) for broker in brokers)
+    assert counts == [(0, 0), (0, 0), (3, 9)]
 
 
 async def readers_of_queues_are_told_of_by_leaders(brokers: list[Broker]) -> None:
