@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.__main__ import CLIENTS, Missing, call, require, run
+from tests.conformance.kafka.java import OLDER_VERSION, VERSION
 from tests.support import broker_process
 
 NODE_PACKAGES = ("kafkajs@2", "kafkajs-snappy@1", "lz4-napi@2", "zstd-codec@0.1")
@@ -80,14 +81,25 @@ def kafkajs(port: int) -> str:
 
 def java(port: int) -> str:
     """Kafka's own tools, and Kafka Streams."""
+    return of_java(port, VERSION)
+
+
+def java_older(port: int) -> str:
+    """The same of an older version."""
+    return of_java(port, OLDER_VERSION)
+
+
+def of_java(port: int, version: str) -> str:
+    """The programs of one version."""
     with tempfile.TemporaryDirectory() as directory:
-        found: str = part("with_java").run(Path(directory), f"127.0.0.1:{port}")
+        found: str = part("with_java").run(Path(directory), f"127.0.0.1:{port}", version)
         return found
 
 
 PARTS: dict[str, Callable[[int], str]] = {
     "confluent": confluent, "confluent-consumer": confluent_consumer, "kafka-python": kafka_python,
     "aiokafka": aiokafka, "kcat": kcat, "kafkajs": kafkajs, "java": java,
+    "java-older": java_older,
 }  # fmt: skip
 
 

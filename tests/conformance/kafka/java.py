@@ -11,11 +11,12 @@ from pathlib import Path
 from tests.conformance.__main__ import Missing, require
 
 VERSION = "4.3.1"
+OLDER_VERSION = "3.9.1"
+"""The last whose clients also speak to brokers of before 2.1; Maven has no Kafka Streams examples of it."""
 LOG4J_VERSION = "2.25.4"
-JARS = [
-    *(("org.apache.kafka", name, VERSION) for name in ("kafka_2.13", "kafka-tools", "kafka-streams-examples")),
-    *(("org.apache.logging.log4j", name, LOG4J_VERSION) for name in ("log4j-slf4j-impl", "log4j-1.2-api")),
-]
+KAFKA_JARS = ("kafka_2.13", "kafka-tools")
+STREAMS_JARS = ("kafka-streams-examples",)
+LOG4J_JARS = ("log4j-slf4j-impl", "log4j-1.2-api")
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>millrace</groupId><artifactId>conformance</artifactId><version>1</version><packaging>pom</packaging>
 <dependencies>{}</dependencies></project>
@@ -37,17 +38,22 @@ OPTIONS = ("-Xmx256M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.aw
 class Java:
     """Starts classes; `directory` is where all that belongs to it lies."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, version: str) -> None:
         """Raises Missing without Java, Maven or a way to the jars."""
         require("java", "mvn")
-        self.directory = directory
-        (directory / "pom.xml").write_text(POM.format("".join(DEPENDENCY.format(*jar) for jar in JARS)))
+        self.directory, self.version = directory, version
+        jars = [
+            *(("org.apache.kafka", name, version) for name in KAFKA_JARS),
+            *(("org.apache.kafka", name, version) for name in STREAMS_JARS if version == VERSION),
+            *(("org.apache.logging.log4j", name, LOG4J_VERSION) for name in LOG4J_JARS),
+        ]
+        (directory / "pom.xml").write_text(POM.format("".join(DEPENDENCY.format(*jar) for jar in jars)))
         goal = ("dependency:copy-dependencies", f"-DoutputDirectory={directory}/jars", "-DincludeScope=runtime")
         done = subprocess.run(
             ["mvn", "-B", "-q", *goal], cwd=directory, capture_output=True, text=True, timeout=900, check=False
         )
         if done.returncode:
-            raise Missing(f"Maven has no jars of Kafka {VERSION}: {done.stdout.strip()[:500]}")
+            raise Missing(f"Maven has no jars of Kafka {version}: {done.stdout.strip()[:500]}")
         (directory / "log4j2.properties").write_text(LOGGING)
 
     def command(self, name: str, *arguments: str) -> list[str]:
