@@ -50,6 +50,33 @@ async def released(running: Engine, client: Client, publisher: int, *numbers: in
     assert done == [None]
 
 
+async def taken_by_the_hundred(running: Engine, *, released_to: int, shorten: bool) -> int:
+    """200 numbers, the first of them released, by connections 1, 21 and so on; with `shorten` the logs begin later.
+    The publisher's number.
+    """
+    publisher = await declare(running)
+    client = running.client()
+    for first in range(1, 201, 20):
+        publish(client, publisher, *range(first, first + 20), epoch=first)
+        await confirmed(running, client)
+    await released(running, client, publisher, *range(1, released_to + 1))
+    if shorten:
+        for name in QUEUES:
+            assert len(await bodies(running, name)) == 200
+        await running.synced()
+        for home in running.broker.topology.led:
+            await running.shortened(home)
+            assert home.log.log_start_offset > 100
+    return publisher
+
+
+def ended(files: MemoryFiles, how: str) -> MemoryFiles:
+    """What is left of them."""
+    if how == "kill":
+        return killed(files)
+    return files if how == "stop" else files.crash()
+
+
 async def test_a_number_is_taken_once_until_it_is_released() -> None:
     async with engine(MemoryFiles()) as running:
         publisher = await declare(running)
@@ -69,28 +96,13 @@ async def test_numbers_outlive_the_process(how: str) -> None:
     files = MemoryFiles()
     config: dict[str, Any] = {"queue_segment_bytes": 4096} if how == "checkpoint" else {}
     async with engine(files, **config) as running:
-        publisher = await declare(running)
-        client = running.client()
-        for first in range(1, 201, 20):
-            publish(client, publisher, *range(first, first + 20))
-            await confirmed(running, client)
-        await released(running, client, publisher, *range(1, 101))
-        if how == "checkpoint":
-            for name in QUEUES:
-                assert len(await bodies(running, name)) == 200
-            await running.synced()
-            for home in running.broker.topology.led:
-                await running.shortened(home)
-                assert home.log.log_start_offset > 100
-        if how == "kill":
-            files = killed(files)
-        elif how != "stop":
-            files = files.crash()
+        publisher = await taken_by_the_hundred(running, released_to=100, shorten=how == "checkpoint")
+        files = ended(files, how)
     async with engine(files, **config) as running:
         client = running.client()
         for name in QUEUES:
             assert await bodies(running, name) == ([] if how == "checkpoint" else [str(n) for n in range(1, 201)])
-        publish(client, publisher, *range(1, 201))
+        publish(client, publisher, *range(1, 201), epoch=201)
         await confirmed(running, client)
         for name in QUEUES:
             assert await bodies(running, name) == [str(number) for number in range(1, 101)]
@@ -126,22 +138,8 @@ async def test_which_connection_is_the_latest_is_known_until_the_client_is_gone(
     files = MemoryFiles()
     config: dict[str, Any] = {"queue_segment_bytes": 4096} if how == "checkpoint" else {}
     async with engine(files, **config) as running:
-        publisher = await declare(running)
-        client = running.client()
-        for first in range(1, 201, 20):
-            publish(client, publisher, *range(first, first + 20), epoch=first)
-            await confirmed(running, client)
-        await released(running, client, publisher, *range(1, 201))
-        if how == "checkpoint":
-            for name in QUEUES:
-                assert len(await bodies(running, name)) == 200
-            await running.synced()
-            for home in running.broker.topology.led:
-                await running.shortened(home)
-        if how == "kill":
-            files = killed(files)
-        elif how != "stop":
-            files = files.crash()
+        publisher = await taken_by_the_hundred(running, released_to=200, shorten=how == "checkpoint")
+        files = ended(files, how)
     async with engine(files, **config) as running:
         homes = [running.home(name) for name in QUEUES]
         for home in homes:
