@@ -128,7 +128,7 @@ def test_what_a_paused_reader_needs_is_kept_until_its_lease_ends_and_that_is_sai
             client.create_topic("paused")
             producer.send("paused", b"unread")
             producer.flush()
-            client.lease("query", {("paused", 0): 0}, 400)
+            client.lease("query", {("paused", 0): 0}, 1600)
             client.alter_topic("paused", {"retention.ms": "1"})
             while True:
                 start, said = start_of(client, "paused"), broker.log_path.read_text()
