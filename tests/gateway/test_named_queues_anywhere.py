@@ -50,7 +50,7 @@ async def test_declared_at_one_broker_used_at_another() -> None:
             channel.basic_ack(second.delivery_tag)
             channel.basic_qos(prefetch_count=3)
             got = []
-            for method, _, body in channel.consume("n", inactivity_timeout=5):
+            for method, _, body in channel.consume("n", inactivity_timeout=20):
                 got.append(body.decode() + ("*" if method.redelivered else ""))
                 channel.basic_ack(method.delivery_tag)
                 if len(got) == 8:

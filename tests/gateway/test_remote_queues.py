@@ -69,7 +69,7 @@ async def test_what_is_published_is_confirmed_consumed_and_gone() -> None:
             assert declare(channel) == 20
             channel.basic_qos(prefetch_count=3)
             got = []
-            for method, _, body in channel.consume("q", inactivity_timeout=2):
+            for method, _, body in channel.consume("q", inactivity_timeout=20):
                 got.append(body)
                 assert not method.redelivered
                 channel.basic_ack(method.delivery_tag)
@@ -126,7 +126,7 @@ async def test_a_closed_channel_gives_back_what_it_had_and_only_that_is_redelive
             other = channel.connection.channel()
             other.basic_qos(prefetch_count=4)
             got = []
-            for method, _, body in other.consume("q", inactivity_timeout=2):
+            for method, _, body in other.consume("q", inactivity_timeout=20):
                 got.append(body)
                 if len(got) == 2:
                     other.basic_ack(method.delivery_tag)

@@ -138,7 +138,7 @@ class Peer:
         """The reply to batches for one partition."""
         entry = Entity(index=partition, records=list(batches))
         topics = [Entity(name=topic, partition_data=[entry])]
-        reply = await self.ask(PRODUCE, version, acks=acks, timeout_ms=1000, topic_data=topics)
+        reply = await self.ask(PRODUCE, version, acks=acks, timeout_ms=30_000, topic_data=topics)
         return reply.responses[0].partition_responses[0]
 
     async def fetch(self, topic: str, offset: int = 0, *, version: int = 11, **limits: Any) -> Any:

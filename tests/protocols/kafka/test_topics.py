@@ -29,7 +29,7 @@ def asking(name: str, partitions: int = 1, factor: int = 1, **more: Any) -> Enti
 
 
 async def create(peer: Peer, *topics: Entity, version: int = 6, validate_only: bool = False) -> list[Any]:
-    reply = await peer.ask(CREATE_TOPICS, version, topics=list(topics), timeout_ms=1000, validate_only=validate_only)
+    reply = await peer.ask(CREATE_TOPICS, version, topics=list(topics), timeout_ms=30_000, validate_only=validate_only)
     found: list[Any] = reply.topics
     return found
 
@@ -107,7 +107,7 @@ async def test_topics_are_deleted(version: int) -> None:
         await broker.create_topic("a")
         peer = Peer(broker)
         await peer.produce("a", batch_of([b"x"]))
-        reply = await peer.ask(DELETE_TOPICS, version, topic_names=["a", "none"], timeout_ms=1000)
+        reply = await peer.ask(DELETE_TOPICS, version, topic_names=["a", "none"], timeout_ms=30_000)
         found = [(one.name, one.error_code) for one in reply.responses]
         assert found == [("a", 0), ("none", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
         assert not broker.topics
@@ -118,7 +118,7 @@ async def test_topics_are_deleted_by_their_ids() -> None:
         ids = [(await broker.create_topic(name)).id for name in "abc"]
         asked = [(None, ids[0]), ("b", bytes(16)), (None, b"x" * 16), (None, bytes(16)), ("c", ids[2])]
         topics = [Entity(name=name, topic_id=topic_id) for name, topic_id in asked]
-        reply = await Peer(broker).ask(DELETE_TOPICS, 6, topics=topics, timeout_ms=1000)
+        reply = await Peer(broker).ask(DELETE_TOPICS, 6, topics=topics, timeout_ms=30_000)
         wrong = ErrorCode.INVALID_REQUEST
         found = [(one.name, one.topic_id, one.error_code) for one in reply.responses]
         assert found[:2] == [("a", ids[0], 0), ("b", ids[1], 0)]
@@ -135,7 +135,7 @@ async def test_partitions_are_added(version: int) -> None:
 
         async def add(*topics: Entity, validate_only: bool = False) -> list[int]:
             reply = await peer.ask(
-                CREATE_PARTITIONS, version, topics=list(topics), timeout_ms=1000, validate_only=validate_only
+                CREATE_PARTITIONS, version, topics=list(topics), timeout_ms=30_000, validate_only=validate_only
             )
             return [one.error_code for one in reply.results]
 
@@ -180,7 +180,7 @@ async def begins(peer: Peer, topic: str) -> int:
 
 async def delete_records(peer: Peer, offset: int, *, topic: str = "t", partition: int = 0, version: int = 2) -> Any:
     topics = [Entity(name=topic, partitions=[Entity(partition_index=partition, offset=offset)])]
-    reply = await peer.ask(DELETE_RECORDS, version, topics=topics, timeout_ms=1000)
+    reply = await peer.ask(DELETE_RECORDS, version, topics=topics, timeout_ms=30_000)
     (found,) = reply.topics[0].partitions
     return found
 

@@ -69,7 +69,7 @@ class Producer:
         batch = transactional(batch_of([value]), self.id, self.epoch, self._sequence)
         topics = [Entity(name=topic, partition_data=[Entity(index=0, records=[batch])])]
         said = self.name if name == "" else name
-        reply = await self.peer.ask(PRODUCE, 9, transactional_id=said, acks=-1, timeout_ms=1000, topic_data=topics)
+        reply = await self.peer.ask(PRODUCE, 9, transactional_id=said, acks=-1, timeout_ms=30_000, topic_data=topics)
         code = ErrorCode(reply.responses[0].partition_responses[0].error_code)
         self._sequence += code == ErrorCode.NONE
         return code
