@@ -89,20 +89,23 @@ def test_twenty_workers_share_three_partitions_and_a_group_gets_all_of_them(brok
         queue = declare(declaring.channel(), topic)
     produce(broker, topic, range(count))
     found: list[Counter[bytes]] = [Counter() for _ in range(20)]
-    left = threading.Semaphore(count)
+    taken: list[bytes] = []
+    ends_s = time.monotonic() + TIMEOUT_S
 
     def work(mine: Counter[bytes]) -> None:
         with connect(broker) as connection:
             channel = connection.channel()
             channel.basic_qos(prefetch_count=10)
-            for method, _, body in channel.consume(queue, inactivity_timeout=3):
+            for method, _, body in channel.consume(queue, inactivity_timeout=0.2):
                 if method is None:
-                    break
+                    if len(taken) >= count or time.monotonic() > ends_s:
+                        break
+                    continue
                 if mine[body] or (not method.redelivered and body.endswith(b"77") and not len(mine) % 3):
                     channel.basic_nack(method.delivery_tag)
                     continue
                 mine[body] += 1
-                left.acquire()
+                taken.append(body)
                 channel.basic_ack(method.delivery_tag)
 
     workers = [threading.Thread(target=work, args=(mine,)) for mine in found]

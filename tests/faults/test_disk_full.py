@@ -47,10 +47,10 @@ def publish(publisher: AmqpPublisher, count: int) -> bool:
     return len(publisher.stream.refused) == refused
 
 
-def refuses_mqtt(port: int, stream: Stream) -> bool:
+def refuses_mqtt(port: int, stream: Stream, silence_s: float = 1) -> bool:
     """Whether a QoS 1 publish gets no PUBACK: a closed connection, or silence."""
     publisher = MqttPublisher(port, stream, "full/mqtt")
-    publisher.connection.sock.settimeout(1)
+    publisher.connection.sock.settimeout(silence_s)
     before = len(stream.confirmed)
     try:
         publisher.send(1)
@@ -109,7 +109,7 @@ def test_a_disk_that_refuses(faulty: BrokerProcess) -> None:
         return True
 
     assert publish(publisher, BACKLOG)
-    assert not refuses_mqtt(faulty.mqtt_port, over_mqtt)
+    assert not refuses_mqtt(faulty.mqtt_port, over_mqtt, PATIENCE_S)
     assert produces(b"before")
 
     os.kill(faulty.pid, signal.SIGUSR1)

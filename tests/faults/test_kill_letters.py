@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -86,16 +87,25 @@ def test_nothing_that_fails_is_lost(broker: BrokerProcess, rounds: int) -> None:
         ]
         for thread in threads:
             thread.start()
-        time.sleep(dice.uniform(0.2, 0.6))
+        enough = len(confirmed) + dice.randrange(50, 300)
+        until(lambda enough=enough: len(confirmed) >= enough)
         broker.kill9()
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
         broker.start()
-        time.sleep(0.1)  # longer than any gap
-        waiting, dead = drain(broker, QUEUE), drain(broker, DEAD)
-        assert len(set(waiting)) == len(waiting)
-        missing = confirmed - settled - set(waiting) - set(dead)
-        assert not missing, f"{len(missing)} of {len(confirmed)} lost, such as {sorted(missing)[:5]}"
-    assert dead
-    assert len(confirmed) > 50
+        until(lambda: not missing(broker, confirmed - settled))  # some wait for their next try
+    assert drain(broker, DEAD)
+
+
+def missing(broker: BrokerProcess, expected: set[int]) -> set[int]:
+    waiting, dead = drain(broker, QUEUE), drain(broker, DEAD)
+    assert len(set(waiting)) == len(waiting)
+    return expected - set(waiting) - set(dead)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,13 +1,21 @@
-"""Brokers of one process, by one clock; those of which an etcd knows go by its clock, the world's."""
+"""Brokers of one process, by one clock, and leases that outlast a machine that stands still for some seconds."""
 
 from __future__ import annotations
 
 import pytest
 
+from core_log.metadata.etcd_store import EtcdStore
 from tests.support import steady_clock
+
+LEASE_TTL_S = 10
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """See `steady_clock`."""
-    if "etcd" not in getattr(item, "fixturenames", ()):
-        steady_clock.use(item)
+    steady_clock.use(item)
+
+
+@pytest.fixture(autouse=True)
+def patient_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real etcd's clock goes on meanwhile: it is to forget nobody who only stood still."""
+    monkeypatch.setitem(EtcdStore.__init__.__kwdefaults__, "lease_ttl_s", LEASE_TTL_S)
