@@ -17,6 +17,7 @@ class Worker:
     """Has taken a message, and says nothing until it has finished."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
         self.connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port, heartbeat=1))
         self.channel = self.connection.channel()
         self.channel.queue_declare("long")
@@ -28,6 +29,14 @@ class Worker:
         """Acknowledge and stop."""
         self.channel.basic_ack(self._tag)
         self.channel.cancel()
+
+    def until_given_up(self) -> None:
+        """Wait until the broker has taken the message back."""
+        deadline = time.monotonic() + 20
+        with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.port)) as other:
+            channel = other.channel()
+            while not channel.queue_declare("long", passive=True).method.message_count:
+                assert time.monotonic() < deadline
 
 
 def test_work_that_is_longer_than_two_heartbeats(tmp_path: Path) -> None:
@@ -41,6 +50,7 @@ def test_work_that_is_longer_than_two_heartbeats(tmp_path: Path) -> None:
             broker = stack.enter_context(broker_process(tmp_path / f"data-{grace_s}", arguments=arguments))
             taken[grace_s] = Worker(broker.amqp_port)
         time.sleep(2.8)
+        taken[0].until_given_up()
         with pytest.raises(AMQPConnectionError):
             taken[0].finish()
         taken[600].finish()
