@@ -7,7 +7,7 @@ import pytest
 from core_log.metadata.etcd_store import EtcdStore
 from tests.support import steady_clock
 
-LEASE_TTL_S = 10
+LEASE_TTL_S = 6
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
