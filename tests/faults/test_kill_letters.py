@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pika
@@ -88,7 +89,7 @@ def test_nothing_that_fails_is_lost(broker: BrokerProcess, rounds: int) -> None:
         for thread in threads:
             thread.start()
         enough = len(confirmed) + dice.randrange(50, 300)
-        until(lambda enough=enough: len(confirmed) >= enough)
+        until(partial(has, confirmed, enough))
         broker.kill9()
         for thread in threads:
             thread.join(30)
@@ -96,6 +97,10 @@ def test_nothing_that_fails_is_lost(broker: BrokerProcess, rounds: int) -> None:
         broker.start()
         until(lambda: not missing(broker, confirmed - settled))  # some wait for their next try
     assert drain(broker, DEAD)
+
+
+def has(numbers: set[int], count: int) -> bool:
+    return len(numbers) >= count
 
 
 def missing(broker: BrokerProcess, expected: set[int]) -> set[int]:
