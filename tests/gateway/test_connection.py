@@ -9,6 +9,7 @@ import struct
 import pytest
 import trio
 from structlog.testing import capture_logs
+from trio.testing import MockClock
 
 from gateway.config import Limits
 from protocols.sansio import Outbox
@@ -283,7 +284,7 @@ async def test_a_slow_peer_is_given_up_past_bytes_and_time_only(bytes_max: int, 
             await receive_exactly(client, 16 << 20)
 
 
-async def test_one_timer_serves_a_deadline_that_moves_with_every_read() -> None:
+async def test_one_timer_serves_a_deadline_that_moves_with_every_read(mock_clock: MockClock) -> None:
     class KeepAlive(EchoAdapter):
         async def handle(self, data: bytes) -> None:
             await super().handle(data)
@@ -294,9 +295,11 @@ async def test_one_timer_serves_a_deadline_that_moves_with_every_read() -> None:
             await client.send_all(b"ping")
             await receive_exactly(client, 4)
             assert len(door.shell.timers) == 1
+            mock_clock.jump(0.02)
         adapter = await door.adapter()
         last = adapter.deadline_s
         assert adapter.timer_calls == []
+        mock_clock.rate = 1.0
         await until(lambda: adapter.timer_calls)
         assert last <= adapter.timer_calls[0] < last + 1
         assert len(door.shell.timers) == 0

@@ -123,7 +123,7 @@ def test_wrong_lines_and_arguments(millrace: Commands) -> None:
 def test_a_group_goes_on_where_it_was(broker: BrokerProcess, millrace: Commands) -> None:
     fill(broker, "shared", 2, 10)
     got = millrace("consume", "shared", "--group", "ours", "--from-beginning", "--max-messages", "8").splitlines()
-    got += millrace("consume", "shared", "--group", "ours", "--from-beginning", "--timeout-ms", "300").splitlines()
+    got += millrace("consume", "shared", "--group", "ours", "--from-beginning", "--max-messages", "12").splitlines()
     assert sorted(got) == sorted([str(number) for number in range(10)] * 2)
     assert {"group": "ours", "state": "Empty", "members": 0, "type": "consumer"} in millrace.rows("groups", "list")
     found = json.loads(millrace("groups", "describe", "ours", "--json"))
@@ -225,7 +225,7 @@ def test_time_runs_from_when_a_group_has_begun(tmp_path: Path) -> None:
     arguments = ["--config", str(config), "--amqp", "off", "--mqtt", "off"]
     with broker_process(tmp_path / "data", doors=["native"], arguments=arguments) as process:
         fill(process, "slow", 2, 3)
-        said = Commands(process)("consume", "slow", "--group", "late", "--from-beginning", "--timeout-ms", "300")
+        said = Commands(process)("consume", "slow", "--group", "late", "--from-beginning", "--timeout-ms", "900")
     assert sorted(said.split()) == ["0", "0", "1", "1", "2", "2"]
 
 

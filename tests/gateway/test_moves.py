@@ -51,11 +51,18 @@ class Load:
         self.failed: list[int] = []
         """Codes of errors after a retry."""
         self.stopping = False
+        self._over = trio.Event()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             for index in range(len(self.sent)):
                 nursery.start_soon(self._one, index)
+        self._over.set()
+
+    async def stop(self) -> None:
+        """Wait until what is under way is answered."""
+        self.stopping = True
+        await self._over.wait()
 
     async def _one(self, index: int) -> None:
         leader = (await leaders(self._links[1], self._topic))[index].leader
@@ -93,7 +100,7 @@ async def test_a_broker_is_drained_under_load(etcd: EtcdProcess, tmp_path: Path)
             assert [broker["draining"] for broker in found["brokers"]] == [True, False, False]
             before = list(load.sent)
             await until(lambda: all(now > then + 50 for now, then in zip(load.sent, before, strict=True)))
-            load.stopping = True
+            await load.stop()
             print(f"longest waits {[round(one, 3) for one in load.longest_s]} s, {load.retries} retries")
             assert load.failed == []
             assert max(load.longest_s) < PAUSE_MAX_S
