@@ -65,7 +65,7 @@ def opened(port: int, data: bytes = b"", *, read_bytes: int | None = None) -> so
     sock = socket.socket()
     if read_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, read_bytes)
-    sock.settimeout(30)
+    sock.settimeout(3)
     sock.connect((HOST, port))
     sock.sendall(data)
     return sock
