@@ -121,7 +121,6 @@ async def readers_of_queues_are_told_of_by_leaders(brokers: list[Broker]) -> Non
 
 
 async def test_all_brokers_say_the_same_and_nothing_of_a_leader_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "_PATIENCE_S", 0.05)
     async with town_of(1, 2, 3) as town:
         town.lead(1, 2)
         await town.linked()
@@ -134,6 +133,7 @@ async def test_all_brokers_say_the_same_and_nothing_of_a_leader_that_is_away(mon
         led = [name for name in NAMES if town.nodes[1].broker.topology.queues[name].partition.index == 1]
         assert 0 < len(led) < len(NAMES)
         town.lead(1, None)
+        monkeypatch.setattr(figures, "_PATIENCE_S", 0.3)
         found = await told(town.nodes[3].broker, "queues.list", "name", "delayed")
         assert found == {name: (None if name in led else EXPECTED[name][2],) for name in NAMES}
         counted = await told(town.nodes[3].broker, "delayed.count", "queue", "delayed")
