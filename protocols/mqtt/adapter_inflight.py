@@ -10,12 +10,15 @@
 3. Where another broker leads the session's queue it tells where deliveries lie, and what is received and completed is
    told to it by that (`queues/homes/receipts.py`), also when another leads it by then. What a new leader delivers again
    that this connection has been sent is not sent twice: it is acknowledged under the id that it has.
-4. The window counts what is not completed (MQTT-3.3.4-9): what the engine counts as settled after PUBREC is taken off.
+4. PUBREL goes out in the order of the PUBRECs (MQTT-4.6.0-4): what one leader of the queue was told may be known to be
+   committed later than what the next one was told after it.
+5. The window counts what is not completed (MQTT-3.3.4-9): what the engine counts as settled after PUBREC is taken off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -61,11 +64,22 @@ def own_id(offset: int) -> int:
     return offset % OWN_ID_MAX + 1
 
 
+class _Releases:
+    """Packet ids that PUBREL is to be sent for, when that is `safe`."""
+
+    __slots__ = ("packet_ids", "safe")
+
+    def __init__(self, packet_ids: list[int]) -> None:
+        self.packet_ids = packet_ids
+        self.safe = False
+
+
 class Inflight:
     """Of one connection, from CONNECT on; see the module."""
 
     __slots__ = (
-        "_adapter", "_asked", "_collided", "_held", "_lasting", "_session", "_waiting", "_window", "packet_ids",
+        "_adapter", "_asked", "_collided", "_held", "_lasting", "_releases", "_session", "_waiting", "_window",
+        "packet_ids",
     )  # fmt: skip
 
     def __init__(self, adapter: MqttAdapter, session: Session, lasting: LastingSession | None, window: int) -> None:
@@ -76,6 +90,8 @@ class Inflight:
         self.packet_ids = PacketIds() if lasting is None else PacketIds(OWN_ID_MAX + 1)
         self._held: dict[int, int] = {}
         """Packet ids after PUBREC, with offsets; -1: it is not the message's own."""
+        self._releases: deque[_Releases] = deque()
+        """In the order of what asked for them."""
         self._collided = False
         self._waiting: list[tuple[int, bytes]] = []
         """Packets at QoS 2 that are sent when the log has committed so far."""
@@ -199,8 +215,7 @@ class Inflight:
         if queue is None or queue.held is None or not queue.held.count:
             return
         self._hold(queue.held.ranges())
-        told = list(self._held)
-        self._session.confirms.when_written([queue.partition], lambda error: self._safe(told, error))
+        self._release_in_turn(list(self._held), [queue.partition])
         self._limit()
 
     def _hold(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -250,10 +265,8 @@ class Inflight:
         if unknown:
             reasons = bytes((ReasonCode.PACKET_IDENTIFIER_NOT_FOUND,)) * len(unknown)
             self._release(unknown, reasons)
-        if told and homes:
-            self._session.confirms.when_written(list(homes), lambda error: self._safe(told, error))
-        elif told:
-            self._release(told)
+        if told:
+            self._release_in_turn(told, list(homes))
         if failed and self._collided:
             self._free()
 
@@ -300,11 +313,21 @@ class Inflight:
             receive_anywhere(current, received, [session])
         return current
 
-    def _safe(self, packet_ids: list[int], error: BrokerError | None) -> None:
+    def _release_in_turn(self, packet_ids: list[int], homes: Collection[Home]) -> None:
+        """Send PUBREL when what was settled in these homes is committed, and all that was to be released before is."""
+        releases = _Releases(packet_ids)
+        self._releases.append(releases)
+        if homes:
+            self._session.confirms.when_written(homes, lambda error: self._safe(releases, error))
+        else:
+            self._safe(releases, None)
+
+    def _safe(self, releases: _Releases, error: BrokerError | None) -> None:
+        releases.safe = True
         if error is not None:
             self._adapter.end(str(error), code=ReasonCode.UNSPECIFIED_ERROR)
-        elif not self._adapter.closed:
-            self._release(packet_ids)
+        while self._releases and self._releases[0].safe and not self._adapter.closed:
+            self._release(self._releases.popleft().packet_ids)
 
     def _release(self, packet_ids: list[int], reasons: bytes | None = None) -> None:
         ids = b"".join([PACKET_ID_BYTES[2 * one : 2 * one + 2] for one in packet_ids])

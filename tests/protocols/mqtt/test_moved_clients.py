@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from protocols.mqtt.config import MqttConfig
 from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
@@ -232,3 +233,37 @@ async def test_what_was_received_before_and_is_told_late_comes_in_order(
         await again.begin()
         await exchange(publisher, 3, b"3")
         assert (await again.hears(0x34))[5:] == b"3"
+
+
+@pytest.mark.parametrize("version", ["3.1.1", "5"])
+async def test_releases_go_out_in_the_order_of_what_was_received_when_the_leader_changes_meanwhile(
+    version: str,
+) -> None:
+    """[MQTT-4.6.0-4] What the leader before was told is known to be safe after what the broker has written itself."""
+    async with town() as found:
+        await subscribed(found, "device")
+        node = found.nodes[FORMER]
+        device = Device(node, "device")
+        await device.send(
+            connect("device", clean=False)
+            if version == "3.1.1"
+            else connect_5("device", block(session_expiry=3600), flags=0)
+        )
+        await device.hears(0x20)
+        publisher = Device(found.nodes[LEADER], "publisher")
+        await publisher.begin()
+        await exchange(publisher, 1, b"1")
+        first = await device.hears(0x34)
+        stand_still(node)
+        await device.send(acknowledge(PUBREC, int.from_bytes(first[3:5])))
+        for index in range(2):
+            found.lead(index, FORMER)
+        publisher = Device(node, "another")
+        await publisher.begin()
+        await exchange(publisher, 1, b"2")
+        second = await device.hears(0x34)
+        assert second[3:5] != first[3:5]
+        await device.send(acknowledge(PUBREC, int.from_bytes(second[3:5])))
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        await go_on(node)
+        assert [await device.hears(PUBREL) for _ in range(2)] == [first[3:5], second[3:5]]
