@@ -11,6 +11,8 @@
    too much for its own peer; deliveries go on meanwhile. It never depends on the length of queues: a reader stopped by
    long queues could not read the acks that shorten them.
 3. Timers are armed lazily. Moving a deadline later costs nothing: a timer that fires too early looks and is set again.
+   One that fires late, because this process stood still, lets the socket be read first: what the peer said in time may
+   wait there.
 4. Whatever an adapter raises unexpectedly ends its connection and is logged once; the others live on.
 5. A connection ends in this order: what is written is sent, `connection_lost` (exactly once) gives everything back to
    the engine, then the peer gets `close_linger_ms` to take the last bytes and close.
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     from routing.queues.homes.cold_reads import ColdReads
 
 log = structlog.get_logger(__name__)
+
+_LATE_S = 0.25
+_READ_FIRST_S = 0.1
 
 MakeAdapter = Callable[[SocketOutbox, str, str | None], Adapter]
 """Makes the adapter of a new connection from its outbox, the address of the peer, and what its certificate calls it."""
@@ -90,6 +95,7 @@ class Connection:
         "_armed_at",
         "_failed",
         "_held",
+        "_put_off",
         "_shell",
         "_socket",
         "_timer",
@@ -123,6 +129,8 @@ class Connection:
         self._shell = shell
         self._timer: Timer | None = None
         self._armed_at = math.inf
+        self._put_off = math.inf
+        """The deadline whose timer fired late and was set again."""
         self._failed = False
         self._held: trio.Event | None = None
         shell.connections.add(self)
@@ -315,7 +323,13 @@ class Connection:
         adapter = self.adapter
         try:
             now = trio.current_time()
-            if not adapter.closed and adapter.next_timer_at() <= now:
+            due = adapter.next_timer_at()
+            if not adapter.closed and now - due > _LATE_S and due != self._put_off:
+                self._put_off = due
+                self._armed_at = now + _READ_FIRST_S
+                self._timer = self._shell.timers.at(self._armed_at, self._timer_fired)
+                return
+            if not adapter.closed and due <= now:
                 adapter.handle_timer(now)
             if adapter.closed:
                 self._wake_reader()

@@ -305,6 +305,24 @@ async def test_one_timer_serves_a_deadline_that_moves_with_every_read(mock_clock
         assert len(door.shell.timers) == 0
 
 
+async def test_what_came_while_the_process_stood_still_is_read_before_a_deadline_counts(mock_clock: MockClock) -> None:
+    class KeepAlive(EchoAdapter):
+        async def handle(self, data: bytes) -> None:
+            await super().handle(data)
+            self.deadline_s = trio.current_time() + 2
+
+    async with open_door(KeepAlive) as door, await door.connect() as client:
+        adapter = await door.adapter()
+        for _ in range(20):
+            client.socket._sock.send(b"ping")  # type: ignore[attr-defined]
+            mock_clock.jump(10)
+            await receive_exactly(client, 4)
+        assert adapter.timer_calls == []
+        mock_clock.jump(10)
+        mock_clock.rate = 1.0
+        await until(lambda: adapter.timer_calls)
+
+
 async def test_an_earlier_deadline_replaces_the_timer_and_the_end_cancels_it() -> None:
     async with open_door() as door, await door.connect() as client:
         adapter = await door.adapter()
