@@ -22,6 +22,7 @@ from routing.message import NAME_ENCODING_ERRORS, Numbered, Slab
 from routing.property_editors import PropertyEditor, editor_of
 from routing.publishing.named import NamedSlab
 from routing.queues.homes.receipts import begin
+from routing.queues.homes.replicated_partition import ReplicatedPartition
 from routing.queues.seen_ids import hashes_of
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ def _put_numbered(
             there = had.union(queue for queue in route.queues if queue.partition in missing[start])
             way = route.avoiding(there) if there else route
             targets += deliver_new(way, part, now_ms()) if way.remembering else way.deliver(part)
+            for home, destinations in route.homes if missing[start] else ():
+                if home in missing[start] and isinstance(home, ReplicatedPartition):
+                    home.repeated(part, destinations)
             start = at
     if any(missing):
         targets += [(home.log, home.next_offset) for home in route.durable_homes]

@@ -56,7 +56,7 @@ class Waiting:
     def keep(self, partition: ReplicatedPartition) -> None:
         """Note what has been published and is not committed."""
         for first, end, queue_ids, once_in_ms, slab in partition.publishes():
-            self._stream.reserve(end - first, slab.size, Slabs(queue_ids, once_in_ms, slab), first, end)
+            self._stream.reserve(len(slab.bodies), slab.size, Slabs(queue_ids, once_in_ms, slab), first, end)
 
     def hand_on(self, error: StorageUnavailable) -> None:
         """Others lead it, or may: see rule 2. The `error` is for whoever cannot wait for that."""

@@ -54,7 +54,7 @@ class _Held(NamedTuple):
 
 
 class Published(NamedTuple):
-    """Messages [first, end) that a client of this broker published for these queues."""
+    """Messages [first, end) that a client of this broker published for these queues; without any, `repeated` ones."""
 
     first: int
     end: int
@@ -73,6 +73,7 @@ class ReplicatedPartition(QueuePartition):
         """Calls `serve` if what this broker may do is not what it was told last."""
         self._refusal: StorageUnavailable | None = None
         self._held: deque[_Held] = deque()
+        self._repeated: deque[Published] = deque()
         self._told_before = self.next_offset
         self._carrying: Iterator[tuple[bytes, bytes]] | None = None
         self._carried_at = -1
@@ -109,13 +110,24 @@ class ReplicatedPartition(QueuePartition):
     def publishes(self) -> list[Published]:
         """What clients of this broker have published since this was asked last, and is not committed."""
         before, self._told_before = self._told_before, self.next_offset
-        found = []
+        found = list(self._repeated)
+        self._repeated.clear()
         for held in self._held:
             entry = self._cache.find(held.first) if held.ours and held.first >= before else None
             if entry is not None and entry.first == held.first and entry.end == held.end:
                 ids = tuple(queue_id for queue_id in held.destinations.definition.queue_ids if queue_id < HISTORY_BIT)
                 found.append(Published(held.first, held.end, ids, held.destinations.once_in_ms, entry.slab))
+        found.sort(key=lambda one: one.first)
         return found
+
+    def repeated(self, slab: Slab, destinations: DestinationSet) -> None:
+        """A client of this broker publishes what is here under its numbers already, by another broker that may be gone:
+        what it publishes behind that is not to come before it, should both be cut off.
+        """
+        end = self.next_offset
+        if not self.for_others and end > self.log.high_watermark:
+            ids = tuple(queue_id for queue_id in destinations.definition.queue_ids if queue_id < HISTORY_BIT)
+            self._repeated.append(Published(end, end, ids, destinations.once_in_ms, slab))
 
     def retire(self, why: StorageUnavailable) -> None:
         """Another broker leads it, or may at any time."""
@@ -125,6 +137,7 @@ class ReplicatedPartition(QueuePartition):
         self.instead = None
         self.log.listeners.remove(self._log_advanced)
         self._held.clear()
+        self._repeated.clear()
         self._open.clear()
         self.unsealed.clear()
 
@@ -171,6 +184,8 @@ class ReplicatedPartition(QueuePartition):
         super()._log_advanced(log)
         self._look()
         held, committed = self._held, log.high_watermark
+        while self._repeated and self._repeated[0].end <= committed:
+            self._repeated.popleft()
         while held and held[0].end <= committed:
             self._give(held.popleft())
 

@@ -10,6 +10,7 @@ import trio
 from core_log.replication.moves import asked
 from core_log.replication.state import encode, log_key
 from routing.message import Numbered, Slab
+from routing.queues.homes.home import for_others
 from routing.session import Outcome
 from tests.routing.harness import PERSISTENT
 from tests.support.home_cluster import mesh, until
@@ -139,3 +140,27 @@ async def test_nobody_counts_or_purges_what_another_broker_may_lead(asked: int) 
         one.part._clock = clock
         await until(lambda: len(found) == 2)
         assert found == [3, 3]
+
+
+async def test_what_is_said_again_and_cut_off_comes_before_what_was_published_behind_it() -> None:
+    async with mesh(serve_each_other=True) as brokers:
+        one = brokers.members[1]
+        one.broker.topology.place_queue = lambda queue_id, arguments: 0
+        await one.queue("q")
+        client = one.client()
+
+        def publish(*numbers: int) -> None:
+            slab = Slab("", "q", PERSISTENT, [b"%d" % number for number in numbers])
+            slab.once = Numbered(PUBLISHER, array("H", numbers))
+            client.session.publish(slab, confirm=True)
+
+        with for_others((one.broker.topology.stripes[0],)):
+            publish(1, 2)
+        client = one.client()
+        for numbers in ((1,), (2, 3), (4,)):
+            publish(*numbers)
+        one.part.replicas.registered(0)
+        assert not one.broker.topology.led
+        await brokers.members[2].one.store.revoke(one.one.store.lease_id)
+        await until(lambda: client.confirmed == 4)
+        assert [body for body, _ in await brokers.leader(0).drain("q")] == ["1", "2", "3", "4"]
