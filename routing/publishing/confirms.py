@@ -6,7 +6,7 @@ for; when that is met, and everything before it, the sink gets one cumulative `c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from routing.cluster.clients.streams import Stream, Watch
@@ -42,6 +42,14 @@ class _Pending:
             return []
         found = sorted({at for watch in self.watches for one in watch.refused for at in range(one[0], one[1] + 1)})
         return [(self.first + first, self.first + first + count - 1) for first, count in runs_of(found)]
+
+
+def _given_up(needed: Iterable[tuple[PartitionLog, int]]) -> StorageUnavailable | None:
+    """Why something is not safe that was sent in this turn: who sends it gave up in the same."""
+    for log, end in needed:
+        if isinstance(log, Stream) and log.committed_offset < end <= log.given_up:
+            return StorageUnavailable(f"{log.name}: nobody has taken it in time")
+    return None
 
 
 class Confirms:
@@ -150,6 +158,9 @@ class Confirms:
                     done(StorageUnavailable("another broker leads a home partition now"))
                     continue
                 needed = [(home.log, home.log.log_end_offset) for home in homes]
+                if (error := _given_up(needed)) is not None:
+                    done(error)
+                    continue
                 self._session.broker.commits.when_committed(needed, done)
 
     def _wait(
@@ -163,7 +174,8 @@ class Confirms:
         pending = _Pending(self._noted + 1, last, watches)
         self._pending.append(pending)
         self._noted = last
-        if not requirements:
+        error = error or _given_up(requirements.items())
+        if error is not None or not requirements:
             pending.settled, pending.error = True, error
             return
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -248,3 +248,22 @@ async def test_what_a_leader_cannot_take_is_never_confirmed() -> None:
                 assert drain(channel, queue) == ["kept"]
 
         await client(node, use_again)
+
+
+async def test_what_was_said_in_the_turn_in_which_a_stream_gives_up_is_not_done_with_what_comes_later() -> None:
+    async with town_of(1, 2, stripes=1) as town:
+        node = town.nodes[2]
+        home: Any = node.broker.topology.stripes[0]
+        session = node.broker.session(cast("Any", None), protocol="mqtt", owner=object(), vhost="/")
+        told: list[object] = []
+        home.tell(("released", 99, [1]), 0)
+        session.confirms.when_written([home], told.append)
+        home.stream._fail("no answer for 10 s")
+        node.broker.end_turn()
+        home.tell(("released", 99, [2]), 0)
+        home.stream.request_sync()
+        node.broker.end_turn()
+        with trio.fail_after(5):
+            while home.stream.committed_offset < 2:
+                await trio.sleep(0.002)
+        assert [type(error) for error in told] == [StorageUnavailable]
