@@ -14,7 +14,10 @@ from benchmarks.spark_jars import jars
 from spark_bridge.java import supplied_java_home
 
 pytest.register_assert_rewrite(
-    "tests.spark_bridge.spark_connector", "tests.spark_bridge.spark_examples", "tests.spark_bridge.spark_jobs"
+    "tests.spark_bridge.spark_connector",
+    "tests.spark_bridge.spark_examples",
+    "tests.spark_bridge.spark_jobs",
+    "tests.spark_bridge.spark_options",
 )
 
 CHECKOUT = Path(__file__).resolve().parents[2]

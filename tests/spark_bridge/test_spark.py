@@ -27,6 +27,7 @@ from tests.spark_bridge.spark_jobs import (  # noqa: F401
     test_queues_and_filters_are_exported,
     test_the_commands_say_what_is_wrong,
 )
+from tests.spark_bridge.spark_options import test_every_option_is_taken_by_spark  # noqa: F401
 from tests.spark_bridge.test_message_columns import message_batch
 from tests.spark_bridge.test_queues import channel_of, publish
 from tests.spark_bridge.test_reader import batch
