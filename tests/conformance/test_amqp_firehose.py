@@ -18,7 +18,7 @@ TRACE = "amq.rabbitmq.trace"
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(Path(tmp_path_factory.mktemp("firehose"), "data"), doors=("amqp", "native")) as process:
+    with broker_process(Path(tmp_path_factory.mktemp("firehose"), "data"), doors=("amqp", "mqtt", "native")) as process:
         yield process
 
 

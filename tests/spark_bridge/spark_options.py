@@ -31,7 +31,7 @@ def fill(server: str) -> None:
 def test_every_option_is_taken_by_spark(spark: Any, tmp_path: Path) -> None:
     files = Files(tmp_path)
     arguments = ("--tls-cert", files.cert, "--tls-ca", files.ca)
-    with broker_process(tmp_path / "data", doors=("amqp", "native", "natives"), arguments=arguments) as broker:
+    with broker_process(tmp_path / "data", doors=("amqp", "mqtt", "native", "natives"), arguments=arguments) as broker:
         fill(f"{HOST}:{broker.native_port}")
         access = {
             "millrace.servers": f"{HOST}:{broker.ports['natives']}", "millrace.tls": "true",
