@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import trio
@@ -18,8 +19,11 @@ from protocols.native.clients.records import split_batches
 from protocols.native.errors import ErrorCode, MillraceError
 from protocols.native.wire_base import CONTAINING_BYTES_MAX, CONTAINING_MAX
 from tests.protocols.native.asking import fetch, parked, produced, refused, until_parked
-from tests.protocols.native.broker import Peer, batch_of, connected, native_broker
+from tests.protocols.native import broker as native
+from tests.protocols.native.broker import Peer, connected, native_broker
 
+batch_of = partial(native.batch_of, timestamp_ms=1000)
+"""The same bytes each time: single letters may stand in a checksum as well."""
 TIMEOUT_S = 30
 
 
