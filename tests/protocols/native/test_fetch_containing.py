@@ -18,8 +18,8 @@ from protocols.native import wire
 from protocols.native.clients.records import split_batches
 from protocols.native.errors import ErrorCode, MillraceError
 from protocols.native.wire_base import CONTAINING_BYTES_MAX, CONTAINING_MAX
-from tests.protocols.native.asking import fetch, parked, produced, refused, until_parked
 from tests.protocols.native import broker as native
+from tests.protocols.native.asking import fetch, parked, produced, refused, until_parked
 from tests.protocols.native.broker import Peer, connected, native_broker
 
 batch_of = partial(native.batch_of, timestamp_ms=1000)
