@@ -16,6 +16,7 @@ from core_log.files import OsFiles
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig, PartitionLog
 from core_log.record_batch import BatchBuilder
+from core_log.wall_clock import wall_clock_ms
 
 COMMITS = 1000
 THROUGHPUT_BYTES = 512 << 20
@@ -104,7 +105,7 @@ async def measure(directory: str) -> None:
     config = LogConfig(message_bytes_max=2 << 20)
 
     def open_log(name: str) -> PartitionLog:
-        return PartitionLog.open(files, name, config, flusher, wall_clock_ms=lambda: time.time_ns() // 1_000_000)
+        return PartitionLog.open(files, name, config, flusher, wall_clock_ms=wall_clock_ms)
 
     async with trio.open_nursery() as nursery:
         await nursery.start(flusher.run)

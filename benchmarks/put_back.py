@@ -9,9 +9,9 @@ import os
 from functools import partial
 
 import gateway.server
+from core_log.wall_clock import wall_clock_ms
 from gateway.cli import main
 from routing.broker import open_broker
-from routing.storage import wall_clock_ms
 
 if __name__ == "__main__":
     back_ms = int(os.environ["MS_BACK"])

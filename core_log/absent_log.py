@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable
 
 from core_log.errors import LogUnavailable
 from core_log.files import BytesLike
 from core_log.log_config import LogConfig
 from core_log.partition_log import PartitionLog
+from core_log.wall_clock import wall_clock_ms
 
 
 class AbsentLog(PartitionLog):
@@ -18,7 +18,7 @@ class AbsentLog(PartitionLog):
     def __init__(self, what: str, config: LogConfig) -> None:
         self.directory = ""
         self.config = config
-        self.wall_clock_ms = _wall_clock_ms
+        self.wall_clock_ms = wall_clock_ms
         self.error = OSError(errno.EREMOTE, f"{what} is not on this broker")
         self.closed = self.truncating = False
         self.segments = []
@@ -64,8 +64,3 @@ class AbsentLog(PartitionLog):
     def close(self, *, keep: bool = True) -> None:
         """There is nothing to be written."""
         self.closed = True
-
-
-def _wall_clock_ms() -> int:
-    """For readers of what others have of it."""
-    return time.time_ns() // 1_000_000

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from core_log.wall_clock import wall_clock_ms
 from gateway.client_cli import DISTANCE, NUMBER, OFFSET, Ago, show, show_fields, with_client, with_json
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def reset_offsets(
     elif to_time is not None:
         to = _moment(to_time)
     elif ago is not None:
-        to = time.time_ns() // 1_000_000 - int(ago * 1000)
+        to = wall_clock_ms() - int(ago * 1000)
     found = client.reset_offsets(
         name, to, offset=to_offset, shift=shift_by, partitions=_places(client, topics), dry_run=dry_run
     )

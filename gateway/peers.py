@@ -17,7 +17,6 @@ from __future__ import annotations
 import random
 import secrets
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -25,6 +24,7 @@ import msgspec
 import structlog
 import trio
 
+from core_log.wall_clock import wall_clock_ms
 from delay.timer_service import TimerService
 from gateway.config import Limits
 from gateway.connection import Connection, Shell
@@ -402,11 +402,6 @@ async def _probe_one(
                 pass
             if link.clocks_apart is not None:
                 raise StartError(link.clocks_apart)
-
-
-def wall_clock_ms() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def _welcome(peer: PeerId) -> None:

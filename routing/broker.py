@@ -20,6 +20,7 @@ from core_log.files import Files
 from core_log.log_flusher import LogFlusher
 from core_log.metadata.store import MetadataStore
 from core_log.partition_log import PartitionLog
+from core_log.wall_clock import wall_clock_ms
 from delay.timer_service import Timer, TimerService
 from routing import directories
 from routing.access.rights import Rights
@@ -58,7 +59,7 @@ from routing.republishing.delayed_records import DelayedRecords
 from routing.republishing.later import Later
 from routing.republishing.poison_records import PoisonRecords
 from routing.session import DeliverySink, Session
-from routing.storage import Storage, fitted, wall_clock_ms
+from routing.storage import Storage, fitted
 from routing.topics.compaction import Compaction
 from routing.topics.leases import Leases
 from routing.topics.stream import Stream

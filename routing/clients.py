@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from core_log.wall_clock import wall_clock_ms
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -18,4 +19,4 @@ class Client:
     close: Callable[[str], None]
     name: str = ""
     """What the client calls itself."""
-    connected_at_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    connected_at_ms: int = field(default_factory=wall_clock_ms)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import trio
 from core_log.absent_log import AbsentLog
 from core_log.partition_log import PartitionLog
 from core_log.replica_log import ReplicaLog
+from core_log.wall_clock import wall_clock_ms
 from routing import filter_streams, queue_lag
 from routing.alarms import Alarms
 from routing.consumer_timeouts import ConsumerTimeouts
@@ -49,7 +49,7 @@ async def housekeep(broker: Broker) -> None:
             warn_of_pinned_bytes(partition)
         broker.refused_messages += transient.shed(config.scratch_bytes_max)
         transient.delete_dead_prefix()
-        upkeep.look_after_readers(broker.leased, time.time_ns() // 1_000_000)
+        upkeep.look_after_readers(broker.leased, wall_clock_ms())
         queue_lag.tidy(broker)
         timeouts.look(broker.host.impatient, broker.sessions, broker.clock.now_ms())
         if trio.current_time() >= reclaim_due or broker.blocked:

@@ -5,7 +5,6 @@ Nothing here runs afterwards but `open_topic` and `open_partitions`, for what is
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +16,7 @@ from core_log.log_flusher import LogFlusher
 from core_log.metadata.embedded import EmbeddedStore
 from core_log.metadata.store import MetadataStore
 from core_log.partition_log import LogConfig, PartitionLog
+from core_log.wall_clock import wall_clock_ms
 from routing.cluster.clients.led_stores import LedStores
 from routing.cluster.clients.offsets import ReplicatedOffsets
 from routing.cluster.cluster import Cluster
@@ -62,11 +62,6 @@ _SEGMENT_SHARE = 32
 """A segment takes no more than this part of the disk, """
 _SEGMENT_BYTES_MIN = 1 << 20
 """and need not be smaller than this."""
-
-
-def wall_clock_ms() -> int:
-    """Milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 def fitted(config: BrokerConfig, total_bytes: int) -> BrokerConfig:

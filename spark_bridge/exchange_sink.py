@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 
 from core_log.compression import Compression
 from core_log.record_batch import NO_HEADERS, encode_headers
+from core_log.wall_clock import wall_clock_ms
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.errors import ConnectionLost, MillraceError, RequestTimedOut
 from spark_bridge.message_columns import PREFIX, PROPERTIES
@@ -135,7 +136,7 @@ class _Batches:
                 stop = index + 1
                 draft = self._drafts[-1] if self._drafts else None
                 if draft is None or draft.size + size > BATCH_BYTES:
-                    draft = ColumnDraft(time.time_ns() // 1_000_000)
+                    draft = ColumnDraft(wall_clock_ms())
                     self._drafts.append(draft)
                 bodies = [value or b"" for value in values[start:stop]]
                 draft.add(bodies, keys[start:stop], blocks[start:stop], size)

@@ -15,7 +15,6 @@ The columns are those of Spark's Kafka sink: `value`, and if they are there `key
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +27,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
+from core_log.wall_clock import wall_clock_ms
 from protocols.native.clients.blocking_transactional import BlockingTransactionalProducer
 from protocols.native.clients.client_tls import tls_context
 from spark_bridge.exchange_sink import check_exchange_columns, publish_rows
@@ -248,7 +248,7 @@ class _Writing:
         while start < count:
             draft = self._drafts.get(place)
             if draft is None:
-                draft = self._drafts[place] = ColumnDraft(time.time_ns() // 1_000_000)
+                draft = self._drafts[place] = ColumnDraft(wall_clock_ms())
             before = int(total[start - 1]) if start else 0
             room = BATCH_BYTES_MAX - draft.size
             end = int(np.searchsorted(total, before + room, side="right"))

@@ -9,11 +9,11 @@ Reading takes the rights of the filter and those for a stream that is read.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from core_log.wall_clock import wall_clock_ms
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_publish import EXCHANGE
@@ -83,7 +83,7 @@ class Replays:
 
     async def begin(self, topic_filter: str, options: SubscriptionOptions) -> int:
         """Have what was published since then delivered, again if it was before; the reason code in SUBACK."""
-        adapter, now_ms = self._adapter, time.time_ns() // 1_000_000
+        adapter, now_ms = self._adapter, wall_clock_ms()
         parsed = parse(topic_filter, now_ms)
         if parsed is None:
             return ReasonCode.TOPIC_FILTER_INVALID

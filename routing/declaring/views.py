@@ -6,11 +6,11 @@ begins where that was then, whenever it is first used.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from core_log.wall_clock import wall_clock_ms
 from routing.commits import storage_errors
 from routing.errors import NotFound, PreconditionFailed
 from routing.queues.settings import VIEW_START, VIEW_TOPIC, check_arguments
@@ -39,7 +39,7 @@ async def start_of_view(
         if wrong:
             raise PreconditionFailed(f"invalid property '{said}' for {what}")
     check_arguments(name, vhost.name, arguments)
-    start = start_of(what, arguments.get(VIEW_START, Origin.FIRST.value), time.time_ns() // 1_000_000)
+    start = start_of(what, arguments.get(VIEW_START, Origin.FIRST.value), wall_clock_ms())
     try:
         topic = topic_of_view(vhost, arguments)
     except NotFound:

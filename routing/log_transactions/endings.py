@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import trio
 
 from core_log.errors import CoordinatorFenced, LogError, ProducerFenced
 from core_log.transaction_marker import marker
+from core_log.wall_clock import wall_clock_ms
 from routing.errors import NotLeader, StorageUnavailable
 from routing.log_transactions.links import Ending
 from routing.log_transactions.questions import EndOffsets, Mark, Question, encode
@@ -85,7 +85,7 @@ class Endings:
         batch = marker(
             ending.producer_id,
             ending.producer_epoch,
-            time.time_ns() // 1_000_000,
+            wall_clock_ms(),
             ending.coordinator_epoch,
             committed=ending.committed,
         )

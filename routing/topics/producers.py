@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import trio
 
@@ -22,6 +21,7 @@ from core_log.partition_log import PartitionLog
 from core_log.producer_states import ProducerStates
 from core_log.replica_log import ReplicaLog
 from core_log.transaction_marker import coordinator_epoch_of
+from core_log.wall_clock import wall_clock_ms
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +64,11 @@ class Producers:
 
     def note(self, header: BatchHeader, base_offset: int) -> None:
         """A batch was appended."""
-        self._states.note(header, base_offset, _now_ms())
+        self._states.note(header, base_offset, wall_clock_ms())
 
     def note_marker(self, header: BatchHeader, coordinator_epoch: int, base_offset: int) -> None:
         """The end of a transaction was appended."""
-        self._states.note_marker(header, coordinator_epoch, base_offset, _now_ms())
+        self._states.note_marker(header, coordinator_epoch, base_offset, wall_clock_ms())
 
     def _load(self) -> ProducerStates:
         log = self._log
@@ -78,7 +78,7 @@ class Producers:
             begins = log.log_start_offset if content is not None or isinstance(log, ReplicaLog) else log.log_end_offset
             states = ProducerStates(begins)
         states.offset = max(states.offset, log.log_start_offset)
-        now_ms = _now_ms()
+        now_ms = wall_clock_ms()
         while states.offset < log.written_offset:
             batches = log.read_blocking(states.offset, _READ_BYTES, unsynced=True)
             if not batches:
@@ -120,7 +120,7 @@ class Producers:
         """Write the file, if anything is known. What cannot be written is logged."""
         if not self._knows:
             return
-        self._states.forget(_now_ms() - FORGOTTEN_MS)
+        self._states.forget(wall_clock_ms() - FORGOTTEN_MS)
         self._states.offset = max(self._states.offset, self._log.written_offset)
         try:
             await self._write()
@@ -134,7 +134,3 @@ def _take(states: ProducerStates, header: BatchHeader, batch: BytesLike, now_ms:
         states.note(header, header.base_offset, now_ms)
     elif (epoch := coordinator_epoch_of(batch)) is not None:
         states.note_marker(header, epoch, header.base_offset, now_ms)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

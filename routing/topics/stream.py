@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import trio
 
 from core_log.errors import LogError, LogUnavailable
+from core_log.wall_clock import wall_clock_ms
 from routing.errors import LimitExceeded, NotFound, NotImplementedYet, PreconditionFailed, StorageUnavailable
 from routing.topics.offset_store import Committed, Partition
 from routing.topics.partition_reader import StreamHost as StreamHost
@@ -143,7 +143,7 @@ class Stream:
             raise PreconditionFailed(f"consumer prefetch count is not set for '{self.what}'")
         if consumer.no_ack:
             self.refuse("automatic acknowledgement")
-        settings = consumer_settings(self.what, consumer.tag, arguments, time.time_ns() // 1_000_000)
+        settings = consumer_settings(self.what, consumer.tag, arguments, wall_clock_ms())
         if self._partition.leadership is not None:
             return self._attach_shared(consumer, settings)
         group, known = _GROUP_PREFIX + consumer.tag, {}

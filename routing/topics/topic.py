@@ -10,7 +10,6 @@ key.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from core_log.partition_log import LogConfig, PartitionLog
 from core_log.producer_states import ProducerStates
 from core_log.record_batch import BatchBuilder, encode_entries
 from core_log.varint import varint
+from core_log.wall_clock import wall_clock_ms
 from routing.commits import storage_error
 from routing.errors import LimitExceeded, StorageUnavailable
 from routing.facts import ttl_ms_of
@@ -210,7 +210,7 @@ class TopicPartition:
         for batch in in_batches(self._open, min(_BATCH_BYTES, log.config.message_bytes_max)):
             base_offset = batch[0].first_offset
             bits = TIMESTAMP_TYPE_BIT if log.config.timestamp_type == "LogAppendTime" else 0
-            builder = BatchBuilder(base_offset, log.leader_epoch, time.time_ns() // 1_000_000, attributes=bits)
+            builder = BatchBuilder(base_offset, log.leader_epoch, wall_clock_ms(), attributes=bits)
             for run in batch:
                 run.add_to(builder)
             log.append(builder.build(), base_offset=base_offset)
@@ -303,7 +303,7 @@ class TopicPartition:
         if self.leadership is not None and self.leadership.refusal() is not None:
             return
         try:
-            now_ms, log = time.time_ns() // 1_000_000, self.log
+            now_ms, log = wall_clock_ms(), self.log
             needed = self.leases.needed_from(now_ms, log.directory, log.log_start_offset, log.high_watermark)
             log.apply_retention(now_ms, needed)
         except OSError as error:

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import pika
 import pika.exceptions
 
+from core_log.wall_clock import wall_clock_ms
 from tests.support import HOST, BrokerProcess
 
 EXCHANGE, DEAD_EXCHANGE = "everything", "everything.dead"
@@ -95,12 +96,12 @@ class Ledger:
                 delay_ms = dice.randrange(1, 600) if dice.random() < 0.3 else 0
                 ttl_ms = dice.choice((1, 30, 200, 1000)) if dice.random() < 0.3 else None
                 key = "copy" if dice.random() < 0.2 else "both"
-                self.messages[number] = Message(now_ms(), key, delay_ms, ttl_ms)
+                self.messages[number] = Message(wall_clock_ms(), key, delay_ms, ttl_ms)
             return range(first, first + count)
 
     def came(self, queue: str, number: int, redelivered: bool) -> None:
         """A client got a message."""
-        message, time_ms = self.messages[number], now_ms()
+        message, time_ms = self.messages[number], wall_clock_ms()
         with self.lock:
             self.seen[queue].add(number)
             self.unmarked[queue][number] += not redelivered
@@ -130,11 +131,6 @@ class Ledger:
             if ttl_ms is None or entry["time"].timestamp() * 1000 + 999 < message.sent_ms + delay_ms + ttl_ms:
                 self.faults.append(f"{queue}: {number}, {message}, expired at {entry['time']}")
         self.dead[queue][number] += 1
-
-
-def now_ms() -> int:
-    """The time of day."""
-    return time.time_ns() // 1_000_000
 
 
 def body_of(number: int) -> bytes:

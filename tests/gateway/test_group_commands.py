@@ -15,6 +15,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
+from core_log.wall_clock import wall_clock_ms
 from gateway.cli import main
 from millrace import BlockingClient, BlockingProducer, Client, Consumer, MillraceError, NotFound, OffsetOutOfRange
 from protocols.native.clients.partitioner import partition_of_key
@@ -133,7 +134,7 @@ def test_a_group_goes_on_where_it_was(broker: BrokerProcess, millrace: Commands)
 
 
 def test_lag_in_records_and_seconds(broker: BrokerProcess, millrace: Commands) -> None:
-    began_ms = time.time_ns() // 1_000_000 - 100_000
+    began_ms = wall_clock_ms() - 100_000
     fill(broker, "late", 2, 10, at_ms=began_ms)
     server = f"127.0.0.1:{broker.native_port}"
     with BlockingClient(server) as client:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import trio
 
 from core_log.files import MemoryFiles
 from core_log.record_batch import BatchBuilder
+from core_log.wall_clock import wall_clock_ms
 from routing.administration.measures import Family, Measures
 from routing.broker import Broker
 from tests.routing.harness import PROTOCOL, Engine, engine
@@ -91,7 +90,7 @@ async def topic_of(broker: Engine, name: str, times_ms: list[int]) -> None:
 
 @pytest.mark.parametrize("in_memory", [True, False])
 async def test_how_far_groups_are_behind(in_memory: bool) -> None:
-    files, now_ms = MemoryFiles(), time.time_ns() // 1_000_000
+    files, now_ms = MemoryFiles(), wall_clock_ms()
     async with engine(files) as broker:
         await topic_of(broker, "t", [now_ms - 90_000, now_ms - 60_000, now_ms - 30_000])
         await broker.broker.offsets.commit("one", {("t", 0): (1, "")})

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from core_log.wall_clock import wall_clock_ms
 from gateway.cli import main
 from millrace import BlockingClient, BlockingProducer
 from spark_bridge.jobs.export import export
@@ -27,7 +28,7 @@ from tests.spark_bridge.test_sink import made, numbers, records
 from tests.support import BrokerProcess
 
 HOUR_MS = 3_600_000
-BEGIN_MS = (time.time_ns() // 1_000_000 // HOUR_MS - 30) * HOUR_MS
+BEGIN_MS = (wall_clock_ms() // HOUR_MS - 30) * HOUR_MS
 """Some hours that retention keeps."""
 
 

@@ -68,10 +68,6 @@ class BlockingAsker:
         """See `Asker`."""
         return self._client.fetch(*partition, offset, max_bytes, wait_ms, containing=containing).batches
 
-    def now_ms(self) -> int:
-        """See `Asker`."""
-        return time.time_ns() // 1_000_000
-
     def _at(self, node: int, host: str, port: int) -> BlockingLink:
         if not host or node == self._link.node_id:
             return self._link

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from core_log.batch_header import parse_header, with_producer
+from core_log.wall_clock import wall_clock_ms
 from protocols.native import wire
 from protocols.native.clients.blocking import BlockingClient
 from protocols.native.clients.failed_sends import FailedSink, tell_failed
@@ -176,7 +177,7 @@ class BlockingProducer(_Closing):
             self.flush()
             draft = None
         if draft is None:
-            draft = self._drafts[topic, partition] = BatchDraft(time.time_ns() // 1_000_000)
+            draft = self._drafts[topic, partition] = BatchDraft(wall_clock_ms())
         draft.add(value, key, headers, timestamp_ms, size)
 
     def _learn(self, topic: str) -> KeyPartitions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 import trio
@@ -98,10 +97,6 @@ class TrioAsker:
                     raise
                 self._leaders.stale([partition])
             await trio.sleep(_ASK_AGAIN_S)
-
-    def now_ms(self) -> int:
-        """See `Asker`."""
-        return time.time_ns() // 1_000_000
 
 
 class Groups:

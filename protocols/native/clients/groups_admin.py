@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from msgspec import Struct
 
 from core_log.containing import Groups
+from core_log.wall_clock import wall_clock_ms
 from protocols.native import wire, wire_groups
 from protocols.native.clients.blocking_link import ReplyType
 from protocols.native.clients.group_bytes import Partition
@@ -96,9 +97,6 @@ class Asker(Protocol):
         self, partition: Partition, offset: int, max_bytes: int, wait_ms: int, containing: Groups = ()
     ) -> list[memoryview]:
         """As `BlockingClient.fetch`."""
-
-    def now_ms(self) -> int:
-        """The time."""
 
 
 def finish(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -229,7 +227,7 @@ async def lag(ask: Asker, group: str) -> list[PartitionLag]:
         lag_ms = 0
         if begin < end:
             timestamp_ms = await _timestamp_at(ask, key, begin)
-            lag_ms = 0 if timestamp_ms is None else max(0, ask.now_ms() - timestamp_ms)
+            lag_ms = 0 if timestamp_ms is None else max(0, wall_clock_ms() - timestamp_ms)
         found.append(PartitionLag(*key, offset, end, max(0, end - begin), lag_ms, owners.get(key)))
     return found
 

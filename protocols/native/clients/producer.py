@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from typing import Any, Literal
 import trio
 
 from core_log.producer_states import REMEMBERED
+from core_log.wall_clock import wall_clock_ms
 from protocols.native import wire, wire_transactions
 from protocols.native.clients.client import LinkConfig, Service
 from protocols.native.clients.failed_sends import FailedSink, tell_failed
@@ -273,7 +273,7 @@ class Producer(Service):
         if queue.open is not None:
             queue.ready.append(queue.open)
         self._sequence += 1
-        queue.open = Batch(time.time_ns() // 1_000_000, trio.current_time(), self._sequence)
+        queue.open = Batch(wall_clock_ms(), trio.current_time(), self._sequence)
         self._active[queue] = None
         self._wake.set()
         return queue.open

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from struct import pack, unpack_from
@@ -15,6 +14,7 @@ from core_log.file_range import FileRange
 from core_log.files import Files
 from core_log.memory_files import MemoryFiles
 from core_log.record_batch import BatchBuilder, Record, iterate_records
+from core_log.wall_clock import wall_clock_ms
 from protocols.buffers import Piece
 from protocols.kafka import codec
 from protocols.kafka.adapter import KafkaAdapter
@@ -27,7 +27,7 @@ from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
 
 ALL = -1
-NOW_MS = time.time_ns() // 1_000_000
+NOW_MS = wall_clock_ms()
 """What is older than retention allows would be gone with the first look at it."""
 
 

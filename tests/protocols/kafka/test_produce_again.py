@@ -10,11 +10,11 @@ import trio
 import trio.testing
 
 from core_log.memory_files import FaultyFiles, MemoryFiles
+from core_log.wall_clock import wall_clock_ms
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_records import PRODUCE
 from routing.broker import Broker
-from routing.storage import wall_clock_ms
 from tests.protocols.kafka.door import ALL, NOW_MS, Peer, batch_of, idempotent, kafka_broker, records_of
 
 TOPIC = "orders"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import trio
 from core_log.files import Files
 from core_log.memory_files import MemoryFiles
 from core_log.record_batch import BatchBuilder, iterate_records
+from core_log.wall_clock import wall_clock_ms
 from gateway.config import Limits
 from gateway.connection import Shell
 from gateway.listener import open_listener
@@ -25,7 +25,7 @@ from protocols.sansio import Outbox
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
 
-NOW_MS = time.time_ns() // 1_000_000
+NOW_MS = wall_clock_ms()
 """What is older than retention allows would be gone with the first look at it."""
 USERS = {"guest": "guest", "u": "p"}
 

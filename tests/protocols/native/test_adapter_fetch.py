@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import trio
 
 from core_log.memory_files import MemoryFiles
+from core_log.wall_clock import wall_clock_ms
 from protocols.log_waits import LogWaits
 from protocols.native import wire
 from protocols.native.config import NativeConfig
@@ -141,7 +140,7 @@ async def test_what_left_memory_is_read_from_disk() -> None:
 
 async def test_a_reader_that_does_not_read_costs_no_memory() -> None:
     """Fifty replies of 4 MiB each would be 200 MiB: they wait until the first is taken."""
-    batch = batch_of(b"x" * 1_000_000, timestamp_ms=time.time_ns() // 1_000_000)  # not for retention to take
+    batch = batch_of(b"x" * 1_000_000, timestamp_ms=wall_clock_ms())  # not for retention to take
     async with native_broker(config=NativeConfig(fetch_bytes_max=4 << 20)) as running, connected(running) as peer:
         assert await produced(peer, *[("t", 0, batch)] * 4) == [(None, offset) for offset in range(4)]
         for _ in range(50):

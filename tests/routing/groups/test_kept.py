@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import trio
 
 from core_log.keyed_store import GARBAGE_BYTES_MIN
 from core_log.memory_files import FaultyFiles, MemoryFiles
+from core_log.wall_clock import wall_clock_ms
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
 from routing.groups.assignors import NOWHERE
@@ -37,7 +37,7 @@ shift_ms = 0
 @asynccontextmanager
 async def engine(files: Any = None, **settings: Any) -> AsyncIterator[Broker]:
     config = BrokerConfig(stripes=1, group_initial_delay_ms=0, **settings)
-    clock = lambda: time.time_ns() // 1_000_000 + shift_ms  # noqa: E731
+    clock = lambda: wall_clock_ms() + shift_ms  # noqa: E731
     async with open_broker(files or MemoryFiles(), config, wall_clock_ms=clock) as broker:
         yield broker
 
