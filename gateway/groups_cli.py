@@ -46,19 +46,11 @@ def describe(client: BlockingClient, name: str, as_json: bool) -> None:
     """
     described = client.describe_group(name)
     lags = [
-        (one.topic, one.partition, one.offset, one.end_offset, one.lag, round(one.lag_ms / 1000, 3), one.member_id)
+        (one.topic, one.partition, one.offset, one.end_offset, one.lag, _seconds(one.lag_ms), one.member_id)
         for one in client.lag(name)
     ]
     queues = [
-        (
-            one.vhost,
-            one.queue,
-            one.mode,
-            one.offset,
-            one.lag,
-            None if one.lag_ms is None else round(one.lag_ms / 1000, 3),
-        )
-        for one in client.queue_lag(name)
+        (one.vhost, one.queue, one.mode, one.offset, one.lag, _seconds(one.lag_ms)) for one in client.queue_lag(name)
     ]
     fields: dict[str, Any] = {
         "group": described.group,
@@ -89,6 +81,10 @@ def describe(client: BlockingClient, name: str, as_json: bool) -> None:
             for one in members
         ]
         show(("member_id", "instance_id", "client_name", "host", "partitions"), shown, False)
+
+
+def _seconds(lag_ms: int | None) -> float | None:
+    return None if lag_ms is None else round(lag_ms / 1000, 3)
 
 
 @groups.command()

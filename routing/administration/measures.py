@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -84,16 +84,35 @@ async def _bites(items: Iterable[T]) -> AsyncIterator[T]:
             await trio.lowlevel.checkpoint()
 
 
+class _Published:
+    """When that was published which readers have not read: looked up once for each place where one stands."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, ...], tuple[int, int]] = {}
+        self._now: dict[tuple[str, ...], tuple[int, int]] = {}
+
+    def next_round(self) -> None:
+        """Who is not asked for in it is forgotten after it."""
+        self._before, self._now = self._now, {}
+
+    async def time_ms(
+        self, reader: tuple[str, ...], offset: int, look: Callable[[], Awaitable[int | None]]
+    ) -> int | None:
+        """The time of what lies at an offset; None if it cannot be looked up now."""
+        known = self._before.get(reader)
+        found_ms = known[1] if known is not None and known[0] == offset else await look()
+        if found_ms is not None:
+            self._now[reader] = (offset, found_ms)
+        return found_ms
+
+
 class Measures:
     """See the module; one for a broker."""
 
     def __init__(self, broker: Broker, series_max: int) -> None:
         self._broker = broker
         self._series_max = series_max
-        self._seen_ms: dict[tuple[str, str, int], tuple[int, int]] = {}
-        """Where groups stood when somebody last asked, and the time of what they had not read."""
-        self._oldest_ms: dict[tuple[str, ...], tuple[int, int]] = {}
-        """The same of readers of queues: the oldest message that they had not read, and its time."""
+        self._records, self._messages = _Published(), _Published()
 
     async def families(self) -> list[Family]:
         """All figures."""
@@ -252,7 +271,7 @@ class Measures:
             if store is not None and (at_ms := store.last_ms(name)) is not None:
                 moved.add(at_ms / 1000, (plain(name),))
             places += [(name, *where, offset) for where, (offset, _) in sorted(broker.offsets.known(name).items())]
-        before, self._seen_ms = self._seen_ms, {}
+        self._records.next_round()
         waiting = trio.current_time() + _PATIENCE_S
         async for name, topic, index, offset in _bites(places):
             found = broker.topics.get(topic)
@@ -264,7 +283,7 @@ class Measures:
                 lags.add(0, where)
                 ages.add(0, where)
                 continue
-            partition, key = found.partitions[index], (name, topic, index)
+            partition = found.partitions[index]
             ends = await ends_of(partition, waiting)
             if ends is None:
                 continue
@@ -272,11 +291,7 @@ class Measures:
             lags.add(max(ends[1] - begin, 0), where)
             first_ms: int | None = broker.clock.now_ms()
             if begin < ends[1]:
-                known = before.get(key)
-                stayed = known is not None and known[0] == begin
-                first_ms = known[1] if known is not None and stayed else await _time_at(partition, begin, waiting)
-                if first_ms is not None:
-                    self._seen_ms[key] = (begin, first_ms)
+                first_ms = await self._records.time_ms(where, begin, partial(_time_at, partition, begin, waiting))
             if first_ms is not None:
                 ages.add(max(broker.clock.now_ms() - first_ms, 0) / 1000, where)
         return list(families)
@@ -290,7 +305,7 @@ class Measures:
             self._family("millrace_group_queue_lag_seconds", "The age of the oldest message not read by it.", *place),
         )
         broker = self._broker
-        before, self._oldest_ms = self._oldest_ms, {}
+        self._messages.next_round()
         async for queue in _bites(broker.topology.all_queues()):
             for one in list(queue_lag.standings(broker, queue)):
                 where = (plain(one.group), plain(queue.vhost), plain(queue.name), one.mode)
@@ -298,10 +313,7 @@ class Measures:
                 lags.add(one.lag, where)
                 first_ms: int | None = now_ms
                 if one.oldest is not None and not full:
-                    offset, known_ms = before.get(where, (-1, None))
-                    first_ms = known_ms if offset == one.oldest else await queue_lag.oldest_ms(one)
-                    if first_ms is not None:
-                        self._oldest_ms[where] = (one.oldest, first_ms)
+                    first_ms = await self._messages.time_ms(where, one.oldest, partial(queue_lag.oldest_ms, one))
                 if first_ms is not None:
                     ages.add(max(now_ms - first_ms, 0) / 1000, where)
         return list(families)

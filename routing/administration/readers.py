@@ -75,8 +75,7 @@ async def reserve(
     for `lease_ms` or the broker's limit.
     """
     _may_read(broker, user, vhost, name)
-    if position < 0 or not _is_name(reader):
-        raise InvalidArgument(f"a position from 0, and a reader's name of 1 to {READER_BYTES_MAX} bytes are needed")
+    _require_place(reader, position)
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
         told = {"name": name, "reader": reader, "position": position, "count": count, "lease_ms": lease_ms}
@@ -138,8 +137,7 @@ async def lease(
     Nothing is kept for it. Of several readers of one name the last counts.
     """
     _may_read(broker, user, vhost, name)
-    if offset < 0 or not _is_name(reader):
-        raise InvalidArgument(f"an offset from 0, and a reader's name of 1 to {READER_BYTES_MAX} bytes are needed")
+    _require_place(reader, offset)
     queue = _queue(broker, vhost, name)
     if queue.elsewhere:
         told = {"name": name, "reader": reader, "offset": offset, "lease_ms": lease_ms, "vhost": vhost}
@@ -193,8 +191,10 @@ def _shown(found: Read) -> dict[str, Any]:
     return {"batches": found.batches, "next": found.following}
 
 
-def _is_name(reader: str) -> bool:
-    return 0 < len(reader.encode("utf-8", "replace")) <= READER_BYTES_MAX
+def _require_place(reader: str, place: int) -> None:
+    """Raises InvalidArgument."""
+    if place < 0 or not 0 < len(reader.encode("utf-8", "replace")) <= READER_BYTES_MAX:
+        raise InvalidArgument(f"a place from 0, and a reader's name of 1 to {READER_BYTES_MAX} bytes are needed")
 
 
 def _room(bytes_max: int) -> int:

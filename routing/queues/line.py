@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 
-from routing.queues.offset_set import OffsetSet, Range
+from routing.queues.offset_set import OffsetSet, Range, together
 from routing.queues.placed_offsets import Placed
 
 _FAR = 1 << 62
@@ -129,8 +129,7 @@ class Line:
     def from_on(self, offset: int) -> tuple[int, int]:
         """How many of those that wait here lie at or behind an offset, and the first of them; `(0, 0)`: none."""
         due = [one for _, one in self.due if one >= offset]
-        found = [self.ready.from_on(offset), self.placed.from_on(offset), (len(due), min(due, default=0))]
-        return sum(count for count, _ in found), min((first for count, first in found if count), default=0)
+        return together([self.ready.from_on(offset), self.placed.from_on(offset), (len(due), min(due, default=0))])
 
     def fresh_ranges(self) -> Iterator[Range]:
         """What was never given out, in no particular order."""

@@ -29,6 +29,11 @@ Range = tuple[int, int]
 """First offset and count."""
 
 
+def together(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """How many several have (`OffsetSet.from_on`), and the first of all."""
+    return sum(count for count, _ in parts), min((first for count, first in parts if count), default=0)
+
+
 class OffsetSet:
     """Offsets in rising order; `count` is how many there are."""
 

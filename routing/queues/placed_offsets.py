@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from routing.queues.offset_set import OffsetSet, Range
+from routing.queues.offset_set import OffsetSet, Range, together
 
 PlacedRange = tuple[int, int, bool]
 """Offset of the first message, count, redelivered."""
@@ -56,8 +56,7 @@ class Placed:
 
     def from_on(self, offset: int) -> tuple[int, int]:
         """How many lie at or behind an offset, and the first of them; `(0, 0)`: none."""
-        found = [plain.from_on(offset) for plain in self._parts()]
-        return sum(count for count, _ in found), min((first for count, first in found if count), default=0)
+        return together([plain.from_on(offset) for plain in self._parts()])
 
     def discard(self, offsets: Sequence[int]) -> list[int]:
         """Remove `offsets`, which rise and are distinct, wherever they are; returns those that were here."""

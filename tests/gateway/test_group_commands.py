@@ -29,7 +29,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     directory = tmp_path_factory.mktemp("groups")
     config = directory / "config.toml"
     config.write_text("[engine]\ngroup_initial_delay_ms = 0\n")
-    arguments = ["--config", str(config), "--amqp", "off", "--mqtt", "off"]
+    arguments = ["--config", str(config)]
     with broker_process(directory / "data", doors=["native"], arguments=arguments) as process:
         yield process
 
@@ -223,7 +223,7 @@ def test_a_signal_ends_reading_and_commits(broker: BrokerProcess, millrace: Comm
 def test_time_runs_from_when_a_group_has_begun(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("[engine]\ngroup_initial_delay_ms = 1000\n")
-    arguments = ["--config", str(config), "--amqp", "off", "--mqtt", "off"]
+    arguments = ["--config", str(config)]
     with broker_process(tmp_path / "data", doors=["native"], arguments=arguments) as process:
         fill(process, "slow", 2, 3)
         said = Commands(process)("consume", "slow", "--group", "late", "--from-beginning", "--timeout-ms", "900")

@@ -67,7 +67,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(scope="module")
 def secured(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    arguments = ("--mqtt", "off", "--native", "off", "--tls-cert", files.cert, "--tls-ca", files.ca)
+    arguments = ("--tls-cert", files.cert, "--tls-ca", files.ca)
     doors = ("amqp", "amqps", "mqtts", "natives")
     with broker_process(tmp_path_factory.mktemp("tls") / "data", doors=doors, arguments=arguments) as process:
         yield process

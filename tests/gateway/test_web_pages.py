@@ -51,7 +51,7 @@ def broker(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> I
     authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(cert)
     authority.cert_pem.write_to_path(ca)
     (directory / "config.toml").write_text(CONFIG.format(open="true"))
-    arguments = ("--mqtt", "off", "--tls-cert", cert, "--tls-ca", ca, "--config", str(directory / "config.toml"))
+    arguments = ("--tls-cert", cert, "--tls-ca", ca, "--config", str(directory / "config.toml"))
     doors = ("amqp", "native", "http", "https")
     with broker_process(directory / "data", doors=doors, arguments=arguments) as process:
         yield process
@@ -62,7 +62,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One that wants a user, also of clients on this machine."""
     directory = tmp_path_factory.mktemp("closed")
     (directory / "config.toml").write_text(CONFIG.format(open="false"))
-    arguments = ("--mqtt", "off", "--amqp", "off", "--config", str(directory / "config.toml"))
+    arguments = ("--config", str(directory / "config.toml"))
     with broker_process(directory / "data", doors=("native", "http"), arguments=arguments) as process:
         with BlockingClient(f"{HOST}:{process.native_port}") as client:
             client.administer("users.add", name="eve", password="secret", tags=[])

@@ -52,7 +52,7 @@ def broker(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> I
     authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(cert)
     config = directory / "config.toml"
     config.write_text(CONFIG)
-    arguments = ("--amqp", "off", "--native", "off", "--tls-cert", cert, "--config", str(config))
+    arguments = ("--tls-cert", cert, "--config", str(config))
     with broker_process(directory / "data", doors=("mqtt", "websocket", "websockets"), arguments=arguments) as process:
         yield process
 
@@ -218,8 +218,7 @@ def test_the_end_is_a_close_frame_and_then_the_end_of_the_stream(
 
 
 def test_the_clients_of_a_broker_that_stops_are_told_that_it_goes_away(tmp_path: Path) -> None:
-    arguments = ("--amqp", "off", "--native", "off")
-    with broker_process(tmp_path / "data", doors=("mqtt", "websocket"), arguments=arguments) as broker:
+    with broker_process(tmp_path / "data", doors=("mqtt", "websocket")) as broker:
         peer = Peer(broker)
         peer.send(Message(data=CONNECT))
         assert peer.bytes(4) == CONNACK

@@ -15,13 +15,12 @@ from millrace import BlockingProducer, BlockingTransactionalProducer
 from tests.spark_bridge.test_sink import made, numbers
 from tests.support import broker_process, metrics
 
-NO_OTHERS = ("--amqp", "off", "--mqtt", "off")
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
 @pytest.mark.skipif(not jars(), reason=f"no jars of the connector in {directory()}: python -m benchmarks.spark_jars")
 def test_sparks_own_connector_reads_and_writes_as_the_source_does(spark: Any, tmp_path: Path) -> None:
-    with broker_process(tmp_path / "data", doors=("native", "kafka", *metrics.DOORS), arguments=NO_OTHERS) as broker:
+    with broker_process(tmp_path / "data", doors=("native", "kafka", *metrics.DOORS)) as broker:
         native, kafka = f"127.0.0.1:{broker.native_port}", f"127.0.0.1:{broker.ports['kafka']}"
         topic, streamed, written = (made(native, name) for name in ("connected", "streamed", "written"))
         with BlockingProducer(native) as producer:

@@ -3,7 +3,8 @@
 1. The command is the one a user types (`gateway serve`), run by the interpreter of the caller from the checkout.
 2. Starting waits for the line `ready` on standard output, never for a time; what the broker says before it
    (`amqp 127.0.0.1:40123`) gives the ports. A broker that ends first fails the start with the end of its log.
-3. Whatever happens, no process is left when the context manager ends.
+3. Doors that were not asked for are closed: two brokers at once would both want their usual ports.
+4. Whatever happens, no process is left when the context manager ends.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class BrokerProcess:
         ports = [self.ports[door] for door in self.doors] if same_ports else free_ports(len(self.doors))
         addresses = [f"{self.host}:{port}" for port in ports]
         command = [sys.executable, "-m", self.module, "serve", "--data-dir", str(self.data_dir)]
-        for door, address in zip(self.doors, addresses, strict=True):
+        for door, address in dict(dict.fromkeys(DOORS, "off"), **dict(zip(self.doors, addresses, strict=True))).items():
             command += [f"--{door}", address]
         began = time.monotonic()
         with self.log_path.open("ab") as log:

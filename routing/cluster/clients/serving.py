@@ -67,9 +67,9 @@ class ServedBroker:
         self._asked: dict[str, int] = {}
         """By log: the leader epoch in which something was published last."""
         self._sessions: dict[int, Session] = {}
+        """By the number of the consumer."""
         self._getting: list[int] = []
         """The sessions of which a message is being got, once for each."""
-        """By the number of the consumer."""
 
     # ---- publishing
 

@@ -111,7 +111,7 @@ def own_broker(directory: Path) -> Iterator[BrokerProcess]:
     config.write_text(CONFIG)
     trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(cert)
     with broker_process(
-        directory / "data", doors=DOORS, arguments=("--amqp", "off", "--tls-cert", cert, "--config", str(config))
+        directory / "data", doors=DOORS, arguments=("--tls-cert", cert, "--config", str(config))
     ) as broker:
         yield broker
 

@@ -256,7 +256,7 @@ def run(seconds: float, seed: int) -> str:
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory, "config.toml")
         config.write_text(CONFIG)
-        arguments = ("--amqp", "off", "--native", "off", "--config", str(config))
+        arguments = ("--config", str(config))
         with broker_process(Path(directory, "data"), doors=("mqtt", "websocket"), arguments=arguments) as broker:
             return _run(broker, seconds, seed)
 

@@ -113,7 +113,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with broker_process(
         Path(config).with_name("data"),
         doors=["native", "kafka"],
-        arguments=["--config", str(config), "--amqp", "off", "--mqtt", "off"],
+        arguments=["--config", str(config)],
     ) as found:
         yield found
 
