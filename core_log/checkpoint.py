@@ -14,7 +14,7 @@ from struct import Struct
 
 from crc32c import crc32c
 
-from core_log.files import Files
+from core_log.files import Files, read_file
 
 _HEAD = Struct(">II")
 _LENGTH = Struct(">I")
@@ -54,14 +54,9 @@ def load(files: Files, path: str) -> bytes | None:
 def read(files: Files, path: str) -> bytes | None:
     """The content last saved; None when there is none. Raises ValueError when it is damaged, OSError."""
     try:
-        size = files.size(path)
-        file = files.open(path, create=False)
+        data = read_file(files, path)
     except FileNotFoundError:
         return None
-    try:
-        data = file.pread(size, 0)
-    finally:
-        file.close()
     if len(data) >= _HEAD.size:
         crc, length = _HEAD.unpack_from(data)
         if length == len(data) - _HEAD.size and crc == crc32c(memoryview(data)[4:]):

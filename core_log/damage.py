@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC
 from core_log.errors import CorruptBatch
-from core_log.files import Files
+from core_log.files import Files, read_file
 from core_log.flush_job import RecoveryPoint, load_log_start
 from core_log.segment import RELATIVE_OFFSET_MAX, check_batch
 from core_log.segment_names import SegmentName
@@ -62,7 +62,7 @@ def find_damage(files: Files, directory: str) -> Damage | None:
         return Damage(path, 0, "it is missing", _count(files, directory, bases))
     for index, base in enumerate(bases):
         path = f"{directory}/{SegmentName(base)}.log"
-        data = _content(files, path)
+        data = read_file(files, path)
         end, reason = _first_fault(data, base)
         later = bases[index + 1 :]
         synced_bytes = point.position if point is not None and point.segment_base == base else 0
@@ -83,7 +83,7 @@ def repair(files: Files, directory: str, aside: str) -> None:
     """
     files.make_directory(aside)
     for name in files.list(directory):
-        _write(files, f"{aside}/{name}", _content(files, f"{directory}/{name}"))
+        _write(files, f"{aside}/{name}", read_file(files, f"{directory}/{name}"))
     files.sync_directory(aside)
     bases = _bases(files, directory)
     for name in files.list(directory):
@@ -92,7 +92,7 @@ def repair(files: Files, directory: str, aside: str) -> None:
     files.sync_directory(directory)
     for base, following in zip(bases, [*bases[1:], 1 << 62]):
         path = f"{directory}/{SegmentName(base)}.log"
-        data = _content(files, path)
+        data = read_file(files, path)
         expected, limit = base, min(following, base + RELATIVE_OFFSET_MAX)
         kept: list[bytes] = []
         for position, size, first, after in _whole_batches(data, 0):
@@ -114,16 +114,8 @@ def _bases(files: Files, directory: str) -> list[int]:
 
 def _count(files: Files, directory: str, bases: list[int]) -> int:
     """Whole batches in all of these segments."""
-    contents = (_content(files, f"{directory}/{SegmentName(base)}.log") for base in bases)
+    contents = (read_file(files, f"{directory}/{SegmentName(base)}.log") for base in bases)
     return sum(1 for data in contents for _ in _whole_batches(data, 0))
-
-
-def _content(files: Files, path: str) -> bytes:
-    file = files.open(path, create=False)
-    try:
-        return file.pread(files.size(path), 0)
-    finally:
-        file.close()
 
 
 def _write(files: Files, path: str, data: bytes) -> None:

@@ -86,6 +86,15 @@ class Files(Protocol):
         """Bytes that are free for us, and of the whole disk; (0, 0) where there is no disk."""
 
 
+def read_file(files: Files, path: str, size: int | None = None) -> bytes:
+    """The first `size` bytes of a file, or as many as it has; None: all. Raises OSError."""
+    file = files.open(path, create=False)
+    try:
+        return file.pread(files.size(path) if size is None else size, 0)
+    finally:
+        file.close()
+
+
 class OsFile:
     """A file of the operating system."""
 

@@ -20,7 +20,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from struct import Struct
 
-from core_log.files import File, Files
+from core_log.files import File, Files, read_file
 
 OFFSET_ENTRY = Struct(">II")
 TIME_ENTRY = Struct(">qI")
@@ -111,13 +111,9 @@ def _read(files: Files, path: str, size: int) -> bytes | None:
     if not size:
         return b""
     try:
-        file = files.open(path, create=False)
+        data = read_file(files, path, size)
     except FileNotFoundError:
         return None
-    try:
-        data = file.pread(size, 0)
-    finally:
-        file.close()
     return data if len(data) == size else None
 
 
@@ -137,11 +133,7 @@ def find_before_position(files: Files, stem: str, below: int) -> tuple[int, int]
 
 def read_positions(files: Files, stem: str) -> tuple[array[int], array[int]]:
     """Relative offsets and positions of a closed segment, all of them. Raises OSError."""
-    file = files.open(stem + ".index", create=False)
-    try:
-        data = file.pread(files.size(stem + ".index"), 0)
-    finally:
-        file.close()
+    data = read_file(files, stem + ".index")
     entries = array("I", data[: len(data) // OFFSET_ENTRY.size * OFFSET_ENTRY.size])
     if sys.byteorder == "little":
         entries.byteswap()
