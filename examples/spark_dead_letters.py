@@ -1,5 +1,5 @@
 """Dead letters as a table: what queues refused, or had for too long, and what consumers of a topic did not get past, by
-reason, and how often; and those of queues back where they came from, once each.
+reason, and how often; and back where they came from, mended, once each.
 
 python examples/spark_dead_letters.py [amqp port] [native port]
 """
@@ -29,7 +29,9 @@ def fill(amqp_port: int, server: str) -> None:
         channel.queue_declare("orders", durable=True, arguments={"x-dead-letter-exchange": "refused"})
         channel.confirm_delivery()
         for number in range(9):
-            channel.basic_publish("", "orders", b"order %d" % number, pika.BasicProperties(delivery_mode=2))
+            channel.basic_publish(
+                "", "orders", b'{"order":"%d","country":"?"}' % number, pika.BasicProperties(delivery_mode=2)
+            )
         for method, _, _ in channel.consume("orders"):
             if method.delivery_tag % 3:
                 channel.basic_ack(method.delivery_tag)
@@ -48,23 +50,27 @@ def header(*names: str) -> Column:
     return f.coalesce(*map(first, names))
 
 
+SOURCE = {"subscribePattern": r"dead-letters|.+\.dlq", "includeHeaders": "true"}
+"""Dead letters of queues are in one topic, those of each topic (`millrace.dead.letter.fetches`) in one that ends with
+`.dlq`.
+"""
+
+
+def with_history(letters: DataFrame) -> DataFrame:
+    """With the queue or topic that gave a letter up, why, and how often it was sent back before."""
+    return letters.withColumns(
+        {
+            "origin": header("x-first-death-queue", "x-dead-letter-topic"),
+            "reason": header("x-first-death-reason", "x-dead-letter-reason"),
+            "times_back": f.coalesce(header("x-times-back").cast("int"), f.lit(0)),
+        }
+    )
+
+
 def dead_letters(spark: SparkSession, server: str) -> DataFrame:
-    """A row for each: the queue or topic that gave it up, why, when, and the body. Those of queues are in one topic,
-    those of each topic (`millrace.dead.letter.fetches`) in one that ends with `.dlq`.
-    """
-    records = (
-        spark.read.format("millrace")
-        .option("millrace.servers", server)
-        .option("subscribePattern", r"dead-letters|.+\.dlq")
-        .option("includeHeaders", "true")
-        .load()
-    )
-    return records.select(
-        header("x-first-death-queue", "x-dead-letter-topic").alias("origin"),
-        header("x-first-death-reason", "x-dead-letter-reason").alias("reason"),
-        "timestamp",
-        f.col("value").cast("string").alias("body"),
-    )
+    """A row for each."""
+    letters = spark.read.format("millrace").options(**SOURCE).option("millrace.servers", server).load()
+    return with_history(letters).selectExpr("origin", "reason", "times_back", "timestamp", "string(value) body")
 
 
 def by_origin(spark: SparkSession, server: str) -> list[tuple[Any, ...]]:
@@ -73,23 +79,42 @@ def by_origin(spark: SparkSession, server: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in counted.collect()]
 
 
-def send_back(spark: SparkSession, server: str, checkpoint: str, reason: str) -> None:
-    """Publish what died for a reason, mended, to the queue that gave it up: what did so since the last run."""
-    records = (
-        spark.readStream.format("millrace")
+def with_country(body: Column, country: str) -> Column:
+    """A body with that country, if it is a JSON object."""
+    fields = f.map_filter(f.from_json(body, "map<string,string>"), lambda name, _: name != "country")
+    return f.coalesce(f.to_json(f.map_concat(fields, f.create_map(f.lit("country"), f.lit(country)))), body)
+
+
+def send_back(
+    spark: SparkSession, server: str, checkpoint: str, which: str, *, per_second: int = 1000, times_max: int = 3
+) -> None:
+    """Letters of which that SQL is true go back, mended, to the queues and topics that gave them up: those that came
+    since the last run with that checkpoint, each at most `times_max` times, to queues and to topics no more than so
+    many a second.
+    """
+    letters = spark.readStream.format("millrace").options(**SOURCE).option("millrace.servers", server)
+    letters = letters.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", per_second)
+    dead = with_history(letters.load()).where(which).where(f.col("times_back") < times_max)
+    history = ("x-death", "x-first-death-", "x-dead-letter-", "x-times-back", "millrace.")
+    own = f.filter("headers", lambda one: ~f.greatest(*(one.key.startswith(name) for name in history)))
+    count = f.struct(f.lit("x-times-back").alias("key"), f.expr("binary(string(times_back + 1)) value"))
+    mended = dead.withColumns(
+        {"value": with_country(f.col("value").cast("string"), "DE"), "headers": f.array_append(own, count)}
+    )
+    to_queues = mended.where("topic = 'dead-letters'").selectExpr("value", "headers", "origin routingKey")
+    to_topics = mended.where("topic != 'dead-letters'").selectExpr("key", "value", "headers", "origin topic")
+    ways = {"queues": to_queues.writeStream.option("exchange", ""), "topics": to_topics.writeStream}
+    queries = [
+        way.format("millrace")
         .option("millrace.servers", server)
-        .option("subscribe", "dead-letters")
-        .option("startingOffsets", "earliest")
-        .option("includeHeaders", "true")
-        .option("maxOffsetsPerTrigger", "1000")
-        .load()
-    )
-    mended = records.where(header("x-first-death-reason") == reason).select(
-        f.concat(f.col("value").cast("string"), f.lit(", mended")).alias("value"),
-        header("x-first-death-queue").alias("routingKey"),
-    )
-    written = mended.writeStream.format("millrace").option("millrace.servers", server).option("exchange", "")
-    written.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+        .option("checkpointLocation", f"{checkpoint}/{name}")
+        .trigger(processingTime="1 second")
+        .start()
+        for name, way in ways.items()
+    ]
+    for query in queries:
+        query.processAllAvailable()
+        query.stop()
 
 
 if __name__ == "__main__":
@@ -100,5 +125,5 @@ if __name__ == "__main__":
     for origin, reason, count in by_origin(session, f"127.0.0.1:{native_port}"):
         print(f"{origin}: {count} {reason}")
     with TemporaryDirectory() as checkpoint:  # one that stays, so that a second run sends nothing twice
-        send_back(session, f"127.0.0.1:{native_port}", checkpoint, "rejected")
+        send_back(session, f"127.0.0.1:{native_port}", checkpoint, "reason = 'rejected'")
     session.stop()

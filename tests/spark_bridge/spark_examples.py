@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from core_log.batch_header import parse_header
 from core_log.record_batch import iterate_records
 from examples import spark_dead_letters, spark_join, spark_windows
 from millrace import BlockingClient
@@ -56,10 +58,30 @@ def test_dead_letters_of_all_doors_are_a_table_and_go_back(spark: Any, tmp_path:
         assert spark_dead_letters.by_origin(spark, server) == [
             ("events", "fetches", 1), ("orders", "rejected", 3), ("readings", "expired", 1),
         ]  # fmt: skip
-        spark_dead_letters.send_back(spark, server, str(tmp_path / "checkpoint"), "rejected")
-        back = spark.read.format("millrace").option("millrace.servers", server).option("queue", "orders").load()
-        found = [row.text for row in back.selectExpr("string(value) text").collect()]
-        assert found == ["order 2, mended", "order 5, mended", "order 8, mended"]
+        back = partial(spark_dead_letters.send_back, spark, server, str(tmp_path / "checkpoint"))
+        back("reason != 'maxlen'")
+        mended = [b'{"order":"%d","country":"DE"}' % number for number in (2, 5, 8)]
+        assert refused(broker, "orders") == [(body, "1") for body in mended]
+        assert refused(broker, "readings") == [(b"21.5", "1")]
+        with BlockingClient(server) as client:
+            batches = [one for one in client.fetch("events", 0, 3).batches if not parse_header(one).is_control]
+        (record,) = iterate_records(batches[0])
+        assert (len(batches), record.value, record.headers) == (1, b"poison", [("x-times-back", b"1")])
+        back("reason = 'rejected'", times_max=2)
+        assert refused(broker, "orders") == [(body, "2") for body in mended]
+        back("reason = 'rejected'", times_max=2)
+        assert refused(broker, "orders") == []
+
+
+def refused(broker: BrokerProcess, queue: str) -> list[tuple[bytes, str]]:
+    """What waits in a queue, and how often it was sent back; the consumer rejects it again."""
+    found = []
+    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port)) as connection:
+        channel = connection.channel()
+        while (got := channel.basic_get(queue))[0] is not None:
+            found.append((got[2], got[1].headers["x-times-back"]))
+            channel.basic_reject(got[0].delivery_tag, requeue=False)
+    return found
 
 
 def let_expire(broker: BrokerProcess) -> None:
