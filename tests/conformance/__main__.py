@@ -40,9 +40,13 @@ def require(*programs: str) -> None:
             raise Missing(f"{program} is not installed")
 
 
-def call(*command: str, cwd: Path | None = None, timeout_s: float = 300) -> str:
+def call(
+    *command: str, cwd: Path | None = None, timeout_s: float = 300, environment: dict[str, str] | None = None
+) -> str:
     """Run a program; the last line it printed. Raises AssertionError with all it said if it fails."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-8000:]}\n{done.stderr[-4000:]}"
     return (done.stdout.strip().splitlines() or [""])[-1]
 
