@@ -76,26 +76,33 @@ def kafka_python(server):
     same(consumer.offsets_for_times({place: sent[7][3]})[place].offset, 7, "by time")
     consumer.close()
     if "transactional_id" in KafkaProducer.DEFAULT_CONFIG:
-        topic = name_of("transactions")
-        for body in (b"aborted", b"committed"):
-            producer = KafkaProducer(bootstrap_servers=server, transactional_id=topic)
-            producer.init_transactions()
-            producer.begin_transaction()
-            producer.send(topic, body, partition=0).get(PATIENCE_S)
-            (producer.commit_transaction if body == b"committed" else producer.abort_transaction)()
-            producer.close()
-        consumer = KafkaConsumer(
-            topic,
-            bootstrap_servers=server,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-            group_id=topic,
-            consumer_timeout_ms=PATIENCE_S * 1000,
-        )
-        same(next(consumer).value, b"committed", "transaction")
-        consumer.close()
+        kafka_python_transactions(server)
         done.append("transactions")
     return done
+
+
+def kafka_python_transactions(server):
+    """One is aborted, one committed."""
+    from kafka import KafkaConsumer, KafkaProducer
+
+    topic = name_of("transactions")
+    for body in (b"aborted", b"committed"):
+        producer = KafkaProducer(bootstrap_servers=server, transactional_id=topic)
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, body, partition=0).get(PATIENCE_S)
+        (producer.commit_transaction if body == b"committed" else producer.abort_transaction)()
+        producer.close()
+    consumer = KafkaConsumer(
+        topic,
+        bootstrap_servers=server,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        group_id=topic,
+        consumer_timeout_ms=PATIENCE_S * 1000,
+    )
+    same(next(consumer).value, b"committed", "transaction")
+    consumer.close()
 
 
 def confluent(server):
@@ -152,23 +159,30 @@ def confluent(server):
         same(read(5), sent[:5], "after commit")
         done.append(codec)
     if hasattr(Producer, "init_transactions"):
-        topic = name_of("transactions")
-        for body in (b"aborted", b"committed"):
-            producer = Producer({"bootstrap.servers": server, "transactional.id": topic})
-            producer.init_transactions(PATIENCE_S)
-            producer.begin_transaction()
-            producer.produce(topic, body, partition=0)
-            producer.flush(PATIENCE_S)
-            (producer.commit_transaction if body == b"committed" else producer.abort_transaction)(PATIENCE_S)
-        consumer = Consumer({"bootstrap.servers": server, "group.id": topic, "isolation.level": "read_committed"})
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        one = None
-        while one is None or one.error() is not None:
-            one = consumer.poll(PATIENCE_S)
-        same(one.value(), b"committed", "transaction")
-        consumer.close()
+        confluent_transactions(server)
         done.append("transactions")
     return done
+
+
+def confluent_transactions(server):
+    """One is aborted, one committed."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    topic = name_of("transactions")
+    for body in (b"aborted", b"committed"):
+        producer = Producer({"bootstrap.servers": server, "transactional.id": topic})
+        producer.init_transactions(PATIENCE_S)
+        producer.begin_transaction()
+        producer.produce(topic, body, partition=0)
+        producer.flush(PATIENCE_S)
+        (producer.commit_transaction if body == b"committed" else producer.abort_transaction)(PATIENCE_S)
+    consumer = Consumer({"bootstrap.servers": server, "group.id": topic, "isolation.level": "read_committed"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    one = None
+    while one is None or one.error() is not None:
+        one = consumer.poll(PATIENCE_S)
+    same(one.value(), b"committed", "transaction")
+    consumer.close()
 
 
 async def aiokafka(server):
