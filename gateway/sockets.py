@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 
 import trio
 
@@ -25,7 +26,8 @@ async def send_all(sock: socket.socket, data: bytes) -> bool:
         try:
             view = view[sock.send(view) :]
         except BlockingIOError:
-            await trio.lowlevel.wait_writable(sock)
+            with suppress(trio.ClosedResourceError):  # who waits for a socket may be woken so (`Connection`)
+                await trio.lowlevel.wait_writable(sock)
         except OSError:
             return False
     return True
@@ -37,7 +39,9 @@ async def see_off(sock: socket.socket, peer_closed: bool) -> None:
     try:
         sock.shutdown(socket.SHUT_WR)
         while not peer_closed:
-            await trio.lowlevel.wait_readable(sock)
-            peer_closed = not sock.recv(_READ_BYTES)
+            with suppress(trio.ClosedResourceError):
+                await trio.lowlevel.wait_readable(sock)
+            with suppress(BlockingIOError):
+                peer_closed = not sock.recv(_READ_BYTES)
     except OSError:
         pass

@@ -1,0 +1,60 @@
+"""What is done with a socket before and after the turns."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from gateway.sockets import see_off, send_all
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+async def test_who_sees_a_peer_off_and_is_woken_waits_on(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    over = trio.Event()
+
+    async def run() -> None:
+        await see_off(ours, False)
+        over.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        for _ in range(2):
+            await wait_all_tasks_blocked()
+            trio.lowlevel.notify_closing(ours)
+        await wait_all_tasks_blocked()
+        assert not over.is_set()
+        assert theirs.recv(1) == b""
+        theirs.send(b"what was under way")
+        await wait_all_tasks_blocked()
+        theirs.close()
+
+
+async def test_who_sends_and_is_woken_sends_on(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    sent: list[bool] = []
+
+    async def run() -> None:
+        sent.append(await send_all(ours, bytes(1 << 20)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await wait_all_tasks_blocked()
+        trio.lowlevel.notify_closing(ours)
+        received = 0
+        while received < 1 << 20:
+            await trio.lowlevel.wait_readable(theirs)
+            received += len(theirs.recv(1 << 18))
+    assert sent == [True]
