@@ -15,6 +15,7 @@ import trio
 from core_log.memory_files import MemoryFiles
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
+from routing.errors import BrokerError
 from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome
 
@@ -35,7 +36,7 @@ class CountingSink:
     def confirm(self, up_to: int) -> None:
         self.confirmed = up_to
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         raise AssertionError("nothing fails here")
 
     def returned(self, slab: Slab, reason: str) -> None:

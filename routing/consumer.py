@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from routing.errors import PreconditionFailed
+from routing.errors import BrokerError, PreconditionFailed
 from routing.message import Slab
 from routing.queues.settings import CHECKS, integer
 
@@ -28,8 +28,10 @@ class DeliverySink(Protocol):
     def confirm(self, up_to: int) -> None:
         """Every publish with a sequence number <= `up_to` is safe."""
 
-    def refuse(self, first: int, last: int) -> None:
-        """The publishes with these sequence numbers were not made safe."""
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
+        """The publishes with these sequence numbers were not made safe: there is no room for them (LimitExceeded), or
+        they may be in some logs and not in others.
+        """
 
     def returned(self, slab: Slab, reason: str) -> None:
         """A mandatory slab had nowhere to go."""

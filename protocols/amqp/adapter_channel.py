@@ -198,7 +198,7 @@ class Channel:
         self._confirmed = up_to
         self.write(_CONFIRMATION.pack(1, self.number, 13, _ACK, up_to, multiple, 0xCE))
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         """These publishes were not made safe: `basic.nack`."""
         if first == self._confirmed + 1:
             ranges = [(last, last > first)]

@@ -322,9 +322,9 @@ class MqttAdapter:
         """All publishes up to this sequence number are safe."""
         self.publishing.confirm(up_to)
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         """Publishes could not be stored."""
-        self.publishing.refuse(first, last)
+        self.publishing.refuse(first, last, error)
 
     def returned(self, slab: Slab, reason: str) -> None:
         """Nobody is subscribed to a publish."""

@@ -6,6 +6,8 @@
 2. A packet id at QoS 2 is *taken* from its publish until PUBREL; a publish that repeats one is answered, and goes
    nowhere (MQTT-4.3.3-10). What a session that lasts publishes is numbered by these ids (`Slab.once`), so that homes
    know them after a crash as well. PUBCOMP is sent when that they may be used again is as durable.
+3. What could not be stored may be in some logs all the same, or come to be. So it is not refused, whatever the version:
+   the connection ends, and the client sends it again, in order and under its packet ids.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from protocols.mqtt.adapter_marking import marking_of
 from protocols.mqtt.adapter_properties import slab_of
 from protocols.mqtt.events import AcknowledgementKind, Acknowledgements, PublishRun
 from protocols.mqtt.raw import mark_of
-from protocols.mqtt.reasons import ACKNOWLEDGEMENT_REASONS, ReasonCode
+from protocols.mqtt.reasons import ACKNOWLEDGEMENT_REASONS, SERVER_DISCONNECT_REASONS, ReasonCode
 from protocols.mqtt.topics import Rewriting
 from protocols.mqtt.wire import PACKET_ID_BYTES
-from routing.errors import BrokerError
+from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
 from routing.message import Numbered, Slab
 from routing.queues.homes.receipts import release
 
@@ -178,6 +180,8 @@ class Publishing:
             except (BrokerError, Mixed) as error:
                 if kind is None or not self._adapter.wire.has_properties or confirms.published != published:
                     raise
+                if isinstance(error, StorageUnavailable):
+                    raise
                 del pending[0]
                 if isinstance(error, Mixed) or len(run.payloads) > 1:
                     alone = [picked(run, [at]) for at in range(len(run.payloads))]
@@ -287,11 +291,12 @@ class Publishing:
         self._verdicts.append((up_to, 0))
         self._answer()
 
-    def refuse(self, first: int, last: int) -> None:
-        """Publishes could not be stored; those before them are answered."""
-        if not self._adapter.wire.has_properties:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
+        """Publishes could not be stored; those before them are answered. Rule 3."""
+        if not self._adapter.wire.has_properties or not isinstance(error, LimitExceeded):
             self.forget_unanswered()
-            self._adapter.end(f"{last - first + 1} messages could not be stored")
+            told = f"{last - first + 1} messages could not be stored: {error}"
+            self._adapter.end(told, code=reason_of(error, SERVER_DISCONNECT_REASONS))
             return
         self._verdicts.append((last, ReasonCode.QUOTA_EXCEEDED))
         self._answer()

@@ -54,7 +54,7 @@ class _Mover:
         self.confirmed = up_to
         self.changed.set()
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         self._fail(StorageUnavailable(f"{last - first + 1} messages were not taken by the destination"))
 
     def returned(self, slab: Slab, reason: str) -> None:

@@ -347,7 +347,7 @@ class _Publisher:
         """See `DeliverySink`."""
         self._take(up_to, published=True)
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         """See `DeliverySink`."""
         self._take(last, published=False)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from routing.cluster.clients.streams import Stream, Watch
 from routing.commits import Done
-from routing.errors import BrokerError, StorageUnavailable
+from routing.errors import BrokerError, LimitExceeded, StorageUnavailable
 from routing.message import Slab
 from routing.queues.runs_of import runs_of
 
@@ -195,13 +195,14 @@ class Confirms:
                 up_to = entry.last
             elif not session.closed:
                 confirmed = entry.first - 1
+                error = entry.error or LimitExceeded("a queue is full")
                 for first, last in refused:
                     if first - 1 > confirmed:
                         up_to = first - 1
                     if up_to:
                         session.sink.confirm(up_to)
                         up_to = 0
-                    session.sink.refuse(first, last)
+                    session.sink.refuse(first, last, error)
                     confirmed = last
                 if refused[-1][1] < entry.last:
                     up_to = entry.last

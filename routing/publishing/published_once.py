@@ -25,7 +25,7 @@ from core_log.files import BytesLike
 from core_log.record_batch import encode_entries
 from core_log.record_fields import decode_fields
 from core_log.varint import read_varint, varint
-from routing.errors import InvalidArgument, StorageUnavailable
+from routing.errors import BrokerError, InvalidArgument, StorageUnavailable
 from routing.facts import pack
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab, register_record_encoder
 from routing.topics.stream_records import RECORD_PROTOCOL, neutral_of
@@ -141,7 +141,7 @@ class _Sink:
     def confirm(self, up_to: int) -> None:
         """The commit says it."""
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         """The commit says it."""
 
     def returned(self, slab: Slab, reason: str) -> None:

@@ -149,7 +149,7 @@ class _Worker:
         for first_id, last_id in self._taken(up_to):
             self._settle(first_id, last_id, Outcome.ACK)
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         """See `DeliverySink`."""
         for first_id, last_id in self._taken(last):
             self._later(partial(self._settle, first_id, last_id, Outcome.REQUEUE), _RETRY_S)

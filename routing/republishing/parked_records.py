@@ -99,7 +99,7 @@ class Releaser:
     def confirm(self, up_to: int) -> None:
         """See `DeliverySink`."""
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         """See `DeliverySink`."""
 
     def returned(self, slab: Slab, reason: str) -> None:

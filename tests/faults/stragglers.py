@@ -19,6 +19,7 @@ import trio
 from core_log.files import OsFiles
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
+from routing.errors import BrokerError
 from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome
 
@@ -40,7 +41,7 @@ class Sink:
     def confirm(self, up_to: int) -> None:
         """Nobody waits."""
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         """The disk refuses."""
         raise RuntimeError(f"publishes {first} to {last} were refused")
 

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from routing.broker import Broker
+from routing.errors import BrokerError
 from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome
 from tests.routing.harness import PROTOCOL
@@ -89,7 +90,7 @@ class _Sink:
     def confirm(self, up_to: int) -> None:
         self.side.said.append((self.number, "confirm", up_to))
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         self.side.said.append((self.number, "refuse", first, last))
 
     def returned(self, slab: Slab, reason: str) -> None:

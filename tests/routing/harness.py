@@ -18,6 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from core_log.files import Files, MemoryFiles
 from routing.broker import Broker, open_broker
 from routing.config import BrokerConfig
+from routing.errors import BrokerError
 from routing.message import NeutralProperties, Properties, Slab, register_decoder
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.session import Consumer, Got, Outcome, Session
@@ -100,7 +101,7 @@ class Client:
         if self.on_confirm is not None:
             self.on_confirm(up_to)
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         self.events.append(("refuse", first, last))
 
     def returned(self, slab: Slab, reason: str) -> None:

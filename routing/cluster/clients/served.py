@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from routing.consumer import Consumer
+from routing.errors import BrokerError
 from routing.message import Slab
 from routing.queues.runs_of import runs_of
 from routing.unsettled import entry_at
@@ -100,7 +101,7 @@ class Sink:
     def confirm(self, up_to: int) -> None:
         raise AssertionError("nothing is published by such a session")
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         raise AssertionError("nothing is published by such a session")
 
     def returned(self, slab: Slab, reason: str) -> None:

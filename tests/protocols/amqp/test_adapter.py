@@ -12,6 +12,7 @@ from protocols.amqp import methods
 from protocols.amqp.adapter_login import CAPABILITIES as SERVER_CAPABILITIES
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.connection import HEARTBEAT_FRAME, PROTOCOL_HEADER
+from routing.errors import LimitExceeded
 from tests.protocols.amqp.conftest import World
 from tests.protocols.amqp.wire import CAPABILITIES, START_OK, TUNE_OK, call, publish
 
@@ -266,8 +267,8 @@ async def test_what_the_disk_refuses_is_nacked(world: World) -> None:
 async def test_refusals_behind_unconfirmed_publishes_are_single(world: World) -> None:
     client = await world.client()
     channel = client.adapter._channels[1]
-    channel.refuse(3, 4)
-    channel.refuse(5, 5)
+    channel.refuse(3, 4, LimitExceeded("no room"))
+    channel.refuse(5, 5, LimitExceeded("no room"))
     channel.confirm(9)
     assert client.methods() == [
         methods.BasicNack(3), methods.BasicNack(4), methods.BasicNack(5), methods.BasicAck(9, multiple=True)

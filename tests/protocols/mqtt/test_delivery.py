@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocols.mqtt.config import MqttConfig
+from routing.errors import BrokerError, LimitExceeded
 from routing.message import Properties, Slab
 from routing.session import Consumer
 from tests.protocols.mqtt.conftest import World
@@ -25,7 +26,7 @@ class Sink:
 
     def confirm(self, up_to: int) -> None: ...
 
-    def refuse(self, first: int, last: int) -> None: ...
+    def refuse(self, first: int, last: int, error: BrokerError) -> None: ...
 
     def returned(self, slab: Slab, reason: str) -> None: ...
 
@@ -124,7 +125,7 @@ async def test_mqtt_4_3_2_2_a_puback_waits_for_the_disk(world: World) -> None:
 async def test_a_publish_that_cannot_be_stored_closes_without_a_puback(world: World) -> None:
     client = await world.client()
     await client.adapter.handle(numbered(1, 0, 3))
-    client.adapter.refuse(1, 3)
+    client.adapter.refuse(1, 3, LimitExceeded("no room"))
     assert client.closed
     client.adapter.confirm(3)
     client.lose()

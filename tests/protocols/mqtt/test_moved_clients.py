@@ -14,7 +14,7 @@ from protocols.mqtt.config import MqttConfig
 from routing.cluster.clients.clients_elsewhere import ClientsElsewhere
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import acknowledge, connect, packets, publish
-from tests.protocols.mqtt.wire_5 import block, connect_5, subscribe_5
+from tests.protocols.mqtt.wire_5 import block, connect_5, publish_5, subscribe_5
 from tests.support.engine_node import EngineNode, Town, town_of
 
 PUBREC, PUBREL, PUBCOMP = 0x50, 0x62, 0x70
@@ -165,6 +165,66 @@ async def test_a_packet_id_that_was_used_elsewhere_meanwhile_is_of_a_new_message
         back = Device(found.nodes[FORMER], "device")
         await back.begin()
         await exchange(back, 7, b"2")
+        assert await bodies(found) == [b"1", b"2"]
+
+
+async def begun_5(node: EngineNode) -> Device:
+    """A client of MQTT 5 with a session that lasts."""
+    device = Device(node, "device")
+    await device.send(connect_5("device", block(session_expiry=3600), flags=0))
+    await device.hears(0x20)
+    return device
+
+
+def give_up(node: EngineNode) -> None:
+    """It has waited for answers of the homes' leader for so long that it waits no more."""
+    for stream in _streams(node):
+        stream.tick(stream.kept[0].since_s + node.engine.forwarding.patience_s if stream.kept else 0.0)
+    node.broker.end_turn()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_is_not_known_to_be_there_is_not_refused(qos: int) -> None:
+    """[MQTT-4.3.3-10] Its id stays taken: the leader has it, though the client's broker has heard nothing of that."""
+    async with town() as found:
+        node = found.nodes[FORMER]
+        former = await begun_5(node)
+        for stream in _streams(node):
+            stream.done = lambda *told: None
+        await former.send(publish_5("t", b"1", qos=qos, packet_id=7), publish_5("t", b"2", qos=qos, packet_id=8))
+        with trio.fail_after(5):
+            while found.nodes[LEADER].broker.topology.queues["q"].message_count < 2:
+                await trio.sleep(0.002)
+        give_up(node)
+        for stream in _streams(node):
+            vars(stream).pop("done")
+        assert former.closed
+        assert [head for head, _ in former.heard()] == [0xE0]
+        await go_on(node)
+        later = await begun_5(found.nodes[LATER])
+        sent = [publish_5("t", b"%d" % n, qos=qos, packet_id=6 + n, dup=n < 3) for n in (1, 2, 3)]
+        await later.send(*sent)
+        answers = [await later.hears(PUBREC if qos == 2 else 0x40) for _ in sent]
+        assert answers == [b"\0\7", b"\0\x08", b"\0\x09"]
+        there = await bodies(found)
+        assert list(dict.fromkeys(there)) == [b"1", b"2", b"3"]
+        assert qos == 1 or len(there) == 3
+
+
+async def test_nothing_comes_before_what_was_not_stored() -> None:
+    """[MQTT-4.6.0-6] What the client had sent behind it, and is read later, goes nowhere."""
+    async with town() as found:
+        node = found.nodes[FORMER]
+        former = await begun_5(node)
+        stand_still(node)
+        await former.send(publish_5("t", b"1", qos=1, packet_id=1))
+        give_up(node)
+        await former.send(publish_5("t", b"2", qos=1, packet_id=2))
+        await go_on(node)
+        later = await begun_5(found.nodes[LATER])
+        for number in (1, 2):
+            await later.send(publish_5("t", b"%d" % number, qos=1, packet_id=number, dup=True))
+            await later.hears(0x40)
         assert await bodies(found) == [b"1", b"2"]
 
 

@@ -14,6 +14,7 @@ from routing.access.rights import TopicPermission
 from routing.administration import administer
 from routing.broker import open_broker
 from routing.config import BrokerConfig
+from routing.errors import LimitExceeded
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.test_clauses_5 import PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, delivery, opened, told
 from tests.protocols.mqtt.wire import acknowledge, packets
@@ -193,7 +194,7 @@ async def test_answers_wait_in_line_behind_one_that_waits() -> None:
         )
         del broker.commits.when_committed
         publishing.confirm(1)
-        publishing.refuse(2, 2)
+        publishing.refuse(2, 2, LimitExceeded("no room"))
         assert client.take() == b""
         done[0](None)
         found = [(body[:2], body[2:]) for _, body in packets(client.take())]

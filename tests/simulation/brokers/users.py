@@ -72,7 +72,7 @@ class User:
         for number in [number for number in self.published if number <= up_to]:
             self.world.ledger.was_confirmed(self.published.pop(number))
 
-    def refuse(self, first: int, last: int) -> None:
+    def refuse(self, first: int, last: int, error: BrokerError) -> None:
         if self.process.ended:
             return
         self.process.note(f"{self.name} is refused {first} to {last}")
