@@ -104,10 +104,25 @@ class Broker:
         self.looked_bytes = self.left_out_bytes = 0
         """What fetches that look for something looked at, and what of that had nothing of it."""
         self._nursery = nursery
+        self.spawn = nursery.start_soon
+        self.leased: set[TopicPartition] = set()
+        """Partitions that readers have leases of."""
+        self.browsed: dict[tuple[str, str], Leases] = {}
+        """Who browses which queues, by virtual host and name (`queue_lag.py`)."""
+        self.traces: dict[str, Trace] = {}
+        """Of virtual hosts in which tracing is on."""
         self.clock = Clock(wall_clock_ms)
         self._runnable: deque[Runnable] = deque()
         self._dirty: dict[QueuePartition | TopicPartition, None] = {}
         self._deferred: dict[QueuePartition, None] = {}
+        self._begin_storage(cluster, wall_clock_ms)
+        self._recover(metadata)
+        self._begin_services(users, wall_clock_ms)
+        flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
+
+    def _begin_storage(self, cluster: Cluster | None, wall_clock_ms: Callable[[], int]) -> None:
+        """What all logs have in common, and this broker's part in a cluster. Raises OSError."""
+        files, config, flusher, spawn = self.files, self.config, self.flusher, self.spawn
         files.make_directory("")
         space = DiskSpace(files, config.disk_reserve_bytes)
         self.alarms = Alarms(config, space, flusher)
@@ -117,7 +132,6 @@ class Broker:
         self.cluster = cluster
         """What this broker is part of; None for a single one."""
         if cluster is not None:
-            spawn = nursery.start_soon
             cluster.begin(files, flusher, spawn=spawn, want_turn=self.want_turn, wall_clock_ms=wall_clock_ms)
         self.engine: Engine | None = None
         """What the brokers of a cluster do for each other's clients."""
@@ -126,15 +140,15 @@ class Broker:
         self.wait_to_publish: Callable[[], Awaitable[None]] | None = None
         """Returns when publishers may go on; None: they need not wait for anybody else."""
         if cluster is not None:
-            self.engine = Engine(cluster, spawn=nursery.start_soon, want_turn=self.want_turn)
+            self.engine = Engine(cluster, spawn=spawn, want_turn=self.want_turn)
             self.wait_to_publish = self.engine.wait_for_room
-        self.checkpoints = Checkpoints(files, space, self.commits, config.checkpoint_interval_bytes, nursery.start_soon)
-        self.cold_reads = ColdReads(nursery.start_soon, self.end_turn, config.catch_up_ms_max)
+        self.checkpoints = Checkpoints(files, space, self.commits, config.checkpoint_interval_bytes, spawn)
+        self.cold_reads = ColdReads(spawn, self.end_turn, config.catch_up_ms_max)
         self.storage = Storage(
             files,
             fitted(config, space.total_bytes),
             flusher,
-            spawn=nursery.start_soon,
+            spawn=spawn,
             mark_dirty=self._mark_dirty,
             reads=self.cold_reads,
             defer=self._defer,
@@ -143,17 +157,12 @@ class Broker:
         if cluster is not None and self.engine is not None:
             self.storage.topic_logs = TopicLogs(cluster, self.fail_waiting)
             self.storage.topic_logs.go_through(self.engine.forwarding)
-        self.spawn = nursery.start_soon
-        self.leased: set[TopicPartition] = set()
-        """Partitions that readers have leases of."""
-        self.browsed: dict[tuple[str, str], Leases] = {}
-        """Who browses which queues, by virtual host and name (`queue_lag.py`)."""
-        self.traces: dict[str, Trace] = {}
-        """Of virtual hosts in which tracing is on."""
-        self.dead_letters = DeadLetters(self)
-        self.host = host = Host(
-            timers, self.clock, runnable=self._runnable.append, dead_letter=self.dead_letters.add, unused=self._unused
-        )
+
+    def _recover(self, metadata: MetadataStore | None) -> None:
+        """What the disk has, or the cluster: `open_broker` says what is raised."""
+        cluster, runnable, self.dead_letters = self.cluster, self._runnable.append, DeadLetters(self)
+        dead = self.dead_letters.add
+        self.host = host = Host(self.timers, self.clock, runnable=runnable, dead_letter=dead, unused=self._unused)
         homes = positions = None
         if cluster is not None and self.engine is not None:
             homes = [self.engine.forwarding.home(index) for index in range(cluster.members.meta.homes)]
@@ -166,9 +175,13 @@ class Broker:
             self.engine.serve(self)
             self.topology.catalog.spread = cluster.revisions.everywhere
             self.topology.topic_gone = self._topic_gone
-        self.rights = Rights(self.topology, users, kind_of=self._kind_of, scram_iterations=config.scram_iterations)
+
+    def _begin_services(self, users: Mapping[str, str], wall_clock_ms: Callable[[], int]) -> None:
+        """What stands on queues and topics: `open_broker` says what is raised."""
+        iterations = self.config.scram_iterations
+        self.rights = Rights(self.topology, users, kind_of=self._kind_of, scram_iterations=iterations)
         self.rights.user_deleted = self._user_deleted
-        self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=cluster is None)
+        self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=self.cluster is None)
         if self.engine is not None:
             self.engine.keep_transactions(self)
         self.keeping: Keeping | None = None
@@ -181,7 +194,6 @@ class Broker:
         self.lag_rules = LagRules(self)
         OrderedSplits(self)
         self._hand_on(Control(self, topics), topics, PolicyControl(self.topology))
-        flusher.after_turn, timers.after_turn = self._flushed, self.end_turn
 
     def _keep_retained(self) -> None:
         self.wills: Wills | SharedWills
