@@ -37,6 +37,8 @@ DOORS = ("amqp", "mqtt", "native")
 VERSIONS = {"311": MQTTv311, "5": MQTTv5}
 PATIENCE_S = 60.0
 _QUEUED_MAX = 300
+_NOT_FOUND = 0x92
+"""PUBCOMP for what was released before, as is right after a reconnect (MQTT 5, 3.7.2.1)."""
 _SETTLED_S = 0.05
 
 
@@ -157,7 +159,7 @@ class Publisher(Device):
         self._thread.start()
 
     def _published(self, client: Client, data: Any, packet_id: int, reason: Any, properties: Any) -> None:
-        if reason.is_failure:
+        if reason.is_failure and reason.value != _NOT_FOUND:
             self.refused.append(f"{packet_id}: {reason}")
         self._acknowledged += 1
 
