@@ -189,7 +189,10 @@ class Publishing:
                     continue
                 told = self._adapter.config.not_authorized_told
                 reason = reason_of(error, ACKNOWLEDGEMENT_REASONS[kind], not_authorized_told=told)
-                self._add(_Answer(kind, run.packet_ids, numbered=False, reason=reason))
+                answer = _Answer(kind, run.packet_ids, numbered=False, reason=reason)
+                self._add(answer)
+                if ids and self._lasting is not None and self._lasting.present:  # an earlier connection may have had it
+                    self._release_refused(answer)
                 self._answer()
             else:
                 del pending[0]
@@ -351,10 +354,13 @@ class Publishing:
         answer = _Answer(AcknowledgementKind.PUBREC, ids, numbered=False, reason=reason)
         assert self._answers is not None
         self._answers.appendleft(answer)
-        homes, _ = self._release_numbers(ids_of(ids))
-        if not homes:
-            return
-        self._session.confirms.when_written(homes, self._waiting(answer))
+        self._release_refused(answer)
+
+    def _release_refused(self, answer: _Answer) -> None:
+        """Have its ids be nobody's when it is given."""
+        homes, _ = self._release_numbers(ids_of(bytes(answer.ids)))
+        if homes:
+            self._session.confirms.when_written(homes, self._waiting(answer))
 
     def _send(self, kind: AcknowledgementKind, ids: bytes, reason: int) -> None:
         if reason >= _FAILURE and kind is AcknowledgementKind.PUBREC:

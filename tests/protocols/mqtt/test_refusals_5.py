@@ -121,6 +121,28 @@ async def test_a_full_queue_refuses_and_the_packet_id_is_another_messages_next(q
             assert bodies[-1] == b"3", "not taken for the one that was refused"
 
 
+async def test_mqtt_4_3_3_9_an_id_that_is_refused_when_it_comes_again_is_another_messages_next() -> None:
+    files = MemoryFiles()
+    session = block(session_expiry=60)
+    async with open_broker(files, BrokerConfig(stripes=2)) as broker:
+        await broker.declare_queue("kept", durable=True)
+        await broker.bind("queue", "kept", "amq.topic", "#")
+        client, _ = await opened(World(broker), "p", session, flags=RESUME)
+        assert await answers(client, publish_5("a", b"1", qos=2, packet_id=7)) == [(PUBREC, 7, 0)]
+        files = killed(files)
+    async with open_broker(files, BrokerConfig(stripes=2)) as broker:
+        await broker.rights.set_topic_permission("/", "guest", "amq.topic", TopicPermission(write="^b", read=".*"))
+        client, _ = await opened(World(broker), "p", session, flags=RESUME)
+        again = publish_5("a", b"1", qos=2, packet_id=7, dup=True)
+        assert await answers(client, again) == [(PUBREC, 7, 0x87)]
+        assert await answers(client, publish_5("b", b"2", qos=2, packet_id=7)) == [(PUBREC, 7, 0)]
+        reader = broker.session(object(), protocol="test", owner=object())  # type: ignore[arg-type]
+        bodies = []
+        while (got := await reader.get("kept", no_ack=True)) is not None:
+            bodies.append(got.slab.bodies[got.index])
+        assert bodies == [b"1", b"2"]
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("expiry_s", [0, 60])
 async def test_mqtt_4_4_0_2_what_a_subscriber_rejects_goes_to_the_dead_letter_exchange(
