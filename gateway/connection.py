@@ -187,7 +187,7 @@ class Connection:
     async def _read(self) -> bool:
         """Read until the protocol or the peer ends the connection; whether the peer closed its side."""
         adapter, outbox, sock, shell = self.adapter, self.outbox, self._socket, self._shell
-        reads = FairReads(shell.limits.read_bytes_max, shell.neighbours)
+        reads = FairReads(shell.limits.read_bytes_max, shell.neighbours, sock)
         outbox_bytes_high = shell.limits.outbox_bytes_high
         receive: Callable[[int], bytes] = sock.recv if self._tls is None else TlsReader(sock, self._tls).recv
         web = self._web
@@ -284,6 +284,7 @@ class Connection:
         if self not in self._shell.connections:
             return
         self._shell.connections.remove(self)
+        self._shell.neighbours.forget(self._socket)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

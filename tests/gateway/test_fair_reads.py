@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 import time
 
+import pytest
 import trio
 import trio.testing
 
@@ -16,10 +19,10 @@ MAX = 256 << 10
 class Clocked(FairReads):
     """With a clock of its own: turns follow each other without a pause."""
 
-    def __init__(self, bytes_max: int, neighbours: Neighbours | None = None) -> None:
+    def __init__(self, bytes_max: int, neighbours: Neighbours | None = None, sock: socket.socket | None = None) -> None:
         self.neighbours = neighbours or Neighbours()
         self.now_s = 1000.0
-        super().__init__(bytes_max, self.neighbours)
+        super().__init__(bytes_max, self.neighbours, sock)
 
     def lasted(self, count: int, seconds: float, *, alone: bool = False) -> None:
         if not alone:
@@ -209,3 +212,94 @@ async def test_who_gives_up_in_the_lane_leaves_it_to_the_next() -> None:
             assert order == ["a", "a"]
             neighbours.leave_lane()
     assert sorted(order) == ["a", "a", "b", "c"]
+
+
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="epoll")
+
+
+@only_linux
+def test_who_needs_much_goes_after_who_needs_little_and_has_something_to_read() -> None:
+    neighbours = Neighbours()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        busy, small = Clocked(MAX, neighbours), Clocked(MAX, neighbours, ours)
+        busy.lasted(100, LONG_TURN_S / 2)
+        theirs.send(b"x")
+        assert not busy.gives_way, "nothing is known of the small one yet"
+        for _ in range(4):
+            small.now_s += 0.06
+            small.lasted(100, LONG_TURN_S / 2)
+        assert busy.gives_way
+        assert not small.gives_way
+        ours.recv(1)
+        assert not busy.gives_way
+        theirs.send(b"x")
+        for _ in range(200):
+            small.lasted(100, LONG_TURN_S * 2)
+        busy.lasted(100, LONG_TURN_S / 2)
+        assert not busy.gives_way, "it is not little any more"
+
+
+@only_linux
+async def test_in_the_lane_as_well() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        neighbours = Neighbours()
+        neighbours.little(time.perf_counter() + 60)
+        neighbours.watch(ours)
+        order: list[str] = []
+
+        async def small() -> None:
+            await trio.lowlevel.wait_readable(ours)
+            order.append(ours.recv(1).decode())
+
+        for _ in range(50):  # the event loop shuffles
+            order.clear()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(small)
+                await trio.testing.wait_all_tasks_blocked()
+                theirs.send(b"s")
+                assert await neighbours.enter_lane(look=False)
+                neighbours.leave_lane()
+                order.append("long")
+            assert order == ["s", "long"]
+        neighbours.forget(ours)
+        theirs.send(b"s")
+        assert not neighbours.small_waits()
+
+
+@only_linux
+async def test_nobody_waits_for_a_connection_that_is_lost() -> None:
+    async with open_door() as door:
+        with socket.create_connection(("127.0.0.1", door.port)) as client:
+            await door.adapter()
+            connection, neighbours = next(iter(door.shell.connections)), door.shell.neighbours
+            neighbours.watch(connection._socket)
+            client.send(b"x")
+            assert neighbours.small_waits()
+            connection._lose()
+            assert not neighbours.small_waits()
+
+
+async def test_filled_reads_look_who_is_ready_now_and_then() -> None:
+    neighbours = Neighbours()
+    neighbours.little(time.perf_counter() + 60)
+    reads = Clocked(MAX, neighbours)
+    others = 0
+
+    async def other() -> None:
+        nonlocal others
+        while True:
+            await trio.lowlevel.checkpoint()
+            others += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        for _ in range(30):
+            reads.lasted(reads.size, LONG_TURN_S * 1.5)
+            assert reads.gives_way
+            await reads.give_way()
+            reads.has_read()
+        nursery.cancel_scope.cancel()
+    assert 12 <= others <= 16
