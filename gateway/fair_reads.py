@@ -45,7 +45,7 @@ _UNLOOKED_MAX = 2
 class Neighbours:
     """What the connections of a process know of one another."""
 
-    __slots__ = ("_lane", "_lane_taken", "_little_until_s", "_small", "reads")
+    __slots__ = ("_lane", "_lane_taken", "_little_until_s", "_small", "_watched", "reads")
 
     def __init__(self) -> None:
         self.reads = 0
@@ -55,6 +55,7 @@ class Neighbours:
         self._lane_taken = False
         self._small = select.epoll() if sys.platform == "linux" else None
         """Who needs little, to be asked who of them has something to read."""
+        self._watched = 0
 
     def little(self, now_s: float) -> None:
         """Somebody who needs little has read."""
@@ -65,16 +66,18 @@ class Neighbours:
         if self._small is not None:
             with suppress(OSError):
                 self._small.register(sock, select.EPOLLIN)
+                self._watched += 1
 
     def forget(self, sock: socket.socket) -> None:
         """Who reads from it needs much now, or reads no more."""
         if self._small is not None:
             with suppress(OSError):
                 self._small.unregister(sock)
+                self._watched -= 1
 
     def small_waits(self) -> bool:
         """Whether there is something to read from somebody who needs little."""
-        return self._small is not None and bool(self._small.poll(0, 1))
+        return self._watched > 0 and self._small is not None and bool(self._small.poll(0, 1))
 
     def turn_s(self, now_s: float) -> float:
         """How long a turn may last."""
