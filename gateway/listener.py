@@ -22,7 +22,9 @@ import trio
 from gateway.config import WebSocketConfig
 from gateway.connection import Connection, MakeAdapter, Shell
 from gateway.errors import PeerGone, Refused, StartError
+from gateway.sockets import do_not_pace
 from gateway.tls import Certificates, HandshakeFailed, TlsLayer, handshake
+from protocols.peers import is_loopback
 
 log = structlog.get_logger(__name__)
 
@@ -107,6 +109,8 @@ class Listener:
             return
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if is_loopback(peer):
+            do_not_pace(client)
         if self._certificates is not None or self._web is not None or self.answer is not None:
             scope = trio.CancelScope()
             shell.handshakes.add(scope)

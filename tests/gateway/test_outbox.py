@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from core_log.file_range import FileRange
 from core_log.files import OsFiles
 from gateway.config import Limits
-from gateway.outbox import Outboxes, SocketOutbox, next_buffers, remove_sent
+from gateway.outbox import Outboxes, SocketOutbox, next_buffers, remove_sent, send_with_files
 from protocols.buffers import LARGE_BYTES, join_small
 
 
@@ -297,6 +297,17 @@ async def test_ranges_of_files_go_between_what_is_in_memory(
             received += right.recv(50_000)
     assert received == expected
     assert outbox.pending_bytes == 0
+
+
+def test_one_call_sends_no_more_of_files_than_others_can_wait_for(
+    pair: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(3 << 20))
+    left, _ = pair
+    left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)  # as much as the host allows
+    file = OsFiles(tmp_path).open("file")
+    pieces = [b"head", *[FileRange(file, at << 18, 1 << 18, 0) for at in range(12)]]
+    assert 0 < send_with_files(left, pieces) <= 4 + (1 << 20)
 
 
 async def test_a_file_that_was_cut_ends_the_connection(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from gateway.sockets import see_off, send_all
+from gateway.sockets import do_not_pace, see_off, send_all
 
 
 @pytest.fixture
@@ -58,3 +59,22 @@ async def test_who_sends_and_is_woken_sends_on(ends: tuple[socket.socket, socket
             await trio.lowlevel.wait_readable(theirs)
             received += len(theirs.recv(1 << 18))
     assert sent == [True]
+
+
+@pytest.mark.parametrize(("name", "then"), [(b"bbr", b"reno"), (b"cubic", b"cubic"), (b"reno", b"reno")])
+def test_only_what_paces_is_replaced(name: bytes, then: bytes) -> None:
+    with closing(socket.socket()) as sock:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        except OSError:
+            pytest.skip("not to be had on this host")
+        do_not_pace(sock)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == then
+
+
+def test_a_socket_that_has_nothing_to_do_with_it_stays_as_it_is() -> None:
+    left, right = socket.socketpair()
+    with closing(left), closing(right):
+        do_not_pace(left)
+        left.send(b"x")
+        assert right.recv(2) == b"x"
