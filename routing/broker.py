@@ -306,10 +306,11 @@ class Broker:
             self._pump()
         if self.traces and flush(self.traces.values()):
             self._pump()
+        if (self._dirty or self.confirming) and self.after_turn is not None:
+            # Deliveries wait neither for what their publishers are told nor for the disk: send them before the
+            # flusher's threads ask for the interpreter.
+            self.after_turn()
         if self._dirty:
-            if self.after_turn is not None:
-                # Deliveries do not wait for the disk: send them before the flusher's threads ask for the interpreter.
-                self.after_turn()
             dirty, self._dirty = self._dirty, {}
             for partition in dirty:
                 partition.seal()
