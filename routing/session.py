@@ -86,7 +86,8 @@ class Session:
         tell. Refused messages of which nobody wants to hear are counted.
         """
         broker = self.broker
-        parts = self.routed(slab, copies, together=self.transaction is None and self.vhost.trace is None)
+        vhost = self.vhost
+        parts = vhost.router.routed(slab, copies, together=self.transaction is None and vhost.trace is None)
         if slab.size > broker.message_bytes_max:
             broker.require_size(slab)
         for route, part in parts:
@@ -99,11 +100,6 @@ class Session:
         for route, part in parts:
             for piece in route.pieces(part) if route.guarded else (part,):
                 self._publish(route, piece, mandatory, confirm)
-
-    def routed(self, slab: Slab, copies: Sequence[str] = (), *, together: bool = False) -> list[tuple[Route, Slab]]:
-        """The parts of a slab with their routes, see `Router.routed`. Raises NotFound, AccessRefused."""
-        router = self.vhost.router
-        return router.routed_to_all(slab, copies) if copies else router.routed(slab, together=together)
 
     def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> list[tuple[PartitionLog, int]]:
         """Publish what was routed before, without a confirm and whatever the logs say; as `Route.deliver`."""
@@ -126,7 +122,7 @@ class Session:
         if confirm:
             self.confirms.published += len(slab.bodies)
             broker.confirming[self] = None
-        failed = route.error()
+        failed = route.error() if route.is_logged else None
         if failed is not None:
             waiting = route.waiting()
             if waiting is not None:

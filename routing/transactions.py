@@ -183,7 +183,7 @@ def taken_back(queue: Queue) -> PreconditionFailed:
 
 def _routed(session: Session, slab: Slab, copies: Sequence[str]) -> list[tuple[Route, Slab]]:
     try:
-        return session.routed(slab, copies)
+        return session.vhost.router.routed(slab, copies)
     except BrokerError:  # the exchange has gone since the publish
         return [(Route([], []), slab)]
 

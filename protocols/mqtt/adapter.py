@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_FACTOR = 1.5
 
+Deliver = Callable[[Consumer, int, Slab, int, int, bool], None]
+
 log = logging.getLogger(__name__)
 
 
@@ -101,6 +103,8 @@ class MqttAdapter:
         self.inflight: Inflight
         self.publishing: Publishing
         self.delivering: Delivering
+        self.deliver: Deliver
+        """Appends PUBLISH packets to the outbox; see `routing.session.DeliverySink`."""
         self.subscribing: Subscribing
         self.retaining: Retaining
         self._will: WillOfClient
@@ -249,6 +253,9 @@ class MqttAdapter:
         rewriting = Rewriting(config.topic_rewrites, connect.client_id, connect.user_name or "", config.over_limit)
         self.publishing = Publishing(self, session, lasting, rewriting)
         self.delivering = Delivering(self, session, subscriptions, self.inflight)
+        self.deliver = (
+            self.delivering.deliver if connect.packet_bytes_max is None else self.delivering.deliver_what_fits
+        )
         self.subscribing = Subscribing(self, session, subscriptions, self.delivering, lasting, rewriting)
         self.retaining = Retaining(self, session)
         if connect.will is not None:
@@ -313,10 +320,6 @@ class MqttAdapter:
         return ReasonCode.SUCCESS
 
     # The engine's side.
-
-    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
-        """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
-        self.delivering.deliver(consumer, first_id, slab, start, stop, redelivered)
 
     def confirm(self, up_to: int) -> None:
         """All publishes up to this sequence number are safe."""

@@ -86,7 +86,7 @@ class Delivering:
 
     __slots__ = (
         "_adapter", "_aliases", "_drops", "_own_mark", "_packet_bytes_max", "_plain", "_routes", "_routes_on_terms",
-        "_session", "_subscriptions", "_version_5", "_wire_qos_0", "inflight", "too_large",
+        "_session", "_subscriptions", "_traffic", "_version_5", "_wire_qos_0", "inflight", "too_large",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +101,7 @@ class Delivering:
         self._version_5 = adapter.wire.has_properties
         self._wire_qos_0 = WIRES_QOS_0[self._version_5]
         self._packet_bytes_max = adapter.connect.packet_bytes_max
+        self._traffic = adapter.traffic
         self._aliases: Aliases | None = None
         if self._version_5:
             aliases_max = min(adapter.connect.topic_alias_max, adapter.config.client_topic_alias_max)
@@ -121,16 +122,15 @@ class Delivering:
         self._plain = subscriptions.are_plain and self._aliases is None
         self._own_mark = mark_of(self._adapter.connect.client_id) if subscriptions.are_for_others else b""
 
-    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
-        """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
-        self._adapter.traffic.sent(slab, start, stop)
-        if self._packet_bytes_max is None:
-            self._deliver(consumer, first_id, slab, start, stop, redelivered)
-            return
+    def deliver_what_fits(
+        self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool
+    ) -> None:
+        """As `deliver`, to a client that takes no packets above a size."""
+        assert self._packet_bytes_max is not None
         first = start
         for index in (*self._too_large(slab, start, stop, self._packet_bytes_max), stop):
             if index > first:
-                self._deliver(consumer, first_id + first - start, slab, first, index, redelivered)
+                self.deliver(consumer, first_id + first - start, slab, first, index, redelivered)
                 if self.inflight.collided:
                     if index < stop:
                         self.inflight.give_back(first_id + index - start, first_id + stop - start - 1, redelivered)
@@ -157,7 +157,9 @@ class Delivering:
             self.too_large += len(found)
         return found
 
-    def _deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+    def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
+        """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
+        self._traffic.sent(slab, start, stop)
         left = None
         if self._version_5:
             now_ms = self._adapter.broker.clock.now_ms()

@@ -113,7 +113,7 @@ class Inflight:
         """
         taken: list[tuple[int, int, int]] = []
         done = 0
-        if self._own(consumer) is None:
+        if self._lasting is None or self._own(consumer) is None:
             for packet_id, some in self.packet_ids.take(first_id, count):
                 taken.append((packet_id, done, some))
                 done += some
@@ -176,7 +176,7 @@ class Inflight:
 
     def write(self, consumer: Consumer, packets: bytes, qos: int, last_id: int) -> None:
         """Send publishes, the last of which is this delivery: at QoS 2 when it is committed."""
-        own = self._own(consumer) if self.may_wait(consumer, qos) else None
+        own = self._own(consumer) if qos == 2 and self.may_wait(consumer, qos) else None
         if own is not None:
             end = entry_at(self._session.unsettled, last_id).offsets_of(last_id, last_id + 1)[0] + 1
             if self._waiting or own.partition.log.committed_offset < end:

@@ -115,7 +115,7 @@ class Publishing:
 
     __slots__ = (
         "_adapter", "_answers", "_completions", "_confirmed", "_inherited", "_keys", "_lasting", "_mark", "_marking",
-        "_passes_on", "_pending", "_session", "_taken", "_unrouted", "_verdicts",
+        "_passes_on", "_pending", "_session", "_taken", "_unrouted", "_verdicts", "_version_5",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +128,7 @@ class Publishing:
         self._inherited = frozenset(self._taken)
         """Of these, what an earlier connection has published."""
         self._keys = _Keys(rewriting.name)
+        self._version_5 = adapter.wire.has_properties
         self._passes_on = not adapter.config.topic_rewrites
         """Subscribers get the very packets, where there is no reason against it."""
         self._mark = b""
@@ -178,7 +179,7 @@ class Publishing:
             try:
                 self._publish(run, ids)
             except (BrokerError, Mixed) as error:
-                if kind is None or not self._adapter.wire.has_properties or confirms.published != published:
+                if kind is None or not self._version_5 or confirms.published != published:
                     raise
                 if isinstance(error, StorageUnavailable):
                     raise
@@ -211,7 +212,7 @@ class Publishing:
         kind = _ANSWERS[run.qos]
         if kind is None:
             if run.wire is not None and self._passes_on:
-                slab.wire = {WIRES_QOS_0[self._adapter.wire.has_properties]: run.wire}
+                slab.wire = {WIRES_QOS_0[self._version_5]: run.wire}
             elif run.heads is not None and self._passes_on:
                 slab.wire = {HEADS_QOS_0: run.heads}
             if run.retain or self._keys.special:
@@ -221,7 +222,7 @@ class Publishing:
             return
         if ids is not None and self._lasting is not None and self._lasting.queue is not None:
             slab.once = Numbered(self._lasting.queue.id, ids, self._lasting.epoch)
-        told = self._adapter.wire.has_properties
+        told = self._version_5
         if run.retain or self._keys.special:
             self._adapter.retaining.publish(slab, retain=run.retain, confirm=True, mandatory=told)
         else:
@@ -284,7 +285,7 @@ class Publishing:
         """Nobody may have more under way than was announced (MQTT-3.3.4-9); what an earlier connection published does
         not count (MQTT 5, 4.9).
         """
-        if self._adapter.wire.has_properties:
+        if self._version_5:
             waiting = sum(len(one.ids) // 2 for one in self._answers or () if one.kind is AcknowledgementKind.PUBACK)
             if waiting + len(self._taken) - len(self._inherited) + count > self._adapter.config.receive_maximum:
                 self._adapter.end("receive maximum exceeded", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
@@ -296,7 +297,7 @@ class Publishing:
 
     def refuse(self, first: int, last: int, error: BrokerError) -> None:
         """Publishes could not be stored; those before them are answered. Rule 3."""
-        if not self._adapter.wire.has_properties or not isinstance(error, LimitExceeded):
+        if not self._version_5 or not isinstance(error, LimitExceeded):
             self.forget_unanswered()
             told = f"{last - first + 1} messages could not be stored: {error}"
             self._adapter.end(told, code=reason_of(error, SERVER_DISCONNECT_REASONS))

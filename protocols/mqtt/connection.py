@@ -140,7 +140,10 @@ class ServerConnection:
             error.events = events
             self._answer(error)
             raise
-        self._buffer = bytearray(data[position:])
+        if position < len(data):
+            self._buffer = bytearray(data[position:])
+        elif self._buffer:
+            self._buffer = bytearray()
         return events
 
     def _answer(self, error: MqttProtocolError) -> None:

@@ -38,14 +38,20 @@ class PacketIds:
         if self.outstanding + count > PACKET_ID_MAX - self._first + 1:
             raise LocalProtocolError("more messages under way than there are packet identifiers")
         self.outstanding += count
+        first = self._next
         if self._firsts:
             # Nearly always the newest run goes on.
-            first, run_first = self._next, self._firsts[-1]
+            run_first = self._firsts[-1]
             last, delivery = self._runs[run_first]
             if last == first - 1 and delivery + first - run_first == first_delivery and last + count < PACKET_ID_MAX:
                 self._runs[run_first] = (last + count, delivery)
                 self._next = first + count
                 return [(first, count)]
+        elif first + count <= PACKET_ID_MAX:
+            self._firsts.append(first)
+            self._runs[first] = (first + count - 1, first_delivery)
+            self._next = first + count
+            return [(first, count)]
         taken = []
         while count:
             first = self._next

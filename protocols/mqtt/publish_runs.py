@@ -40,6 +40,7 @@ _shapes: dict[tuple[int, int], dict[bytes, Shape]] = {}
 connections have them together."""
 
 DUP = 0x08
+_ID_0 = b"\0\0"
 _FIRST_WINDOW, _WINDOW = 8, 128
 """Packets looked at first when two equal heads were seen, and then; see rule 1."""
 
@@ -64,9 +65,14 @@ class PublishRuns:
             raise MqttProtocolError("truncated PUBLISH", "MQTT-3.3.2-1")
         raw_topic = data[body:topic_stop]
         topic = self._topics.get(raw_topic) or self._new_topic(raw_topic)
-        found = Found(data[topic_stop + id_bytes : stop], data[topic_stop : topic_stop + id_bytes])
+        payload_start, retain = topic_stop + id_bytes, bool(first & 1)
+        payload, packet_id = data[payload_start:stop], data[topic_stop:payload_start]
+        if stop == end and packet_id != _ID_0:  # nothing follows
+            wire = None if retain or qos else data[position:]
+            return PublishRun(topic, qos, retain, [payload], packet_id, wire), stop
+        found = Found(payload, packet_id)
         start = position
-        position = self.take_same(data, start, stop, topic_stop, b"", found) if stop < end else stop
+        position = self.take_same(data, start, stop, topic_stop, b"", found)
         topics = None
         if position + 4 < end and len(found.payloads) < STRETCH and not (data[position] ^ first) & ~DUP:
             topics = found.topics = [topic] * len(found.payloads)
@@ -75,7 +81,6 @@ class PublishRuns:
             position = self.cut_at_id_0(data, start, position, found)
         if topics is not None and topics.count(topic) == len(topics):
             topics = None
-        retain = bool(first & 1)
         wire = None if retain or qos else data[start:position]
         return PublishRun(topic, qos, retain, found.payloads, bytes(found.packet_ids), wire, topics), position
 
@@ -170,11 +175,11 @@ class PublishRuns:
     def cut_at_id_0(self, data: bytes, start: int, stop: int, found: Found) -> int:
         """Take back the packets of a run from the first whose id is 0 on; returns where it ends then."""
         packet_ids = found.packet_ids
-        if b"\0\0" not in packet_ids:
+        if _ID_0 not in packet_ids:
             return stop
-        at = packet_ids.find(b"\0\0")
+        at = packet_ids.find(_ID_0)
         while at >= 0 and at & 1:
-            at = packet_ids.find(b"\0\0", at + 1)
+            at = packet_ids.find(_ID_0, at + 1)
         if at < 0:
             return stop
         if not at:

@@ -332,7 +332,7 @@ class _Publisher:
             self._unsafe.append(decision)
             return
         targets = []
-        for route, part in session.routed(slab):
+        for route, part in session.vhost.router.routed(slab):
             queues = frozenset(queue for queue in route.queues if queue.partition in avoided)
             targets += session.deliver_to(route.avoiding(queues), part, False)
         session.broker.end_turn()  # it is appended, so that its sync can be asked for

@@ -38,8 +38,8 @@ class Route:
 
     __slots__ = (
         "__weakref__", "_avoiding", "_divided", "_fleeting", "_heeding", "_here", "_instead", "_once_in_ms", "_open",
-        "_passing", "asks", "delayed", "durable_homes", "guarded", "histories", "homes", "queues", "remembering",
-        "sole", "topics",
+        "_passing", "asks", "delayed", "durable_homes", "guarded", "histories", "homes", "is_logged", "queues",
+        "remembering", "sole", "topics",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +89,9 @@ class Route:
             destinations.once_in_ms = once_in_ms
         self.durable_homes = [home for home in by_home if home.durable]
         self.topics = topics
-        remain = topics or self.durable_homes or any(queue.history is not None for queue in queues)
+        self.is_logged = bool(topics or self.durable_homes)
+        """It leads to logs, which may refuse what is published (`error`)."""
+        remain = self.is_logged or any(queue.history is not None for queue in queues)
         self._passing = [] if remain else queues
         is_plain = len(self._passing) == 1 and not (histories or self.guarded or self.remembering)
         self.sole = queues[0] if is_plain else None

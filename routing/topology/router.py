@@ -102,11 +102,14 @@ class Router:
 
     # --- finding -----------------------------------------------------------------------
 
-    def routed(self, slab: Slab, *, together: bool = False) -> list[tuple[Route, Slab]]:
+    def routed(self, slab: Slab, copies: Sequence[str] = (), *, together: bool = False) -> list[tuple[Route, Slab]]:
         """The slab with its route, or the parts of it with theirs. Raises NotFound and AccessRefused.
 
-        With `together` one route may stand for those of many messages (`SoleRoutes`): it can only be delivered to.
+        With `copies`, further keys, its messages go wherever those lead as well (`routed_to_all`). With `together` one
+        route may stand for those of many messages (`SoleRoutes`): it can only be delivered to.
         """
+        if copies:
+            return self.routed_to_all(slab, copies)
         cache = self._by_exchange.get(slab.exchange)
         if cache is None:
             self._entrance(slab.exchange)
