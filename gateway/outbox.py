@@ -88,8 +88,8 @@ class SocketOutbox:
     """Implements `protocols.sansio.Outbox` on a non-blocking socket; see the module's rules."""
 
     __slots__ = (
-        "_backlog", "_broken", "_drained", "_group", "_large", "_owner", "_pieces", "_socket", "_tls",
-        "_web", "dirty", "on_writable", "pending_bytes", "sends_files", "writable",
+        "_backlog", "_broken", "_drained", "_group", "_large", "_owner", "_pieces", "_plain", "_socket",
+        "_tls", "_web", "dirty", "on_writable", "pending_bytes", "sends_files", "writable",
         "written_bytes",
     )  # fmt: skip
 
@@ -107,7 +107,8 @@ class SocketOutbox:
         self._socket = sock
         self._tls = tls
         self._web = web
-        self.sends_files = tls is None and web is None and hasattr(os, "sendfile")
+        self._plain = tls is None and web is None
+        self.sends_files = self._plain and hasattr(os, "sendfile")
         self._group = group
         self._owner = owner
         self._pieces: list[Piece] = []
@@ -150,7 +151,10 @@ class SocketOutbox:
         """End of the turn: one send, unless a task is waiting for the socket already."""
         self.dirty = False
         if self._pieces and self._backlog is None:
-            buffers = self._take_pieces()
+            if len(self._pieces) == 1 and self._plain:
+                buffers, self._pieces, self._large = self._pieces, [], False
+            else:
+                buffers = self._take_pieces()
             if self._broken:
                 pass
             elif self._send(buffers):
@@ -205,7 +209,7 @@ class SocketOutbox:
         elif self._large:
             buffers = join_small(pieces)
         else:
-            buffers = [pieces[0] if len(pieces) == 1 else b"".join(pieces)]
+            buffers = [b"".join(pieces)]
         pieces.clear()
         self._large = False
         return buffers

@@ -144,7 +144,8 @@ class Session:
         if route.guarded and (room := route.room(slab.bodies)) < len(slab.bodies):
             publish_what_fits(self, route, slab, room, confirm)
             return
-        targets = put(route, slab, broker.clock.now_ms)
+        once = slab.once is not None or route.remembering
+        targets = put(route, slab, broker.clock.now_ms) if once else route.deliver(slab)
         if confirm and targets:
             self.confirms.require(slab, targets, asks=route.asks)
 

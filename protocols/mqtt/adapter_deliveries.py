@@ -55,7 +55,9 @@ def known_at_qos_0(slab: Slab, *, version_5: bool) -> bytes | None:
 
 
 def heads_of(slab: Slab, topic: bytes, qos: int, flags: int, *, version_5: bool) -> PublishHeads:
-    """The heads at QoS 1 or 2 of a whole slab of one topic."""
+    """The heads at QoS 1 or 2 of a whole slab of one topic; that of a single message is as soon made as found."""
+    if len(slab.bodies) == 1 and not version_5:
+        return publish_heads(topic, slab.bodies, qos, flags=flags)
     memo, key = slab.memo(), (_HEADS[version_5], qos, flags)
     heads: PublishHeads | None = memo.get(key)
     if heads is None:

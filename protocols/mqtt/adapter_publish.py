@@ -162,8 +162,8 @@ class Publishing:
                     if fresh is None:
                         return
                     run, ids = fresh
-            self._require_room(len(run.payloads))
-            if self._adapter.closed:
+            if self._version_5 and not self._has_room(len(run.payloads)):
+                self._adapter.end("receive maximum exceeded", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
                 return
         self._pending.append((run, ids))
         self.go_on()
@@ -281,14 +281,12 @@ class Publishing:
 
         return done
 
-    def _require_room(self, count: int) -> None:
+    def _has_room(self, count: int) -> bool:
         """Nobody may have more under way than was announced (MQTT-3.3.4-9); what an earlier connection published does
         not count (MQTT 5, 4.9).
         """
-        if self._version_5:
-            waiting = sum(len(one.ids) // 2 for one in self._answers or () if one.kind is AcknowledgementKind.PUBACK)
-            if waiting + len(self._taken) - len(self._inherited) + count > self._adapter.config.receive_maximum:
-                self._adapter.end("receive maximum exceeded", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
+        waiting = sum(len(one.ids) // 2 for one in self._answers or () if one.kind is AcknowledgementKind.PUBACK)
+        return waiting + len(self._taken) - len(self._inherited) + count <= self._adapter.config.receive_maximum
 
     def confirm(self, up_to: int) -> None:
         """Answer all publishes up to this sequence number (MQTT-4.3.2-2, MQTT-4.3.3-8)."""
