@@ -37,6 +37,18 @@ def refused(client: Client) -> list[tuple[int, int]]:
     return [event[1:] for event in client.events if event[0] == "refuse"]
 
 
+async def test_deliveries_leave_before_their_publishers_are_told() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", durable=False)
+        publisher, reader = running.client(), running.client()
+        await reader.consume("q", no_ack=True)
+        sent: list[tuple[int, int]] = []
+        running.broker.after_turn = lambda: sent.append((len(reader.deliveries), publisher.confirmed))
+        publisher.publish("q", 1, 2, properties=TRANSIENT, confirm=True)
+        running.turn()
+        assert sent == [(2, 0), (2, 2)]
+
+
 @pytest.mark.parametrize("target", ["queue", "topic"])
 async def test_a_persistent_message_is_confirmed_after_the_sync(target: str) -> None:
     files = FaultyFiles(MemoryFiles())
