@@ -22,9 +22,8 @@ import trio
 from gateway.config import WebSocketConfig
 from gateway.connection import Connection, MakeAdapter, Shell
 from gateway.errors import PeerGone, Refused, StartError
-from gateway.sockets import do_not_pace
+from gateway.sockets import set_up
 from gateway.tls import Certificates, HandshakeFailed, TlsLayer, handshake
-from protocols.peers import is_loopback
 
 log = structlog.get_logger(__name__)
 
@@ -107,10 +106,7 @@ class Listener:
             client.close()
             log.warning("too many connections", door=self.door, peer=peer, connections_max=shell.limits.connections_max)
             return
-        client.setblocking(False)
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if is_loopback(peer):
-            do_not_pace(client)
+        set_up(client, peer)
         if self._certificates is not None or self._web is not None or self.answer is not None:
             scope = trio.CancelScope()
             shell.handshakes.add(scope)

@@ -17,6 +17,8 @@ from typing import Any
 import trio
 
 from gateway.config import PeerTls, Tls
+from gateway.listener import format_address
+from gateway.sockets import set_up
 from gateway.tls import Certificates, HandshakeFailed, TlsLayer, handshake, make_context
 
 _ANSWER_MS_MAX = 1000
@@ -78,8 +80,7 @@ async def connect(address: str) -> socket.socket:
     family, kind, protocol, _, where = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        set_up(sock, format_address(where))
         error = sock.connect_ex(where)
         if error == errno.EINPROGRESS:
             await trio.lowlevel.wait_writable(sock)

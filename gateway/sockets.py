@@ -7,10 +7,20 @@ from contextlib import suppress
 
 import trio
 
+from protocols.peers import is_loopback
+
 _READ_BYTES = 16 << 10
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
 _NAME_BYTES_MAX = 16
 """TCP_CA_NAME_MAX of Linux."""
+
+
+def set_up(sock: socket.socket, peer: str) -> None:
+    """What every TCP socket is: never waited for by the kernel, sent from without delay."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if is_loopback(peer):
+        do_not_pace(sock)
 
 
 def do_not_pace(sock: socket.socket) -> None:
