@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pika
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession
 
 from millrace import BlockingClient
 from pyspark_millrace import ensure_java
@@ -29,9 +28,8 @@ def fill(amqp_port: int, server: str) -> None:
         channel.queue_declare("orders", durable=True, arguments={"x-dead-letter-exchange": "refused"})
         channel.confirm_delivery()
         for number in range(9):
-            channel.basic_publish(
-                "", "orders", b'{"order":"%d","country":"?"}' % number, pika.BasicProperties(delivery_mode=2)
-            )
+            body = b'{"order":"%d","country":"?"}' % number
+            channel.basic_publish("", "orders", body, pika.BasicProperties(delivery_mode=2))
         for method, _, _ in channel.consume("orders"):
             if method.delivery_tag % 3:
                 channel.basic_ack(method.delivery_tag)
@@ -41,48 +39,36 @@ def fill(amqp_port: int, server: str) -> None:
                 break
 
 
-def header(*names: str) -> Column:
-    """The first header of that name, or else of the next."""
+SOURCE = {"subscribePattern": r"dead-letters|.+\.dlq", "includeHeaders": "true", "startingOffsets": "earliest"}
+"""Dead letters of queues are in one topic, those of each topic (`millrace.dead.letter.fetches`) in one of `.dlq`."""
+MENDED = """coalesce(to_json(map_concat(
+    map_filter(from_json(string(value), 'map<string,string>'), (name, _) -> name != 'country'), map('country', 'DE')
+)), string(value)) value"""
+HEADERS = """array_append(
+    filter(headers, one -> not one.key rlike '^(x-death|x-first-death-|x-dead-letter-|x-times-back|millrace[.])'),
+    struct('x-times-back' key, binary(string(times_back + 1)) value)
+) headers"""
 
-    def first(name: str) -> Column:
-        return f.get(f.filter("headers", lambda one: one.key == name), f.lit(0)).value.cast("string")
 
-    return f.coalesce(*map(first, names))
-
-
-SOURCE = {"subscribePattern": r"dead-letters|.+\.dlq", "includeHeaders": "true"}
-"""Dead letters of queues are in one topic, those of each topic (`millrace.dead.letter.fetches`) in one that ends with
-`.dlq`.
-"""
+def header(name: str) -> str:
+    """SQL: the first header of that name."""
+    return f"string(get(filter(headers, one -> one.key = '{name}'), 0).value)"
 
 
 def with_history(letters: DataFrame) -> DataFrame:
     """With the queue or topic that gave a letter up, why, and how often it was sent back before."""
-    return letters.withColumns(
-        {
-            "origin": header("x-first-death-queue", "x-dead-letter-topic"),
-            "reason": header("x-first-death-reason", "x-dead-letter-reason"),
-            "times_back": f.coalesce(header("x-times-back").cast("int"), f.lit(0)),
-        }
+    return letters.selectExpr(
+        "*",
+        f"coalesce({header('x-first-death-queue')}, {header('x-dead-letter-topic')}) origin",
+        f"coalesce({header('x-first-death-reason')}, {header('x-dead-letter-reason')}) reason",
+        f"coalesce(int({header('x-times-back')}), 0) times_back",
     )
-
-
-def dead_letters(spark: SparkSession, server: str) -> DataFrame:
-    """A row for each."""
-    letters = spark.read.format("millrace").options(**SOURCE).option("millrace.servers", server).load()
-    return with_history(letters).selectExpr("origin", "reason", "times_back", "timestamp", "string(value) body")
 
 
 def by_origin(spark: SparkSession, server: str) -> list[tuple[Any, ...]]:
     """How many, by queue or topic, and reason."""
-    counted = dead_letters(spark, server).groupBy("origin", "reason").count().orderBy("origin", "reason")
-    return [tuple(row) for row in counted.collect()]
-
-
-def with_country(body: Column, country: str) -> Column:
-    """A body with that country, if it is a JSON object."""
-    fields = f.map_filter(f.from_json(body, "map<string,string>"), lambda name, _: name != "country")
-    return f.coalesce(f.to_json(f.map_concat(fields, f.create_map(f.lit("country"), f.lit(country)))), body)
+    letters = spark.read.format("millrace").options(**SOURCE).option("millrace.servers", server).load()
+    return [tuple(row) for row in with_history(letters).groupBy("origin", "reason").count().orderBy("origin").collect()]
 
 
 def send_back(
@@ -93,24 +79,17 @@ def send_back(
     many a second.
     """
     letters = spark.readStream.format("millrace").options(**SOURCE).option("millrace.servers", server)
-    letters = letters.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", per_second)
-    dead = with_history(letters.load()).where(which).where(f.col("times_back") < times_max)
-    history = ("x-death", "x-first-death-", "x-dead-letter-", "x-times-back", "millrace.")
-    own = f.filter("headers", lambda one: ~f.greatest(*(one.key.startswith(name) for name in history)))
-    count = f.struct(f.lit("x-times-back").alias("key"), f.expr("binary(string(times_back + 1)) value"))
-    mended = dead.withColumns(
-        {"value": with_country(f.col("value").cast("string"), "DE"), "headers": f.array_append(own, count)}
-    )
+    dead = with_history(letters.option("maxOffsetsPerTrigger", per_second).load()).where(which)
+    mended = dead.where(f"times_back < {times_max}").selectExpr("topic", "key", MENDED, HEADERS, "origin")
     to_queues = mended.where("topic = 'dead-letters'").selectExpr("value", "headers", "origin routingKey")
     to_topics = mended.where("topic != 'dead-letters'").selectExpr("key", "value", "headers", "origin topic")
-    ways = {"queues": to_queues.writeStream.option("exchange", ""), "topics": to_topics.writeStream}
     queries = [
         way.format("millrace")
         .option("millrace.servers", server)
         .option("checkpointLocation", f"{checkpoint}/{name}")
         .trigger(processingTime="1 second")
         .start()
-        for name, way in ways.items()
+        for name, way in (("queues", to_queues.writeStream.option("exchange", "")), ("topics", to_topics.writeStream))
     ]
     for query in queries:
         query.processAllAvailable()
