@@ -13,7 +13,7 @@ from routing.administration.move import move
 from routing.administration.operations import LOOKS, ROWS_MAX, operation, table
 from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
-from routing.queue_reading import published_at
+from routing.queue_reading import durable, published_at
 from routing.queues.queue import Queue
 from routing.queues.retries import FIRST
 from routing.republishing.rewind import rewind
@@ -263,12 +263,22 @@ async def list_delayed(
 
 @operation("delayed.cancel")
 async def cancel_delayed(broker: Broker, user: str, queue: str, id: int, vhost: str = "/") -> None:
-    """Drop a delayed message of a queue, or one that waits for its next try."""
+    """Drop a delayed message of a queue, or one that waits for its next try: it does not come after a crash either.
+
+    Raises StorageUnavailable where the disk refuses; it may be gone all the same.
+    """
     there = _queue(broker, vhost, queue)
     if there.elsewhere:
         await ask_leader(there, "delayed.cancel", {"queue": queue, "id": id, "vhost": vhost})
-    elif not there.rules.cancel_delayed(id):
+        return
+    home = there.partition
+    if home.refusal is not None:
+        raise home.refusal
+    if not there.rules.cancel_delayed(id):
         raise NotFound(f"no delayed message {id} in queue '{queue}' in vhost '{vhost}'")
+    home.settlements_due()
+    home.seal()
+    await durable(broker, there)
 
 
 def _queue(broker: Broker, vhost: str, name: str) -> Queue:

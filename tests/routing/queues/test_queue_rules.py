@@ -316,6 +316,19 @@ async def test_delayed_messages_can_be_listed_and_cancelled_and_are_not_purged(c
         assert running.home("q").first_live_offset == running.home("q").next_offset
 
 
+async def test_who_is_told_that_a_delayed_message_is_cancelled_never_gets_it() -> None:
+    files = MemoryFiles()
+    async with engine(files, settle_delay_ms=60_000) as running:
+        await delaying(running)
+        running.client().session.publish(slab("q", ["a", "b"], [pack(True, 0, None, 500), pack(True, 0, None, 600)]))
+        await running.synced()
+        first, _ = (await administer(running.broker, "guest", "delayed.list", {"queue": "q"}))["rows"]
+        await administer(running.broker, "guest", "delayed.cancel", {"queue": "q", "id": first[0]})
+        files = files.crash()
+    async with engine(files) as running:
+        assert running.broker.topology.queues["q"].rules.delayed_count == 1
+
+
 @pytest.mark.parametrize("crash", [False, True])
 async def test_delays_survive_a_restart(clock: MockClock, crash: bool) -> None:
     files = MemoryFiles()
