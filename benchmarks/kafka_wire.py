@@ -8,9 +8,11 @@
     produce-small    batches of 10 records of 100 bytes, acks=1 (all with --fsync), 5 in flight on each connection
     produce-one      one record, one request in flight, acks=all, 500 a second: time to the answer
     fetch            read --mib of the first again, from memory or the page cache, up to 50 MiB an answer
+    pass             batches of 16 KiB of 100-byte records, acks=all, 5 in flight, and a consumer that reads along
+    tail             1,000 single records a second, and a consumer that waits for them: from the send to the read
 
 1. Requests are made before the time runs; records are random, no two alike. The generator needs a processor of
-   its own.
+   its own. Consumers are processes of their own. --partitions is for produce-big, which goes round them.
 2. Topics do not sync, unless with --fsync: settings are Millrace's `fsync`, and Kafka's `flush.messages` for others.
 3. CPU is that of the process --pid and its descendants. MB are 10^6 bytes of batches.
 4. On a virtual machine a page that the host has yet to give costs ten times the write into it, and whoever is measured
@@ -21,6 +23,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
 import secrets
@@ -29,9 +32,12 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from struct import pack, unpack_from
+from select import select
+from struct import pack, pack_into, unpack_from
 from typing import Any
 
 from benchmarks.process_usage import ProcessUsage
@@ -47,7 +53,8 @@ from tests.support.broker_process import broker_process
 IN_FLIGHT = 5
 FETCH_BYTES = 50 << 20
 VERSIONS = {PRODUCE.key: 7, FETCH.key: 11, CREATE_TOPICS.key: 4, DELETE_TOPICS.key: 3}
-_PER_S = 500
+_PER_S, _TAIL_PER_S = 500, 1000
+_PASS_RECORDS, _LONG_POLL_MS = 130, 50
 _TAPE = 8
 
 
@@ -111,6 +118,61 @@ def check(found: Any) -> None:
         raise RuntimeError(f"the broker refuses with error {error}")
 
 
+def read(connection: Connection, topic: str, offset: int) -> tuple[int, int]:
+    """Fetch once: the offset behind what came, and how many bytes of batches that was."""
+    part = Entity(partition=0, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)
+    connection.socket.sendall(
+        frame(
+            FETCH, max_wait_ms=_LONG_POLL_MS, min_bytes=1, max_bytes=FETCH_BYTES, isolation_level=0, session_id=0,
+            topics=[Entity(topic=topic, partitions=[part])], forgotten_topics_data=[], rack_id="",
+        )
+    )  # fmt: skip
+    answer, size = connection.answer(), 0
+    # ids, throttle, error, session, topics, name, partitions, index, error, offsets, aborted, replica
+    at = 4 + 4 + 2 + 4 + 4 + 2 + len(topic) + 4 + 4 + 2 + 24 + 4 + 4
+    end = at + 4 + unpack_from(">i", answer, at)[0]
+    at += 4
+    while end - at > HEADER_BYTES:
+        header = parse_header(answer, at)
+        if header.base_offset != offset:
+            raise RuntimeError(f"a batch at {header.base_offset} instead of {offset}")
+        if end - at < header.size:
+            break
+        offset, size, at = header.next_offset, size + header.size, at + header.size
+    return offset, size
+
+
+def follow(port: int, topic: str, pipe: Pipe) -> None:
+    """Read a topic until the end that the pipe tells in the end; tells it (time, offset) of each answer."""
+    connection, offset, end, arrived = Connection(port), 0, -1, list[tuple[float, int]]()
+    pipe.send(None)
+    while offset != end:
+        found, _ = read(connection, topic, offset)
+        if found != offset:
+            offset = found
+            arrived.append((time.monotonic(), offset))
+        if end < 0 and pipe.poll():
+            end = pipe.recv()
+    pipe.send(arrived)
+
+
+class Spread(Sequence[bytes]):
+    """Produce requests that go round the partitions of a topic; good until the request is asked for again."""
+
+    def __init__(self, topic: str, batches: Sequence[bytes], partitions: int) -> None:
+        self._frames = [bytearray(produce(topic, batch, -1)) for batch in batches]
+        self._places = [len(frame) - len(batch) - 8 for frame, batch in zip(self._frames, batches, strict=True)]
+        self._partitions = partitions
+
+    def __len__(self) -> int:
+        return len(self._frames) * self._partitions
+
+    def __getitem__(self, at: Any) -> Any:
+        kind = at % len(self._frames)
+        pack_into(">i", self._frames[kind], self._places[kind], at % self._partitions)
+        return self._frames[kind]
+
+
 class Bench:
     """What all scenarios share."""
 
@@ -119,11 +181,11 @@ class Bench:
         self.usage = ProcessUsage(pid)
         self.rng = random.Random(7)
 
-    def topic(self) -> str:
+    def topic(self, partitions: int = 1) -> str:
         """A new one."""
         name = f"bench-{secrets.token_hex(4)}"
         configs = [Entity(name=key, value=value) for key, value in self.config.items()]
-        made = Entity(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=configs)
+        made = Entity(name=name, num_partitions=partitions, replication_factor=1, assignments=[], configs=configs)
         connection = Connection(self.port)
         found = connection.ask(CREATE_TOPICS, frame(CREATE_TOPICS, topics=[made], timeout_ms=30_000))
         if found.topics[0].error_code:
@@ -189,8 +251,9 @@ class Bench:
 
     def produce_big(self) -> None:
         """See the module."""
-        topic, batches = self.topic(), [batch_of(self.rng, 1000, 1000) for _ in range(_TAPE)]
-        frames = [produce(topic, batch, -1) for batch in batches]
+        count = self.options.partitions
+        topic, batches = self.topic(count), [batch_of(self.rng, 1000, 1000) for _ in range(_TAPE)]
+        frames = Spread(topic, batches, count)
         size = sum(map(len, batches)) // len(batches)
 
         def run() -> tuple[int, int]:
@@ -243,35 +306,78 @@ class Bench:
         def run() -> tuple[int, int]:
             connection, offset, size = Connection(self.port), 0, 0
             while offset < count * 1000:
-                part = Entity(partition=0, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)
-                connection.socket.sendall(
-                    frame(
-                        FETCH, max_wait_ms=500, min_bytes=1, max_bytes=FETCH_BYTES, isolation_level=0, session_id=0,
-                        topics=[Entity(topic=topic, partitions=[part])], forgotten_topics_data=[], rack_id="",
-                    )
-                )  # fmt: skip
-                answer = connection.answer()
-                # ids, throttle, error, session, topics, name, partitions, index, error, offsets, aborted, replica
-                at = 4 + 4 + 2 + 4 + 4 + 2 + len(topic) + 4 + 4 + 2 + 24 + 4 + 4
-                end = at + 4 + unpack_from(">i", answer, at)[0]
-                at += 4
-                while end - at > HEADER_BYTES:
-                    header = parse_header(answer, at)
-                    if header.base_offset != offset:
-                        raise RuntimeError(f"a batch at {header.base_offset} instead of {offset}")
-                    if end - at < header.size:
-                        break
-                    offset, size, at = header.next_offset, size + header.size, at + header.size
+                offset, more = read(connection, topic, offset)
+                size += more
             return count * 1000, size
 
         self.measured("fetch", run)
         self.measured("fetch again", run)
         self.delete(topic)
 
+    @contextmanager
+    def consumer(self, topic: str) -> Iterator[Callable[[int], list[tuple[float, int]]]]:
+        """One that reads from now on; told where the end is, it says when it had read how far."""
+        here, there = multiprocessing.Pipe()
+        process = multiprocessing.Process(target=follow, args=(self.port, topic, there), daemon=True)
+        process.start()
+
+        def finish(end: int) -> list[tuple[float, int]]:
+            here.send(end)
+            found: list[tuple[float, int]] = here.recv()
+            return found
+
+        try:
+            here.recv()
+            yield finish
+        finally:
+            process.kill()
+            process.join()
+
+    def pass_through(self) -> None:
+        """See the module."""
+        topic, batches = self.topic(), [batch_of(self.rng, _PASS_RECORDS, 100) for _ in range(100)]
+        frames = [produce(topic, batch, -1) for batch in batches]
+        size = sum(map(len, batches)) // len(batches)
+
+        def run() -> tuple[int, int]:
+            answered = self.pipelined(frames, 1, self.options.seconds)
+            finish((answered + 2) * _PASS_RECORDS)
+            return answered * _PASS_RECORDS, answered * size
+
+        self.prime()
+        with self.consumer(topic) as finish:
+            self.measured("pass", run)
+        self.delete(topic)
+
+    def tail(self) -> None:
+        """See the module."""
+        topic, connection, sent = self.topic(), Connection(self.port), list[float]()
+        frames = [produce(topic, batch_of(self.rng, 1, 100), -1) for _ in range(100)]
+        with self.consumer(topic) as finish:
+            began, owed = time.monotonic(), 0
+            for number in range(int(_TAIL_PER_S * self.options.seconds)):
+                time.sleep(max(0.0, began + number / _TAIL_PER_S - time.monotonic()))
+                sent.append(time.monotonic())
+                connection.socket.sendall(frames[number % len(frames)])
+                owed += 1
+                while owed and select([connection.socket], [], [], 0)[0]:
+                    connection.answer()
+                    owed -= 1
+            for _ in range(owed):
+                connection.answer()
+            arrived = finish(len(sent))
+        took, at = list[float](), 0
+        for when, end in arrived:
+            took += [(when - one) * 1e6 for one in sent[at:end]]
+            at = end
+        cuts = statistics.quantiles(took, n=100)
+        print(f"{'tail':16} p50 {statistics.median(took):.0f} us, p99 {cuts[98]:.0f} us")
+        self.delete(topic)
+
 
 SCENARIOS: dict[str, Callable[[Bench], None]] = {
     "produce-big": Bench.produce_big, "produce-small": Bench.produce_small, "produce-one": Bench.produce_one,
-    "fetch": Bench.fetch,
+    "fetch": Bench.fetch, "pass": Bench.pass_through, "tail": Bench.tail,
 }  # fmt: skip
 
 
@@ -283,6 +389,7 @@ def main() -> None:
     parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="may be given several times")
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--connections", type=int, default=1)
+    parser.add_argument("--partitions", type=int, default=1)
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--prime-mib", type=int, default=1536, help="0 for none")
     parser.add_argument("--fsync", action="store_true", help="nothing is answered that is not on the disk")
