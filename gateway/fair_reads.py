@@ -15,6 +15,8 @@
    before each read, whether one of them has something to read: if so they go first.
 5. While somebody reads who needs little, those with long turns read one after the other. Since they ask as 4. says, the
    event loop need not look for the small ones before each of their reads: every second one that follows a full one.
+   At most `LANE_MAX` wait for that. More, new connections by the hundred for one, would wait for each other for
+   seconds, and among them who needs little and is not known yet; they read when the event loop has looked once.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ READ_BYTES_MIN = 16 << 10
 TURN_S = 0.002
 SHARED_TURN_S = 0.00045
 LONG_TURN_S = 0.00025
+LANE_MAX = 32
 _WINDOW_S = 0.1
 """What a connection takes of the broker's time is measured over so long."""
 _LITTLE = 0.05
@@ -84,10 +87,11 @@ class Neighbours:
         return SHARED_TURN_S if now_s < self._little_until_s else TURN_S
 
     async def enter_lane(self, *, look: bool = True) -> bool:
-        """Wait until nobody else with long turns reads, nor anybody waits who needs little; whether `leave_lane` has
-        to be called, once that is done. `look`: have the event loop look who else is ready in any case.
+        """Wait until nobody else with long turns reads, nor anybody waits who needs little, unless too many do so;
+        whether `leave_lane` has to be called, once that is done. `look`: have the event loop look who else is ready
+        in any case.
         """
-        if perf_counter() >= self._little_until_s:
+        if perf_counter() >= self._little_until_s or len(self._lane) >= LANE_MAX:
             await trio.lowlevel.checkpoint()
             return False
         if self._lane_taken:

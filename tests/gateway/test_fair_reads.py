@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.fair_reads import LONG_TURN_S, READ_BYTES_MIN, SHARED_TURN_S, TURN_S, FairReads, Neighbours
+from gateway.fair_reads import LANE_MAX, LONG_TURN_S, READ_BYTES_MIN, SHARED_TURN_S, TURN_S, FairReads, Neighbours
 from tests.gateway.shell import EchoAdapter, open_door, receive_exactly
 
 MAX = 256 << 10
@@ -132,6 +132,26 @@ def test_a_limit_below_the_least_read_counts() -> None:
     reads = Clocked(4096)
     reads.lasted(4096, 0)
     assert (reads.size, reads.full) == (4096, True)
+
+
+async def test_a_crowd_is_not_made_to_wait_for_each_other() -> None:
+    neighbours, through = Neighbours(), list[bool]()
+    neighbours.little(time.perf_counter() + 60)
+    assert await neighbours.enter_lane()
+
+    async def enter() -> None:
+        in_lane = await neighbours.enter_lane()
+        through.append(in_lane)
+        if in_lane:
+            neighbours.leave_lane()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(300):
+            nursery.start_soon(enter)
+        await trio.testing.wait_all_tasks_blocked()
+        assert through == [False] * (300 - LANE_MAX)
+        neighbours.leave_lane()
+    assert through[-LANE_MAX:] == [True] * LANE_MAX
 
 
 class Dear(EchoAdapter):
