@@ -106,7 +106,7 @@ class Listener:
             client.close()
             log.warning("too many connections", door=self.door, peer=peer, connections_max=shell.limits.connections_max)
             return
-        set_up(client, peer)
+        set_up(client)
         if self._certificates is not None or self._web is not None or self.answer is not None:
             scope = trio.CancelScope()
             shell.handshakes.add(scope)

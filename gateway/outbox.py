@@ -29,6 +29,7 @@ import trio
 
 from core_log.file_range import FileRange
 from gateway.config import Limits
+from gateway.sockets import do_not_pace
 from gateway.tls import TlsLayer
 from protocols.buffers import LARGE_BYTES, Piece, join_small
 
@@ -88,7 +89,7 @@ class SocketOutbox:
     """Implements `protocols.sansio.Outbox` on a non-blocking socket; see the module's rules."""
 
     __slots__ = (
-        "_backlog", "_broken", "_drained", "_group", "_large", "_owner", "_pieces", "_plain", "_socket",
+        "_backlog", "_broken", "_drained", "_group", "_large", "_owner", "_pieces", "_plain", "_sent_files", "_socket",
         "_tls", "_web", "dirty", "on_writable", "pending_bytes", "sends_files", "writable",
         "written_bytes",
     )  # fmt: skip
@@ -115,7 +116,7 @@ class SocketOutbox:
         self._backlog: deque[Piece] | None = None  # there while a task waits for the socket
         self._large = False
         self.dirty = False
-        self._broken = False
+        self._broken = self._sent_files = False
         self._drained: trio.Event | None = None
 
     @property
@@ -238,6 +239,9 @@ class SocketOutbox:
             if len(some) == 1 and type(some[0]) is not FileRange:
                 sent = self._socket.send(some[0])
             elif any(type(one) is FileRange for one in some):
+                if not self._sent_files:
+                    self._sent_files = True
+                    do_not_pace(self._socket)
                 sent = send_with_files(self._socket, some)
             else:
                 sent = self._socket.sendmsg(some[:_SEND_BUFFERS])

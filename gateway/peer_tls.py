@@ -17,7 +17,6 @@ from typing import Any
 import trio
 
 from gateway.config import PeerTls, Tls
-from gateway.listener import format_address
 from gateway.sockets import set_up
 from gateway.tls import Certificates, HandshakeFailed, TlsLayer, handshake, make_context
 
@@ -80,7 +79,7 @@ async def connect(address: str) -> socket.socket:
     family, kind, protocol, _, where = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
-        set_up(sock, format_address(where))
+        set_up(sock)
         error = sock.connect_ex(where)
         if error == errno.EINPROGRESS:
             await trio.lowlevel.wait_writable(sock)

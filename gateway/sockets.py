@@ -15,21 +15,23 @@ _NAME_BYTES_MAX = 16
 """TCP_CA_NAME_MAX of Linux."""
 
 
-def set_up(sock: socket.socket, peer: str) -> None:
+def set_up(sock: socket.socket) -> None:
     """What every TCP socket is: never waited for by the kernel, sent from without delay."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if is_loopback(peer):
-        do_not_pace(sock)
 
 
 def do_not_pace(sock: socket.socket) -> None:
-    """Let a socket to this machine itself send as fast as the other end reads, where Linux would pace it (BBR, often a
-    host's default): there is no network to spare, and a timer for every few packets makes a large fetch a third as
-    fast for four times the CPU. Any program may choose Reno, which does not.
+    """Let a socket to this machine itself send files as fast as the other end reads, where Linux would pace it (BBR,
+    often a host's default): there is no network to spare, and a timer for every few packets makes a large fetch a third
+    as fast for four times the CPU. Any program may choose Reno, which does not. Many small messages are better off with
+    the pacing: a subscriber that is woken less often gets more of them at once.
     """
     if _TCP_CONGESTION is not None:
         with suppress(OSError):
+            peer = sock.getpeername()
+            if type(peer) is not tuple or not is_loopback(f"[{peer[0]}]:{peer[1]}"):
+                return
             if sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, _NAME_BYTES_MAX).startswith(b"bbr"):
                 sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, b"reno")
 

@@ -37,14 +37,6 @@ async def test_small_packets_are_not_delayed() -> None:
         assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_a_client_on_this_machine_is_not_paced() -> None:
-    async with open_door() as door, await door.connect():
-        await door.adapter()
-        (connection,) = door.shell.connections
-        name = connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        assert not name.startswith(b"bbr"), "whatever the host's default is"
-
-
 async def test_who_reads_alone_hands_over_before_the_turn_ends() -> None:
     async with open_door() as door, await door.connect() as client, await door.connect() as other:
         handed: list[int] = []

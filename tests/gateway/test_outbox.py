@@ -299,6 +299,25 @@ async def test_ranges_of_files_go_between_what_is_in_memory(
     assert outbox.pending_bytes == 0
 
 
+def test_who_sends_files_to_this_machine_is_not_paced_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(30))
+    told: list[socket.socket] = []
+    monkeypatch.setattr("gateway.outbox.do_not_pace", told.append)
+    left, right = pair
+    group = Outboxes(LIMITS, lambda *_: None)
+    outbox = SocketOutbox(left, group, Owner())
+    outbox.write(b"head")
+    group.flush()
+    assert told == []
+    for _ in range(2):
+        outbox.write(FileRange(OsFiles(tmp_path).open("file"), 0, 30, 0))
+        group.flush()
+    assert told == [left], "once"
+    assert right.recv(100) == b"head" + bytes(60)
+
+
 def test_one_call_sends_no_more_of_files_than_others_can_wait_for(
     pair: tuple[socket.socket, socket.socket], tmp_path: Path
 ) -> None:

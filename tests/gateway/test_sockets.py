@@ -63,11 +63,12 @@ async def test_who_sends_and_is_woken_sends_on(ends: tuple[socket.socket, socket
 
 @pytest.mark.parametrize(("name", "then"), [(b"bbr", b"reno"), (b"cubic", b"cubic"), (b"reno", b"reno")])
 def test_only_what_paces_is_replaced(name: bytes, then: bytes) -> None:
-    with closing(socket.socket()) as sock:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server, closing(socket.socket()) as sock:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
         except OSError:
             pytest.skip("not to be had on this host")
+        sock.connect(server.getsockname())
         do_not_pace(sock)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == then
 
