@@ -68,7 +68,8 @@ def with_history(letters: DataFrame) -> DataFrame:
 def by_origin(spark: SparkSession, server: str) -> list[tuple[Any, ...]]:
     """How many, by queue or topic, and reason."""
     letters = spark.read.format("millrace").options(**SOURCE).option("millrace.servers", server).load()
-    return [tuple(row) for row in with_history(letters).groupBy("origin", "reason").count().orderBy("origin").collect()]
+    counted = with_history(letters).groupBy("origin", "reason").count().orderBy("origin", "reason")
+    return [tuple(row) for row in counted.collect()]
 
 
 def send_back(

@@ -172,11 +172,15 @@ class Inflight:
 
     def may_wait(self, consumer: Consumer, qos: int) -> bool:
         """Whether `write` may send other packets before these."""
-        return qos == 2 and not isinstance(consumer.queue, RemoteQueue) and self._own(consumer) is not None
+        return qos == 2 and self._own_here(consumer) is not None
+
+    def _own_here(self, consumer: Consumer) -> Queue | None:
+        """`_own`, where this broker leads it: then it is known when deliveries are committed."""
+        return None if isinstance(consumer.queue, RemoteQueue) else self._own(consumer)
 
     def write(self, consumer: Consumer, packets: bytes, qos: int, last_id: int) -> None:
         """Send publishes, the last of which is this delivery: at QoS 2 when it is committed."""
-        own = self._own(consumer) if qos == 2 and self.may_wait(consumer, qos) else None
+        own = self._own_here(consumer) if qos == 2 else None
         if own is not None:
             end = entry_at(self._session.unsettled, last_id).offsets_of(last_id, last_id + 1)[0] + 1
             if self._waiting or own.partition.log.committed_offset < end:

@@ -26,7 +26,7 @@ from routing import queue_lag
 from routing.administration.figures import figures_here
 from routing.administration.operations import plain
 from routing.administration.status import logs_of_one
-from routing.groups.lag_rules import ends_of
+from routing.groups.lag_rules import PATIENCE_S, ends_of
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -37,9 +37,6 @@ Kind = Literal["gauge", "counter"]
 
 _BITE = 100
 """Queues, partitions or places of groups in one turn."""
-_PATIENCE_S = 2.0
-"""For so long the leaders of partitions that are not here are waited for, all together; what they have not said by then
-is left out."""
 
 
 @dataclass(slots=True)
@@ -272,7 +269,7 @@ class Measures:
                 moved.add(at_ms / 1000, (plain(name),))
             places += [(name, *where, offset) for where, (offset, _) in sorted(broker.offsets.known(name).items())]
         self._records.next_round()
-        waiting = trio.current_time() + _PATIENCE_S
+        waiting = trio.current_time() + PATIENCE_S
         async for name, topic, index, offset in _bites(places):
             found = broker.topics.get(topic)
             if found is None or index >= len(found.partitions):

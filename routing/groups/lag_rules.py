@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 2.0
-"""For so long the leaders of partitions that are not here are waited for, all together."""
+PATIENCE_S = 2.0
+"""For so long the leaders of partitions that are not here are waited for, all together; what they have not said by then
+is left out."""
 
 
 class LagRules:
@@ -62,7 +63,7 @@ class LagRules:
         ruled = {topic.name: topic.partitions for topic in broker.topics.values() if _has_rule(topic.partitions)}
         over: set[tuple[str, Partition]] = set()
         if ruled:
-            deadline_s = trio.current_time() + _PATIENCE_S
+            deadline_s = trio.current_time() + PATIENCE_S
             for group in broker.groups.names():
                 places = broker.offsets.known(group)
                 found = await self._behind(group, [place for place in places if place[0] in ruled], ruled, deadline_s)

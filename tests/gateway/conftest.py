@@ -5,14 +5,9 @@ from __future__ import annotations
 import pytest
 
 from core_log.metadata.etcd_store import EtcdStore
-from tests.support import steady_clock
+from tests.support.steady_clock import pytest_itemcollected as pytest_itemcollected
 
 LEASE_TTL_S = 6
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """See `steady_clock`."""
-    steady_clock.use(item)
 
 
 @pytest.fixture(autouse=True)

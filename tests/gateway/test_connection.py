@@ -284,12 +284,21 @@ async def test_a_slow_peer_is_given_up_past_bytes_and_time_only(bytes_max: int, 
             await receive_exactly(client, 16 << 20)
 
 
-async def test_one_timer_serves_a_deadline_that_moves_with_every_read(mock_clock: MockClock) -> None:
-    class KeepAlive(EchoAdapter):
-        async def handle(self, data: bytes) -> None:
-            await super().handle(data)
-            self.deadline_s = trio.current_time() + 0.05
+class KeepAlive(EchoAdapter):
+    """Wants to hear something every so often, once it has."""
 
+    patience_s = 0.05
+
+    async def handle(self, data: bytes) -> None:
+        await super().handle(data)
+        self.deadline_s = trio.current_time() + self.patience_s
+
+
+class LongerKeepAlive(KeepAlive):
+    patience_s = 2
+
+
+async def test_one_timer_serves_a_deadline_that_moves_with_every_read(mock_clock: MockClock) -> None:
     async with open_door(KeepAlive) as door, await door.connect() as client:
         for _ in range(200):
             await client.send_all(b"ping")
@@ -306,12 +315,7 @@ async def test_one_timer_serves_a_deadline_that_moves_with_every_read(mock_clock
 
 
 async def test_what_came_while_the_process_stood_still_is_read_before_a_deadline_counts(mock_clock: MockClock) -> None:
-    class KeepAlive(EchoAdapter):
-        async def handle(self, data: bytes) -> None:
-            await super().handle(data)
-            self.deadline_s = trio.current_time() + 2
-
-    async with open_door(KeepAlive) as door, await door.connect() as client:
+    async with open_door(LongerKeepAlive) as door, await door.connect() as client:
         adapter = await door.adapter()
         for _ in range(20):
             client.socket._sock.send(b"ping")  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ import trio.testing
 
 from gateway.fair_reads import LANE_MAX, LONG_TURN_S, READ_BYTES_MIN, SHARED_TURN_S, TURN_S, FairReads, Neighbours
 from tests.gateway.shell import EchoAdapter, open_door, receive_exactly
+from tests.support.turns import Turns
 
 MAX = 256 << 10
 
@@ -306,20 +307,13 @@ async def test_filled_reads_look_who_is_ready_now_and_then() -> None:
     neighbours = Neighbours()
     neighbours.little(time.perf_counter() + 60)
     reads = Clocked(MAX, neighbours)
-    others = 0
-
-    async def other() -> None:
-        nonlocal others
-        while True:
-            await trio.lowlevel.checkpoint()
-            others += 1
-
+    others = Turns()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(other)
+        nursery.start_soon(others.take)
         for _ in range(30):
             reads.lasted(reads.size, LONG_TURN_S * 1.5)
             assert reads.gives_way
             await reads.give_way()
             reads.has_read()
         nursery.cancel_scope.cancel()
-    assert 12 <= others <= 16
+    assert 12 <= others.count <= 16

@@ -1,16 +1,13 @@
-"""Fixtures of the engine's tests."""
+"""Fixtures of the engine's tests. Brokers, what is between them, and the store of their leases are in one process here,
+by one clock.
+"""
 
 from __future__ import annotations
 
 import pytest
 from trio.testing import MockClock
 
-from tests.support import steady_clock
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Brokers, what is between them, and the store of their leases are in one process here."""
-    steady_clock.use(item)
+from tests.support.steady_clock import pytest_itemcollected as pytest_itemcollected
 
 
 @pytest.fixture

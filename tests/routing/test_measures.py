@@ -12,6 +12,7 @@ from routing.administration.measures import Family, Measures
 from routing.broker import Broker
 from tests.routing.harness import PROTOCOL, Engine, engine
 from tests.support.metrics import Figures, series
+from tests.support.turns import Turns
 
 
 async def measured(broker: Broker, series_max: int = 1000) -> Figures:
@@ -59,20 +60,13 @@ async def test_others_have_their_turn_while_many_queues_are_gone_through() -> No
     async with engine(MemoryFiles()) as broker:
         for number in range(1000):
             await broker.queue(f"q{number}", durable=False)
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                await trio.lowlevel.checkpoint()
-                turns += 1
-
+        others = Turns()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(others)
+            nursery.start_soon(others.take)
             await trio.lowlevel.checkpoint()
-            turns = 0
+            others.count = 0
             await measured(broker.broker)
-            assert turns >= 9  # after each hundred, but for the first that it sees
+            assert others.count >= 9  # after each hundred, but for the first that it sees
             nursery.cancel_scope.cancel()
 
 

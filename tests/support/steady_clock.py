@@ -51,8 +51,8 @@ def run(
     return trio.run(main, clock=clock or SteadyClock(), instruments=instruments)
 
 
-def use(item: pytest.Item) -> None:
-    """A test of this item's runs by a steady clock."""
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A folder whose conftest has this hook runs its tests by a steady clock."""
     function = getattr(item, "obj", None)
     function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
     while isinstance(function, functools.partial):

@@ -13,6 +13,7 @@ from routing.message import NeutralProperties
 from routing.queues.settings import QueueSettings
 from routing.topology.policies import KINDS_OF_EXCHANGE, Policies, check_policy, kinds_of_queue, policy_key
 from tests.routing.harness import Engine, engine
+from tests.support.turns import Turns
 
 
 def settings(running: Engine, queue: str, vhost: str = "/") -> QueueSettings:
@@ -234,20 +235,13 @@ async def test_many_queues_are_told_in_bites() -> None:
     async with engine(MemoryFiles()) as running:
         for number in range(1200):
             await running.queue(f"q{number}", durable=False)
-        turns = 0
-
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                await trio.lowlevel.checkpoint()
-                turns += 1
-
+        others = Turns()
         async with trio.open_nursery() as nursery:
             await running.broker.set_policy("warm", "^no$", {"max-length": 1})
-            nursery.start_soon(count)
+            nursery.start_soon(others.take)
             await running.broker.set_policy("p", "1", {"max-length": 1})
             nursery.cancel_scope.cancel()
-        assert turns >= 2
+        assert others.count >= 2
         assert all(
             (queue.settings.max_length == 1) == ("1" in name) for name, queue in running.broker.topology.queues.items()
         )
