@@ -18,7 +18,8 @@ import importlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,20 @@ PARTS: dict[str, Callable[[int], str]] = {
 }  # fmt: skip
 
 
+@contextmanager
+def broker_at(port: int | None) -> Iterator[int]:
+    """The port of the broker that runs there, or of one of our own."""
+    if port is not None:
+        yield port
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        config = Path(directory, "config.toml")
+        config.write_text(CONFIG)
+        doors, arguments = ("amqp", "mqtt", "native", "kafka"), ("--config", str(config))
+        with broker_process(Path(directory, "data"), doors=doors, arguments=arguments) as broker:
+            yield broker.ports["kafka"]
+
+
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -110,14 +125,8 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=list(PARTS), help="may be given several times")
     options = parser.parse_args()
     names = options.only or list(PARTS)
-    if options.port is not None:
-        return min(1, run(options.port, names, PARTS))
-    with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory, "config.toml")
-        config.write_text(CONFIG)
-        doors, arguments = ("amqp", "mqtt", "native", "kafka"), ("--config", str(config))
-        with broker_process(Path(directory, "data"), doors=doors, arguments=arguments) as broker:
-            return min(1, run(broker.ports["kafka"], names, PARTS))
+    with broker_at(options.port) as port:
+        return min(1, run(port, names, PARTS))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.conformance.__main__ import CLIENTS, Missing, call, require, run
-from tests.conformance.kafka.__main__ import CONFIG
-from tests.support import broker_process
+from tests.conformance.kafka.__main__ import broker_at
 
 PYTHONS: dict[str, tuple[tuple[str, str], ...]] = {
     "kafka-python": (
@@ -106,13 +105,8 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="CLIENT", help="may be given several times")
     options = parser.parse_args()
     names = [name for name in PARTS if not options.only or any(name.startswith(one) for one in options.only)]
-    if options.port is not None:
-        return min(1, run(options.port, names, PARTS))
-    with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory, "config.toml")
-        config.write_text(CONFIG)
-        with broker_process(Path(directory, "data"), doors=("kafka",), arguments=("--config", str(config))) as broker:
-            return min(1, run(broker.ports["kafka"], names, PARTS))
+    with broker_at(options.port) as port:
+        return min(1, run(port, names, PARTS))
 
 
 if __name__ == "__main__":
