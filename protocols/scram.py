@@ -4,6 +4,9 @@
    the client says no more than that.
 2. Channel binding is not offered, and who asks for it is refused. An identity to act for has to be the user's own.
 3. Names are as they come: Kafka's clients normalise nothing.
+4. librdkafka before 2.6.1 puts its nonce a second time before the one that it is to repeat
+   (https://github.com/confluentinc/librdkafka/pull/4895). It is taken, as Kafka before 4 takes it: the nonce of this
+   side is all there, so nothing that was said before can be said again.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ class ScramServer:
         if not theirs or not all("!" <= character <= "~" for character in theirs):
             raise Refused("no nonce")
         self._nonce = theirs + (nonce or b64encode(secrets.token_bytes(_NONCE_BYTES)).decode())
+        self._answers = self._nonce, theirs + self._nonce
         self._credential: Credential | None = None
         self._challenge = ""
 
@@ -87,7 +91,7 @@ class ScramServer:
         if not found or len(attributes) < 2 or attributes[0][:2] != "c=" or attributes[1][:2] != "r=":
             raise Refused("a last message says channel, nonce and proof")
         proof = _bytes(proof_text)
-        if _bytes(attributes[0][2:]) != self._header.encode() or attributes[1][2:] != self._nonce:
+        if _bytes(attributes[0][2:]) != self._header.encode() or attributes[1][2:] not in self._answers:
             raise Refused("not an answer to what was asked")
         said = f"{self._bare},{self._challenge},{without_proof}".encode()
         signature = hmac.digest(credential.stored_key, said, self._kind)

@@ -51,6 +51,15 @@ def test_names_and_headers(mechanism: str, kind: str, header: str) -> None:
     assert answer == b"v=" + b64encode(hmac.digest(kept.server_key, said.encode(), kind))
 
 
+def test_librdkafka_before_2_6_1_repeats_its_nonce_twice() -> None:
+    server = ScramServer("sha256", b"n,,n=user,r=abc", NONCE)
+    challenge = server.challenge(PENCIL).decode()
+    bare = f"c=biws,r=abcabc{NONCE}"
+    said = f"n=user,r=abc,{challenge},{bare}"
+    shown = proof("sha256", b"pencil", PENCIL, said)
+    assert server.finish(f"{bare},p={shown}".encode()).startswith(b"v=")
+
+
 @pytest.mark.parametrize(
     "first",
     [
@@ -69,8 +78,8 @@ def test_what_is_no_first_message(first: bytes) -> None:
     "final",
     [
         b"", b"c=biws", b"c=biws,r={n}", b"c=biws,r={n},p=", b"c=biws,r={n},p=AAAA", b"c=biws,r={n},p=!!!!",
-        b"c=eSws,r={n},p={p}", b"c=biws,r={n}x,p={p}", b"r={n},c=biws,p={p}", b"c=biws,r={n},p={w}", b"\xff",
-        b"c=biws,p={p}",
+        b"c=eSws,r={n},p={p}", b"c=biws,r={n}x,p={p}", b"c=biws,r=x{n},p={p}", b"r={n},c=biws,p={p}",
+        b"c=biws,r={n},p={w}", b"\xff", b"c=biws,p={p}",
     ],
 )  # fmt: skip
 def test_what_is_no_proof(final: bytes) -> None:

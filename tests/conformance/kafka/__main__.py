@@ -80,6 +80,12 @@ def kafkajs(port: int) -> str:
         return call("node", "kafkajs.js", str(port), cwd=Path(directory))
 
 
+def tls(port: int) -> str:
+    """Clients that log in over TLS, at a broker of its own."""
+    found: str = part("with_tls").run()
+    return found
+
+
 def java(port: int) -> str:
     """Kafka's own tools, and Kafka Streams."""
     return of_java(port, VERSION)
@@ -99,9 +105,10 @@ def of_java(port: int, version: str) -> str:
 
 PARTS: dict[str, Callable[[int], str]] = {
     "confluent": confluent, "confluent-consumer": confluent_consumer, "kafka-python": kafka_python,
-    "aiokafka": aiokafka, "kcat": kcat, "kafkajs": kafkajs, "java": java,
-    "java-older": java_older,
+    "aiokafka": aiokafka, "kcat": kcat, "kafkajs": kafkajs, "tls": tls,
+    "java": java, "java-older": java_older,
 }  # fmt: skip
+OF_MILLRACE_ONLY = ("tls",)
 
 
 @contextmanager
@@ -124,7 +131,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, help="of a broker that runs; without it one is started")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="may be given several times")
     options = parser.parse_args()
-    names = options.only or list(PARTS)
+    names = [name for name in options.only or PARTS if options.port is None or name not in OF_MILLRACE_ONLY]
     with broker_at(options.port) as port:
         return min(1, run(port, names, PARTS))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -17,7 +18,7 @@ from tests.conformance.kafka.checks import PATIENCE_S, Lacking, Record
 class Member:
     """See `checks.Member`."""
 
-    def __init__(self, server: str, group: str, topic: str) -> None:
+    def __init__(self, server: dict[str, Any], group: str, topic: str) -> None:
         self.seen: list[bytes] = []
         self.has: set[int] = set()
         self._arguments = server, group, topic
@@ -28,7 +29,7 @@ class Member:
     async def _run(self) -> None:
         server, group, topic = self._arguments
         consumer = AIOKafkaConsumer(
-            topic, bootstrap_servers=server, group_id=group, auto_offset_reset="earliest", heartbeat_interval_ms=500
+            topic, group_id=group, auto_offset_reset="earliest", heartbeat_interval_ms=500, **server
         )
         await consumer.start()
         while not self._stop.is_set():
@@ -45,25 +46,28 @@ class Member:
 
 
 class AioKafka:
-    """See `checks.Client`: each call is a program with an event loop of its own."""
+    """See `checks.Client`: each call is a program with an event loop of its own.
+
+    `login` are options of all its connections.
+    """
 
     name = "aiokafka"
     codecs = ("none", "gzip", "snappy", "lz4", "zstd")
     null_headers = True
 
-    def __init__(self, server: str) -> None:
-        self._server = server
+    def __init__(self, server: str, login: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._server: dict[str, Any] = {"bootstrap_servers": server, **login}
 
     def _with_producer(self, work: Any, **options: Any) -> Any:
         async def run() -> Any:
-            async with AIOKafkaProducer(bootstrap_servers=self._server, **options) as producer:
+            async with AIOKafkaProducer(**self._server, **options) as producer:
                 return await work(producer)
 
         return asyncio.run(run())
 
     def _with_consumer(self, work: Any, **options: Any) -> Any:
         async def run() -> Any:
-            options.update(bootstrap_servers=self._server, enable_auto_commit=False)
+            options.update(self._server, enable_auto_commit=False)
             async with AIOKafkaConsumer(isolation_level="read_committed", **options) as consumer:
                 return await work(consumer)
 
@@ -71,7 +75,7 @@ class AioKafka:
 
     def _with_admin(self, work: Any) -> Any:
         async def run() -> Any:
-            client = AIOKafkaAdminClient(bootstrap_servers=self._server)
+            client = AIOKafkaAdminClient(**self._server)
             await client.start()
             try:
                 return await work(client)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import confluent_kafka
@@ -41,15 +42,18 @@ class Member:
 
 
 class Confluent:
-    """See `checks.Client`; `protocol` is how groups are divided: classic, or consumer (by the broker)."""
+    """See `checks.Client`; `protocol` is how groups are divided: classic, or consumer (by the broker).
+
+    `login` are options of all its connections.
+    """
 
     codecs = ("none", "gzip", "snappy", "lz4", "zstd")
     null_headers = True
 
-    def __init__(self, server: str, protocol: str) -> None:
+    def __init__(self, server: str, protocol: str, login: Mapping[str, str] = MappingProxyType({})) -> None:
         self.name = f"confluent-{protocol}"
         self._protocol = protocol
-        self._server = {"bootstrap.servers": server}
+        self._server = {"bootstrap.servers": server, **login}
         self._admin = admin.AdminClient(self._server)
 
     def _consumer(self, **options: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
@@ -16,7 +17,7 @@ from tests.conformance.kafka.checks import PATIENCE_S, Record, until
 class Member:
     """See `checks.Member`."""
 
-    def __init__(self, server: str, group: str, topic: str) -> None:
+    def __init__(self, server: dict[str, Any], group: str, topic: str) -> None:
         self.seen: list[bytes] = []
         self.has: set[int] = set()
         self._arguments = server, group, topic
@@ -27,7 +28,7 @@ class Member:
     def _run(self) -> None:
         server, group, topic = self._arguments
         consumer = KafkaConsumer(
-            topic, bootstrap_servers=server, group_id=group, auto_offset_reset="earliest", heartbeat_interval_ms=500
+            topic, group_id=group, auto_offset_reset="earliest", heartbeat_interval_ms=500, **server
         )
         while not self._stop.is_set():
             for records in consumer.poll(50).values():
@@ -43,27 +44,27 @@ class Member:
 
 
 class KafkaPython:
-    """See `checks.Client`."""
+    """See `checks.Client`; `login` are options of all its connections."""
 
     name = "kafka-python"
     codecs = ("none", "gzip", "snappy", "lz4", "zstd")
     null_headers = False
 
-    def __init__(self, server: str) -> None:
-        self._server = server
-        self._admin = KafkaAdminClient(bootstrap_servers=server)
+    def __init__(self, server: str, login: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._server: dict[str, Any] = {"bootstrap_servers": server, **login}
+        self._admin = KafkaAdminClient(**self._server)
 
     def _consumer(self, **options: Any) -> Any:
-        options |= {"bootstrap_servers": self._server, "enable_auto_commit": False}
+        options |= self._server | {"enable_auto_commit": False}
         return KafkaConsumer(isolation_level="read_committed", **options)
 
     def produce(self, topic: str, records: Sequence[Record], codec: str = "none", partition: int = 0) -> list[int]:
         """See `checks.Client`."""
         producer = KafkaProducer(
-            bootstrap_servers=self._server,
             acks="all",
             linger_ms=20,
             compression_type=None if codec == "none" else codec,
+            **self._server,
         )
         sent = [
             producer.send(topic, value, key, list(headers), partition, timestamp)
@@ -121,7 +122,7 @@ class KafkaPython:
         self, name: str, topic: str, values: Sequence[bytes], group: str, source: str, offset: int, *, commit: bool
     ) -> None:
         """See `checks.Client`."""
-        producer = KafkaProducer(bootstrap_servers=self._server, transactional_id=name)
+        producer = KafkaProducer(transactional_id=name, **self._server)
         producer.init_transactions()
         producer.begin_transaction()
         for value in values:
