@@ -61,11 +61,15 @@ def node_modules() -> Iterator[Path]:
         yield Path(directory)
 
 
+def websockets(broker: BrokerProcess) -> list[str]:
+    """Where the broker is in WebSockets, without and with TLS."""
+    return [f"{scheme}://127.0.0.1:{broker.ports[f'websocket{scheme[2:]}']}/mqtt" for scheme in ("ws", "wss")]
+
+
 def mqttjs(broker: BrokerProcess) -> str:
     """MQTT.js over TCP, TLS, and WebSocket with and without TLS."""
     ports = broker.ports
-    urls = [f"mqtt://127.0.0.1:{ports['mqtt']}", f"mqtts://127.0.0.1:{ports['mqtts']}"]
-    urls += [f"ws://127.0.0.1:{ports['websocket']}/mqtt", f"wss://127.0.0.1:{ports['websockets']}/mqtt"]
+    urls = [f"mqtt://127.0.0.1:{ports['mqtt']}", f"mqtts://127.0.0.1:{ports['mqtts']}", *websockets(broker)]
     with node_modules() as directory:
         return "; ".join(
             f"MQTT {version}: {call('node', 'mqttjs.js', str(version), '2', *urls, cwd=directory)}"
@@ -74,11 +78,11 @@ def mqttjs(broker: BrokerProcess) -> str:
 
 
 def in_a_browser(broker: BrokerProcess) -> str:
-    """MQTT.js in a page."""
+    """MQTT.js in a page, with and without TLS."""
     browser.browser()
     with node_modules() as directory:
         bundle = directory / "node_modules" / "mqtt" / "dist" / "mqtt.min.js"
-        return browser.run(bundle, broker.ports["websocket"], list(VERSIONS), 2)
+        return browser.run(bundle, websockets(broker), list(VERSIONS), 2)
 
 
 def bridge(broker: BrokerProcess) -> str:

@@ -22,7 +22,8 @@ const tell = (text) => fetch("/told", {{ method: "POST", body: text }})
 window.onerror = (text) => tell("FAILED " + text)
 ;(async () => {{
   let total = 0
-  for (const version of {versions}) total += await scenario(mqtt, {url!r}, version, {{ qos: {qos} }})
+  for (const url of {urls})
+    for (const version of {versions}) total += await scenario(mqtt, url, version, {{ qos: {qos} }})
   return total
 }})().then((total) => tell("ok " + total), (error) => tell("FAILED " + error))
 </script>"""
@@ -52,14 +53,13 @@ def browser() -> str:
     raise Missing(f"no browser is installed: {', '.join(BROWSERS)}")
 
 
-def run(bundle: Path, port: int, versions: list[int], qos: int) -> str:
-    """`bundle` is MQTT.js for browsers, `port` a WebSocket door. Raises Missing, AssertionError."""
+def run(bundle: Path, urls: list[str], versions: list[int], qos: int) -> str:
+    """`bundle` is MQTT.js for browsers, which takes any certificate here. Raises Missing, AssertionError."""
     program = browser()
     with tempfile.TemporaryDirectory() as directory:
         shutil.copy(bundle, Path(directory, "mqtt.min.js"))
         shutil.copy(CLIENTS / "mqttjs.js", directory)
-        url = f"ws://127.0.0.1:{port}/mqtt"
-        Path(directory, "index.html").write_text(PAGE.format(versions=versions, url=url, qos=qos))
+        Path(directory, "index.html").write_text(PAGE.format(versions=versions, urls=urls, qos=qos))
         told: queue.Queue[str] = queue.Queue()
         handler = type("Told", (Handler,), {"told": told})
         with http.server.ThreadingHTTPServer(
@@ -68,6 +68,7 @@ def run(bundle: Path, port: int, versions: list[int], qos: int) -> str:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             command = [
                 *(program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+                *("--no-first-run", "--disable-background-networking", "--ignore-certificate-errors"),
                 *(f"--user-data-dir={directory}/profile", "--remote-debugging-port=0"),
                 f"http://127.0.0.1:{server.server_address[1]}/index.html",
             ]
@@ -81,4 +82,4 @@ def run(bundle: Path, port: int, versions: list[int], qos: int) -> str:
                 process.wait()
                 server.shutdown()
     assert said.startswith("ok "), said
-    return f"{said[3:]} messages in {Path(program).name}"
+    return f"{said[3:]} messages over {len(urls)} transports in {Path(program).name}"
