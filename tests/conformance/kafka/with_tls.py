@@ -65,7 +65,7 @@ def kcat(server: str, authority: str, mechanism: str, password: str) -> int:
         "ssl.ca.location": authority,
     }  # fmt: skip
     given = [word for name, value in options.items() for word in ("-X", f"{name}={value}")]
-    command = ["kcat", "-q", "-b", server, "-m", "10", *given, "-L"]
+    command = ["kcat", "-q", "-b", server, "-m", "5", *given, "-L"]
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
 
 
