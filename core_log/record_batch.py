@@ -34,11 +34,11 @@ from core_log.batch_header import validate as validate
 from core_log.compression import Compression as Compression
 from core_log.compression import compress
 from core_log.errors import CorruptBatch as CorruptBatch
+from core_log.header_blocks import decode_header_block as decode_header_block
 from core_log.record_decoder import Record as Record
 from core_log.record_decoder import RecordColumns as RecordColumns
 from core_log.record_decoder import RecordRun as RecordRun
 from core_log.record_decoder import decode_columns as decode_columns
-from core_log.record_decoder import decode_header_block as decode_header_block
 from core_log.record_decoder import decode_runs as decode_runs
 from core_log.record_decoder import first_value as first_value
 from core_log.record_decoder import iterate_records as iterate_records

@@ -19,6 +19,7 @@ from core_log.batch_header import HEADER_BYTES, RECORD_BYTES_MIN, BatchHeader, p
 from core_log.compression import DECOMPRESSED_BYTES_MAX, decompress
 from core_log.errors import CorruptBatch
 from core_log.files import BytesLike
+from core_log.header_blocks import Header, decode_header_block, header_spans
 from core_log.record_walk import Walked, walk
 from core_log.varint import HIGH_BYTES, LOW_BYTES, ONE_BYTE_BELOW, TWO_BYTES_BELOW, VARINTS, read_varint
 
@@ -50,7 +51,7 @@ class Record(NamedTuple):
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, bytes | None]]
+    headers: list[Header]
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class RecordColumns:
     timestamps_ms: list[int]
     keys: list[bytes | None]
     values: list[bytes | None]
-    headers: list[list[tuple[str, bytes | None]]]
+    headers: list[list[Header]]
 
 
 class Stretch(NamedTuple):
@@ -99,22 +100,22 @@ def decode_runs(
             first, count, _, key, block, values, _ = stretch
         if seen % _STRETCHES_LOOKED_AT == 0 and read < seen * _STRETCH_RECORDS_MIN and read < header.record_count:
             runs.append(RecordRun(base_offset + first, count, key, block, values))
-            return _join(runs, _runs_of(_rest(data, stretch, header, read), base_offset, with_values))
+            found = _rest(data, stretch, header, read)
+            for each in set(found.header_blocks):
+                header_spans(each, 0, len(each))
+            return _join(runs, _runs_of(found, base_offset, with_values))
     if count:
         runs.append(RecordRun(base_offset + first, count, key, block, values))
     return runs
 
 
-def _rest(data: bytes, stretch: Stretch, header: BatchHeader, read: int) -> Walked:
+def _rest(data: bytes, stretch: Stretch, header: BatchHeader, read: int, *, with_times: bool = False) -> Walked:
     """What follows a stretch: records that have too little in common to be looked at for that."""
-    first = stretch.delta + stretch.count
+    first, count = stretch.delta + stretch.count, header.record_count - read
     try:
-        found = walk(data, stretch.end, first, header.record_count - read, header.last_offset_delta, with_times=True)
+        return walk(data, stretch.end, first, count, header.last_offset_delta, with_times=with_times)
     except IndexError:
         raise CorruptBatch("a record is cut short") from None
-    for block in set(found.header_blocks):
-        _header_spans(block, 0, len(block))
-    return found
 
 
 def _runs_of(found: Walked, base_offset: int, with_values: bool) -> list[RecordRun]:
@@ -145,7 +146,7 @@ def decode_columns(batch: BytesLike, *, decompressed_bytes_max: int = DECOMPRESS
     """The records of a whole batch as parallel lists. Raises CorruptBatch."""
     header, data, start = open_records(batch, decompressed_bytes_max)
     columns = RecordColumns([], [], [], [], [])
-    decoded: dict[bytes, list[tuple[str, bytes | None]]] = {}
+    decoded: dict[bytes, list[Header]] = {}
     read = 0
     for seen, stretch in enumerate(stretches(data, start, header, True), 1):
         delta, count, timestamp_delta_ms, key, block, values, _ = stretch
@@ -157,7 +158,7 @@ def decode_columns(batch: BytesLike, *, decompressed_bytes_max: int = DECOMPRESS
         columns.values += values
         columns.headers += [_headers_of(block, decoded)] * count
         if seen % _STRETCHES_LOOKED_AT == 0 and read < seen * _STRETCH_RECORDS_MIN and read < header.record_count:
-            found = _rest(data, stretch, header, read)
+            found = _rest(data, stretch, header, read, with_times=True)
             columns.offsets += [header.base_offset + delta for delta in found.deltas]
             columns.timestamps_ms += [_timestamp(header, delta_ms) for delta_ms in found.times]
             columns.keys += found.keys
@@ -167,7 +168,7 @@ def decode_columns(batch: BytesLike, *, decompressed_bytes_max: int = DECOMPRESS
     return columns
 
 
-def _headers_of(block: bytes, decoded: dict[bytes, list[tuple[str, bytes | None]]]) -> list[tuple[str, bytes | None]]:
+def _headers_of(block: bytes, decoded: dict[bytes, list[Header]]) -> list[Header]:
     headers = decoded.get(block)
     if headers is None:
         headers = decoded[block] = decode_header_block(block)
@@ -207,39 +208,6 @@ def iterate_records(batch: BytesLike, *, decompressed_bytes_max: int = DECOMPRES
 def _timestamp(header: BatchHeader, delta_ms: int) -> int:
     """With the timestamp type "log append time" (bit 3) all records have the batch's."""
     return header.max_timestamp_ms if header.attributes & 8 else header.base_timestamp_ms + delta_ms
-
-
-def decode_header_block(block: bytes) -> list[tuple[str, bytes | None]]:
-    """Names and values of a header block. Raises CorruptBatch."""
-    if block == b"\0":
-        return []
-    headers: list[tuple[str, bytes | None]] = []
-    for name_start, name_end, value_end in _header_spans(block, 0, len(block)):
-        value_start, position = read_varint(block, name_end, len(block))
-        value = None if value_start < 0 else block[position:value_end]
-        headers.append((block[name_start:name_end].decode("utf-8", "surrogateescape"), value))
-    return headers
-
-
-def _header_spans(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
-    """(name start, name end, value end) of the headers of a block that fills [position, end)."""
-    count, position = read_varint(data, position, end)
-    if not 0 <= count <= (end - position) // 2:
-        raise CorruptBatch(f"{count} headers in {end - position} bytes")
-    spans = []
-    for _ in range(count):
-        size, name_start = read_varint(data, position, end)
-        name_end = name_start + size
-        if size < 0 or name_end > end:
-            raise CorruptBatch(f"header name of {size} bytes")
-        size, position = read_varint(data, name_end, end)
-        if size < -1 or size > end - position:
-            raise CorruptBatch(f"header value of {size} bytes")
-        position += max(size, 0)
-        spans.append((name_start, name_end, position))
-    if position != end:
-        raise CorruptBatch(f"{end - position} bytes after the headers of a record")
-    return spans
 
 
 def _open(batch: BytesLike, with_values: bool, bytes_max: int) -> tuple[BatchHeader, Iterator[Stretch]]:
@@ -289,7 +257,7 @@ def stretches(data: bytes, position: int, header: BatchHeader, with_values: bool
         value_end = value_start + max(size, 0)
         # Most records have the block of the one before; comparing it is much cheaper than checking it again.
         if stop - value_end != len(block) or not data.startswith(block, value_end):
-            _header_spans(data, value_end, stop)
+            header_spans(data, value_end, stop)
             block = data[value_end:stop]
         values: list[bytes | None] = []
         if with_values:

@@ -204,6 +204,7 @@ def test_protocols_do_not_know_each_other() -> None:
             "log_waits",
             "deadlines",
             "adapter_topics",
+            "adapter_record_headers",
             "scram",
         )
         return mine[0] == other[0] == "protocols" and other[1] not in shared and other[1] != mine[1]

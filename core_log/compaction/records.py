@@ -11,6 +11,7 @@ from typing import NamedTuple
 from core_log.batch_header import HEADER_BYTES, BatchHeader
 from core_log.compression import decompress
 from core_log.errors import CorruptBatch
+from core_log.record_walk import walk
 from core_log.varint import read_varint
 
 
@@ -33,84 +34,64 @@ def payload(batch: bytes, header: BatchHeader, decompressed_bytes_max: int) -> t
 
 def read_keys(data: bytes, at: int, header: BatchHeader) -> Keys:
     """The keys of the records of `data` from `at` on. Raises CorruptBatch."""
+    count, last_delta = header.record_count, header.last_offset_delta
     try:
-        if header.record_count == header.last_offset_delta + 1:
-            keys, tombstones = _dense(data, at, header.record_count)
-            return Keys(keys, range(header.record_count), tombstones)
-        return _sparse(data, at, header)
+        if count == last_delta + 1:
+            keys, tombstones = _dense(data, at, count)
+            return Keys(keys, range(count), tombstones)
+        found = walk(data, at, 0, count, last_delta)
     except IndexError:
         raise CorruptBatch("a record is cut short") from None
+    tombstones = [index for index, value in enumerate(found.values) if value is None] if None in found.values else []
+    return Keys(found.keys, found.deltas, tombstones)
 
 
 def _dense(data: bytes, at: int, count: int) -> tuple[list[bytes | None], list[int]]:
+    """Keys and tombstones. As in `record_walk.py`, where the last record ends says that none reaches further."""
     keys: list[bytes | None] = []
     tombstones: list[int] = []
     add = keys.append
     end = len(data)
+    signs = 0
     for index in range(count):
         size = data[at]
         if size < 128:
             position = at + 2
             at += 1 + (size >> 1)
-        elif data[at + 1] < 128:
+        elif (high := data[at + 1]) < 128:
             position = at + 3
-            size += (data[at + 1] << 7) - 128
-            at += 2 + (size >> 1)
+            at += (size >> 1) + (high << 6) - 62
         else:
-            size, position = read_varint(data, at, end)
-            at = position + size
-            size = -1 if size < 0 else 0
+            length, position = read_varint(data, at, end)
+            at = position + max(length, 0)
             position += 1
+        signs |= size
         while data[position] > 127:  # the time
             position += 1
         position += 1
         while data[position] > 127:  # the offset
             position += 1
         position += 1
-        key_size = data[position]
-        if key_size & 1 or key_size > 127:
+        size = data[position]
+        if not size & 129:
+            stop = position + 1 + (size >> 1)
+            add(data[position + 1 : stop])
+        elif size == 1:
+            stop = position + 1
+            add(None)
+        else:
             length, position = read_varint(data, position, end)
+            if length < -1:
+                raise CorruptBatch(f"a key of {length} bytes")
             stop = position + max(length, 0)
             add(None if length < 0 else data[position:stop])
-        else:
-            stop = position + 1 + (key_size >> 1)
-            add(data[position + 1 : stop])
-        if stop + 2 > at or size & 1:
+        if stop + 2 > at:
             raise CorruptBatch("the key of a record is longer than the record")
         if data[stop] == 1:  # the length -1
             tombstones.append(index)
-    if at != end:
-        raise CorruptBatch(f"{end - at} bytes after the last record")
+    if signs & 1 or at != end:
+        raise CorruptBatch(f"records of negative sizes, or that end at {at} of {end} bytes")
     return keys, tombstones
-
-
-def _sparse(data: bytes, at: int, header: BatchHeader) -> Keys:
-    keys: list[bytes | None] = []
-    deltas: list[int] = []
-    tombstones: list[int] = []
-    end = len(data)
-    before = -1
-    for index in range(header.record_count):
-        size, position = read_varint(data, at, end)
-        at = position + size
-        if size < 0 or at > end:
-            raise CorruptBatch(f"a record of {size} bytes")
-        _, position = read_varint(data, position + 1, at)
-        delta, position = read_varint(data, position, at)
-        if not before < delta <= header.last_offset_delta:
-            raise CorruptBatch(f"offset delta {delta} after {before} of at most {header.last_offset_delta}")
-        before = delta
-        deltas.append(delta)
-        size, position = read_varint(data, position, at)
-        stop = position + max(size, 0)
-        keys.append(None if size < 0 else data[position:stop])
-        if stop + 2 > at:
-            raise CorruptBatch("the key of a record is longer than the record")
-        if data[stop] == 1:
-            tombstones.append(index)
-    if at != end:
-        raise CorruptBatch(f"{end - at} bytes after the last record")
-    return Keys(keys, deltas, tombstones)
 
 
 def bounds(data: bytes, at: int, count: int) -> list[int]:
@@ -124,8 +105,8 @@ def bounds(data: bytes, at: int, count: int) -> list[int]:
             size = data[at]
             if size < 128:
                 at += 1 + (size >> 1)
-            elif data[at + 1] < 128:
-                at += 2 + ((size + (data[at + 1] << 7) - 128) >> 1)
+            elif (high := data[at + 1]) < 128:
+                at += (size >> 1) + (high << 6) - 62
             else:
                 size, position = read_varint(data, at, end)
                 if size < 0:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from protocols.amqp import methods
 from protocols.amqp.adapter_properties import PROTOCOL, REPLY_TO, SpecialProperties, raw_of
+from protocols.amqp.adapter_record_lists import lists_of
 from protocols.amqp.adapter_streams import stream_arguments, stream_raws
 from protocols.amqp.config import AmqpConfig
 from protocols.amqp.deliveries import (
@@ -37,7 +38,7 @@ from routing.broker import Broker
 from routing.errors import BrokerError
 from routing.message import Properties, Slab
 from routing.session import Consumer, Outcome
-from routing.topics.stream_records import StreamSlab
+from routing.topics.stream_records import RECORD_PROTOCOL, StreamSlab
 
 _PREFIXES_MAX = 64
 _PREFIX_BYTES_MAX = 1024
@@ -403,4 +404,6 @@ def _raws_of(slab: Slab, start: int, stop: int) -> list[bytes]:
         return [raw_of(slab.properties)] * (stop - start)
     if slab.properties.protocol == PROTOCOL:
         return slab.raws[start:stop]
+    if slab.properties.protocol == RECORD_PROTOCOL and slab.plain:
+        return lists_of(slab.raws[start:stop])
     return [raw_of(slab.properties_of(index)) for index in range(start, stop)]

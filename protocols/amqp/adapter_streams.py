@@ -1,21 +1,23 @@
 """Streams in AMQP's words: where a consumer begins, and the properties of what it gets.
 
 The property lists of a slab are worked out once for all consumers of a stream: those of AMQP publishers are as they
-published them, those of others are made of their neutral form; to each the offset is added.
+published them, those of records are made of their header blocks (`adapter_record_lists.py`), those of others of their
+neutral form; to each the offset is added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from protocols.amqp.adapter_properties import PROTOCOL, from_neutral
+from protocols.amqp.adapter_record_lists import tables_of
 from protocols.amqp.adapter_records import record_entries
-from protocols.amqp.stream_offsets import HEADER, with_offsets
+from protocols.amqp.stream_offsets import HEADER, persistent_lists, with_offsets
 from protocols.amqp.wire import Timestamp
 from routing.message import Properties, register_record_encoder
-from routing.topics.stream_records import StreamSlab
+from routing.topics.stream_records import RECORD_PROTOCOL, StreamSlab
 
 register_record_encoder(PROTOCOL, record_entries)
 
@@ -49,9 +51,19 @@ def stream_raws(slab: StreamSlab, frame_bytes_max: int) -> list[bytes]:
     key = (PROTOCOL, bytes_max)
     lists: list[bytes] | None = memo.get(key)
     if lists is None:
-        raws = slab.raws or []
-        if slab.properties.protocol != PROTOCOL:
-            made = {raw: _translated(slab.properties.protocol, raw) for raw in set(raws)}
-            raws = [made[raw] for raw in raws]
-        lists = memo[key] = with_offsets(raws, slab.first_offset, bytes_max)
+        lists = memo[key] = _lists(slab.properties.protocol, slab.raws or [], slab.first_offset, bytes_max)
+    return lists
+
+
+def _lists(protocol: str, raws: Sequence[bytes], first_offset: int, bytes_max: int) -> list[bytes]:
+    if protocol == PROTOCOL:
+        return with_offsets(raws, first_offset, bytes_max)
+    if protocol != RECORD_PROTOCOL or raws.count(raws[0]) == len(raws):
+        made = {raw: _translated(protocol, raw) for raw in set(raws)}
+        return with_offsets([made[raw] for raw in raws], first_offset, bytes_max)
+    tables = tables_of(raws)
+    lists = persistent_lists(tables, first_offset, bytes_max)
+    for index, table in enumerate(tables):
+        if table is None:
+            (lists[index],) = with_offsets([_translated(protocol, raws[index])], first_offset + index, bytes_max)
     return lists

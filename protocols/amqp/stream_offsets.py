@@ -25,6 +25,8 @@ _OFFSET = struct.Struct(">q")
 _ENTRY_ALONE = _LONG.pack(_ENTRY_BYTES) + _ENTRY
 _Parts = tuple[bytes, bytes]
 """What to send before and behind the offset."""
+_PERSISTENT_BYTES = 11
+"""Of such a list beside its table, and of the length of a table."""
 _NO_PROPERTIES: _Parts = (_SHORT.pack(_HEADERS_FLAG) + _ENTRY_ALONE, b"")
 
 _Walk = tuple[bytes, tuple[None, ...], bool, tuple[int, ...]]
@@ -52,6 +54,22 @@ def with_offsets(raws: Sequence[bytes], first_offset: int, bytes_max: int) -> li
     for offset, raw in enumerate(raws, first_offset):
         before, behind = _parts(raw, bytes_max)
         lists.append(b"%b%b%b" % (before, number(offset), behind))
+    return lists
+
+
+def persistent_lists(tables: Sequence[bytes | None], first_offset: int, bytes_max: int) -> list[bytes]:
+    """Property lists of nothing but headers and the delivery mode 2, with the header added, of good tables without
+    their lengths. None stands for one that the caller knows of.
+    """
+    number, long = _OFFSET.pack, _LONG.pack
+    lists = []
+    for offset, table in enumerate(tables, first_offset):
+        size = len(table or b"") + _ENTRY_BYTES
+        if size + _PERSISTENT_BYTES > bytes_max:
+            before, behind = _NO_PROPERTIES
+            lists.append(b"%b%b%b" % (before, number(offset), behind))
+        else:
+            lists.append(b"\x30\0%b%b%b%b\2" % (long(size), table or b"", _ENTRY, number(offset)))
     return lists
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from core_log.record_batch import encode_entries
+from protocols.adapter_record_headers import Rewriter
 from protocols.convert import routing_key_to_topic, topic_to_routing_key
 from protocols.mqtt.events import PublishRun
 from protocols.mqtt.packets import check_topic_name
@@ -38,6 +39,7 @@ from routing.message import (
     register_decoder,
     register_record_encoder,
 )
+from routing.topics.stream_records import RECORD_PROTOCOL
 
 PROTOCOL = "mqtt"
 PAYLOAD_FORMAT_HEADER = "x-mqtt-payload-format"
@@ -270,10 +272,38 @@ def blocks_of(slab: Slab, start: int, stop: int) -> Blocks:
         protocol, persistent = slab.properties.protocol, slab.properties.persistent
         if protocol == PROTOCOL:
             blocks = list(map(_blocks.__getitem__, slab.raws))
+        elif protocol == RECORD_PROTOCOL:
+            blocks = list(map(_block_of_record, _rewriter.rewrite(slab.raws), slab.raws))
         else:
             blocks = [block_for(Properties(protocol, raw, persistent=persistent)) for raw in slab.raws]
         memo[_BLOCKS] = blocks
     return blocks if stop - start == len(blocks) else blocks[start:stop]
+
+
+def _block_of_record(written: bytes | None, block: bytes) -> bytes:
+    """The block for headers of a record, which are `written` as user properties if they could be: no text may have a
+    NUL.
+    """
+    if written is None or block.find(0, 1) >= 0:
+        return block_for(Properties(RECORD_PROTOCOL, block, persistent=True))
+    size = len(written)
+    return _LENGTHS[size] + written if size < 128 else with_length(written)
+
+
+_LENGTHS = [bytes((size,)) for size in range(128)]
+
+
+def _head(name: str, size: int) -> bytes:
+    if name == PAYLOAD_FORMAT_HEADER:
+        raise ValueError(name)
+    return encode_property(Property.USER_PROPERTY, (name, ""))[:-2] + max(size, 0).to_bytes(2, "big")
+
+
+def _binary(name: str, value: bytes) -> bytes:
+    return encode_property(Property.USER_PROPERTY, (name, value.decode("utf-8", "replace")))
+
+
+_rewriter = Rewriter(_head, _binary)
 
 
 def block_for(properties: Properties) -> bytes:

@@ -12,12 +12,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from core_log.files import BytesLike
+from core_log.header_blocks import are_short
 from core_log.record_batch import decode_header_block, parse_header
 from core_log.record_fields import RecordFields, decode_fields
 from core_log.varint import read_varint, varint
@@ -121,6 +122,14 @@ _Source = tuple[str, str]
 _FOREIGN: _Source = ("", RECORD_PROTOCOL)
 
 
+class _Columns(NamedTuple):
+    """Of a batch's records, as messages have them."""
+
+    offsets: list[int]
+    keys: list[str]
+    bodies: list[bytes]
+
+
 class StreamReader:
     """Makes slabs of batches. The headers that lead to the property bytes mostly repeat, and are compared at once."""
 
@@ -155,6 +164,7 @@ class StreamReader:
     def _take(self, fields: RecordFields) -> None:
         """Divide the records of a batch where what they must have in common changes."""
         offsets, blocks = fields.offsets, fields.header_blocks
+        columns = _Columns(offsets, _routing_keys(fields.keys), _bodies(fields.values))
         raws: list[bytes] = []
         start, source = 0, self._source
         last, raw = b"", b""
@@ -163,6 +173,11 @@ class StreamReader:
         contiguous = offsets[-1] - offsets[0] == len(offsets) - 1
         if contiguous and blocks.count(blocks[0]) == len(blocks):
             blocks = blocks[:1]  # one says it for all
+        elif _are_foreign(blocks):
+            self._lead, self._source = _NO_LEAD, _FOREIGN
+            for begin, end in [(0, len(offsets))] if contiguous else _pieces(offsets):
+                self._add(_FOREIGN, columns, blocks[begin:end], begin, end)
+            return
         for index, block in enumerate(blocks):
             if block is not last:
                 last = block
@@ -175,24 +190,24 @@ class StreamReader:
                     lead = self._lead
                     at = 1 + len(lead)
             if self._source != source or not (contiguous or not index or offsets[index - 1] + 1 == offsets[index]):
-                self._add(source, fields, raws, start, index)
+                self._add(source, columns, raws, start, index)
                 start, source, raws = index, self._source, []
             raws.append(raw)
         if len(blocks) < len(offsets):
             source, raws = self._source, raws * len(offsets)
-        self._add(source, fields, raws, start, len(offsets))
+        self._add(source, columns, raws, start, len(offsets))
 
-    def _add(self, source: _Source, fields: RecordFields, raws: list[bytes], start: int, stop: int) -> None:
+    def _add(self, source: _Source, columns: _Columns, raws: list[bytes], start: int, stop: int) -> None:
         """Records [start, stop), consecutive and from one source."""
         if start == stop:
             return
-        if fields.offsets[start] != self._end or source != self._open_source:
+        offsets, keys, bodies = columns
+        if offsets[start] != self._end or source != self._open_source:
             self._close()
-            self._begin(fields.offsets[start], source)
-        keys, values = fields.keys[start:stop], fields.values[start:stop]
-        self._keys += _routing_keys(keys)
+            self._begin(offsets[start], source)
+        self._keys += keys[start:stop]
         self._raws += raws
-        self._bodies += [value or b"" for value in values] if None in values else cast(list[bytes], values)
+        self._bodies += bodies[start:stop]
         self._end += stop - start
 
     def _close(self) -> None:
@@ -204,6 +219,9 @@ class StreamReader:
         common = self._common.get(protocol)
         if common is None:
             common = self._common[protocol] = Properties(protocol, b"", persistent=True)
+        if len(bodies) <= _SLAB_MESSAGES_MAX and sum(map(len, bodies)) < _SLAB_BYTES_MAX:
+            self._slabs.append(StreamSlab(self._first, exchange, common, bodies, self._keys, self._raws))
+            return
         sizes = list(accumulate(map(len, bodies)))
         start = 0
         while start < len(bodies):
@@ -216,7 +234,7 @@ class StreamReader:
 
     def _parse(self, block: bytes) -> bytes:
         """The property bytes of a block that begins unlike the one before; `_source` and `_lead` are left behind."""
-        if is_foreign(block):
+        if _are_foreign([block]):
             self._lead, self._source = _NO_LEAD, _FOREIGN
             return block
         exchange, lead = "", b""
@@ -236,36 +254,29 @@ class StreamReader:
         return block
 
 
-def is_foreign(block: bytes) -> bool:
-    """Whether a header block is whole, and its first header none of ours: nothing else has to be known of it. False is
-    no answer: then it has to be decoded.
+def _are_foreign(blocks: list[bytes]) -> bool:
+    """Whether header blocks are whole, and no header is one of ours: nothing else has to be known of them. False is no
+    answer: then each has to be looked at.
     """
-    if block == b"\0":
-        return True
-    end = len(block)
-    try:
-        at, count = 1, block[0]
-        if count > 127 or block.startswith(_RESERVED, 2):
-            return False
-        for _ in range(count >> 1):
-            size = block[at]
-            if size > 127 or size & 1:
-                return False
-            at += 1 + (size >> 1)
-            size = block[at]
-            if size == 1:
-                at += 1
-            elif size > 127 or size & 1:
-                return False
-            else:
-                at += 1 + (size >> 1)
-    except IndexError:
-        return False
-    return at == end and not count & 1
+    return _RESERVED not in b"".join(blocks) and are_short(blocks)
+
+
+def _pieces(offsets: list[int]) -> Iterator[tuple[int, int]]:
+    """[start, stop) of what is consecutive."""
+    start = 0
+    for at in range(1, len(offsets)):
+        if offsets[at] != offsets[at - 1] + 1:
+            yield start, at
+            start = at
+    yield start, len(offsets)
 
 
 def _named(name: str) -> bytes:
     return varint(len(name)) + name.encode()
+
+
+def _bodies(values: list[bytes | None]) -> list[bytes]:
+    return [value or b"" for value in values] if None in values else cast(list[bytes], values)
 
 
 def _routing_keys(keys: list[bytes | None]) -> list[str]:
