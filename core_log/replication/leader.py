@@ -49,7 +49,7 @@ class Progress:
     __slots__ = (
         "accepted", "asked", "awaited", "awaited_since_s", "began_again", "caught_up_s", "down_since_s", "epoch",
         "granted_until_s", "last_end", "last_end_s", "last_sent_s", "log_start", "next_offset", "refusing", "reported",
-        "sent_at", "sent_s", "tag", "told",
+        "sent_at", "sent_s", "tag", "told", "waits",
     )  # fmt: skip
 
     def __init__(self, epoch: int, now_s: float) -> None:
@@ -80,6 +80,8 @@ class Progress:
         """The size of the log when it was sent batches last."""
         self.told = (-1, -1, -1)
         """Watermark, log start and sync order that it was sent last."""
+        self.waits = False
+        """There was something for it when `due` looked last, which waits: rule 8."""
 
 
 class Leader:
@@ -102,6 +104,8 @@ class Leader:
         self.epoch = state.leader_epoch
         self.epoch_start = log.log_end_offset
         self.state, self.revision = state, revision
+        self.insync = state.isr_brokers
+        """The ISR that the metadata names."""
         self.pending: Change | None = None
         self._later_epoch = 0
         self.begun_late: int | None = None
@@ -117,6 +121,7 @@ class Leader:
         self.serve_from_s = serve_from_s
         """Before, nobody is served: this broker had promised not to lead."""
         self._sync_before = self.epoch_start
+        self._tag = 0
         self.followers = {broker: Progress(0, now_s) for broker in state.replicas if broker != me}
 
     # ---- what the metadata says
@@ -139,6 +144,7 @@ class Leader:
 
     def _state_changed(self) -> None:
         state = self.state
+        self.insync = state.isr_brokers
         for broker, progress in self.followers.items():
             if broker not in state.replicas:
                 progress.reported, progress.accepted, progress.asked = -1, False, False
@@ -155,12 +161,12 @@ class Leader:
         """The change that was asked for cannot happen any more."""
         self.pending = None
         self.handing_over = False
-        self._advance()
+        self.log_advanced()
 
     def maximal(self) -> list[int]:
         """The ISR, as large as it may be."""
-        isr = self.state.isr_brokers
-        return isr if self.pending is None else list(dict.fromkeys(isr + self.pending.state.isr_brokers))
+        isr, pending = self.insync, self.pending
+        return isr if pending is None else list(dict.fromkeys(isr + pending.state.isr_brokers))
 
     # ---- serving
 
@@ -200,8 +206,7 @@ class Leader:
         progress.accepted = progress.asked = False
         progress.tag = progress.began_again = 0
         progress.sent_s.clear()
-        progress.awaited = -1
-        progress.told = (-1, -1, -1)
+        progress.awaited, progress.told = -1, (-1, -1, -1)
 
     def link_down(self, broker: int, now_s: float) -> None:
         """The link to a follower is gone."""
@@ -249,7 +254,7 @@ class Leader:
             progress.began_again = progress.tag + 1
         progress.accepted = progress.asked = True
         if position.reported > self.log.high_watermark:
-            self._advance()
+            self.log_advanced()
         return None
 
     def _compare(self, position: Position) -> Reply | None:
@@ -272,10 +277,9 @@ class Leader:
         starts = [self.followers[one].log_start for one in self.maximal() if one in self.followers]
         return min([self.log.log_start_offset, *starts])
 
-    def due(self, broker: int, now_s: float, *, bytes_max: int) -> Batches | None:
-        """What there is to send to a follower now; None: nothing new. Without `bytes_max` no batches.
-
-        What is not in memory any more is not in the answer: ask `cold`.
+    def due(self, broker: int, now_s: float, *, bytes_max: int, last: Batches | None = None) -> Batches | None:
+        """What there is to send to a follower now; None: nothing new. Without `bytes_max` no batches. `last` is what
+        another one in sync got just now. What is not in memory any more is not in the answer: ask `cold`.
         """
         progress = self.followers.get(broker)
         if progress is None or not progress.accepted:
@@ -283,9 +287,13 @@ class Leader:
         log = self.log
         batches: tuple[BytesLike, ...] = ()
         due = progress.asked and now_s - progress.last_sent_s >= self.config.grant_s / 5  # its promises need an answer
+        progress.waits = False
         if progress.next_offset >= log.log_end_offset or progress.refusing:
             pass
-        elif self.waits(broker, now_s):
+        elif last is not None and last.after == progress.next_offset and sum(map(len, last.batches)) <= bytes_max:
+            return self._sent(progress, last, now_s)
+        elif self._is_round(self.insync if broker in self.insync else (broker,), progress.next_offset, now_s):
+            progress.waits = True
             if not due:
                 return None
         elif bytes_max > 0:
@@ -294,31 +302,25 @@ class Leader:
             except OffsetOutOfRange:
                 progress.accepted = False
                 return None
-        told = (log.high_watermark, log.log_start_offset, self.sync_before())
-        if not batches and told == progress.told and not due:
+        if not (batches or due) and progress.told == (log.high_watermark, log.log_start_offset, self.sync_before()):
             return None
         return self.sending(broker, batches, now_s)
-
-    def waits(self, broker: int, now_s: float) -> bool:
-        """Whether what there is for a follower is to wait: rule 8."""
-        insync = self.state.isr_brokers
-        return self._is_round(insync if broker in insync else [broker], self.followers[broker].next_offset, now_s)
 
     def disk_waits(self, now_s: float) -> bool:
         """Whether what there is for the disk here is to wait: rule 8."""
         written = self.log.written_offset
-        return written < self.log.log_end_offset and self._is_round(self.state.isr_brokers, written, now_s)
+        return written < self.log.log_end_offset and self._is_round(self.insync, written, now_s)
 
     def _is_round(self, members: Iterable[int], end: int, now_s: float) -> bool:
         """Whether somebody has to report no more than what ends there."""
-        these = [self.followers[one] for one in members if one in self.followers]
-        return any(one.next_offset <= end and self._is_awaited(one, now_s) for one in these)
-
-    def _is_awaited(self, one: Progress, now_s: float) -> bool:
-        if one.reported >= one.awaited or one.down_since_s is not None:
-            return False
-        in_time = now_s - one.awaited_since_s < self.config.round_max_s
-        return in_time and self.log.size_bytes - one.sent_at < self.config.round_bytes_max
+        for broker in members:
+            one = self.followers.get(broker)
+            if one is None or one.reported >= one.awaited or one.next_offset > end or one.down_since_s is not None:
+                continue
+            in_time = now_s - one.awaited_since_s < self.config.round_max_s
+            if in_time and self.log.size_bytes - one.sent_at < self.config.round_bytes_max:
+                return True
+        return False
 
     def owes(self) -> bool:
         """Whether a follower has not been sent all that there is, or the disk here."""
@@ -339,32 +341,32 @@ class Leader:
     def sending(self, broker: int, batches: tuple[BytesLike, ...], now_s: float, *, end: int = 0) -> Batches:
         """The message with these batches, or with none because the log has none before `end`; it is taken as sent."""
         progress = self.followers[broker]
-        log = self.log
-        progress.tag += 1
-        progress.last_sent_s = now_s
-        if len(progress.sent_s) < _UNANSWERED_MAX:
-            progress.sent_s[progress.tag] = now_s
         after = progress.next_offset
-        progress.next_offset = max(after, parse_header(batches[-1]).next_offset if batches else end)
-        progress.asked = False
-        progress.told = told = (log.high_watermark, log.log_start_offset, self.sync_before())
-        if batches:
-            progress.sent_at = log.size_bytes
-            if log.config.fsync != "commit" or progress.next_offset <= told[2]:
+        end = max(after, parse_header(batches[-1]).next_offset if batches else end)
+        self._tag += 1
+        told = self.log.high_watermark, self.log.log_start_offset, self.sync_before()
+        return self._sent(progress, Batches(self.name, self.epoch, self._tag, *told, after, end, batches), now_s)
+
+    def _sent(self, progress: Progress, message: Batches, now_s: float) -> Batches:
+        progress.tag, progress.last_sent_s, progress.asked = message.tag, now_s, False
+        if len(progress.sent_s) < _UNANSWERED_MAX:
+            progress.sent_s[message.tag] = now_s
+        progress.next_offset = end = message.end
+        progress.told = message.high_watermark, message.log_start, message.sync_before
+        if message.batches:
+            progress.sent_at = self.log.size_bytes
+            if self.log.config.fsync != "commit" or end <= message.sync_before:
                 if progress.reported >= progress.awaited:
                     progress.awaited_since_s = now_s
-                progress.awaited = progress.next_offset
-        return Batches(self.name, self.epoch, progress.tag, *told, after, progress.next_offset, batches)
+                progress.awaited = end
+        return message
 
     def sync_before(self) -> int:
         """Up to where somebody waits for the disks."""
         return max(self._sync_before, self.log.sync_before)
 
     def log_advanced(self) -> None:
-        """The log was written or synced."""
-        self._advance()
-
-    def _advance(self) -> None:
+        """The log was written or synced, or a follower has reported more."""
         if self.log.local_committed <= self.log.high_watermark:
             return  # as a rule: most of what is heard comes before the last disk has it
         maximal = self.maximal()
@@ -375,9 +377,7 @@ class Leader:
         reported = {broker: progress.reported for broker, progress in self.followers.items()}
         reported[self.me] = self.log.local_committed
         state, before = self.state, self.log.high_watermark
-        offset = high_watermark(reported, len(state.isr), maximal, state.min_insync, before)
-        if offset > before:
-            self.log.advance_high_watermark(offset)
+        self.log.advance_high_watermark(high_watermark(reported, len(state.isr), maximal, state.min_insync, before))
 
     # ---- changes
 
@@ -454,7 +454,7 @@ class Leader:
         self, brokers: Mapping[int, BrokerState], now_s: float, prefix: bytes = b""
     ) -> tuple[LogState | None, list[Guard]]:
         """Somebody else of the ISR, who can work, instead of this one."""
-        for broker in self.state.isr_brokers:
+        for broker in self.insync:
             found = self._handed_to(broker, brokers, now_s, prefix)
             if found is not None:
                 return found

@@ -15,12 +15,14 @@ import msgspec
 
 from core_log.errors import CorruptBatch
 from core_log.replication import messages
+from protocols.buffers import join_small
 from protocols.peer import wire
 from protocols.peer.adapter import PeerAdapter
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import Acceptor, Dialer
 from protocols.peer.wire import AnyFrame, ErrorCode, PeerError
 from protocols.sansio import Outbox
+from routing.cluster.replica_links import Frame
 from routing.cluster.replicas import Replicas
 
 
@@ -39,14 +41,17 @@ class FollowerAdapter(PeerAdapter):
         """How many bytes of batches may be sent now."""
         return max(self._credit_bytes - self._sent_bytes, 0) if self._outbox.writable else 0
 
-    def send(self, batches: Sequence[messages.Batches]) -> None:
-        """Say all of this in one frame; nothing is a sign of life, if one is due."""
+    def send(self, batches: Sequence[messages.Batches], frame: Frame | None = None) -> Frame | None:
+        """Say all of this in one frame; nothing is a sign of life, if one is due. See `FollowerLink`."""
         if not batches and not self._silent():
-            return
+            return None
         self._said_s = self._clock()
-        self._sent_bytes += sum(len(batch) for entry in batches for batch in entry.batches)
-        for piece in wire.encode_batches(batches):
+        for entry in batches:
+            self._sent_bytes += sum(map(len, entry.batches))
+        frame = frame or join_small(wire.encode_batches(batches))
+        for piece in frame:
             self._outbox.write(piece)
+        return frame
 
     def answer(self, reply: messages.Diverging | messages.Refused) -> None:
         """Answer a position that cannot be followed."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from core_log.files import BytesLike
 from core_log.replication.messages import Batches, Diverging, Position, Refused
+
+Frame = Sequence[BytesLike]
+"""What a link has made of what it was to say."""
 
 
 class FollowerLink(Protocol):
@@ -23,8 +27,10 @@ class FollowerLink(Protocol):
     def room_bytes(self) -> int:
         """How many bytes of batches may be sent now."""
 
-    def send(self, batches: Sequence[Batches]) -> None:
-        """Say all of this, or with nothing that this broker lives."""
+    def send(self, batches: Sequence[Batches], frame: Frame | None = None) -> Frame | None:
+        """Say all of this, or with nothing that this broker lives. `frame` is what another link has made of the very
+        same; returns what this one has, if others are to be given it.
+        """
 
     def answer(self, reply: Diverging | Refused) -> None:
         """Answer a position that cannot be followed."""

@@ -32,7 +32,7 @@ from core_log.replication.leader import Leader
 from core_log.replication.messages import Batches, Diverging, Position, Refused, Reply
 from core_log.replication.replica import Replica
 from core_log.replication.state import LogState
-from routing.cluster.replica_links import Allowance, FollowerLink, LeaderLink
+from routing.cluster.replica_links import Allowance, FollowerLink, Frame, LeaderLink
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class Replicas:
         """A follower's orders, or a sign that it has room again."""
         if self.followers.get(link.broker) is not link:
             return
-        now_s = self._clock()
+        now_s, broker = self._clock(), link.broker
         for position in positions:
             replica = self.by_name.get(position.log)
             role = replica.role if replica is not None else None
@@ -213,11 +213,11 @@ class Replicas:
                 known = (None, 0) if state is None else (state.leader, state.leader_epoch)
                 link.answer(Refused(position.log, "not_leader", *known))
                 continue
-            answer = role.on_position(link.broker, position, now_s)
+            answer = role.on_position(broker, position, now_s)
             if isinstance(answer, Diverging | Refused):
                 link.answer(answer)
             if self.decide is not None and (
-                position.refusing or role.state.transfer is not None or link.broker not in role.state.isr_brokers
+                position.refusing or role.state.transfer is not None or broker not in role.insync
             ):
                 self.decide(role)  # others leave by the clock, which `tick` looks at
             if role.owes() or role.state.transfer is not None:
@@ -334,8 +334,8 @@ class Replicas:
             if isinstance(role, Follower):
                 self._follow(replica, role, positions)
                 continue
-            insync = role.state.isr_brokers
             news = log.log_start_offset, role.sync_before()
+            last: Batches | None = None
             for broker, progress in role.followers.items():
                 link = self.followers.get(broker)
                 if link is None:
@@ -344,8 +344,8 @@ class Replicas:
                     continue
                 if link not in room:
                     room[link] = link.room_bytes
-                if broker in insync:
-                    self._lead(replica, role, link, room, batches, now_s)
+                if broker in role.insync:
+                    last = self._lead(replica, role, link, room, batches, now_s, last)
                 else:
                     late.append((replica, role, link))
             log.write_on()
@@ -357,8 +357,11 @@ class Replicas:
             used = allowed - room[link]
             self.catch_up.take(used)
             room[link] = before - used
+        said: list[Batches] = []
+        frame: Frame | None = None
         for to, messages in batches.items():
-            to.send(messages)
+            frame = to.send(messages, frame if messages == said else None)
+            said = messages
         for leader, orders in positions.items():
             leader.send(orders)
 
@@ -395,26 +398,28 @@ class Replicas:
         room: dict[FollowerLink, int],
         batches: dict[FollowerLink, list[Batches]],
         now_s: float,
-    ) -> None:
-        left = room[link]
-        message = role.due(link.broker, now_s, bytes_max=min(left, self._read_bytes_max))
+        last: Batches | None = None,
+    ) -> Batches | None:
+        broker, left = link.broker, room[link]
+        message = role.due(broker, now_s, bytes_max=min(left, self._read_bytes_max), last=last)
         if message is not None:
             room[link] = left - sum(map(len, message.batches))
             batches.setdefault(link, []).append(message)
-        progress = role.followers[link.broker]
+        progress = role.followers[broker]
         if not progress.accepted or progress.refusing or progress.next_offset >= role.log.log_end_offset:
-            return
-        if message is None and role.waits(link.broker, now_s):
+            return message
+        if message is None and progress.waits:
             self._tell_soon(replica.log)  # unless a report brings it here
-            return
+            return None
         # There is more. It goes on when the follower has taken this.
-        self._held.setdefault(link.broker, {})[replica.log] = None
-        key = (role, link.broker)
+        self._held.setdefault(broker, {})[replica.log] = None
+        key = (role, broker)
         if left > 0 and (message is None or not message.batches) and key not in self._busy:
-            cold = role.cold(link.broker)
+            cold = role.cold(broker)
             if cold is not None:
                 self._busy.add(key)
                 self._spawn(self._read_cold, replica, role, link, *cold)
+        return message
 
     async def _read_cold(self, replica: Replica, role: Leader, link: FollowerLink, offset: int, written: int) -> None:
         try:

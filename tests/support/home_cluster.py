@@ -18,6 +18,7 @@ from core_log.replication.isr import ReplicationConfig
 from core_log.replication.messages import Batches, Diverging, Position, Refused
 from routing.broker import open_broker
 from routing.cluster.cluster import Cluster
+from routing.cluster.replica_links import Frame
 from routing.config import BrokerConfig
 from tests.routing.cluster.metadata.test_elections import start
 from tests.routing.cluster.metadata.test_members import One
@@ -44,7 +45,7 @@ class Wire:
         self._take = take
         self._send, self._receive = trio.open_memory_channel[Any](1 << 20)
 
-    def send(self, messages: Sequence[Batches] | Sequence[Position]) -> None:
+    def send(self, messages: Sequence[Batches] | Sequence[Position], frame: Frame | None = None) -> None:
         """See `FollowerLink`, `LeaderLink`."""
         self._send.send_nowait((self._sender.one.store.revision, list(messages)))
 

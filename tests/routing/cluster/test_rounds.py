@@ -17,6 +17,7 @@ from core_log.replication.isr import ReplicationConfig
 from core_log.replication.messages import Batches, Diverging, Refused
 from core_log.replication.replica import Replica
 from core_log.replication.state import LogState
+from routing.cluster.replica_links import Frame
 from routing.cluster.replicas import Replicas
 from tests.core_log.helpers import flush, make_batch
 from tests.core_log.test_replica_log import open_replica
@@ -30,12 +31,16 @@ class Link:
     def __init__(self, leader: Leading, broker: int) -> None:
         self.broker, self.broker_epoch = broker, broker * 10
         self.follower = Follower("x", open_replica(MemoryFiles()), 1, 1)
+        self.frames: list[Frame | None] = []
+        """What it was given that another link had made."""
         self._leader = leader
 
-    def send(self, messages: Sequence[Batches]) -> None:
+    def send(self, messages: Sequence[Batches], frame: Frame | None = None) -> Frame:
         """See `FollowerLink`."""
+        self.frames.append(frame)
         for message in messages:
             self.follower.on_batches(message)
+        return (f"{self.broker}".encode(),)
 
     def answer(self, reply: Diverging | Refused) -> None:
         """See `FollowerLink`."""
@@ -113,6 +118,34 @@ async def leading(isr: tuple[int, ...] = (1, 2, 3), minimum: int = 2) -> AsyncIt
         await nursery.start(flusher.run)
         yield Leading(nursery, flusher, isr, minimum)
         nursery.cancel_scope.cancel()
+
+
+async def test_what_both_are_to_have_is_made_once(mock_clock: trio.testing.MockClock) -> None:
+    async with leading() as one:
+        second, third = one.links.values()
+        one.publish()
+        assert await one.has(1, 1, 1)
+        assert (second.frames[-1], third.frames[-1]) == (None, (b"2",))
+        second.report()
+        mock_clock.jump(0.11)
+        one.publish()
+        assert await one.has(2, 2, 2)
+        third.report()
+        one.replicas.follower_lost(third)  # type: ignore[arg-type]
+        second.report()
+        one.publish()
+        one.replicas.follower_linked(third)  # type: ignore[arg-type]
+        third.report()
+        assert await one.has(3, 3, 3), "one after the other"
+        assert third.frames[-1] is None
+        second.report()
+        third.report()
+        one.publish()
+        assert await one.has(4, 4, 4)
+        assert third.frames[-1] == (b"2",), "messages are numbered alike, whatever the links went through"
+        second.report()
+        third.report()
+        assert one.log.high_watermark == 4
 
 
 async def test_who_does_not_answer_is_waited_for_once(mock_clock: trio.testing.MockClock) -> None:
