@@ -57,6 +57,7 @@ class Member:
             part.elections,
             replication=replication,
             publish_patience_s=config.cluster.publish_patience_ms / 1000,
+            clock=trio.lowlevel.current_clock().current_time,
         )
         self._config = config
 

@@ -157,6 +157,7 @@ class Peers:
         self._changed = trio.Event()
         self._told: dict[object, str] = {}
         self._me = directory.me
+        self._clock = trio.lowlevel.current_clock().current_time  # `trio.current_time` without two calls on its way
 
     async def run(self, listener: Listener, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept and dial until cancelled. Raises StartError when the address is taken."""
@@ -220,10 +221,10 @@ class Peers:
 
         def make() -> PeerAdapter:
             if link.kind == "engine" and self._engine is not None:
-                return ServedAdapter(link, outbox, self._engine, clock=trio.current_time, config=self._config)
-            return FollowerAdapter(link, outbox, self._replicas, clock=trio.current_time, config=self._config)
+                return ServedAdapter(link, outbox, self._engine, clock=self._clock, config=self._config)
+            return FollowerAdapter(link, outbox, self._replicas, clock=self._clock, config=self._config)
 
-        adapter = AcceptedAdapter(link, outbox, make, over, clock=trio.current_time, config=self._config)
+        adapter = AcceptedAdapter(link, outbox, make, over, clock=self._clock, config=self._config)
         if me is None:
             adapter.end(PeerError(ErrorCode.NOT_A_MEMBER, "this broker is not registered now"))
         return adapter
@@ -339,7 +340,7 @@ class Peers:
         return adapter.opened
 
     def _dialled(self, link: Dialer, outbox: Outbox) -> PeerAdapter:
-        clock, config = trio.current_time, self._config
+        clock, config = self._clock, self._config
         if link.kind == "engine" and self._engine is not None:
             return ForwardingAdapter(link, outbox, self._engine, self._feeds, clock=clock, config=config)
         return LeaderAdapter(

@@ -108,6 +108,8 @@ class Leader:
         """The ISR that the metadata names."""
         self.pending: Change | None = None
         self._later_epoch = 0
+        self.fenced = False
+        """Somebody has a later epoch: nobody is served any more."""
         self.begun_late: int | None = None
         """A follower has begun with an empty log at this offset, behind what the log had before; whoever sees to that
         takes it back.
@@ -137,6 +139,7 @@ class Leader:
         """The metadata names this process in the next epoch."""
         self.log.begin_epoch(state.leader_epoch)
         self.epoch = state.leader_epoch
+        self.fenced = self._later_epoch > self.epoch
         for progress in self.followers.values():
             progress.accepted = progress.asked = False
         self.state, self.revision = state, revision
@@ -151,11 +154,6 @@ class Leader:
         if state.transfer is None:
             self.closed_until_s = self._asked_at = None
         self.refused()
-
-    @property
-    def fenced(self) -> bool:
-        """Somebody has a later epoch: nobody is served any more."""
-        return self._later_epoch > self.epoch
 
     def refused(self) -> None:
         """The change that was asked for cannot happen any more."""
@@ -223,6 +221,7 @@ class Leader:
         if position.leader_epoch != self.epoch:
             reason = "fenced_epoch" if position.leader_epoch < self.epoch else "unknown_epoch"
             self._later_epoch = max(self._later_epoch, position.leader_epoch)
+            self.fenced = self._later_epoch > self.epoch
             return Refused(self.name, reason, self.me, self.epoch)  # type: ignore[arg-type]
         progress.refusing = position.refusing
         answer = self._compare(position)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import Acceptor, Link
@@ -39,13 +40,13 @@ class PeerAdapter:
         self._handshake_until_s = self._heard_s + config.handshake_timeout_ms / 1000
         self._send_outgoing()
 
-    @property
+    @cached_property
     def broker(self) -> int:
         """The peer's id, once the link is open."""
         assert self.link.peer is not None
         return self.link.peer.broker_id
 
-    @property
+    @cached_property
     def broker_epoch(self) -> int:
         """The peer's broker epoch, once the link is open."""
         assert self.link.peer is not None
