@@ -295,9 +295,10 @@ class Broker:
 
     def end_turn(self) -> None:
         """Deliver, write and confirm what has come together; see the module's rule 1."""
-        if self.homes is not None:
-            self.homes.begin_turn()
-            self.flusher.hold()  # what replicas have to write is written when it is on its way to the others
+        homes, flusher = self.homes, self.flusher
+        if homes is not None:
+            homes.begin_turn()
+            flusher.hold()  # what replicas have to write is written when it is on its way to the others
         if self._runnable:
             self._pump()
         dead_letters = self.dead_letters
@@ -320,7 +321,7 @@ class Broker:
             self._replicate(self.cluster.replicas)
         if dead_letters.published:
             dead_letters.note_commits()
-        if self.flusher.unflushed_bytes > self.alarms.room_bytes:
+        if flusher.unflushed_bytes > self.alarms.room_bytes:
             self.alarms.check()
         if self.confirming:
             confirming, self.confirming = self.confirming, {}
@@ -328,12 +329,12 @@ class Broker:
                 session.confirms.note()
         if self.engine is not None:
             self.engine.end_turn()
-            if self.homes is not None:
-                self.homes.end_turn()
+            if homes is not None:
+                homes.end_turn()
         if self.after_turn is not None:
             self.after_turn()
-        if self.homes is not None:
-            self.flusher.end_turn()
+        if homes is not None:
+            flusher.end_turn()
 
     def turn_is_due(self) -> bool:
         """Whether there is anything that the end of a turn would bring out, in a broker of a cluster. Most of what

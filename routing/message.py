@@ -228,7 +228,9 @@ class Slab:
         self.keys = keys
         self.raws = raws
         self.facts = facts
-        self.size = sum(map(len, bodies)) if size is None else size
+        if size is None:
+            size = len(bodies[0]) if len(bodies) == 1 else sum(map(len, bodies))
+        self.size = size
         self.wire: dict[Any, Any] | None = None
         self.columns: Any = None
         self.once: Numbered | None = None

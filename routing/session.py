@@ -29,8 +29,8 @@ from routing.queues.passed import Passed
 from routing.queues.queue import Queue
 from routing.queues.retries import Cause
 from routing.topics.stream import Stream
+from routing.unsettled import ACK, Unsettled, add_run, entry_first, require_returnable
 from routing.unsettled import Outcome as Outcome
-from routing.unsettled import Unsettled, add_run, entry_first, require_returnable
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -98,7 +98,10 @@ class Session:
             self.transaction.publish(slab, mandatory, copies)
             return
         for route, part in parts:
-            for piece in route.pieces(part) if route.guarded else (part,):
+            if not route.guarded:
+                self._publish(route, part, mandatory, confirm)
+                continue
+            for piece in route.pieces(part):
                 self._publish(route, piece, mandatory, confirm)
 
     def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> list[tuple[PartitionLog, int]]:
@@ -291,7 +294,12 @@ class Session:
             passed.queue.outstanding += count
             consumer.outstanding += count
             self.outstanding += count
-        self._deliver(consumer, first, slab, 0, count, False)
+        if self.vhost.trace is not None:
+            self.vhost.trace.delivered(self, consumer.queue_name, slab, 0, count, False)
+        try:
+            self.sink.deliver(consumer, first, slab, 0, count, False)
+        except Exception:
+            self._sink_failed()
 
     def pass_on_each(self, consumers: list[Consumer], slab: Slab) -> bool:
         """As `pass_on`, of message `i` to `consumers[i]`; False if the sink wants them one by one."""
@@ -310,13 +318,15 @@ class Session:
 
     def settle(self, first_id: int, last_id: int, outcome: Outcome) -> None:
         """Settle a range of deliveries. Raises PreconditionFailed at the first id that is not outstanding."""
-        if outcome is not Outcome.ACK:
+        if outcome is not ACK:
             require_returnable(self.unsettled, first_id, last_id)
+        unsettled = self.unsettled
         while first_id <= last_id:
-            index = bisect_right(self.unsettled, first_id, key=entry_first) - 1
-            if index < 0 or first_id >= self.unsettled[index].end:
+            index = bisect_right(unsettled, first_id, key=entry_first) - 1 if len(unsettled) > 1 else 0
+            if index < 0 or not unsettled or not unsettled[index].first <= first_id < unsettled[index].end:
                 raise PreconditionFailed(f"unknown delivery tag {first_id}")
-            stop = min(last_id + 1, self.unsettled[index].end)
+            end = unsettled[index].end
+            stop = last_id + 1 if last_id < end else end
             self._settle_part(index, first_id, stop, outcome)
             first_id = stop
 
@@ -332,7 +342,7 @@ class Session:
             index = bisect_right(unsettled, last_id, key=entry_first) - 1
             if index < 0 or last_id >= unsettled[index].end:
                 raise PreconditionFailed(f"unknown delivery tag {last_id}")
-        if outcome is not Outcome.ACK and not self.closed:
+        if outcome is not ACK and not self.closed:
             require_returnable(self.unsettled, 0, last_id)
         whole = 0
         for entry in unsettled:
@@ -376,11 +386,11 @@ class Session:
             taken = Unsettled(first, first + count, offsets[0], queue, entry.consumer, scattered)
             self.transaction.take(taken, outcome)
             return
-        if outcome is Outcome.ACK and entry.offsets is None:
+        if outcome is ACK and entry.offsets is None:
             queue.settle(offsets[0], count)
         elif isinstance(queue, Stream):
             queue.give_back(offsets[0], count)
-        elif outcome is Outcome.ACK:
+        elif outcome is ACK:
             queue.settle_offsets(offsets)
         elif outcome is Outcome.RECEIVED:
             receive(cast("Queue", queue), offsets)  # of one that lasts

@@ -31,6 +31,10 @@ class Outcome(Enum):
     UNSEEN_AGAIN = "unseen_again"
 
 
+ACK = Outcome.ACK
+"""By a name of its own: what is looked up in the class of an enumeration takes long."""
+
+
 class Unsettled:
     """A run of deliveries: ids [first, end), the offset of the first, and whose they are (no consumer after a get).
 

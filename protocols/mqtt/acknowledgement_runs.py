@@ -28,24 +28,30 @@ _REASON_CLAUSES = {
 }
 
 
-def take_acknowledgements(data: bytes, position: int, stop: int) -> tuple[Acknowledgements, int]:
-    """The run that begins with the complete packet [position, stop) of 3.1 or 3.1.1, and where it ends."""
-    kind = AcknowledgementKind(data[position])
+def take_acknowledgements(
+    data: bytes, position: int, stop: int, kind: AcknowledgementKind
+) -> tuple[Acknowledgements, int]:
+    """The run of this kind that begins with the complete packet [position, stop) of 3.1 or 3.1.1, and where it ends."""
     if stop - position != 4:
         raise MqttProtocolError(f"{kind.name} of another length than 2", _CLAUSES[kind])
+    if stop == len(data):  # nothing follows
+        packet_id = data[stop - 2] << 8 | data[stop - 1]
+        return Acknowledgements([(packet_id, packet_id)], kind), stop
     packet_ids = bytearray()
     position = _take_columns(data, position, 4, kind, packet_ids)
     return Acknowledgements(packet_id_ranges(packet_ids), kind), position
 
 
 def take_acknowledgements_5(
-    data: bytes, position: int, stop: int, packet_bytes_max: int
+    data: bytes, position: int, stop: int, kind: AcknowledgementKind, packet_bytes_max: int
 ) -> tuple[Acknowledgements, int]:
     """The same for MQTT 5."""
-    kind = AcknowledgementKind(data[position])
+    end = len(data)
+    if stop == end and stop - position == 4:  # nothing follows
+        packet_id = data[stop - 2] << 8 | data[stop - 1]
+        return Acknowledgements([(packet_id, packet_id)], kind), stop
     packet_ids = bytearray()
     failed: list[tuple[int, int]] = []
-    end = len(data)
     while True:
         length = data[position + 1]
         if length == 2:

@@ -33,7 +33,7 @@ from protocols.mqtt.adapter_will import WillOfClient
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.connection import ServerConnection
 from protocols.mqtt.events import (
-    AcknowledgementKind,
+    PUBREL,
     Acknowledgements,
     Authenticate,
     Connect,
@@ -105,6 +105,8 @@ class MqttAdapter:
         self.delivering: Delivering
         self.deliver: Deliver
         """Appends PUBLISH packets to the outbox; see `routing.session.DeliverySink`."""
+        self.confirm: Callable[[int], None]
+        """Answers publishes; see the same."""
         self.subscribing: Subscribing
         self.retaining: Retaining
         self._will: WillOfClient
@@ -126,7 +128,7 @@ class MqttAdapter:
             events = self._connection.receive_data(data)
         except MqttProtocolError as error:
             events, violation = error.events, error
-        self.traffic.read(len(data), events)
+        self.traffic.bytes_received += len(data)
         try:
             for event in events:
                 if self.closed:
@@ -139,15 +141,18 @@ class MqttAdapter:
                         await self.retaining.make_ready()
                         self.publishing.go_on()
                 elif type(event) is Acknowledgements:
-                    if event.kind is AcknowledgementKind.PUBREL:
+                    self.traffic.acknowledged(event)
+                    if event.kind is PUBREL:
                         self.publishing.release(event)
                     else:
                         self.inflight.acknowledge(event)
                 else:
+                    self.traffic.controls += 1
                     await self._control(event)
         except BrokerError as error:
             self.end(str(error), code=reason_of(error, SERVER_DISCONNECT_REASONS))
-        self._heard |= bool(events)
+        if events:
+            self._heard = True
         if violation is not None and not self.closed:
             self.outbox.write(violation.answer)
             self.end(str(violation))
@@ -252,6 +257,7 @@ class MqttAdapter:
         self.inflight = Inflight(self, session, lasting, min(config.inflight_messages_max, connect.receive_maximum))
         rewriting = Rewriting(config.topic_rewrites, connect.client_id, connect.user_name or "", config.over_limit)
         self.publishing = Publishing(self, session, lasting, rewriting)
+        self.confirm = self.publishing.confirm
         self.delivering = Delivering(self, session, subscriptions, self.inflight)
         self.deliver = (
             self.delivering.deliver if connect.packet_bytes_max is None else self.delivering.deliver_what_fits
@@ -320,10 +326,6 @@ class MqttAdapter:
         return ReasonCode.SUCCESS
 
     # The engine's side.
-
-    def confirm(self, up_to: int) -> None:
-        """All publishes up to this sequence number are safe."""
-        self.publishing.confirm(up_to)
 
     def refuse(self, first: int, last: int, error: BrokerError) -> None:
         """Publishes could not be stored."""

@@ -21,7 +21,7 @@ from protocols.mqtt.adapter_deliveries import (
     whole_at_qos_0,
 )
 from protocols.mqtt.adapter_properties import blocks_of
-from protocols.mqtt.adapter_retained import given
+from protocols.mqtt.adapter_retained import GIVEN_FROM, given
 from protocols.mqtt.adapter_terms import (
     NO_TOPIC,
     Route,
@@ -159,7 +159,9 @@ class Delivering:
 
     def deliver(self, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, redelivered: bool) -> None:
         """Append PUBLISH packets for slab.bodies[start:stop] to the outbox."""
-        self._traffic.sent(slab, start, stop)
+        traffic, whole = self._traffic, stop - start == len(slab.bodies)
+        traffic.publishes_sent += stop - start
+        traffic.publish_bytes_sent += slab.size if whole else sum(map(len, slab.bodies[start:stop]))
         left = None
         if self._version_5:
             now_ms = self._adapter.broker.clock.now_ms()
@@ -168,7 +170,7 @@ class Delivering:
             if not self._adapter.closed:
                 self._deliver_on_terms(consumer, first_id, slab, start, stop, left, redelivered)
             return
-        if consumer.no_ack and slab.wire is not None and stop - start == len(slab.bodies):
+        if consumer.no_ack and whole and slab.wire is not None:
             packets = slab.wire.get(self._wire_qos_0) or known_at_qos_0(slab, version_5=self._version_5)
             if packets is not None:
                 self._adapter.outbox.write(packets)
@@ -176,17 +178,20 @@ class Delivering:
         session = self._session
         if self._adapter.closed:
             return
-        retained = given(slab, start, stop)
-        differ = slab.raws is not None and self._subscriptions.qos_max > 1
-        if slab.keys is not None or retained is not None or differ:
-            self._deliver_mixed(consumer, first_id, slab, start, stop, retained, redelivered)
-            return
+        raw = slab.properties.raw
+        if slab.keys is not None or slab.raws is not None or raw >= GIVEN_FROM:
+            retained = given(slab, start, stop)
+            differ = slab.raws is not None and self._subscriptions.qos_max > 1
+            if slab.keys is not None or retained is not None or differ:
+                self._deliver_mixed(consumer, first_id, slab, start, stop, retained, redelivered)
+                return
+            if slab.raws is not None:
+                raw = slab.raws[start]
         topic, granted = self._routes[slab.routing_key]
         if topic is None:
             if not consumer.no_ack:
                 session.settle(first_id, first_id + stop - start - 1, Outcome.DISCARD)
             return
-        raw = slab.properties.raw if slab.raws is None else slab.raws[start]
         qos = 0 if consumer.no_ack else min(granted, qos_of(slab.properties, raw))
         if qos:
             heads = heads_of(slab, topic, qos, DUP if redelivered else 0, version_5=self._version_5)
@@ -212,8 +217,8 @@ class Delivering:
         """Publishes [start, stop) with packet ids, as many as there are ids for."""
         for packet_id, at, count in self.inflight.take(consumer, first_id, stop - start, redelivered):
             first, end = start + at, start + at + count
-            some = heads if isinstance(heads, bytes) else heads[first:end]
-            props = blocks if isinstance(blocks, bytes) else blocks[first:end]
+            some = heads if type(heads) is bytes else heads[first:end]
+            props = blocks if type(blocks) is bytes else blocks[first:end]
             packets = encode_publishes_with_ids(some, bodies[first:end], packet_id, props)
             self.inflight.write(consumer, packets, qos, first_id + at + count - 1)
 

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from protocols.mqtt.events import AcknowledgementKind, Acknowledgements
+from protocols.mqtt.events import PUBCOMP, PUBREC, PUBREL, Acknowledgements
 from protocols.mqtt.inflight import PacketIds
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.wire import PACKET_ID_BYTES
@@ -32,7 +32,7 @@ from routing.queues.homes.receipts import complete
 from routing.queues.queue import Queue
 from routing.queues.runs_of import runs_of
 from routing.session import Consumer, Outcome, Session
-from routing.unsettled import Unsettled, entry_at
+from routing.unsettled import ACK, Unsettled, entry_at
 
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter
@@ -111,13 +111,10 @@ class Inflight:
         """Packet ids for deliveries, as (first id, place of the first, count). Those that the client has been sent are
         left out. Where ids do not suffice for all, `collided` is true, and the others were given back.
         """
+        if self._lasting is None or self._own(consumer) is None:
+            return self.packet_ids.take(first_id, count)
         taken: list[tuple[int, int, int]] = []
         done = 0
-        if self._lasting is None or self._own(consumer) is None:
-            for packet_id, some in self.packet_ids.take(first_id, count):
-                taken.append((packet_id, done, some))
-                done += some
-            return taken
         entry = entry_at(self._session.unsettled, first_id)
         for offset, length in runs_of(_offsets(entry, first_id, first_id + count)):
             while length:
@@ -145,7 +142,7 @@ class Inflight:
         if self._held.get(packet_id) == offset:
             if isinstance(entry.queue, RemoteQueue):  # else what was told of it is about to settle it
                 with _silently(entry.queue):
-                    session.settle(delivery, delivery, Outcome.ACK)
+                    session.settle(delivery, delivery, ACK)
             return True
         before = self.packet_ids.delivery_of(packet_id)
         if before < 0:
@@ -156,7 +153,7 @@ class Inflight:
         if list(_offsets(there, before, before + 1)) != [offset]:
             return False
         self.packet_ids.rebind(packet_id, delivery)
-        session.settle(before, before, Outcome.ACK)  # of a former leader: it means nothing
+        session.settle(before, before, ACK)  # of a former leader: it means nothing
         return True
 
     @property
@@ -232,9 +229,9 @@ class Inflight:
 
     def acknowledge(self, event: Acknowledgements) -> None:
         """Settle what was acknowledged."""
-        if event.kind is AcknowledgementKind.PUBREC:
+        if event.kind is PUBREC:
             self._received(event)
-        elif event.kind is AcknowledgementKind.PUBCOMP:
+        elif event.kind is PUBCOMP:
             self._completed(event)
         else:
             for packet_id, _ in event.failed:
@@ -242,7 +239,7 @@ class Inflight:
                     self._session.settle(first_delivery, last_delivery, Outcome.DISCARD)
             for first, last in event.ranges:
                 for first_delivery, last_delivery in self.packet_ids.release(first, last):
-                    self._session.settle(first_delivery, last_delivery, Outcome.ACK)
+                    self._session.settle(first_delivery, last_delivery, ACK)
             if self._collided:
                 self._free()
 
@@ -283,7 +280,7 @@ class Inflight:
         current = self._lasting.queue if self._lasting is not None else None
         if not own or not isinstance(queue, Queue) or current is None:
             self._held.update(dict.fromkeys(range(low, high + 1), -1))
-            session.settle(delivery, delivery + count - 1, Outcome.ACK)
+            session.settle(delivery, delivery + count - 1, ACK)
             return None
         if current.elsewhere or queue is not current:
             return self._receive_elsewhere(low, high, delivery, current)
@@ -309,7 +306,7 @@ class Inflight:
             self._held.update(zip(range(low + done, low + done + some), offsets))
             received += offsets
             with _silently(entry.queue):
-                session.settle(first, first + some - 1, Outcome.ACK)
+                session.settle(first, first + some - 1, ACK)
             done += some
         if isinstance(current, RemoteQueue):
             current.received(received, self._lasting.epoch if self._lasting is not None else 0)
@@ -335,7 +332,7 @@ class Inflight:
 
     def _release(self, packet_ids: list[int], reasons: bytes | None = None) -> None:
         ids = b"".join([PACKET_ID_BYTES[2 * one : 2 * one + 2] for one in packet_ids])
-        self._adapter.outbox.write(self._adapter.wire.acknowledgements(AcknowledgementKind.PUBREL, ids, reasons))
+        self._adapter.outbox.write(self._adapter.wire.acknowledgements(PUBREL, ids, reasons))
 
     def _completed(self, event: Acknowledgements) -> None:
         held = self._held

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_deliveries import HEADS_QOS_0, WIRES_QOS_0
-from protocols.mqtt.adapter_dollar import Mixed
+from protocols.mqtt.adapter_dollar import Mixed, NotReady
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_marking import marking_of
 from protocols.mqtt.adapter_properties import slab_of
-from protocols.mqtt.events import AcknowledgementKind, Acknowledgements, PublishRun
+from protocols.mqtt.events import PUBACK, PUBCOMP, PUBREC, AcknowledgementKind, Acknowledgements, PublishRun
 from protocols.mqtt.raw import mark_of
 from protocols.mqtt.reasons import ACKNOWLEDGEMENT_REASONS, SERVER_DISCONNECT_REASONS, ReasonCode
 from protocols.mqtt.topics import Rewriting
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 EXCHANGE = "amq.topic"
 KEYS_REMEMBERED_MAX = 4096
 
-_ANSWERS = (None, AcknowledgementKind.PUBACK, AcknowledgementKind.PUBREC)
+_ANSWERS = (None, PUBACK, PUBREC)
 _FAILURE = 0x80
 
 
@@ -115,7 +115,8 @@ class Publishing:
 
     __slots__ = (
         "_adapter", "_answers", "_completions", "_confirmed", "_inherited", "_keys", "_lasting", "_mark", "_marking",
-        "_passes_on", "_pending", "_session", "_taken", "_unrouted", "_verdicts", "_version_5",
+        "_passes_on", "_pending", "_session", "_taken", "_unrouted", "_verdicts", "_version_5", "_wire",
+        "_wire_qos_0",
     )  # fmt: skip
 
     def __init__(
@@ -128,7 +129,9 @@ class Publishing:
         self._inherited = frozenset(self._taken)
         """Of these, what an earlier connection has published."""
         self._keys = _Keys(rewriting.name)
+        self._wire = adapter.wire
         self._version_5 = adapter.wire.has_properties
+        self._wire_qos_0 = WIRES_QOS_0[self._version_5]
         self._passes_on = not adapter.config.topic_rewrites
         """Subscribers get the very packets, where there is no reason against it."""
         self._mark = b""
@@ -154,7 +157,10 @@ class Publishing:
         the client cannot be told otherwise; NotReady, see `go_on`.
         """
         ids: array[int] | None = None
+        traffic, count = self._adapter.traffic, len(run.payloads)
+        traffic.publishes_received += count
         if run.qos:
+            traffic.answers += count
             if run.qos == 2:
                 ids = ids_of(run.packet_ids)
                 if not self._taken.isdisjoint(ids) or len(set(ids)) < len(ids):
@@ -165,66 +171,78 @@ class Publishing:
             if self._version_5 and not self._has_room(len(run.payloads)):
                 self._adapter.end("receive maximum exceeded", code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
                 return
-        self._pending.append((run, ids))
-        self.go_on()
+        published = self._session.confirms.published
+        try:
+            self._publish(run, ids)
+        except (BrokerError, Mixed, NotReady) as error:
+            self._pending.append((run, ids))
+            self._not_published(error, published)
+            self.go_on()
 
     def go_on(self) -> None:
-        """Publish what is pending: all, but for what came after NotReady was raised. Messages of a run that is refused
-        as a whole are published one by one, so that only those are refused that have to be.
-        """
+        """Publish what is pending: what was not when NotReady was raised, and what came after it."""
         pending, confirms = self._pending, self._session.confirms
         while pending and not self._adapter.closed:
-            run, ids = pending[0]
-            kind, published = _ANSWERS[run.qos], confirms.published
+            published = confirms.published
             try:
-                self._publish(run, ids)
-            except (BrokerError, Mixed) as error:
-                if kind is None or not self._version_5 or confirms.published != published:
-                    raise
-                if isinstance(error, StorageUnavailable):
-                    raise
-                del pending[0]
-                if isinstance(error, Mixed) or len(run.payloads) > 1:
-                    alone = [picked(run, [at]) for at in range(len(run.payloads))]
-                    pending[:0] = [(one, ids_of(one.packet_ids) if ids else None) for one in alone]
-                    continue
-                told = self._adapter.config.not_authorized_told
-                reason = reason_of(error, ACKNOWLEDGEMENT_REASONS[kind], not_authorized_told=told)
-                answer = _Answer(kind, run.packet_ids, numbered=False, reason=reason)
-                self._add(answer)
-                if ids and self._lasting is not None and self._lasting.present:  # an earlier connection may have had it
-                    self._release_refused(answer)
-                self._answer()
+                self._publish(*pending[0])
+            except (BrokerError, Mixed, NotReady) as error:
+                self._not_published(error, published)
             else:
                 del pending[0]
 
+    def _not_published(self, error: BrokerError | Mixed | NotReady, published: int) -> None:
+        """The first of what is pending was refused as a whole, of this many that had been published before: raise why,
+        answer it, or have its messages published one by one, so that only those are refused that have to be.
+        """
+        pending = self._pending
+        run, ids = pending[0]
+        kind = _ANSWERS[run.qos]
+        if kind is None or not self._version_5 or self._session.confirms.published != published:
+            raise error
+        if isinstance(error, StorageUnavailable | NotReady):
+            raise error
+        del pending[0]
+        if isinstance(error, Mixed) or len(run.payloads) > 1:
+            alone = [picked(run, [at]) for at in range(len(run.payloads))]
+            pending[:0] = [(one, ids_of(one.packet_ids) if ids else None) for one in alone]
+            return
+        told = self._adapter.config.not_authorized_told
+        reason = reason_of(error, ACKNOWLEDGEMENT_REASONS[kind], not_authorized_told=told)
+        answer = _Answer(kind, run.packet_ids, numbered=False, reason=reason)
+        self._add(answer)
+        if ids and self._lasting is not None and self._lasting.present:  # an earlier connection may have had it
+            self._release_refused(answer)
+        self._answer()
+
     def _publish(self, run: PublishRun, ids: array[int] | None) -> None:
-        grants = self._adapter.grants
-        keys = None if run.topics is None else list(map(self._keys.__getitem__, run.topics))
-        first = self._keys[run.topic]
-        if EXCHANGE not in grants.publishable:
-            grants.require_publish(EXCHANGE, keys or (first,))
+        adapter, names = self._adapter, self._keys
+        keys = None if run.topics is None else list(map(names.__getitem__, run.topics))
+        first = names[run.topic]
+        if EXCHANGE not in adapter.grants.publishable:
+            adapter.grants.require_publish(EXCHANGE, keys or (first,))
         mark = self._mark
         if self._marking.by_publisher and not mark:
-            mark = mark_of(self._adapter.connect.client_id)
+            mark = mark_of(adapter.connect.client_id)
         slab = slab_of(run, EXCHANGE, first, keys, mark)
-        self._adapter.traffic.publish_bytes_received += slab.size
+        adapter.traffic.publish_bytes_received += slab.size
         kind = _ANSWERS[run.qos]
         if kind is None:
-            if run.wire is not None and self._passes_on:
-                slab.wire = {WIRES_QOS_0[self._version_5]: run.wire}
-            elif run.heads is not None and self._passes_on:
-                slab.wire = {HEADS_QOS_0: run.heads}
-            if run.retain or self._keys.special:
-                self._adapter.retaining.publish(slab, retain=run.retain)
+            if self._passes_on:
+                if run.wire is not None:
+                    slab.wire = {self._wire_qos_0: run.wire}
+                elif run.heads is not None:
+                    slab.wire = {HEADS_QOS_0: run.heads}
+            if run.retain or names.special:
+                adapter.retaining.publish(slab, retain=run.retain)
             else:
                 self._session.publish(slab)
             return
         if ids is not None and self._lasting is not None and self._lasting.queue is not None:
             slab.once = Numbered(self._lasting.queue.id, ids, self._lasting.epoch)
         told = self._version_5
-        if run.retain or self._keys.special:
-            self._adapter.retaining.publish(slab, retain=run.retain, confirm=True, mandatory=told)
+        if run.retain or names.special:
+            adapter.retaining.publish(slab, retain=run.retain, confirm=True, mandatory=told)
         else:
             self._session.publish(slab, confirm=True, mandatory=told)
         if ids is not None:
@@ -250,7 +268,7 @@ class Publishing:
             (again if one in self._taken or one in seen else fresh).append(at)
             seen.add(one)
         repeated = [ids[at] for at in again]
-        answer = _Answer(AcknowledgementKind.PUBREC, _bytes_of(repeated), numbered=False)
+        answer = _Answer(PUBREC, _bytes_of(repeated), numbered=False)
         if self._inherited and not self._inherited.isdisjoint(repeated):
             self._wait_for_all(answer)
         if not fresh:
@@ -285,7 +303,7 @@ class Publishing:
         """Nobody may have more under way than was announced (MQTT-3.3.4-9); what an earlier connection published does
         not count (MQTT 5, 4.9).
         """
-        waiting = sum(len(one.ids) // 2 for one in self._answers or () if one.kind is AcknowledgementKind.PUBACK)
+        waiting = sum(len(one.ids) // 2 for one in self._answers or () if one.kind is PUBACK)
         return waiting + len(self._taken) - len(self._inherited) + count <= self._adapter.config.receive_maximum
 
     def confirm(self, up_to: int) -> None:
@@ -308,7 +326,7 @@ class Publishing:
         something that was taken.
         """
         for answer in self._answers or ():
-            if answer.numbered and answer.kind is AcknowledgementKind.PUBREC:
+            if answer.numbered and answer.kind is PUBREC:
                 self._taken.difference_update(ids_of(bytes(answer.ids)))
 
     def returned(self, slab: Slab) -> None:
@@ -327,19 +345,21 @@ class Publishing:
                 answers.popleft()
                 self._send(answer.kind, bytes(answer.ids), answer.reason)
                 continue
-            while verdicts and verdicts[0][0] <= self._confirmed:
-                del verdicts[0]
             if not verdicts:
                 break
             up_to, reason = verdicts[0]
-            here = min(up_to - self._confirmed, len(answer.ids) // 2)
-            ids = bytes(answer.ids[: 2 * here])
-            if 2 * here == len(answer.ids):
+            first = self._confirmed + 1
+            ids = bytes(answer.ids)
+            self._confirmed += len(ids) // 2
+            if self._confirmed <= up_to:
                 answers.popleft()
             else:
-                del answer.ids[: 2 * here]
-            first, self._confirmed = self._confirmed + 1, self._confirmed + here
-            if reason and answer.kind is AcknowledgementKind.PUBREC:
+                ids = ids[: 2 * (up_to + 1 - first)]
+                del answer.ids[: len(ids)]
+                self._confirmed = up_to
+            if self._confirmed == up_to:
+                del verdicts[0]
+            if reason and answer.kind is PUBREC:
                 self._refuse_numbered(ids, reason)
             elif self._unrouted and not reason:
                 self._send_each(answer.kind, ids, first)
@@ -350,7 +370,7 @@ class Publishing:
         """Publishes were refused that some homes may have taken: their ids are another message's next (MQTT-4.3.3-9),
         which those homes must not take for the same.
         """
-        answer = _Answer(AcknowledgementKind.PUBREC, ids, numbered=False, reason=reason)
+        answer = _Answer(PUBREC, ids, numbered=False, reason=reason)
         assert self._answers is not None
         self._answers.appendleft(answer)
         self._release_refused(answer)
@@ -362,10 +382,10 @@ class Publishing:
             self._session.confirms.when_written(homes, self._waiting(answer))
 
     def _send(self, kind: AcknowledgementKind, ids: bytes, reason: int) -> None:
-        if reason >= _FAILURE and kind is AcknowledgementKind.PUBREC:
+        if reason >= _FAILURE and kind is PUBREC:
             self._taken.difference_update(ids_of(ids))
         reasons = bytes((reason,)) * (len(ids) // 2) if reason else None
-        self._adapter.outbox.write(self._adapter.wire.acknowledgements(kind, ids, reasons))
+        self._adapter.outbox.write(self._wire.acknowledgements(kind, ids, reasons))
 
     def _send_each(self, kind: AcknowledgementKind, ids: bytes, first: int) -> None:
         """Those from a sequence number on, some of which may have gone nowhere."""
@@ -379,7 +399,7 @@ class Publishing:
             if high >= first + count:
                 left.append((low, high))
         self._unrouted = left
-        self._adapter.outbox.write(self._adapter.wire.acknowledgements(kind, ids, bytes(reasons)))
+        self._adapter.outbox.write(self._wire.acknowledgements(kind, ids, bytes(reasons)))
 
     # --- the end of the exactly-once exchange ----------------------------------------------
 
@@ -409,7 +429,7 @@ class Publishing:
         reasons = None
         if len(known) < len(ids):
             reasons = bytes(0 if one in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND for one in ids)
-        packets = self._adapter.wire.acknowledgements(AcknowledgementKind.PUBCOMP, _bytes_of(ids), reasons)
+        packets = self._wire.acknowledgements(PUBCOMP, _bytes_of(ids), reasons)
         if not homes and not self._completions:
             self._adapter.outbox.write(packets)
             return

@@ -33,7 +33,8 @@ EXCHANGE = "amq.topic"
 QOS_MAX = 2
 NEVER = 2
 """A retain handling: nothing is given out."""
-_GIVEN_FROM = bytes((GIVEN,))
+GIVEN_FROM = bytes((GIVEN,))
+"""Raw properties below this say of nothing that it is given out because it is retained."""
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +240,7 @@ def given(slab: Slab, start: int, stop: int) -> list[int] | None:
     """For each of these messages 1 if it is given out because it is retained; None: none is."""
     if slab.raws is None:
         raw = slab.properties.raw
-        if raw < _GIVEN_FROM or not raw[0] & GIVEN or slab.properties.protocol != "mqtt":
+        if raw < GIVEN_FROM or not raw[0] & GIVEN or slab.properties.protocol != "mqtt":
             return None
         return [1] * (stop - start)
     if slab.properties.protocol != "mqtt":

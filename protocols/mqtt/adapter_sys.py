@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
-import msgspec
-
 from protocols.convert import topic_to_routing_key
 from protocols.mqtt.adapter_sessions import sessions_of
-from protocols.mqtt.events import AcknowledgementKind, Acknowledgements, Event, PublishRun
+from protocols.mqtt.events import PUBREC, PUBREL, Acknowledgements
 from protocols.mqtt.raw import GIVEN, RETAIN
 from routing.errors import BrokerError
 from routing.kept.retained_names import NameTrie
@@ -45,47 +43,52 @@ _OF_CLIENTS = ("mqtt.", "$share/")
 """How the names of queues begin that are clients' and groups'."""
 _MINUTES = (1, 5, 15)
 _LEAST_CHANGE = 0.01
+_ANSWERED = (PUBREC, PUBREL)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Traffic(msgspec.Struct):
+class Traffic:
     """What has gone through the door since the start."""
 
-    bytes_received: int = 0
-    bytes_sent: int = 0
-    """Of connections that are over; the others know their own."""
-    messages_received: int = 0
-    answers: int = 0
-    """Packets sent that are no publishes."""
-    publishes_received: int = 0
-    publishes_sent: int = 0
-    publish_bytes_received: int = 0
-    publish_bytes_sent: int = 0
-    connections: int = 0
-    sockets: int = 0
+    __slots__ = (
+        "acknowledgements", "answers", "bytes_received", "bytes_sent", "connections", "controls",
+        "publish_bytes_received", "publish_bytes_sent", "publishes_received", "publishes_sent", "sockets",
+    )  # fmt: skip
 
-    def read(self, size: int, events: Sequence[Event]) -> None:
-        """A read of `size` bytes came."""
-        self.bytes_received += size
-        for event in events:
-            count = 1
-            if type(event) is PublishRun:
-                count = len(event.payloads)
-                self.publishes_received += count
-                self.answers += count if event.qos else 0
-            elif type(event) is Acknowledgements:
-                count = sum(last - first + 1 for first, last in event.ranges)
-                if event.kind in (AcknowledgementKind.PUBREC, AcknowledgementKind.PUBREL):
-                    self.answers += count
-            else:
-                self.answers += 1
-            self.messages_received += count
+    def __init__(self) -> None:
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        """To connections that are over; the others know their own."""
+        self.publishes_received = 0
+        self.publishes_sent = 0
+        self.publish_bytes_received = 0
+        self.publish_bytes_sent = 0
+        self.acknowledgements = 0
+        """Received: as many publishes, and steps at QoS 2."""
+        self.controls = 0
+        """Packets received that are none of these; each is answered."""
+        self.answers = 0
+        """Packets sent for publishes and acknowledgements."""
+        self.connections = 0
+        self.sockets = 0
 
-    def sent(self, slab: Slab, start: int, stop: int) -> None:
-        """Messages of a slab were sent."""
-        self.publishes_sent += stop - start
-        whole = stop - start == len(slab.bodies)
-        self.publish_bytes_sent += slab.size if whole else sum(map(len, slab.bodies[start:stop]))
+    @property
+    def messages_received(self) -> int:
+        """Packets of all kinds."""
+        return self.publishes_received + self.acknowledgements + self.controls
+
+    @property
+    def messages_sent(self) -> int:
+        """The same."""
+        return self.publishes_sent + self.answers + self.controls
+
+    def acknowledged(self, event: Acknowledgements) -> None:
+        """Acknowledgements came."""
+        before = self.acknowledgements
+        for first, last in event.ranges:
+            self.acknowledgements += last - first + 1
+        if event.kind in _ANSWERED:
+            self.answers += self.acknowledgements - before
 
 
 class System:
@@ -191,7 +194,7 @@ class System:
             "clients/disconnected": offline, "clients/inactive": offline, "clients/expired": 0,
             "clients/maximum": self._clients_max,
             "messages/received": traffic.messages_received,
-            "messages/sent": traffic.answers + traffic.publishes_sent,
+            "messages/sent": traffic.messages_sent,
             "messages/stored": retained.count + waiting,
             "store/messages/count": retained.count + waiting, "store/messages/bytes": retained.size_bytes,
             "subscriptions/count": sum(len(one.subscribing.patterns) for one in clients if one.has_begun),
@@ -215,7 +218,7 @@ class System:
         traffic = self.traffic
         counts = {
             "messages/received": traffic.messages_received,
-            "messages/sent": traffic.answers + traffic.publishes_sent,
+            "messages/sent": traffic.messages_sent,
             "publish/dropped": self._broker.retained.refused + self._gave_way,
             "publish/received": traffic.publishes_received,
             "publish/sent": traffic.publishes_sent,

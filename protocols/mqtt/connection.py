@@ -43,7 +43,7 @@ from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
 from protocols.mqtt.wire import WIRE_3, WIRES, Wire
 
 _SERVER_TYPES = {2: "CONNACK", 9: "SUBACK", 11: "UNSUBACK", 13: "PINGRESP"}
-_ACKNOWLEDGEMENTS = frozenset(AcknowledgementKind)
+_ACKNOWLEDGEMENTS = {int(kind): kind for kind in AcknowledgementKind}
 _OTHERS = {SUBSCRIBE, UNSUBSCRIBE, PINGREQ, DISCONNECT}
 _PARSERS: dict[int, Callable[[bytes], Event]] = {
     CONNECT: parse_connect,
@@ -132,15 +132,44 @@ class ServerConnection:
                 return []
             data = bytes(self._buffer)
         events: list[Event] = []
+        position, end = 0, len(data)
         try:
-            position = self._parse(data, events)
+            while position < end:
+                first = data[position]
+                violation = self._violations[first]
+                if violation is not None:
+                    raise MqttProtocolError(*violation)
+                if end - position > 1 and data[position + 1] < 128:
+                    body = position + 2
+                    stop = body + data[position + 1]
+                else:
+                    body, stop = frame(data, position, end, self._config.packet_bytes_max)
+                if stop > end:
+                    self._wanted = stop - position
+                    break
+                event: Event
+                if first & 0xF0 == PUBLISH:
+                    event, position = self._publishes.take(data, position, body, stop)
+                elif first in _ACKNOWLEDGEMENTS:
+                    kind = _ACKNOWLEDGEMENTS[first]
+                    if self.wire.has_properties:
+                        most = self._config.packet_bytes_max
+                        event, position = take_acknowledgements_5(data, position, stop, kind, most)
+                    else:
+                        event, position = take_acknowledgements(data, position, stop, kind)
+                else:
+                    event, position = self._other(first, data[body:stop]), stop
+                    if self.closed:
+                        events.append(event)
+                        break
+                events.append(event)
         except MqttProtocolError as error:
             self.closed = True
             self._buffer = bytearray()
             error.events = events
             self._answer(error)
             raise
-        if position < len(data):
+        if position < end:
             self._buffer = bytearray(data[position:])
         elif self._buffer:
             self._buffer = bytearray()
@@ -156,37 +185,6 @@ class ServerConnection:
         else:
             most = self._connect.packet_bytes_max
             error.answer = self.wire.disconnect(error.code, str(error), packet_bytes_max=most)
-
-    def _parse(self, data: bytes, events: list[Event]) -> int:
-        """Append the events of the complete packets in `data`; returns where the first incomplete one begins."""
-        position, end, packet_bytes_max = 0, len(data), self._config.packet_bytes_max
-        while position < end:
-            first = data[position]
-            violation = self._violations[first]
-            if violation is not None:
-                raise MqttProtocolError(*violation)
-            if end - position > 1 and data[position + 1] < 128:
-                body = position + 2
-                stop = body + data[position + 1]
-            else:
-                body, stop = frame(data, position, end, packet_bytes_max)
-            if stop > end:
-                self._wanted = stop - position
-                break
-            event: Event
-            if first & 0xF0 == PUBLISH:
-                event, position = self._publishes.take(data, position, body, stop)
-            elif first in _ACKNOWLEDGEMENTS:
-                if self.wire.has_properties:
-                    event, position = take_acknowledgements_5(data, position, stop, packet_bytes_max)
-                else:
-                    event, position = take_acknowledgements(data, position, stop)
-            else:
-                event, position = self._other(first, data[body:stop]), stop
-            events.append(event)
-            if self.closed:
-                break
-        return position
 
     def _other(self, first: int, body: bytes) -> Event:
         if first == CONNECT:

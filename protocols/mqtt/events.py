@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import msgspec
+
 NEVER_S = 0xFFFFFFFF
 """A session expiry that means: never (MQTT 5, 3.1.2.11.2)."""
 
@@ -23,6 +25,10 @@ class AcknowledgementKind(IntEnum):
     PUBREC = 0x50
     PUBREL = 0x62
     PUBCOMP = 0x70
+
+
+PUBACK, PUBREC, PUBREL, PUBCOMP = AcknowledgementKind
+"""By names of their own: what is looked up in the class of an enumeration takes long."""
 
 
 @dataclass(slots=True)
@@ -63,8 +69,7 @@ class Connect:
     authentication_data: bytes = b""
 
 
-@dataclass(slots=True)
-class PublishRun:
+class PublishRun(msgspec.Struct, gc=False):
     """Consecutive PUBLISH packets with one QoS (0, 1, 2) and one RETAIN flag.
 
     `topics` are the topics of the messages where they differ (`topic` is the first then), None where they do not;
@@ -88,8 +93,7 @@ class PublishRun:
     heads: list[bytes] | None = None
 
 
-@dataclass(slots=True)
-class Acknowledgements:
+class Acknowledgements(msgspec.Struct, gc=False):
     """Consecutive acknowledgements of one kind, as inclusive ranges of packet ids in order of arrival.
 
     `failed` are those among them whose reason code is 0x80 or more, with the reason.
@@ -97,7 +101,7 @@ class Acknowledgements:
 
     ranges: list[tuple[int, int]]
     kind: AcknowledgementKind = AcknowledgementKind.PUBACK
-    failed: list[tuple[int, int]] = field(default_factory=list)
+    failed: list[tuple[int, int]] = []
 
 
 @dataclass(slots=True)

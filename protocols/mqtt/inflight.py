@@ -33,11 +33,14 @@ class PacketIds:
         self._runs: dict[int, tuple[int, int]] = {}
         """First packet id of a run: its last packet id, and the delivery id of the first."""
 
-    def take(self, first_delivery: int, count: int) -> list[tuple[int, int]]:
-        """Identifiers for `count` deliveries from `first_delivery` on, as (first, count): one pair, seldom more."""
-        if self.outstanding + count > PACKET_ID_MAX - self._first + 1:
-            raise LocalProtocolError("more messages under way than there are packet identifiers")
+    def take(self, first_delivery: int, count: int) -> list[tuple[int, int, int]]:
+        """Identifiers for `count` deliveries from `first_delivery` on, as (first, place of the delivery it is for,
+        count): one run, seldom more.
+        """
         self.outstanding += count
+        if self.outstanding > PACKET_ID_MAX - self._first + 1:
+            self.outstanding -= count
+            raise LocalProtocolError("more messages under way than there are packet identifiers")
         first = self._next
         if self._firsts:
             # Nearly always the newest run goes on.
@@ -46,13 +49,13 @@ class PacketIds:
             if last == first - 1 and delivery + first - run_first == first_delivery and last + count < PACKET_ID_MAX:
                 self._runs[run_first] = (last + count, delivery)
                 self._next = first + count
-                return [(first, count)]
+                return [(first, 0, count)]
         elif first + count <= PACKET_ID_MAX:
             self._firsts.append(first)
             self._runs[first] = (first + count - 1, first_delivery)
             self._next = first + count
-            return [(first, count)]
-        taken = []
+            return [(first, 0, count)]
+        taken, done = [], 0
         while count:
             first = self._next
             at = bisect_right(self._firsts, first)
@@ -63,9 +66,11 @@ class PacketIds:
             limit = self._firsts[at] - 1 if at < len(self._firsts) else PACKET_ID_MAX
             last = min(first + count - 1, limit)
             self._insert(at, first, last, first_delivery)
-            taken.append((first, last - first + 1))
-            first_delivery += last - first + 1
-            count -= last - first + 1
+            some = last - first + 1
+            taken.append((first, done, some))
+            first_delivery += some
+            done += some
+            count -= some
             self._next = self._after(last)
         return taken
 
@@ -99,10 +104,12 @@ class PacketIds:
 
         Identifiers that are not in use are passed over: the standard gives them no meaning.
         """
-        freed = self._cut(first, last)
-        for low, high, _ in freed:
+        freed = []
+        for low, high, delivery in self._cut(first, last):
             self.outstanding -= high - low + 1
-        return [(delivery, delivery + high - low) for low, high, delivery in freed if delivery >= 0]
+            if delivery >= 0:
+                freed.append((delivery, delivery + high - low))
+        return freed
 
     def hold(self, first: int, last: int) -> list[tuple[int, int, int]]:
         """Have the identifiers `first..last` stay in use until they are released. Returns, for each run of those in
@@ -143,12 +150,15 @@ class PacketIds:
 
     def _cut(self, first: int, last: int) -> list[tuple[int, int, int]]:
         """Take out what is in use of `first..last`: first and last of each run, and the delivery of the first."""
-        found = []
-        at = max(bisect_right(self._firsts, first) - 1, 0)
-        while at < len(self._firsts) and self._firsts[at] <= last:
-            run_first = self._firsts[at]
+        found, firsts = [], self._firsts
+        at = bisect_right(firsts, first) - 1 if len(firsts) > 1 else 0
+        if at < 0:
+            at = 0
+        while at < len(firsts) and firsts[at] <= last:
+            run_first = firsts[at]
             run_last, delivery = self._runs[run_first]
-            low, high = max(first, run_first), min(last, run_last)
+            low = first if first > run_first else run_first
+            high = last if last < run_last else run_last
             if low > high:
                 at += 1
                 continue
@@ -157,9 +167,9 @@ class PacketIds:
                 self._runs[run_first] = (low - 1, delivery)
                 at += 1
             else:
-                del self._runs[run_first], self._firsts[at]
+                del self._runs[run_first], firsts[at]
             if high < run_last:
-                self._firsts.insert(at, high + 1)
+                firsts.insert(at, high + 1)
                 self._runs[high + 1] = (run_last, delivery + high + 1 - run_first)
                 at += 1
         return found

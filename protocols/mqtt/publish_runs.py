@@ -60,13 +60,13 @@ class PublishRuns:
         first, end = data[position], len(data)
         qos = first >> 1 & 3
         id_bytes = 2 if qos else 0
-        topic_stop = body + 2 + (data[body] << 8 | data[body + 1]) if stop > body + 1 else end
-        if stop < topic_stop + id_bytes or stop < body + 2:
+        topic_stop = body + 2 + (data[body] << 8 | data[body + 1]) if stop > body + 1 else stop + 1
+        payload_start = topic_stop + id_bytes
+        if stop < payload_start:
             raise MqttProtocolError("truncated PUBLISH", "MQTT-3.3.2-1")
         raw_topic = data[body:topic_stop]
         topic = self._topics.get(raw_topic) or self._new_topic(raw_topic)
-        payload_start, retain = topic_stop + id_bytes, bool(first & 1)
-        payload, packet_id = data[payload_start:stop], data[topic_stop:payload_start]
+        payload, packet_id, retain = data[payload_start:stop], data[topic_stop:payload_start], first & 1 == 1
         if stop == end and packet_id != _ID_0:  # nothing follows
             wire = None if retain or qos else data[position:]
             return PublishRun(topic, qos, retain, [payload], packet_id, wire), stop

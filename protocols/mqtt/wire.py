@@ -119,6 +119,8 @@ class Wire:
 
         `reasons` has a byte for each; None means that all succeeded. Versions before 5 cannot say anything else.
         """
+        if len(packet_ids) == 2:
+            return bytes((kind, 2)) + packet_ids
         packets = bytearray(bytes((kind, 2, 0, 0))) * (len(packet_ids) // 2)
         packets[2::4] = packet_ids[::2]
         packets[3::4] = packet_ids[1::2]
@@ -243,12 +245,11 @@ def publish_heads(
 
     `block` is what `encode_publishes_with_ids` will be given; for QoS 0 it is part of `topic` instead.
     """
-    extra = len(topic) + len(block) + (2 if qos else 0)
-    kind = bytes((0x30 | qos << 1 | flags,))
+    starts, extra = _STARTS[0x30 | qos << 1 | flags], len(topic) + len(block)
     if len(payloads) == 1:
-        return kind + remaining_length(extra + len(payloads[0])) + topic
+        return starts[extra + len(payloads[0])] + topic
     sizes = list(map(len, payloads))
-    heads = {size: kind + remaining_length(extra + size) + topic for size in set(sizes)}
+    heads = {size: starts[extra + size] + topic for size in set(sizes)}
     if len(heads) == 1:
         return heads[sizes[0]]
     return [heads[size] for size in sizes]

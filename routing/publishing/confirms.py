@@ -145,12 +145,17 @@ class Confirms:
 
     def note(self) -> None:
         """The turn ends, everything is appended: wait for what it published."""
-        self._end_part(self.published)
-        parts, self._parts = self._parts, []
-        for last, requirements, needs_sync, error, watches in parts:
-            if last > self._noted:
-                self._wait(last, requirements, needs_sync, error, watches)
-        self._advance()
+        if self._requirements or self._parts or self._pending:
+            self._end_part(self.published)
+            parts, self._parts = self._parts, []
+            for last, requirements, needs_sync, error, watches in parts:
+                if last > self._noted:
+                    self._wait(last, requirements, needs_sync, error, watches)
+            self._advance()
+        elif self.published > self._noted:  # that waits for nothing
+            self._noted = self.published
+            if not self._session.closed:
+                self._session.sink.confirm(self._noted)
         if self._written:
             written, self._written = self._written, []
             for homes, done in written:

@@ -13,7 +13,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from routing.errors import StorageUnavailable
-from routing.facts import DELAYED_FROM, without_delay
+from routing.facts import DELAYED_FROM, TIMED_FROM, without_delay
 from routing.message import Properties, Slab
 from routing.queues.history import with_histories
 from routing.queues.limits import room
@@ -214,14 +214,14 @@ class Route:
             self._open = Route(queues, self.topics, delayed=self.delayed)
         return self._open
 
-    def _pass_on(self, slab: Slab) -> bool:
-        """Hand the slab to the consumers of all queues, if each of them could have it now."""
+    def _pass_on(self, slab: Slab, facts: int) -> bool:
+        """Hand the slab, whose facts are at most these, to the consumers of all queues, if each could have it now."""
         consumers = []
         for queue in self._passing:
             consumer = queue.open_to()
             if consumer is None or consumer.credit() < len(slab.bodies):
                 return False
-            if consumer.passed is not None and not slab.plain:
+            if facts >= TIMED_FROM and consumer.passed is not None:
                 return False
             consumers.append(consumer)
         for consumer in consumers:
@@ -234,12 +234,13 @@ class Route:
             unused = frozenset(queue for queue in self._fleeting if not queue.consumers)
             if unused:
                 return self.avoiding(unused).deliver(slab)
-        held = (slab.properties.facts if slab.facts is None else slab.highest_facts) >= DELAYED_FROM
+        facts = slab.properties.facts if slab.facts is None else slab.highest_facts
+        held = facts >= DELAYED_FROM
         if held and not self.delayed:
             if self._heeding:
                 return self._deliver_divided(slab)
             slab = undelayed(slab)
-        elif not held and self._passing and self._pass_on(slab):
+        elif not held and self._passing and self._pass_on(slab, facts):
             return []
         targets = []
         for home, destinations in self.homes:
