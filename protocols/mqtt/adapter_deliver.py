@@ -164,8 +164,7 @@ class Delivering:
         traffic.publish_bytes_sent += slab.size if whole else sum(map(len, slab.bodies[start:stop]))
         left = None
         if self._version_5:
-            now_ms = self._adapter.broker.clock.now_ms()
-            left = expiries_left(self._session, consumer, first_id, slab, start, stop, now_ms)
+            left = expiries_left(self._session, consumer, first_id, slab, start, stop)
         if not self._plain or consumer.context is not None or left is not None:
             if not self._adapter.closed:
                 self._deliver_on_terms(consumer, first_id, slab, start, stop, left, redelivered)
@@ -187,7 +186,7 @@ class Delivering:
                 return
             if slab.raws is not None:
                 raw = slab.raws[start]
-        topic, granted = self._routes[slab.routing_key]
+        topic, granted = self._routes.get(slab.routing_key) or self._routes[slab.routing_key]
         if topic is None:
             if not consumer.no_ack:
                 session.settle(first_id, first_id + stop - start - 1, Outcome.DISCARD)

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from protocols.mqtt.adapter_properties import blocks_of
-from protocols.mqtt.wire import Blocks, PublishHeads, encode_publishes, encode_varied, publish_heads, varied_heads
+from protocols.mqtt.wire import (
+    Blocks,
+    PublishHeads,
+    encode_publishes,
+    encode_varied,
+    interleaved,
+    publish_heads,
+    varied_heads,
+)
 from routing.message import Slab
 
 WIRES_QOS_0 = ("mqtt qos 0", "mqtt 5 qos 0")
 """Packets at QoS 0 of a whole slab, for versions before 5 and for version 5."""
 HEADS_QOS_0 = "mqtt 5 heads qos 0"
-"""What stands between remaining length and payload in each of these for version 5, where that is known beforehand."""
+"""What stands before each payload in these for version 5, where that is known beforehand (`PublishRun.heads`)."""
 _HEADS = ("mqtt heads", "mqtt 5 heads")
 
 
@@ -50,7 +58,7 @@ def known_at_qos_0(slab: Slab, *, version_5: bool) -> bytes | None:
     if packets is None and version_5:
         heads = memo.get(HEADS_QOS_0)
         if heads is not None:
-            packets = memo[WIRES_QOS_0[True]] = encode_varied(heads, slab.bodies, 0)
+            packets = memo[WIRES_QOS_0[True]] = interleaved(*heads, slab.bodies)
     return packets
 
 

@@ -218,7 +218,7 @@ class Publishing:
     def _publish(self, run: PublishRun, ids: array[int] | None) -> None:
         adapter, names = self._adapter, self._keys
         keys = None if run.topics is None else list(map(names.__getitem__, run.topics))
-        first = names[run.topic]
+        first = names.get(run.topic) or names[run.topic]
         if EXCHANGE not in adapter.grants.publishable:
             adapter.grants.require_publish(EXCHANGE, keys or (first,))
         mark = self._mark

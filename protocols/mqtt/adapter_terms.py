@@ -96,7 +96,7 @@ def _way(raw: bytes, route: Route, own_mark: bytes, of_mqtt: bool, persistent: b
 
 
 def expiries_left(
-    session: Session, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int, now_ms: int
+    session: Session, consumer: Consumer, first_id: int, slab: Slab, start: int, stop: int
 ) -> list[int | None] | None:
     """What is left of the expiries of messages, in seconds, one for each; None: none of them has one."""
     queue, count = consumer.queue, stop - start
@@ -107,7 +107,7 @@ def expiries_left(
         entry = entry_at(session.unsettled, first_id)
         if entry.queue is not queue:  # it was passed, as nothing is that expires
             return None
-        left: list[int | None] = [None] * count
+        now_ms, left = session.broker.clock.now_ms(), list[int | None]([None] * count)
         at = 0
         for first, length in runs_of(entry.offsets_of(first_id, first_id + count)):
             for run in facts_at.between(first, first + length):
@@ -117,6 +117,7 @@ def expiries_left(
         return left if left.count(None) < count else None
     if slab.highest_facts < TIMED_FROM:
         return None
+    now_ms = session.broker.clock.now_ms()
     facts = [slab.properties.facts] * count if slab.facts is None else slab.facts[start:stop]
     return [_left_s(one, now_ms, now_ms) for one in facts]
 

@@ -76,8 +76,9 @@ class PublishRun(msgspec.Struct, gc=False):
     `raw` and `raws` are the property blocks in the same way. `expiries_s` are the message expiry intervals, one a
     message, None when no message has one. `packet_ids` are the ids of a QoS 1 or 2 run, two bytes each. `wire` is the
     packets' own bytes when a subscriber at QoS 0 that speaks the publisher's version (all before 5 are one) can be sent
-    them as they are (QoS 0, not retained, no alias, no expiry), else None. `heads` are what is between remaining
-    length and the payload of each as such a subscriber is sent it, where an alias is all that forbids that.
+    them as they are (QoS 0, not retained, no alias, no expiry), else None. `heads` are what is before
+    the payload of each as such a subscriber is sent it, where an alias is all that forbids that: fixed headers, and
+    topics with property blocks.
     """
 
     topic: str
@@ -90,7 +91,7 @@ class PublishRun(msgspec.Struct, gc=False):
     raw: bytes = b""
     raws: list[bytes] | None = None
     expiries_s: list[int | None] | None = None
-    heads: list[bytes] | None = None
+    heads: tuple[list[bytes], list[bytes]] | None = None
 
 
 class Acknowledgements(msgspec.Struct, gc=False):

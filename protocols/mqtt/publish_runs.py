@@ -40,7 +40,8 @@ _shapes: dict[tuple[int, int], dict[bytes, Shape]] = {}
 connections have them together."""
 
 DUP = 0x08
-_ID_0 = b"\0\0"
+ID_0 = b"\0\0"
+"""A packet id that there is not."""
 _FIRST_WINDOW, _WINDOW = 8, 128
 """Packets looked at first when two equal heads were seen, and then; see rule 1."""
 
@@ -67,12 +68,12 @@ class PublishRuns:
         raw_topic = data[body:topic_stop]
         topic = self._topics.get(raw_topic) or self._new_topic(raw_topic)
         payload, packet_id, retain = data[payload_start:stop], data[topic_stop:payload_start], first & 1 == 1
-        if stop == end and packet_id != _ID_0:  # nothing follows
+        if stop == end and packet_id != ID_0:  # nothing follows
             wire = None if retain or qos else data[position:]
             return PublishRun(topic, qos, retain, [payload], packet_id, wire), stop
         found = Found(payload, packet_id)
         start = position
-        position = self.take_same(data, start, stop, topic_stop, b"", found)
+        position = self.take_same(data, start, body, stop, topic_stop, b"", found)
         topics = None
         if position + 4 < end and len(found.payloads) < STRETCH and not (data[position] ^ first) & ~DUP:
             topics = found.topics = [topic] * len(found.payloads)
@@ -84,14 +85,15 @@ class PublishRuns:
         wire = None if retain or qos else data[start:position]
         return PublishRun(topic, qos, retain, found.payloads, bytes(found.packet_ids), wire, topics), position
 
-    def take_same(self, data: bytes, start: int, stop: int, head_stop: int, block: bytes, found: Found) -> int:
+    def take_same(
+        self, data: bytes, start: int, body: int, stop: int, head_stop: int, block: bytes, found: Found
+    ) -> int:
         """Add the packets that follow the first, [start, stop), with its topic and block; returns where they end.
 
-        `head_stop` is where the first packet's topic ends, and its block, if nothing stands between them. `block` is
-        what stands between packet id and payload.
+        `body` is where the first packet's topic begins, `head_stop` where that ends, and its block, if nothing stands
+        between them. `block` is what stands between packet id and payload.
         """
         id_bytes = 2 if data[start] & 6 else 0
-        body = start + 2 if data[start + 1] < 128 else frame(data, start, stop, stop)[0]
         head = data[body:head_stop]
         # A cheap look at whether a packet with this topic may follow; with many topics it seldom does.
         if data.find(head, stop + 2, stop + 5 + len(head)) < 0:
@@ -175,11 +177,11 @@ class PublishRuns:
     def cut_at_id_0(self, data: bytes, start: int, stop: int, found: Found) -> int:
         """Take back the packets of a run from the first whose id is 0 on; returns where it ends then."""
         packet_ids = found.packet_ids
-        if _ID_0 not in packet_ids:
+        if ID_0 not in packet_ids:
             return stop
-        at = packet_ids.find(_ID_0)
+        at = packet_ids.find(ID_0)
         while at >= 0 and at & 1:
-            at = packet_ids.find(_ID_0, at + 1)
+            at = packet_ids.find(ID_0, at + 1)
         if at < 0:
             return stop
         if not at:
@@ -228,7 +230,7 @@ class Found:
         self.raws: list[bytes] | None = None
         self.expiries_s: list[int | None] | None = None
         self.aliased = False
-        self.heads: list[bytes] | None = None
+        self.heads: tuple[list[bytes], list[bytes]] | None = None
 
 
 def shapes_of(first: int, packet_bytes_max: int) -> dict[bytes, Shape]:

@@ -12,8 +12,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 from protocols.mqtt.alike_blocks import note_alike, read_alike
 from protocols.mqtt.config import MqttConfig
 from protocols.mqtt.events import PublishRun
@@ -22,6 +20,7 @@ from protocols.mqtt.properties import encode_text, read_variable, with_length
 from protocols.mqtt.publish_blocks import PublishBlock, read_publish_block
 from protocols.mqtt.publish_runs import (
     DUP,
+    ID_0,
     SHAPE_BYTES,
     SHAPES_MAX,
     STRETCH,
@@ -30,7 +29,7 @@ from protocols.mqtt.publish_runs import (
     PublishRuns,
 )
 from protocols.mqtt.reasons import MqttProtocolError, ReasonCode
-from protocols.mqtt.wire import remaining_length
+from protocols.mqtt.wire import STARTS_QOS_0, remaining_length, start_at_qos_0
 
 _BLOCKS_REMEMBERED_MAX = 4096
 _BLOCK_REMEMBERED_BYTES_MAX = 512
@@ -59,13 +58,15 @@ class _Blocks(dict[bytes, PublishBlock]):
 
 
 _blocks = _Blocks()
-_raws: dict[bytes, bytes] = {}
 
-Head = tuple[str, bytes, int, bytes, int, int | None]
-"""Topic, properties, what is special about it, the head without an alias (b"" where the topic is not known), alias (0
-if there is none), expiry in seconds."""
+Terms = tuple[bytes, int, int | None]
+"""Properties, what is special about it, expiry in seconds."""
+_terms: dict[Terms, Terms] = {}
+"""Those that are the same are one object, whatever alias stood beside them: comparing those is quick."""
 
-_topic_of, _raw_of, _special_of, _plain_of, _expiry_of = map(itemgetter, (0, 1, 2, 3, 5))
+Head = tuple[str, bytes, int, Terms, int]
+"""Topic, the head without an alias (b"" where the topic is not known) and its length, terms, alias (0 if there is
+none)."""
 
 _NO_TOPIC = encode_text("")
 
@@ -98,46 +99,56 @@ class PublishRuns5(PublishRuns):
         first, end = data[position], len(data)
         qos = first >> 1 & 3
         id_bytes = 2 if qos else 0
-        topic_stop = body + 2 + (data[body] << 8 | data[body + 1]) if stop > body + 1 else end
-        if stop < topic_stop + id_bytes + 1 or stop < body + 3:
-            raise MqttProtocolError("truncated PUBLISH", "MQTT-3.3.2-1")
+        topic_stop = body + 2 + (data[body] << 8 | data[body + 1]) if stop > body + 1 else stop
         block = topic_stop + id_bytes
-        size, block_stop = read_variable(data[block : min(stop, block + 4)], 0, "property length")
-        block_stop += block + size
+        if stop <= block:
+            raise MqttProtocolError("truncated PUBLISH", "MQTT-3.3.2-1")
+        block_stop = block + 1 + data[block]
+        if data[block] > 127:
+            size, block_stop = read_variable(data[block : min(stop, block + 4)], 0, "property length")
+            block_stop += block + size
         if block_stop > stop:
             raise MqttProtocolError("truncated properties of PUBLISH", "MQTT-2.2.2-1")
         raw_block = data[block:block_stop]
-        raw_head = data[body:topic_stop] + raw_block
-        head = self._head_of(raw_head)
-        topic, raw, special, _, _, expiry_s = head
-        found = Found(data[block_stop:stop], data[topic_stop:block])
+        head = self._head_of(data[body:topic_stop] + raw_block)
+        topic, _, _, (raw, special, expiry_s), _ = head
+        payload, packet_id = data[block_stop:stop], data[topic_stop:block]
+        if stop == end and packet_id != ID_0:  # nothing follows
+            retain = first & 1 == 1
+            expiries_s: list[int | None] | None = None if expiry_s is None else [expiry_s]
+            wire = None if qos or retain or special else data[position:]
+            return PublishRun(topic, qos, retain, [payload], packet_id, wire, None, raw, None, expiries_s), stop
+        found = Found(payload, packet_id)
         start = position
         if qos:
-            position = self.take_same(data, start, stop, topic_stop, raw_block, found)
+            position = self.take_same(data, start, body, stop, topic_stop, raw_block, found)
         else:
-            position = self.take_same(data, start, stop, block_stop, b"", found)
+            position = self.take_same(data, start, body, stop, block_stop, b"", found)
         count = len(found.payloads)
         found.aliased = special & _ALIASED > 0
         if expiry_s is not None:
             found.expiries_s = [expiry_s] * count
         if position + 5 < end and count < STRETCH and not (data[position] ^ first) & ~DUP:
-            heads = [head] * count
-            position = self._take_varied_5(data, position, first, found, heads)
-            if len(heads) > count:
-                _fill(found, heads, qos)
+            varied = Varied(head, count)
+            position = self._take_varied_5(data, position, first, head, found, varied)
+            if len(found.payloads) > count:
+                _fill(found, varied, qos)
         if qos:
             position = self.cut_at_id_0(data, start, position, found)
         return _event(first, topic, raw, found, data[start:position]), position
 
-    def _take_varied_5(self, data: bytes, position: int, first: int, found: Found, heads: list[Head]) -> int:
-        """As `_take_varied`, for packets with blocks, whose `heads` are added.
-
-        What is said of each message is taken from its head when all are there (`_fill`).
-        """
+    def _take_varied_5(
+        self, data: bytes, position: int, first: int, previous: Head, found: Found, varied: Varied
+    ) -> int:
+        """As `_take_varied`, for packets with blocks, the last of which had the head `previous`."""
         id_bytes, again = (2, first ^ DUP) if first & 6 else (0, first)
         end, packet_bytes_max = len(data), self._config.packet_bytes_max
         known, nameless = self._heads.get, self._nameless.get
-        payloads, packet_ids, previous = found.payloads, found.packet_ids, heads[-1]
+        payloads, packet_ids = found.payloads, found.packet_ids
+        topics, each_terms, plains, starts = varied.topics, varied.terms, varied.plains, varied.starts
+        aliased = not id_bytes and previous[3][1] > 0
+        if aliased:
+            starts += [start_at_qos_0(previous[2] + len(payload)) for payload in payloads]
         shapes, equal = _shapes.setdefault((first & ~DUP, packet_bytes_max), {}), 0
         shape_bytes = _shape_bytes(first)
         while position + 5 < end:
@@ -175,7 +186,7 @@ class PublishRuns5(PublishRuns):
                 else:
                     raw = data[position + body : block_stop]
                 head = known(raw)
-                if head is not None and head[2] & _RESOLVE:
+                if head is not None and head[3][1] & _RESOLVE:
                     head = None
             if head is None:
                 try:
@@ -190,8 +201,17 @@ class PublishRuns5(PublishRuns):
                 previous = head
                 if equal:
                     equal = 0
-            heads.append(head)
-            if id_bytes:
+            topic, plain, plain_bytes, terms, _ = head
+            topics.append(topic)
+            each_terms.append(terms)
+            if not id_bytes:
+                plains.append(plain)
+                if aliased:
+                    try:
+                        starts.append(STARTS_QOS_0[plain_bytes + stop - block_stop])
+                    except IndexError:
+                        starts.append(start_at_qos_0(plain_bytes + stop - block_stop))
+            else:
                 packet_ids += data[at - 2 : at]
             payloads.append(data[block_stop:stop])
             position = stop
@@ -200,14 +220,14 @@ class PublishRuns5(PublishRuns):
     def _head_of(self, raw: bytes) -> Head:
         """What a head says, whose lengths were found to be right. Raises MqttProtocolError."""
         head = self._heads.get(raw) or self._new_head(raw)
-        return self._resolve(raw, head) if head[2] & _RESOLVE else head
+        return self._resolve(raw, head) if head[3][1] & _RESOLVE else head
 
     def _resolve(self, raw: bytes, head: Head) -> Head:
         """A head with an alias, with the topic of that. Raises MqttProtocolError for an alias that stands for none.
 
         What an alias stands for seldom changes: then the head is as good as one with that topic.
         """
-        topic, properties, special, plain, alias, expiry_s = head
+        topic, _, _, (properties, special, expiry_s), alias = head
         if topic:
             before = self._aliases.get(alias)
             if before is None or before[0] != topic:
@@ -221,7 +241,7 @@ class PublishRuns5(PublishRuns):
             raise MqttProtocolError(f"topic alias {alias} stands for nothing", "", ReasonCode.PROTOCOL_ERROR)
         topic, written = self._aliases[alias]
         plain = written + remaining_length(len(properties)) + properties
-        resolved = topic, properties, special & ~_RESOLVE, plain, alias, expiry_s
+        resolved = topic, plain, len(plain), _interned(properties, special & ~_RESOLVE, expiry_s), alias
         if raw in self._heads and self._changes < _CHANGES_MAX:
             self._heads[raw] = self._nameless[raw[2:]] = resolved
         return resolved
@@ -254,11 +274,8 @@ class PublishRuns5(PublishRuns):
         if special:
             plain = raw_topic + with_length(rest) if topic else b""
         if not comes_again:
-            return topic, rest, special, plain, alias, expiry_s
-        # Properties that are the same are one object, whatever alias stood beside them: comparing those is quick.
-        if len(_raws) >= _BLOCKS_REMEMBERED_MAX:
-            _raws.clear()
-        head = topic, _raws.setdefault(rest, rest), special, plain, alias, expiry_s
+            return topic, plain, len(plain), (rest, special, expiry_s), alias
+        head = topic, plain, len(plain), _interned(rest, special, expiry_s), alias
         if len(self._heads) >= TOPICS_REMEMBERED_MAX:
             self._forget()
         self._heads[raw] = head
@@ -267,6 +284,14 @@ class PublishRuns5(PublishRuns):
     @staticmethod
     def _packet_id_0() -> MqttProtocolError:
         return MqttProtocolError("PUBLISH with packet identifier 0", "MQTT-2.2.1-3", ReasonCode.PROTOCOL_ERROR)
+
+
+def _interned(properties: bytes, special: int, expiry_s: int | None) -> Terms:
+    """Terms as one object."""
+    if len(_terms) >= _BLOCKS_REMEMBERED_MAX:
+        _terms.clear()
+    terms = properties, special, expiry_s
+    return _terms.setdefault(terms, terms)
 
 
 def _new_block(raw: bytes) -> PublishBlock:
@@ -314,17 +339,36 @@ def _shape_of(shapes: dict[bytes, Shape5], data: bytes, position: int, packet_by
     return shape
 
 
-def _fill(found: Found, heads: list[Head], qos: int) -> None:
+class Varied:
+    """What the heads of a run say of each message, as far as it is needed."""
+
+    __slots__ = ("plains", "starts", "terms", "topics")
+
+    def __init__(self, head: Head, count: int) -> None:
+        """For a run that begins with `count` messages of one head."""
+        self.topics = [head[0]] * count
+        self.terms = [head[3]] * count
+        self.plains = [head[1]] * count
+        """The rest is for QoS 0, fixed headers for runs that begin with an alias."""
+        self.starts: list[bytes] = []
+
+
+def _fill(found: Found, varied: Varied, qos: int) -> None:
     """What the heads of a run's messages say of each."""
-    found.topics = list(map(_topic_of, heads))
-    found.raws = list(map(_raw_of, heads))
-    special = max(map(_special_of, heads))
+    found.topics = varied.topics
+    terms = varied.terms
+    common = terms[0] if terms.count(terms[0]) == len(terms) else None
+    if common is None:
+        found.raws = [one[0] for one in terms]
+    special = max(one[1] for one in terms) if common is None else common[1]
     if special:
         found.aliased = True  # or timed, which is no less a reason
         if not qos:
-            found.heads = list(map(_plain_of, heads))
+            plains, payloads = varied.plains, found.payloads
+            starts = varied.starts or [start_at_qos_0(len(one) + len(body)) for one, body in zip(plains, payloads)]
+            found.heads = starts, plains
         if special >= _TIMED:
-            found.expiries_s = list(map(_expiry_of, heads))
+            found.expiries_s = [one[2] for one in terms]
 
 
 def _event(first: int, topic: str, raw: bytes, found: Found, wire: bytes) -> PublishRun:

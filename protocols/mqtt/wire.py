@@ -247,7 +247,8 @@ def publish_heads(
     """
     starts, extra = _STARTS[0x30 | qos << 1 | flags], len(topic) + len(block)
     if len(payloads) == 1:
-        return starts[extra + len(payloads[0])] + topic
+        size = extra + len(payloads[0])
+        return (starts.get(size) or starts[size]) + topic
     sizes = list(map(len, payloads))
     heads = {size: starts[extra + size] + topic for size in set(sizes)}
     if len(heads) == 1:
@@ -270,9 +271,15 @@ def encode_publishes(heads: PublishHeads, payloads: Sequence[bytes]) -> bytes:
     """PUBLISH packets at QoS 0 for one or more payloads."""
     if isinstance(heads, bytes):
         return heads + payloads[0] if len(payloads) == 1 else heads.join([b"", *payloads])
-    parts = [b""] * (2 * len(payloads))
-    parts[::2] = heads
-    parts[1::2] = payloads
+    return interleaved(heads, payloads)
+
+
+def interleaved(*columns: Sequence[bytes]) -> bytes:
+    """The first of all columns, then the second of all, and so on."""
+    width = len(columns)
+    parts = [b""] * (width * len(columns[0]))
+    for at, column in enumerate(columns):
+        parts[at::width] = column
     return b"".join(parts)
 
 
@@ -294,7 +301,8 @@ def encode_publishes_with_ids(
         return b"".join(parts)
     if isinstance(heads, bytes):
         if count == 1:
-            return heads + _id(first_packet_id) + payloads[0]
+            at = first_packet_id + first_packet_id
+            return heads + PACKET_ID_BYTES[at : at + 2] + payloads[0]
         parts = [heads] * (3 * count)
     else:
         parts = [b""] * (3 * count)
@@ -323,13 +331,7 @@ def encode_varied(
         lengths = repeat(len(blocks)) if isinstance(blocks, bytes) else map(len, blocks)
         sizes = map(add, sizes, lengths)
         columns.append([blocks] * count if isinstance(blocks, bytes) else blocks)
-    columns.append(payloads)
-    width = len(columns) + 1
-    parts = [b""] * (width * count)
-    parts[::width] = map(_STARTS[0x30 | qos << 1 | flags].__getitem__, sizes)
-    for at, column in enumerate(columns, 1):
-        parts[at::width] = column
-    return b"".join(parts)
+    return interleaved(list(map(_STARTS[0x30 | qos << 1 | flags].__getitem__, sizes)), *columns, payloads)
 
 
 class _Starts(dict[int, bytes]):
@@ -348,6 +350,13 @@ class _Starts(dict[int, bytes]):
 
 
 _STARTS = {first: _Starts(first) for first in range(0x30, 0x40)}
+STARTS_QOS_0 = [b"\x30" + length for length in _LENGTHS[:2048]]
+"""The fixed header of PUBLISH at QoS 0 by the length of topic, block and payload, where that is a common one."""
+
+
+def start_at_qos_0(size: int) -> bytes:
+    """The same for any length."""
+    return _STARTS[0x30][size]
 
 
 def _id(packet_id: int) -> bytes:
