@@ -295,21 +295,20 @@ class Broker:
 
     def end_turn(self) -> None:
         """Deliver, write and confirm what has come together; see the module's rule 1."""
-        homes, flusher = self.homes, self.flusher
+        homes, flusher, dead_letters = self.homes, self.flusher, self.dead_letters
         if homes is not None:
             homes.begin_turn()
             flusher.hold()  # what replicas have to write is written when it is on its way to the others
         if self._runnable:
             self._pump()
-        dead_letters = self.dead_letters
         if dead_letters.due:
             dead_letters.run()
             self._pump()
         if self.traces and flush(self.traces.values()):
             self._pump()
-        if (self._dirty or self.confirming) and self.after_turn is not None:
-            # Deliveries wait neither for what their publishers are told nor for the disk: send them before the
-            # flusher's threads ask for the interpreter.
+        if self.after_turn is not None:
+            # Deliveries wait neither for what their publishers are told, nor for the disk, whose threads ask for the
+            # interpreter, nor for a look at what else there is to do.
             self.after_turn()
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
