@@ -5,7 +5,8 @@ The order of the steps is what makes `flushed_offset` true:
 0. The first job since the log was opened notes durably that the last stop is history, and in which leader epoch it
    writes, before it writes anything.
 1. Batches are written segment by segment. A segment that is full is synced, its indexes are completed and synced, and
-   the recovery point moves behind it, before a byte of the next one is synced.
+   the recovery point moves behind it, before a byte of the next one is written; or *aside*, by a job of its own
+   (`closing.py`), before a byte of the next one is synced.
 2. With `sync`, the last segment is synced, then the directory if it has got new names.
 3. Only then may prefixes go: the new log start is saved durably, the oldest segment is removed first.
 4. A compacted segment gets its name (`replacement.py`).
@@ -115,8 +116,9 @@ def load_epochs(files: Files, directory: str) -> tuple[LeaderEpochs, int] | None
 class SegmentWrite:
     """Batches to be written to a segment at `position`.
 
-    `closing` is set when the segment is full: where the next one begins. `durable` is set by the job that synced it:
-    the rest of that job may fail, but these bytes need not, and must not, be touched again.
+    `closing` is set when the segment is full: where the next one begins, `before_gap` if that is not where the last
+    batch ends. `durable` is set by the job that synced it: the rest of that job may fail, but these bytes need not, and
+    must not, be touched again.
     """
 
     segment: Segment
@@ -124,6 +126,7 @@ class SegmentWrite:
     buffers: list[BytesLike] = field(default_factory=list)
     size: int = 0
     closing: RecoveryPoint | None = None
+    before_gap: bool = False
     durable: bool = False
 
 
@@ -141,23 +144,27 @@ class FlushJob:
     active_bytes: int
     """Size of the active segment once this is written."""
     end_offset: int
-    size: int
+    size: int = 0
     """Bytes of `writes` that nobody has written before."""
-    sync: bool
-    sync_names: bool
-    recovery_point: RecoveryPoint | None
-    log_start: int | None
-    removals: list[Segment]
-    epochs: bytes | None
+    sync: bool = False
+    sync_names: bool = False
+    aside: bool = False
+    """Another job closes the segment that is full."""
+    recovery_point: RecoveryPoint | None = None
+    log_start: int | None = None
+    removals: list[Segment] = field(default_factory=list)
+    epochs: bytes | None = None
     """What to note about leader epochs first."""
-    clean_epochs: bytes | None
+    clean_epochs: bytes | None = None
     """What to note about them last."""
-    begun: bytes | None
+    begun: bytes | None = None
     """The log is about to have its first transaction: what to write down before."""
-    transactions: bytes | None
+    transactions: bytes | None = None
     """What is known of transactions at `end_offset`."""
-    replacement: Replacement | None
+    replacement: Replacement | None = None
     error: OSError | None = None
+    undone: OSError | None = None
+    """What came before it could not be synced meanwhile: what this wrote counts as not written."""
     shortened: bool = False
     """The new log start is durable and the segments before it are gone."""
     finished: bool = False
@@ -233,17 +240,23 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
         except OSError:
             _cut_torn_tail(file, write)
             raise
-    if write.closing is not None:
-        file.sync()
-        job.files.sync_directory(job.directory)
-        index = segment.index
-        if index is not None:
-            index.add_time(segment.max_timestamp_ms, write.closing.segment_base - segment.base_offset)
-            index.save(job.files, segment.stem, len(index.offsets), len(index.times))
-        write.closing.save(job.files, job.directory)
-        for other in (*job.written_before, *job.writes):
-            if other.segment is segment:
-                other.durable = True
+    if write.closing is None:
+        return
+    if job.aside:
+        if RecoveryPoint.load(job.files, job.directory) is None:
+            # There is to be one, for recovery to ask where this segment ends.
+            RecoveryPoint.at_start_of(segment.base_offset).save(job.files, job.directory)
+        return
+    file.sync()
+    job.files.sync_directory(job.directory)
+    index = segment.index
+    if index is not None:
+        index.add_time(segment.max_timestamp_ms, write.closing.segment_base - segment.base_offset)
+        index.save(job.files, segment.stem, len(index.offsets), len(index.times))
+    write.closing.save(job.files, job.directory)
+    for other in (*job.written_before, *job.writes):
+        if other.segment is segment:
+            other.durable = True
 
 
 def _cut_torn_tail(file: File, write: SegmentWrite) -> None:

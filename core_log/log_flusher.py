@@ -15,6 +15,7 @@
    `release` or `end_turn` logs are collected, and handed over at the end of it.
 6. A log whose `waits` says so is not handed over: who made it wait enlists it again.
 7. A log whose job failed is tried again each `retry_interval_s`.
+8. What closes full segments aside (`closing.py`) has a thread of its own, one for all logs: it may take a second.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class LogFlusher:
         """Finished without a thread."""
         self._token: trio.lowlevel.TrioToken | None = None
         self._jobs: queue.SimpleQueue[FlushJob | None] = queue.SimpleQueue()
+        self._closings: queue.SimpleQueue[FlushJob | None] | None = None
         self._finished: deque[FlushJob] = deque()
         self._threads = 0
         self._under_way = 0
@@ -103,6 +105,9 @@ class LogFlusher:
                 self._jobs.put(None)
             self._threads = 0
             self._jobs = queue.SimpleQueue()
+            if self._closings is not None:
+                self._closings.put(None)
+                self._closings = None
 
     # ---- handing over
 
@@ -166,17 +171,24 @@ class LogFlusher:
         self._something_failed.set()
 
     def _start(self, log: PartitionLog) -> None:
-        job = log.take_job()
+        job = log.take_job(aside=True)
         if job is None or (job.size <= _HERE_BYTES_MAX and log.error is None and self._do_here(job)):
             return
         self._under_way += 1
         if self._under_way > self._threads and self._threads < THREADS_MAX:
             self._threads += 1
-            thread = threading.Thread(
-                target=self._work, args=(self._jobs, self._token), name="log-flusher", daemon=True
-            )
-            thread.start()
+            self._begin_thread(self._jobs, "log-flusher")
         self._jobs.put(job)
+
+    def _begin_thread(self, jobs: queue.SimpleQueue[FlushJob | None], name: str) -> None:
+        threading.Thread(target=self._work, args=(jobs, self._token), name=name, daemon=True).start()
+
+    def _close_aside(self, job: FlushJob) -> None:
+        if self._closings is None:
+            self._closings = queue.SimpleQueue()
+            self._begin_thread(self._closings, "log-closer")
+        self._under_way += 1
+        self._closings.put(job)
 
     def _do_here(self, job: FlushJob) -> bool:
         """Write a small job, and leave its sync to the kernel. False: a thread has to do all of it."""
@@ -282,6 +294,8 @@ class LogFlusher:
     def _apply(self, job: FlushJob) -> None:
         log = job.log
         log.complete(job)
+        if job.aside and log.closing is not None:
+            self._close_aside(log.closing)
         if log.error is not None:
             self._refusing.add(log)
             self.retry_later(log)
@@ -334,7 +348,7 @@ class LogFlusher:
     async def drain(self, log: PartitionLog) -> None:
         """Wait until everything appended to `log` so far is written and nothing is under way, or its disk refuses."""
         self.submit(log)
-        while log.error is None and (log.job is not None or log.written_offset < log.log_end_offset):
+        while log.error is None and (log.job or log.closing or log.written_offset < log.log_end_offset):
             await self._wait_for_change(log)
             self.submit(log)
 
@@ -393,7 +407,7 @@ class LogFlusher:
             self._failed.pop(log, None)
             self._refusing.discard(log)
             self._sync_due.pop(log, None)
-            job = log.job
+            job = log.job or log.closing
             if job is None:
                 return
             while not job.finished and self._kernel:
@@ -405,3 +419,5 @@ class LogFlusher:
                     self._job_done.wait()
             self._blocking -= 1
             log.complete(job)
+            if job.aside and log.closing is not None:
+                self.execute(log.closing)

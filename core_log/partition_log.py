@@ -2,9 +2,9 @@
 
 1. `append` is memory only: it assigns offsets, notes the batch in the active segment and queues the bytes. No system
    call is made and nothing is awaited, so the event loop never stalls on a disk.
-2. A log has at most one job with the flusher. `take_job` hands over everything that is due, `complete` takes the
-   result; between the two the job's bytes stay in memory, and unless fsync="never" until a sync covers them. After an
-   error the next job writes all of them again.
+2. A log has at most one job with the flusher, and one that closes a full segment (`closing.py`). `take_job` hands over
+   everything that is due, `complete` takes the result; between the two the job's bytes stay in memory, and unless
+   fsync="never" until a sync covers them. After an error the next job writes all of them again.
 3. log_start_offset <= flushed_offset <= written_offset <= log_end_offset. `written_offset` and `flushed_offset` only
    rise. Readers see what is below `high_watermark`, which is what `fsync` promises will stay: nobody's committed offset
    may lie beyond the end of the log after a loss of power. A single node moves it with `committed_offset`. What was
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from core_log import retention, truncation
 from core_log.appendable_log import AppendableLog
+from core_log.closing import RollingLog
 from core_log.files import Files
 from core_log.flush_job import FlushJob, RecoveryPoint, SegmentWrite, execute
 from core_log.log_config import LogConfig as LogConfig
@@ -33,7 +34,6 @@ from core_log.readable_log import ReadableLog
 from core_log.recovery import RecoveredLog, recover
 from core_log.replacement import ReplaceableLog
 from core_log.segment import Segment
-from core_log.segment_index import SegmentIndex
 from core_log.tail_cache import TailCache
 from core_log.transaction_index import TransactionIndex
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 _base_offset = attrgetter("base_offset")
 
 
-class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
+class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
     """See the module. Made by `open`."""
 
     waits_out_errors = False
@@ -73,7 +73,7 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
         self.log_start_offset = self.durable_start_offset = found.log_start_offset
         end = found.next_offset
         self.log_end_offset = self.written_offset = self.flushed_offset = self.high_watermark = end
-        self.committed_offset = end
+        self.committed_offset = self._skipped_to = end
         self.epochs = found.epochs
         self.leader_epoch = self._first_epoch(found.clean)
         self.damaged = found.damaged
@@ -142,29 +142,7 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
             for listener in tuple(self.listeners):
                 listener(self)
 
-    # ---- segments
-
-    def roll(self, base_offset: int | None = None) -> Segment:
-        """Begin a new segment at `base_offset` (default: the log end offset); an empty active one is kept.
-
-        The files are made and the full one is synced by the flusher, before anything later is called flushed.
-        """
-        if base_offset is None:
-            base_offset = self.log_end_offset
-            if not self._active.size:
-                return self._active
-        full = self._active
-        if not self._pending or self._pending[-1].segment is not full:
-            self._pending.append(SegmentWrite(full, full.size))
-        self._pending[-1].closing = RecoveryPoint.at_start_of(base_offset)
-        active = Segment(self.directory, base_offset, self.config.index_interval_bytes, SegmentIndex())
-        active.created_ms = self.wall_clock_ms()
-        self.segments.append(active)
-        self._active = active
-        self._names_unsynced = True
-        self._recovery_position = 0
-        self._flusher.enlist(self)
-        return active
+    # ---- durability
 
     def request_sync(self) -> None:
         """Somebody waits for `committed_offset` to reach what is appended now: the flusher gets it, with all that is
@@ -190,17 +168,22 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
 
     # ---- the flusher's side
 
-    def take_job(self, *, closing: bool = False) -> FlushJob | None:
+    def take_job(self, *, closing: bool = False, aside: bool = False) -> FlushJob | None:
         """What the flusher has to do now; None when there is nothing, or a job is under way.
 
-        With `closing` everything is synced, and the recovery point moves to the end.
+        With `closing` everything is synced, and the recovery point moves to the end. With `aside` a full segment may be
+        left to a job of its own, which is `self.closing` from the completion of this one on.
         """
-        if self.job is not None or self.closed or self.cutting:
+        if self.job is not None or self.closed or self.cutting or self._waits_for_closing():
             return None
         sync_wanted = self._sync_wanted or (self._waiting_readers > 0 and self.config.fsync == "commit")
         sync = closing or (sync_wanted and self.flushed_offset < self.log_end_offset)
-        replacement = self.take_offer()
-        if not (self._pending or sync or self._log_start_unsaved or self._removals or replacement):
+        replacement, removals, kept = None, self._removals, list[Segment]()
+        if self.closing is None:
+            replacement = self.take_offer()
+        else:
+            sync, removals, kept = False, kept, removals
+        if not (self._pending or sync or self._log_start_unsaved or removals or replacement):
             return None
         writes = self._pending
         if self.error is not None:
@@ -223,9 +206,10 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
             size=self._pending_bytes,
             sync=sync,
             sync_names=sync and self._names_unsynced,
+            aside=aside and not sync and self._may_close_aside(writes),
             recovery_point=RecoveryPoint.at_end_of(active, self.log_end_offset) if advance or closing else None,
             log_start=self.log_start_offset if self._log_start_unsaved else None,
-            removals=self._removals,
+            removals=removals,
             epochs=self.epochs.encode() if self._epochs_unsaved and writes else None,
             clean_epochs=self._clean_epochs() if closing and (writes or not self._marked_clean) else None,
             begun=transactions.begun(self.epochs.latest)
@@ -238,11 +222,11 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
         )
         self._pending = []
         self._pending_bytes = 0
-        self._sync_wanted = False
+        self._sync_wanted = self._sync_wanted and self.closing is not None
         self._log_start_unsaved = False
         if writes:
             self._epochs_unsaved = self._marked_clean = False
-        self._removals = []
+        self._removals = kept
         return self.job
 
     def _clean_epochs(self) -> bytes:
@@ -254,18 +238,25 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
         if job.applied:
             return
         job.applied = True
+        if job is self.closing:
+            self._closed(job)
+        else:
+            self._completed(job)
+        for listener in tuple(self.listeners):
+            listener(self)
+
+    def _completed(self, job: FlushJob) -> None:
         self.job = None
         if job.shortened and job.log_start is not None:
             self.durable_start_offset = job.log_start
         if job.replacement is not None:
             self.put_in_place(job.replacement)
             self._flusher.enlist(self)
-        if job.error is not None:
-            self._job_failed(job, job.error)
+        error = job.error or job.undone
+        if error is not None:
+            self._job_failed(job, error)
         else:
             self._job_succeeded(job)
-        for listener in tuple(self.listeners):
-            listener(self)
 
     def _job_failed(self, job: FlushJob, error: OSError) -> None:
         self._pending = job.writes + self._pending
@@ -275,6 +266,9 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
         self._epochs_unsaved = self._epochs_unsaved or job.epochs is not None
         if not job.shortened:
             self._removals = job.removals + self._removals
+        self._refuse_appends(error)
+
+    def _refuse_appends(self, error: OSError) -> None:
         if self.error is None:
             logger.error("%s: the disk refuses, appends are refused until it recovers: %s", self.directory, error)
         self.error = error
@@ -284,8 +278,7 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
             segment = write.segment
             segment.written_bytes = max(segment.written_bytes, write.position + write.size)
             if write.closing is not None:
-                segment.index = None
-                segment.close_file()
+                self._is_full(job, write)
         self.written_offset = job.end_offset
         self._flusher.unflushed_bytes -= job.size
         if job.begun is not None and self.transactions is not None:
@@ -387,7 +380,7 @@ class PartitionLog(ReplaceableLog, AppendableLog, ReadableLog):
         active.max_timestamp_ms = cut.max_timestamp_ms
         self.size_bytes = sum(segment.size for segment in self.segments)
         end = max(cut.next_offset, self.high_watermark)  # in a gap
-        self.log_end_offset = self.written_offset = self.flushed_offset = end
+        self.log_end_offset = self.written_offset = self.flushed_offset = self._skipped_to = end
         self._recovery_position = cut.position
         self._unsynced = []
         self._unsynced_bytes = 0

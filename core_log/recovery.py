@@ -3,7 +3,8 @@
 1. Everything up to the recovery point is synced, indexes included, and is trusted. A log that was closed has its
    recovery point at its end, so opening it costs a few small reads.
 2. From the recovery point on every batch is checked, CRC included. At the first that is damaged, torn or out of order
-   the log is cut: the rest of the segment and all later segments go, which is logged with file and position.
+   the log is cut: the rest of the segment and all later segments go, which is logged with file and position. So they do
+   where the next one does not begin where this one ends: it lost its end (`closing.py`, 4).
 3. What was scanned is written again where it is, as it was checked, and synced before the log is used, so that it may
    be called flushed (`written_again.py`). A disk that refuses this refuses the log.
 4. Index files that are missing or cannot be right are rebuilt by scanning the segment, beside the old ones: they get
@@ -73,10 +74,15 @@ def recover(
     segments: list[Segment] = []
     next_offset = log_start
     scanned = cut = False
+    scanned_to: int | None = None
+    """Where the segment before, if it was scanned, ends."""
     damaged = bool(bases and bases[0] > log_start) or bool(point and point.position and trusted_below not in bases)
     for name, following in zip(names, [*bases[1:], trusted_below]):
         base = name.base_offset
         segment = Segment(directory, name, config.index_interval_bytes, None)
+        if point is not None and scanned_to is not None and base > scanned_to and not cut:
+            logger.error("cutting the log: %s ends at offset %d, not at %d", segments[-1].log_path, scanned_to, base)
+            scanned = cut = True
         if cut:
             segment.remove(files)
             continue
@@ -89,6 +95,7 @@ def recover(
         synced = point if base == trusted_below else None
         trusted_bytes, end, cut = _recover_segment(files, segment, synced, config, now_ms)
         damaged = damaged or bool(synced and segment.size < synced.position)
+        scanned_to = end
         next_offset = max(next_offset, end, name.end)
         scanned = scanned or cut or segment.size > trusted_bytes
     if not segments or segments[-1].index is None or names[len(segments) - 1].generation:

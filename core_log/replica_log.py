@@ -150,7 +150,7 @@ class ReplicaLog(PartitionLog):
         """
         if offset > self.log_end_offset and not (self.truncating or self.closed or self.error is not None):
             self.roll(offset)
-            self.log_end_offset = offset
+            self.log_end_offset = self._skipped_to = offset
 
     # ---- what is committed
 

@@ -70,9 +70,22 @@ class World:
         if self.config.fsync != "commit" and self.dice.random() < 0.5:
             self.log.request_interval_sync()
         before = self.log.written_offset, self.log.flushed_offset
-        write(self.log)
+        self.write()
         assert before <= (self.log.written_offset, self.log.flushed_offset)
         self.look()
+
+    def write(self) -> None:
+        """Do one job; what closes a full segment aside is done some other time."""
+        job = self.log.take_job(aside=True)
+        if job is not None:
+            execute(job)
+            self.log.complete(job)
+
+    def close_full(self) -> None:
+        """Do what closes a full segment."""
+        if self.log.closing is not None:
+            execute(self.log.closing)
+            self.log.complete(self.log.closing)
 
     def look(self) -> None:
         """What is visible now: what is called durable, and never two things under one epoch and offset."""
@@ -90,7 +103,8 @@ class World:
         """As a follower: down to the high watermark at most."""
         log = self.log
         self.repair_disk()
-        write(log)
+        self.write()
+        self.close_full()
         if log.error is not None or log.written_offset < log.log_end_offset:
             return
         end = self.dice.randrange(log.high_watermark, log.log_end_offset + 1)
@@ -150,6 +164,7 @@ class World:
 
     def restart(self) -> None:
         self.repair_disk()
+        self.close_full()
         self.log.close()
         assert self.log.flushed_offset == self.log.log_end_offset
         self.after_crash(self.disk, self.log.log_end_offset)
@@ -171,12 +186,14 @@ class World:
             if steps < 0:
                 raise PowerLoss
 
-        self.log.request_sync()
-        job = self.log.take_job()
+        if self.dice.random() < 0.5:
+            self.log.request_sync()
+        self.log.take_job(aside=True)
         self.files.hook = hook
         try:
-            if job is not None:
-                execute(job)
+            for job in self.dice.sample([self.log.job, self.log.closing], 2):
+                if job is not None:
+                    execute(job)
         except PowerLoss:
             pass
         self.lose_power()
@@ -235,6 +252,7 @@ def read_written(log: PartitionLog) -> list[tuple[int, bytes | None]]:
 STEPS = {
     World.append: 8,
     World.flush: 8,
+    World.close_full: 3,
     World.read: 4,
     World.break_disk: 2,
     World.repair_disk: 2,

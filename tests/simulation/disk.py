@@ -57,21 +57,24 @@ class SimFlusher:
             self._start(log)
 
     def _start(self, log: PartitionLog) -> None:
-        job = log.take_job()
-        if job is None:
-            return
+        job = log.take_job(aside=True)
+        if job is not None:
+            self._begin(job, 1 if job.sync else 0.1)
 
+    def _begin(self, job: FlushJob, share: float) -> None:
         def work() -> None:
-            execute(job)
+            if not job.finished:
+                execute(job)
 
         self.under_way.append(work)
-        dice = self._clockwork.dice
-        self._run(self.delay_s * dice.uniform(0.2, 2) * (1 if job.sync else 0.1), lambda: self._finish(work, job))
+        self._run(self.delay_s * self._clockwork.dice.uniform(0.2, 2) * share, lambda: self._finish(work, job))
 
     def _finish(self, work: Callable[[], None], job: FlushJob) -> None:
         self.under_way.remove(work)
         work()
         job.log.complete(job)
+        if job.aside and job.log.closing is not None:
+            self._begin(job.log.closing, 10)
         if job.log.error is not None:
             self.retry_later(job.log)
         else:
@@ -101,7 +104,7 @@ class SimFlusher:
 
     async def drain(self, log: PartitionLog) -> None:
         self.submit(log)
-        while log.error is None and (log.job is not None or log.written_offset < log.log_end_offset):
+        while log.error is None and (log.job or log.closing or log.written_offset < log.log_end_offset):
             await self._change_of(log)
             self.submit(log)
 
@@ -130,9 +133,10 @@ class SimFlusher:
         return Pause(start)
 
     def withdraw(self, log: PartitionLog) -> None:
-        if log.job is not None:
-            execute(log.job)
-            log.complete(log.job)
+        while (job := log.job or log.closing) is not None:
+            if not job.finished:
+                execute(job)
+            log.complete(job)
 
     def break_off(self, *, steps: int) -> None:
         """The process ends now: of what the threads are at, so many operations are done."""

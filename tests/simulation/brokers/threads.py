@@ -82,32 +82,38 @@ class SimFlusher(LogFlusher):
         process = CURRENT.get()
         assert process is not None
         self._threads_of = process.threads
-        self._works: dict[PartitionLog, Callable[[], None]] = {}
+        self._works: dict[PartitionLog, list[Callable[[], None]]] = {}
         self._withdrawn: PartitionLog | None = None
 
     def _start(self, log: PartitionLog) -> None:
-        job = log.take_job()
-        if job is None:
-            return
+        job = log.take_job(aside=True)
+        if job is not None:
+            self._begin(job, share=1.0 if needs_sync(job) else 0.1)
+
+    def _close_aside(self, job: FlushJob) -> None:
+        self._begin(job, share=10.0)
+
+    def _begin(self, job: FlushJob, *, share: float) -> None:
         self._under_way += 1
+        works = self._works.setdefault(job.log, [])
 
         def work() -> None:
-            self._works.pop(log, None)
+            works.remove(work)
             self.execute(job)
             self._finished.append(job)
 
-        if log is self._withdrawn:
+        works.append(work)
+        if job.log is self._withdrawn:
             work()
             return
-        self._works[log] = work
-        self._threads_of.begin(work, self._wake, share=1.0 if needs_sync(job) else 0.1)
+        self._threads_of.begin(work, self._wake, share=share)
 
     def withdraw(self, log: PartitionLog) -> None:
         """See `LogFlusher.withdraw`."""
         self._withdrawn = log
         try:
-            if log in self._works:
-                self._threads_of.hurry(self._works[log])
+            for work in self._works.pop(log, []).copy():
+                self._threads_of.hurry(work)
             super().withdraw(log)
         finally:
             self._withdrawn = None
