@@ -235,3 +235,20 @@ def test_a_full_segment_that_cannot_be_synced_is_an_error_of_all_behind_it(under
     assert (log.error, log.written_offset, point_of(log)) == (None, 4 if under_way else 3, 2)
     assert log.segments[0].index is None
     assert read_all(log) == rows(log.written_offset)
+
+
+def test_what_is_tried_again_waits_for_the_full_segment() -> None:
+    disk = MemoryFiles()
+    files = FaultyFiles(disk)
+    log = being_closed(files)
+    log.configure(LogConfig(segment_bytes=400))
+    append(log, 1)
+    files.failing["write"] = errno.EIO
+    write(log)
+    files.failing.clear()
+    assert log.error is not None
+    assert log.take_job(aside=True) is None, "it would sync what comes after a segment that is not synced"
+    close_full(log)
+    write(log)
+    assert (log.error, log.flushed_offset) == (None, 4)
+    assert read_all(open_log(disk.crash())) == rows(4)
