@@ -7,9 +7,9 @@
    a log: the log waits for it when the next segment is full as well.
 3. Until it is done nothing is synced that comes after, the recovery point does not move, nothing is removed or put in
    another's place. Who wants a sync gets it then.
-4. After a loss of power the next segment may be there and the end of the full one not. So recovery keeps a segment only
-   if the one before it goes on to where it begins. Where offsets are left out between the two on purpose (`before_gap`)
-   a segment is never closed aside: if the next one is there, the recovery point is behind the gap.
+4. After a loss of power the next segment may be there and the end of the full one not. So before there is a next one
+   the recovery point says where that begins: recovery keeps it only if the full one goes on to there. Where offsets are
+   left out between the two (`before_gap`) the full one is not closed aside.
 5. If the disk refuses it, that counts as an error of all that was written since: the log takes no appends until the
    segment is closed by another job.
 """

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RECOVERY_POINT = Struct(">qqqqqqq")
+_RECOVERY_POINT = Struct(">qqqqqqqq")
+_SHORT_BYTES = 56
+"""Of a recovery point that does not say what `early` does."""
+_NOT_EARLY = Struct(">q").pack(-1)
 _LOG_START = Struct(">q")
 
 
@@ -43,7 +46,7 @@ class RecoveryPoint(NamedTuple):
     """Up to here everything is synced, indexes included: a start need not look at it.
 
     `position` is in the segment that begins with `segment_base`, `next_offset` the log end offset at that position; the
-    rest is the segment's state there.
+    rest is the segment's state there. A segment that begins with `early` was begun before the one before it was synced.
     """
 
     segment_base: int
@@ -53,6 +56,7 @@ class RecoveryPoint(NamedTuple):
     created_ms: int
     offset_entries: int
     time_entries: int
+    early: int = -1
 
     def save(self, files: Files, directory: str, *, sync_name: bool = False) -> None:
         """Raises OSError. Without `sync_name` a crash may bring back an older one, which costs time, not safety."""
@@ -83,6 +87,8 @@ class RecoveryPoint(NamedTuple):
     def load(cls, files: Files, directory: str) -> RecoveryPoint | None:
         """The last one saved."""
         data = checkpoint.load(files, f"{directory}/recovery-point")
+        if data is not None and len(data) == _SHORT_BYTES:
+            data += _NOT_EARLY
         return cls(*_RECOVERY_POINT.unpack(data)) if data is not None and len(data) == _RECOVERY_POINT.size else None
 
 
@@ -243,9 +249,8 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
     if write.closing is None:
         return
     if job.aside:
-        if RecoveryPoint.load(job.files, job.directory) is None:
-            # There is to be one, for recovery to ask where this segment ends.
-            RecoveryPoint.at_start_of(segment.base_offset).save(job.files, job.directory)
+        point = RecoveryPoint.load(job.files, job.directory) or RecoveryPoint.at_start_of(segment.base_offset)
+        point._replace(early=write.closing.segment_base).save(job.files, job.directory)
         return
     file.sync()
     job.files.sync_directory(job.directory)

@@ -4,7 +4,7 @@
    recovery point at its end, so opening it costs a few small reads.
 2. From the recovery point on every batch is checked, CRC included. At the first that is damaged, torn or out of order
    the log is cut: the rest of the segment and all later segments go, which is logged with file and position. So they do
-   where the next one does not begin where this one ends: it lost its end (`closing.py`, 4).
+   where the next one was begun `early` and does not begin where this one ends: it lost its end (`closing.py`, 4).
 3. What was scanned is written again where it is, as it was checked, and synced before the log is used, so that it may
    be called flushed (`written_again.py`). A disk that refuses this refuses the log.
 4. Index files that are missing or cannot be right are rebuilt by scanning the segment, beside the old ones: they get
@@ -80,9 +80,9 @@ def recover(
     for name, following in zip(names, [*bases[1:], trusted_below]):
         base = name.base_offset
         segment = Segment(directory, name, config.index_interval_bytes, None)
-        if point is not None and scanned_to is not None and base > scanned_to and not cut:
+        if point is not None and base == point.early and scanned_to is not None and base > scanned_to:
             logger.error("cutting the log: %s ends at offset %d, not at %d", segments[-1].log_path, scanned_to, base)
-            scanned = cut = True
+            cut = True
         if cut:
             segment.remove(files)
             continue
