@@ -80,7 +80,7 @@ def recover(
     for name, following in zip(names, [*bases[1:], trusted_below]):
         base = name.base_offset
         segment = Segment(directory, name, config.index_interval_bytes, None)
-        if point is not None and base == point.early and scanned_to is not None and base > scanned_to:
+        if not cut and point is not None and base == point.early and scanned_to is not None and base > scanned_to:
             logger.error("cutting the log: %s ends at offset %d, not at %d", segments[-1].log_path, scanned_to, base)
             cut = True
         if cut:

@@ -360,6 +360,9 @@ class TopicControl:
                 finally:
                     if name in self.topology.topics:
                         directories.forget_deletion(files, places)
+                with trio.CancelScope(shield=True):  # else `close` would block for it, and everybody would wait
+                    for partition in topic.partitions:
+                        await self._broker.flusher.drain(partition.log)
                 self._close(topic.partitions)
                 self._broker.offsets.forget_topic(name)
                 await trio.to_thread.run_sync(directories.remove_noted, files, places)
