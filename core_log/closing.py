@@ -79,14 +79,10 @@ class RollingLog:
 
     def _may_close_aside(self, writes: Sequence[SegmentWrite]) -> bool:
         """Whether a job that syncs nothing may leave the full segment in it to another one: rules 2 and 4."""
+        if len(writes) < 2 or self.config.fsync != "never" or self.error is not None:
+            return False
         full = [write for write in writes if write.closing is not None]
-        return (
-            self.config.fsync == "never"
-            and self.error is None
-            and len(full) == 1
-            and full[0] is not writes[-1]
-            and not full[0].before_gap
-        )
+        return len(full) == 1 and full[0] is not writes[-1] and not full[0].before_gap
 
     def _waits_for_closing(self) -> bool:
         """Whether there is no job until the full segment is closed."""
