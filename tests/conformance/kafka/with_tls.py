@@ -19,8 +19,9 @@ from confluent_kafka import KafkaException
 from kafka.errors import KafkaError
 
 from protocols.native.clients.blocking import BlockingClient
-from tests.conformance.__main__ import require
+from tests.conformance.__main__ import Missing, require
 from tests.conformance.kafka.checks import CHECKS, check, check_places
+from tests.conformance.kafka.java import VERSION, Java
 from tests.conformance.kafka.with_aiokafka import AioKafka
 from tests.conformance.kafka.with_confluent import Confluent
 from tests.conformance.kafka.with_kafka_python import KafkaPython
@@ -69,6 +70,28 @@ def kcat(server: str, authority: str, mechanism: str, password: str) -> int:
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
 
 
+def java(directory: Path, server: str, authority: str) -> str:
+    """A record through Java's console tools with each mechanism, where there is Java; what was done."""
+    try:
+        programs = Java(directory, VERSION)
+    except Missing as missing:
+        return f"without Java: {missing}"
+    modules = dict.fromkeys(MECHANISMS, "scram.ScramLoginModule") | {"PLAIN": "plain.PlainLoginModule"}
+    settings = directory / "login.properties"
+    for mechanism, module in modules.items():
+        settings.write_text(
+            f"security.protocol=SASL_SSL\nsasl.mechanism={mechanism}\nssl.truststore.type=PEM\n"
+            f"ssl.truststore.location={authority}\nsasl.jaas.config=org.apache.kafka.common.security.{module} required "
+            f'username="{USER}" password="{PASSWORD}";\n'
+        )
+        where = ("--bootstrap-server", server, "--topic", f"java-{mechanism}", "--command-config", str(settings))
+        programs.run("org.apache.kafka.tools.ConsoleProducer", *where, said="value\n")
+        consumer = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+        found = programs.run(consumer, *where, "--from-beginning", "--max-messages", "1", "--timeout-ms", "20000")
+        assert "value" in found.splitlines(), found
+    return "and of Java"
+
+
 LOGINS: tuple[tuple[Callable[[str, str, str, str], Any], type[Exception]], ...] = (
     (confluent, KafkaException), (kafka_python, KafkaError), (aiokafka, AioKafkaError),
 )  # fmt: skip
@@ -112,4 +135,5 @@ def run() -> str:
         for mechanism in MECHANISMS:
             assert kcat(server, authority, mechanism, PASSWORD) == 0, f"kcat: {mechanism}"
             assert kcat(server, authority, mechanism, "wrong") != 0, f"kcat: {mechanism}, wrong password"
-    return f"{', '.join(said)}; logins with {', '.join(MECHANISMS)} of all and of kcat"
+        of_java = java(Path(name), server, authority)
+    return f"{', '.join(said)}; logins with {', '.join(MECHANISMS)} of all, of kcat, {of_java}"
