@@ -307,9 +307,7 @@ class Broker:
         if self.traces and flush(self.traces.values()):
             self._pump()
         if self.after_turn is not None:
-            # Deliveries wait neither for what their publishers are told, nor for the disk, whose threads ask for the
-            # interpreter, nor for a look at what else there is to do.
-            self.after_turn()
+            self.after_turn()  # deliveries wait neither for confirms, nor for the disk's threads, nor for a look around
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             for partition in dirty:
@@ -367,6 +365,8 @@ class Broker:
             for partition in dirty:
                 partition.seal()
             replicas.end_turn()
+        if self.after_turn is not None:
+            self.after_turn()  # nor do followers wait for confirms
         if self._runnable or self._dirty or self.dead_letters.due:
             self.want_turn()
 
