@@ -38,8 +38,8 @@ PYTHONS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }  # fmt: skip
 """Versions, and the Python each is run by."""
-BESIDE = {"kafka-python": ("lz4",), "confluent-kafka": (), "aiokafka": ("lz4", "cramjam", "kafka-python<2.1")}
-"""What has to be installed with one; of kafka-python aiokafka was made of parts until 0.8."""
+BESIDE = {"kafka-python": ("lz4",), "confluent-kafka": (), "aiokafka": ("lz4", "cramjam", "kafka-python<2.0.3")}
+"""What has to be installed with one; until 0.8 aiokafka was made of parts that later kafka-pythons do not have."""
 KAFKAJS = ("1.6.0", "1.12.0", "1.16.0", "2.0.2", "2.2.4")
 GO = (
     ("sarama", "github.com/Shopify/sarama", "v1.20.1"), ("sarama", "github.com/Shopify/sarama", "v1.30.1"),
