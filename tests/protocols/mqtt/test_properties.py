@@ -165,6 +165,21 @@ async def test_an_alias_is_the_connections_own(world: World) -> None:
     assert new.take() == publish_5("t", b"1", RICH) + publish_5("t", b"2", RICH) * 30
 
 
+@pytest.mark.parametrize("aliased_from", [0, 1, 3, 40])
+async def test_topics_with_and_without_alias_take_turns(world: World, aliased_from: int) -> None:
+    new = await subscribed_5(world, "new", 0)
+    publisher = await client_5(world, "publisher")
+    sizes, names = [10, 110, 3000, 2030, 20_000, 0], ["t/1", "topic/2", "t/3"]
+    sent = [(names[i % 3], bytes([i]) * sizes[i % 6], block(("i", str(i % 4)))) for i in range(80)]
+    data = []
+    for i, (name, body, properties) in enumerate(sent):
+        aliased = i >= aliased_from and i % 3 != 1
+        alias = block(topic_alias=i % 3 + 1) if aliased else b""
+        data.append(publish_5("" if aliased and i >= aliased_from + 9 else name, body, properties + alias))
+    await publisher.send(b"".join(data))
+    assert new.take() == b"".join(publish_5(*one) for one in sent)
+
+
 async def test_3_1_1_publishes_reach_mqtt_5(world: World) -> None:
     new = await subscribed_5(world, "new", 1)
     old = world.open()
