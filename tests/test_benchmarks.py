@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import mqtt_codec
+from benchmarks import mqtt_codec, mqtt_steps
 
 
 @pytest.mark.parametrize("qos", [0, 1])
@@ -13,3 +13,14 @@ async def test_the_mqtt_codec_is_measured(qos: int, capsys: pytest.CaptureFixtur
     name, *figures = capsys.readouterr().out.rsplit(maxsplit=5)
     assert name == "a few"
     assert all(float(figure) > 0 for figure in figures if figure != "ns")
+
+
+async def test_the_steps_of_a_message_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    await mqtt_steps.main()
+    _, *rows = capsys.readouterr().out.splitlines()
+    found = {tuple(row.split()[:4]): [int(figure) for figure in row.split()[4:]] for row in rows}
+    assert len(found) == 6
+    for version in ("3.1.1", "5"):
+        plain, confirmed = (found[version, "QoS", qos, "PUBLISH"] for qos in "01")
+        assert 10 < plain[0] < confirmed[0]
+        assert 10 * plain[0] < plain[1] < confirmed[1]
