@@ -30,7 +30,7 @@ class _Heads(dict[bytes, tuple[str, bytes, int]]):
         self._write = write
 
     def __missing__(self, head: bytes) -> tuple[str, bytes, int]:
-        if len(head) < 2 or head[0] & 129 or (head[-1] & 129 and head[-1] != 1):
+        if not head or len(head) != 2 + (head[0] >> 1) or head[0] & 129 or (head[-1] & 129 and head[-1] != 1):
             raise KeyError(head)
         size = -1 if head[-1] == 1 else head[-1] >> 1
         try:
@@ -60,11 +60,18 @@ class Rewriter:
         found: list[bytes | None] = []
         add, heads = found.append, self._heads
         for block in blocks:
-            written = b""
-            names = []
-            at = 1
             try:
                 count = block[0]
+                if count == 2:  # one header, as most have that have any
+                    start = 3 + (block[1] >> 1)
+                    _, head, size = heads[block[1:start]]
+                    value = block[start:]
+                    if value.isascii() and len(value) == size:
+                        add(head + value)
+                        continue
+                written = b""
+                names = []
+                at = 1
                 for _ in range(count >> 1):
                     start = at + 2 + (block[at] >> 1)
                     name, head, size = heads[block[at:start]]

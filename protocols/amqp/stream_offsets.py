@@ -61,15 +61,15 @@ def persistent_lists(tables: Sequence[bytes | None], first_offset: int, bytes_ma
     """Property lists of nothing but headers and the delivery mode 2, with the header added, of good tables without
     their lengths. None stands for one that the caller knows of.
     """
-    number, long = _OFFSET.pack, _LONG.pack
+    number, long, join = _OFFSET.pack, _LONG.pack, b"".join
     lists = []
     for offset, table in enumerate(tables, first_offset):
-        size = len(table or b"") + _ENTRY_BYTES
+        table = table or b""
+        size = len(table) + _ENTRY_BYTES
         if size + _PERSISTENT_BYTES > bytes_max:
-            before, behind = _NO_PROPERTIES
-            lists.append(b"%b%b%b" % (before, number(offset), behind))
+            lists.append(join((_NO_PROPERTIES[0], number(offset))))
         else:
-            lists.append(b"\x30\0%b%b%b%b\2" % (long(size), table or b"", _ENTRY, number(offset)))
+            lists.append(join((b"\x30\0", long(size), table, _ENTRY, number(offset), b"\2")))
     return lists
 
 

@@ -13,7 +13,7 @@ as cheap to hand out as it was to take in.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import add, ne
+from operator import add, itemgetter, ne
 from typing import cast
 
 from core_log.errors import CorruptBatch
@@ -174,6 +174,10 @@ class SlabReader:
             raws = [self._raw(blocks[0])] * len(blocks)
             self._join(fields, start, raws, (self._exchange, self._common_tag), slabs)
             return
+        alike = self._raws_alike(blocks) if len(blocks) >= _LONG_RUN else None
+        if alike is not None:
+            self._join(fields, start, alike, (self._exchange, self._common_tag), slabs)
+            return
         raws = []
         add_raw = raws.append
         between, common = self._between, self._common_tag
@@ -194,6 +198,22 @@ class SlabReader:
                 source = self._exchange, common
             add_raw(raw)
         self._join(fields, stop - len(raws), raws, source, slabs)
+
+    def _raws_alike(self, blocks: list[bytes]) -> list[bytes] | None:
+        """The property bytes of blocks that differ in nothing else, cut out without a loop; None if they do."""
+        self._raw(blocks[0])
+        common = self._common_tag
+        at = _SET_ID_END + len(self._between)
+        if min(blocks)[:at] != max(blocks)[:at]:  # what these two begin with, all others do that sort between them
+            return None
+        sizes = bytes(map(itemgetter(at), blocks))
+        start = at + 1 if sizes.isascii() else at + 2
+        if start > at + 1 and min(sizes) < 128:
+            return None
+        end = start + len(common)
+        if set(map(itemgetter(slice(start, end)), blocks)) != {common}:
+            return None
+        return list(map(itemgetter(slice(end, None)), blocks))
 
     def one(self, run: RecordRun) -> CachedSlab:
         """A slab of a run of one whose like may never be seen again. Raises CorruptBatch."""

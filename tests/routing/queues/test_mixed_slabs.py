@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core_log.errors import CorruptBatch
 from core_log.files import MemoryFiles
 from core_log.record_batch import BatchBuilder, encode_headers, iterate_records, parse_header
 from routing.errors import LimitExceeded
@@ -202,3 +203,51 @@ def test_records_and_slabs_are_inverse(slabs: list[tuple[str, bool, list[tuple[s
     assert read == messages
     assert len(SlabReader().read(batch)) <= sum(len(content) // 16 * 2 + 1 for *_, content in slabs)
     assert encode_headers([]) == b"\0"
+
+
+Message = tuple[int, str, str, bytes]
+"""Destination set, exchange, protocol, property bytes."""
+
+
+def messages_like(sets: str, exchanges: str, protocols: str, sizes: list[int], count: int = 60) -> list[Message]:
+    """Messages that take these in turn; no two have the same property bytes."""
+    return [
+        (ord(sets[at % len(sets)]), exchanges[at % len(exchanges)], f"p{protocols[at % len(protocols)]}",
+         b"%03d" % at + b"x" * sizes[at % len(sizes)])
+        for at in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [[5], [0, 30], [100], [100, 300], [30, 80], [9000], [5, 9000, 100]])
+@pytest.mark.parametrize(
+    ("sets", "exchanges", "protocols"), [("a", "e", "p"), ("ab", "e", "p"), ("a", "ef", "p"), ("a", "e", "pq")]
+)
+def test_slabs_read_back_from_disk_have_what_each_record_says(
+    sets: str, exchanges: str, protocols: str, sizes: list[int]
+) -> None:
+    reader = SlabReader()
+    for messages in (messages_like("z", "other", "o", [3]), messages_like(sets, exchanges, protocols, sizes)):
+        builder = BatchBuilder(0, 0, 1)
+        for offset, (set_id, exchange, protocol, raw) in enumerate(messages):
+            slab = Slab(exchange, f"k{offset}", Properties(protocol, raw, persistent=True), [b"%d" % offset])
+            RecordWriter(set_id).run(offset, slab).add_to(builder)
+        found = []
+        for slab in (entry.slab for entry in reader.read(builder.build())):
+            for at, body in enumerate(slab.bodies):
+                properties = slab.properties_of(at)
+                found.append((slab.exchange, slab.key_of(at), properties.protocol, properties.raw, body))
+        assert found == [
+            (exchange, f"k{offset}", protocol, raw, b"%d" % offset)
+            for offset, (_, exchange, protocol, raw) in enumerate(messages)
+        ]
+
+
+def test_records_of_a_home_that_lack_their_headers_are_corrupt() -> None:
+    good = encode_headers([("d", b"\0\0\0\7"), ("x", b"e"), ("p", b"amqp\0\1\0raw")])
+    reader = SlabReader()
+    for wrong in (good[:1], good[:4], good[:10], b"\0", encode_headers([("d", b"\0\0\0\7"), ("x", b"e")])):
+        builder = BatchBuilder(0, 0, 1)
+        blocks = [good] * 20 + [wrong]
+        builder.add_varied(0, [b"%d" % at for at in range(21)], [b"v"] * 21, blocks)
+        with pytest.raises(CorruptBatch):
+            reader.read(builder.build())
