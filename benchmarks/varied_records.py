@@ -92,6 +92,7 @@ def main() -> None:
         "8,000 of 90 to 110 bytes": batch_of(8000, 90, 110),
         "8,000 of 100 bytes": batch_of(8000, 100, 101),
         "1,000, zstd": batch_of(1000, 100, 300, zstd=True),
+        "a header each, zstd": batch_of(1000, 100, 300, headers=1, zstd=True),
         "10": batch_of(10, 90, 110),
         "1": batch_of(1, 90, 110),
     }

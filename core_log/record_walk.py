@@ -41,7 +41,10 @@ def walk(
 
     Raises CorruptBatch, IndexError.
     """
-    deltas, times, keys, values, blocks = found = Walked([], [], [], [], [])
+    deltas: list[int] = []
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    blocks: list[bytes] = []
     add_delta, add_key, add_value, add_block = deltas.append, keys.append, values.append, blocks.append
     timed: list[int] = []
     signs = 0
@@ -98,8 +101,8 @@ def walk(
         add_block(data[at:position])
     if signs & 1 or position != len(data):
         raise CorruptBatch(f"records with wrong sizes or offset deltas, or that end at {position} of {len(data)} bytes")
-    times += _times(data, timed)
-    return found._replace(deltas=_all_deltas(deltas, first_delta, count, last_delta))
+    deltas = _all_deltas(deltas, first_delta, count, last_delta)
+    return Walked(deltas, _times(data, timed), keys, values, blocks)
 
 
 def _expected(first_delta: int, count: int, last_delta: int) -> Iterable[tuple[int, int]]:
@@ -110,6 +113,8 @@ def _expected(first_delta: int, count: int, last_delta: int) -> Iterable[tuple[i
     if stop > last_delta + 1:
         raise CorruptBatch(f"{count} records from offset delta {first_delta} to {last_delta}")
     known = zip(LOW_BYTES[first_delta:stop], HIGH_BYTES[first_delta:stop])
+    if stop <= TWO_BYTES_BELOW:
+        return known
     return chain(known, repeat((-1, -1), stop - max(first_delta, TWO_BYTES_BELOW)))
 
 
@@ -128,8 +133,10 @@ def _offset_delta(data: bytes, at: int, stop: int, expected: int) -> tuple[int, 
 
 def _all_deltas(read: list[int], first_delta: int, count: int, last_delta: int) -> list[int]:
     """Those that were expected, and then those that were read, which must rise up to the batch's last."""
+    if not read:
+        return list(range(first_delta, first_delta + count))
     before = first_delta + count - len(read)
-    if read and not (read[0] >= before and read[-1] <= last_delta and all(map(lt, read, read[1:]))):
+    if not (read[0] >= before and read[-1] <= last_delta and all(map(lt, read, read[1:]))):
         raise CorruptBatch(f"offset deltas that do not rise from {before} to at most {last_delta}")
     return [*range(first_delta, before), *read] if len(read) < count else read
 

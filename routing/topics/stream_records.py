@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from core_log.files import BytesLike
 from core_log.header_blocks import are_short
@@ -122,12 +122,8 @@ _Source = tuple[str, str]
 _FOREIGN: _Source = ("", RECORD_PROTOCOL)
 
 
-class _Columns(NamedTuple):
-    """Of a batch's records, as messages have them."""
-
-    offsets: list[int]
-    keys: list[str]
-    bodies: list[bytes]
+_Columns = tuple[list[int], list[str], list[bytes]]
+"""Offsets, keys and bodies of a batch's records, as messages have them."""
 
 
 class StreamReader:
@@ -164,7 +160,7 @@ class StreamReader:
     def _take(self, fields: RecordFields) -> None:
         """Divide the records of a batch where what they must have in common changes."""
         offsets, blocks = fields.offsets, fields.header_blocks
-        columns = _Columns(offsets, _routing_keys(fields.keys), _bodies(fields.values))
+        columns = offsets, _routing_keys(fields.keys), _bodies(fields.values)
         raws: list[bytes] = []
         start, source = 0, self._source
         last, raw = b"", b""
