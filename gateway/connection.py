@@ -35,6 +35,7 @@ from delay.timer_service import Timer, TimerService
 from gateway.config import Limits
 from gateway.fair_reads import FairReads, Neighbours
 from gateway.outbox import Outboxes, SocketOutbox
+from gateway.readers import Readers
 from gateway.sockets import see_off, send_all
 from gateway.tls import TlsLayer, TlsReader
 from protocols.sansio import Adapter
@@ -62,12 +63,14 @@ class Shell:
         timers: TimerService,
         end_turn: Callable[[], None],
         wait_for_room: Callable[[], Awaitable[None]],
+        readers: Readers | None = None,
     ) -> None:
         self.limits = limits
         self.outboxes = outboxes
         self.timers = timers
         self.end_turn = end_turn
         self.wait_for_room = wait_for_room
+        self.readers = readers or Readers(outboxes.spawn)
         self.neighbours = Neighbours()
         self.connections: set[Connection] = set()
         self.handshakes: set[trio.CancelScope] = set()
@@ -95,7 +98,13 @@ class Connection:
         "_armed_at",
         "_failed",
         "_held",
+        "_in_turn",
+        "_layered",
+        "_over",
+        "_peer_closed",
         "_put_off",
+        "_reads",
+        "_receive",
         "_shell",
         "_socket",
         "_timer",
@@ -133,22 +142,37 @@ class Connection:
         """The deadline whose timer fired late and was set again."""
         self._failed = False
         self._held: trio.Event | None = None
+        self._over = trio.Event()
+        self._in_turn = self._peer_closed = False
+        self._layered = tls is not None or web is not None
+        self._reads = FairReads(shell.limits.read_bytes_max, shell.neighbours)
+        receive: Callable[[int], bytes] = sock.recv if tls is None else TlsReader(sock, tls).recv
+        self._receive = receive if web is None else web.reader(receive, self.outbox.send_control)
         shell.connections.add(self)
 
     async def run(self) -> None:
         """Serve the connection until it ends, however that may be."""
         try:
             self._arm()
-            peer_closed = await self._read()
+            if self.adapter.closed:
+                self._over.set()
+            more = self._layered  # what came with the end of the handshake is there already
+            while more:
+                more = await self.turn()
+            if not self._over.is_set():
+                self._shell.readers.add(self._socket, self)
+                await self._over.wait()
+            self._shell.readers.remove(self._socket)
             self._lose()
             if not self._failed:
-                await self._linger(peer_closed)
+                await self._linger()
         except Exception as error:
             self.failed(error)
         finally:
+            self._shell.readers.remove(self._socket)
             self._lose()
             self.outbox.discard()
-            self._wake_reader()  # the task of the outbox, if it is there
+            self._wake()  # the task of the outbox, if it is there
             self._socket.close()
 
     def shut_down(self, reason: str) -> None:
@@ -159,14 +183,14 @@ class Connection:
             self.adapter.shut_down(reason)
         except Exception as error:
             self.failed(error)
-        self._wake_reader()
+        self._wake()
 
     # For the outbox.
 
     def flushed(self) -> None:
         """A turn sent something: if that was the last word, the reader has to know."""
         if self.adapter.closed:
-            self._wake_reader()
+            self._wake()
 
     def failed(self, error: Exception) -> None:
         """The adapter raised what it should not: a bug, which ends this connection and no other."""
@@ -174,73 +198,74 @@ class Connection:
             self._failed = True
             log.error("connection failed", door=self.door, peer=self.peer, exc_info=error)
         self.outbox.discard()
-        self._wake_reader()
+        self._wake()
 
     def give_up(self, reason: str) -> None:
         """The peer does not read."""
         self._failed = True
         log.warning("slow peer disconnected", door=self.door, peer=self.peer, reason=reason)
-        self._wake_reader()
+        self._wake()
 
     # The reader.
 
-    async def _read(self) -> bool:
-        """Read until the protocol or the peer ends the connection; whether the peer closed its side."""
-        adapter, outbox, sock, shell = self.adapter, self.outbox, self._socket, self._shell
-        reads = FairReads(shell.limits.read_bytes_max, shell.neighbours, sock)
-        outbox_bytes_high = shell.limits.outbox_bytes_high
-        receive: Callable[[int], bytes] = sock.recv if self._tls is None else TlsReader(sock, self._tls).recv
-        web = self._web
-        if web is not None:
-            receive = web.reader(receive, outbox.send_control)
+    @property
+    def needs_little(self) -> bool:
+        """See `Reader`."""
+        return self._reads.needs_little
+
+    async def turn(self) -> bool:
+        """See `Reader`."""
+        if self._over.is_set():
+            return False
+        self._in_turn = True
+        try:
+            return await self._turn()
+        except Exception as error:
+            self.failed(error)
+            return False
+        finally:
+            self._in_turn = False
+            if self._peer_closed or self.adapter.closed or self._failed:
+                self._shell.readers.remove(self._socket)
+                self._over.set()
+
+    async def _turn(self) -> bool:
+        adapter, outbox, shell, reads = self.adapter, self.outbox, self._shell, self._reads
+        try:
+            data = self._receive(reads.size)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""  # reset by the peer: nothing more to read, nobody to answer
+            outbox.discard()
+        if adapter.closed or self._failed:
+            self._peer_closed = not data
+            return False
+        adapter.published = False
         cold_reads = shell.cold_reads
-        wait = self._tls is None and web is None  # what came with the end of the handshake is there already
-        while not adapter.closed and not self._failed:
-            try:
-                if wait:
-                    await trio.lowlevel.wait_readable(sock)
-                if reads.gives_way:
-                    await reads.give_way()
-                    try:
-                        data = receive(reads.size)
-                    finally:
-                        reads.has_read()
-                else:
-                    data = receive(reads.size)
-            except BlockingIOError:
-                wait = True
-                continue
-            except trio.ClosedResourceError:
-                continue  # see _wake_reader
-            except OSError:
-                data = b""  # reset by the peer: nothing more to read, nobody to answer
-                outbox.discard()
-            if adapter.closed or self._failed:
-                return not data
-            adapter.published = False
-            if cold_reads is not None:
-                cold_reads.wanted = False
-            began = perf_counter()
-            adapter.held = True  # it may wait for other brokers, and nothing is read meanwhile
-            await adapter.handle(data)
-            adapter.held = False
-            if reads.alone and len(data) < reads.size and shell.hand_over is not None:
-                shell.hand_over()
-            shell.end_turn()
-            if not data:
-                return True
-            reads.took(len(data), began, perf_counter())
-            wait = not reads.full and (web is None or not web.ended)
-            if adapter.next_timer_at() < self._armed_at:
-                self._arm()
-            if outbox.pending_bytes > outbox_bytes_high:
-                await outbox.drained()
-            adapter.held = True
-            await shell.wait_for_room()
-            adapter.held = False
-            if adapter.published:
-                await self._wait_to_publish()
-        return False
+        if cold_reads is not None:
+            cold_reads.wanted = False
+        began = perf_counter()
+        adapter.held = True  # it may wait for other brokers, and nothing is read meanwhile
+        await adapter.handle(data)
+        adapter.held = False
+        if reads.alone and len(data) < reads.size and shell.hand_over is not None:
+            shell.hand_over()
+        shell.end_turn()
+        if not data:
+            self._peer_closed = True
+            return False
+        reads.took(len(data), began, perf_counter())
+        if adapter.next_timer_at() < self._armed_at:
+            self._arm()
+        if outbox.pending_bytes > shell.limits.outbox_bytes_high:
+            await outbox.drained()
+        adapter.held = True
+        await shell.wait_for_room()
+        adapter.held = False
+        if adapter.published:
+            await self._wait_to_publish()
+        return self._layered and (reads.full or (self._web is not None and self._web.ended))
 
     async def _wait_to_publish(self) -> None:
         """Read nothing while who publishes has to leave others time or room."""
@@ -268,23 +293,20 @@ class Connection:
         if self._held is not None:
             self._held.set()
 
-    def _wake_reader(self) -> None:
-        """Make the reader look at `adapter.closed`, whatever it waits for.
-
-        This is what trio has to wake a task that waits for a socket; it does not mind that the socket stays open, and
-        it costs neither a cancel scope a read nor a second task a connection.
-        """
+    def _wake(self) -> None:
+        """Make whoever waits look at `adapter.closed`: a turn, the task of the outbox, or `run`."""
         self.outbox.wake_waiting()
         self.go_on()
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
+        if not self._in_turn and (self.adapter.closed or self._failed):
+            self._over.set()
 
     def _lose(self) -> None:
         """Tell the adapter that its transport is gone, once."""
         if self not in self._shell.connections:
             return
         self._shell.connections.remove(self)
-        self._shell.neighbours.forget(self._socket)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -296,7 +318,7 @@ class Connection:
             self.failed(error)
         self._shell.end_turn()
 
-    async def _linger(self, peer_closed: bool) -> None:
+    async def _linger(self) -> None:
         """Give the peer time to take what was sent, and to close first: closing a socket with unread bytes resets the
         connection, and the peer would never see our last words."""
         with trio.move_on_after(self._shell.limits.close_linger_ms / 1000):
@@ -305,7 +327,7 @@ class Connection:
             await self.outbox.emptied()
             if self._tls is not None:
                 await send_all(self._socket, self._tls.goodbye())
-            await see_off(self._socket, peer_closed)
+            await see_off(self._socket, self._peer_closed)
 
     # The timer.
 
@@ -333,7 +355,7 @@ class Connection:
             if not adapter.closed and due <= now:
                 adapter.handle_timer(now)
             if adapter.closed:
-                self._wake_reader()
+                self._wake()
             else:
                 self._arm()
         except Exception as error:

@@ -29,6 +29,7 @@ from gateway.listener import Listener, open_listener
 from gateway.outbox import Outboxes
 from gateway.peer_tls import PeerCertificates
 from gateway.peers import DOOR, MembersDirectory, Peers, probe
+from gateway.readers import Readers
 from protocols.peer.connection import PeerId
 from routing.broker import Broker
 from routing.cluster.cluster import Cluster
@@ -62,7 +63,7 @@ class Member:
         self._config = config
 
     @asynccontextmanager
-    async def link(self, broker: Broker, outboxes: Outboxes, stopping: str) -> AsyncIterator[None]:
+    async def link(self, broker: Broker, outboxes: Outboxes, readers: Readers, stopping: str) -> AsyncIterator[None]:
         """Be there for the others until the block is left. Raises StartError, OSError."""
         flusher = broker.flusher
         peers = Peers(
@@ -78,6 +79,7 @@ class Member:
             revision=lambda: self.part.store.revision,
             engine=broker.engine,
             certificates=self.certificates,
+            readers=readers,
         )
         self.cluster.begun()
         said = {"lost": self.cluster.lost, "unopened": self.cluster.unopened}

@@ -32,6 +32,7 @@ from gateway.errors import StartError
 from gateway.listener import Listener, format_address
 from gateway.outbox import Outboxes
 from gateway.peer_tls import PeerCertificates, connect, speaks_tls
+from gateway.readers import Readers
 from gateway.tls import HandshakeFailed, reason_of
 from protocols.peer.adapter import AcceptedAdapter, PeerAdapter
 from protocols.peer.adapter_engine import ForwardingAdapter, ServedAdapter
@@ -134,6 +135,7 @@ class Peers:
         revision: Callable[[], int] = lambda: 0,
         engine: Engine | None = None,
         certificates: PeerCertificates | None = None,
+        readers: Readers | None = None,
     ) -> None:
         """Without `engine` there are links for replicas alone, with `certificates` they speak TLS. `end_turn` ends the
         turn of `Replicas` and `Engine` as well, before the outboxes are flushed; what comes from peers need not make
@@ -153,7 +155,7 @@ class Peers:
         limits = msgspec.structs.replace(limits, connections_max=_LINKS_MAX)
         self._end_turn, self._turn_is_due = end_turn, turn_is_due
         self._outboxes = outboxes
-        self.shell = Shell(limits, outboxes, timers, self._end_turn_if_due, _no_wait)
+        self.shell = Shell(limits, outboxes, timers, self._end_turn_if_due, _no_wait, readers)
         self._changed = trio.Event()
         self._told: dict[object, str] = {}
         self._me = directory.me

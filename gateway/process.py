@@ -35,7 +35,7 @@ def run(config: Config) -> None:
 async def _serve_until_signal(config: Config) -> None:
     began = time.monotonic()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async with serve(config) as server:
+        async with serve(config, holds=True) as server:
             tune_process()
             log.info("ready", data_dir=config.data_dir, start_ms=round((time.monotonic() - began) * 1000))
             # Flushed line by line: whoever started us may be waiting for `ready`.

@@ -37,6 +37,7 @@ from gateway.errors import StartError
 from gateway.listener import Listener, open_listener
 from gateway.lock import locked_data_dir
 from gateway.outbox import Outboxes, SocketOutbox
+from gateway.readers import Readers
 from gateway.tls import Certificates
 from protocols.amqp.adapter import AmqpAdapter
 from protocols.mqtt.adapter import MqttAdapter
@@ -71,8 +72,11 @@ class Server:
 
 
 @asynccontextmanager
-async def serve(config: Config) -> AsyncIterator[Server]:
-    """Run a broker until the block ends. Raises StartError, possibly in an exception group."""
+async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]:
+    """Run a broker until the block ends; `holds` is for a process that is nothing else, see `gateway.holding`.
+
+    Raises StartError, possibly in an exception group.
+    """
     with ExitStack() as stack:
         certificates = Certificates(config.tls) if _speaks_tls(config) else None
         listeners = _open_listeners(config, stack, certificates)
@@ -84,7 +88,8 @@ async def serve(config: Config) -> AsyncIterator[Server]:
         ):
             outboxes = Outboxes(config.limits, nursery.start_soon)
             broker.after_turn = outboxes.flush
-            shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.wait_for_room)
+            readers = Readers(nursery.start_soon, holds=holds)
+            shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.wait_for_room, readers)
             shell.cold_reads = broker.cold_reads
             shell.wait_to_publish, shell.hand_over = broker.wait_to_publish, broker.flusher.hand_over
             broker.alarms.listeners[shell.publishers_blocked] = None
@@ -101,7 +106,7 @@ async def serve(config: Config) -> AsyncIterator[Server]:
             authenticate = authenticator(broker.rights)
             _open_web_pages(listeners, broker, shell, config, authenticate)
             makers = adapter_makers(broker, config, authenticate, {one.door for one in listeners if one.answer is None})
-            linked = member.link(broker, outboxes, STOPPING) if member is not None else nullcontext()
+            linked = member.link(broker, outboxes, readers, STOPPING) if member is not None else nullcontext()
             async with linked, trio.open_nursery() as clients:
                 for listener in listeners:
                     listener.listen()

@@ -1,0 +1,174 @@
+"""The task in which the sockets of all connections are waited for, and read.
+
+1. Sockets are in one set (epoll), and whoever is ready has its turn in this task: no connection has a task that waits
+   for its socket. What the event loop needs to wake a task is several times what a small message needs.
+2. A turn that has to wait, for other brokers or for room, keeps the task: it is that connection's until the turn is
+   over, its socket is out of the set, and another task takes the place. What is waited for need not know of it.
+3. Whoever needs little reads first, all of them; then those who need much, in the order in which they became ready,
+   until `LOOK_S` are over; then it looks again who is ready. So who sends little waits for at most the turn that is
+   under way, and those who saturate the broker share it.
+4. A process that is a broker and nothing else *holds*: the task waits for the sockets and for what trio waits for at
+   once, and leaves trio alone while that has nothing to do (`gateway.holding`). Elsewhere, in tests for one, it waits
+   as any task does.
+5. Without epoll, that is not on Linux, every socket has a task after all.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Generator
+from time import perf_counter
+from types import coroutine
+from typing import Any, Protocol
+
+import trio
+
+from gateway.holding import Holding
+
+LOOK_S = 0.00025
+"""How long those who need much read before it is looked who else is ready."""
+
+Spawn = Callable[..., Any]
+
+
+class Reader(Protocol):
+    """A connection, as it is read from."""
+
+    @property
+    def needs_little(self) -> bool:
+        """Of the broker's time."""
+
+    async def turn(self) -> bool:
+        """Read once, and do what follows; whether there is more to read of which the kernel knows nothing."""
+
+
+class Readers:
+    """See the module's rules. `spawn` starts a task."""
+
+    def __init__(self, spawn: Spawn, *, holds: bool = False) -> None:
+        self._spawn = spawn
+        self._readers: dict[int, Reader] = {}
+        self._busy: dict[int, Reader] = {}
+        """Those who need much and are ready, or may be."""
+        self._waiting: dict[int, trio.CancelScope] = {}
+        """Whose turn waits."""
+        self._epoll = select.epoll() if sys.platform == "linux" else None
+        self._holds = holds
+        self._holding: Holding | None = None
+        self._led = False
+
+    def add(self, sock: socket.socket, reader: Reader) -> None:
+        """Read from it until `remove`."""
+        number = sock.fileno()
+        self._readers[number] = reader
+        if self._epoll is None:
+            self._spawn(self._read_alone, sock, reader)
+            return
+        self._epoll.register(number, select.EPOLLIN)
+        if not self._led:
+            self._led = True
+            self._spawn(self._lead)
+
+    def remove(self, sock: socket.socket) -> None:
+        """Read no more: it is going to be closed. A turn that waits is cancelled."""
+        number = sock.fileno()
+        if self._readers.pop(number, None) is None:
+            return
+        self._busy.pop(number, None)
+        scope = self._waiting.pop(number, None)
+        if scope is not None:
+            scope.cancel()
+        elif self._epoll is not None:
+            self._epoll.unregister(number)
+
+    async def _lead(self) -> None:
+        """Have turns until one of them waits, and after that one."""
+        epoll = self._epoll
+        assert epoll is not None
+        if self._holds and self._holding is None:
+            self._holding = Holding.begin(epoll)
+            self._holds = self._holding is not None
+        readers, busy, holding = self._readers, self._busy, self._holding
+        if holding is not None:
+            holding.taken_over()
+        with trio.CancelScope() as scope:
+            while True:
+                if holding is not None:
+                    events = await holding.wait(at_once=bool(busy))
+                else:
+                    if busy:
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        await trio.lowlevel.wait_readable(epoll)
+                    events = epoll.poll(0)
+                for number, _ in events:
+                    reader = readers.get(number)
+                    if reader is None:
+                        continue
+                    if not reader.needs_little:
+                        busy[number] = reader
+                    elif not await self._turn(number, reader, scope):
+                        return
+                if busy:
+                    until_s = perf_counter() + LOOK_S
+                    while busy:
+                        number = next(iter(busy))
+                        if not await self._turn(number, busy.pop(number), scope):
+                            return
+                        if perf_counter() >= until_s:
+                            break
+
+    async def _turn(self, number: int, reader: Reader, scope: trio.CancelScope) -> bool:
+        """Whether this task is still the one that leads."""
+        waited = False
+
+        def waits() -> None:
+            nonlocal waited
+            waited = True
+            assert self._epoll is not None
+            if self._readers.get(number) is reader:
+                self._epoll.unregister(number)
+                self._waiting[number] = scope
+            self._spawn(self._lead)
+
+        more = await _driven(reader.turn(), waits)
+        if not waited:
+            if more and self._readers.get(number) is reader:
+                self._busy[number] = reader
+            return True
+        while more:
+            more = await reader.turn()
+        if self._waiting.get(number) is scope:
+            del self._waiting[number]
+            assert self._epoll is not None
+            self._epoll.register(number, select.EPOLLIN)
+        return False
+
+    async def _read_alone(self, sock: socket.socket, reader: Reader) -> None:
+        """Rule 5."""
+        number = sock.fileno()
+        with trio.CancelScope() as self._waiting[number]:
+            while self._readers.get(number) is reader:
+                await trio.lowlevel.wait_readable(sock)
+                while await reader.turn():
+                    pass
+
+
+@coroutine
+def _driven(work: Coroutine[Any, Any, bool], waits: Callable[[], None]) -> Generator[Any, Any, bool]:
+    """Do `work` in this task; call `waits` before it waits for the first time."""
+    try:
+        asked = work.send(None)
+        waits()
+        while True:
+            try:
+                answer = yield asked
+            except BaseException as error:
+                asked = work.throw(error)
+            else:
+                asked = work.send(answer)
+    except StopIteration as end:
+        result: bool = end.value
+        return result
