@@ -1,0 +1,319 @@
+"""The task that reads all connections: its order, turns that wait, and waiting in trio's stead."""
+
+from __future__ import annotations
+
+import random
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from gateway.readers import Readers
+from tests.gateway.shell import EchoAdapter, open_door, receive_exactly
+
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="epoll")
+
+
+class Noted:
+    """A reader that notes its turns, and may have to wait in them."""
+
+    def __init__(self, name: str, order: list[str], *, needs_little: bool = False) -> None:
+        self.name, self.order, self.needs_little = name, order, needs_little
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self.may_go_on: trio.Event | None = None
+        self.more = 0
+        """How many turns it wants after one, though there is nothing to read."""
+        self.then: Callable[[], None] = lambda: None
+
+    async def turn(self) -> bool:
+        self.order.append(self.name)
+        try:
+            self.ours.recv(1)
+        except BlockingIOError:
+            assert self.more
+        self.then()
+        if self.may_go_on is not None:
+            await self.may_go_on.wait()
+            self.order.append(self.name + " went on")
+        self.more -= bool(self.more)
+        return self.more > 0
+
+
+@contextmanager
+def noted(order: list[str], **needs_little: bool) -> Iterator[list[Noted]]:
+    """Readers by name, each with something to read."""
+    found = [Noted(name, order, needs_little=little) for name, little in needs_little.items()]
+    for one in found:
+        one.theirs.send(b"x")
+    try:
+        yield found
+    finally:
+        for one in found:
+            one.ours.close()
+            one.theirs.close()
+
+
+@only_linux
+async def test_who_needs_little_reads_first_and_again_after_each_who_needs_much() -> None:
+    order: list[str] = []
+    with noted(order, much=False, more=False, little=True) as (much, more, little):
+        async with trio.open_nursery() as nursery:
+            readers = Readers(nursery.start_soon)
+            for one in (much, more, little):
+                readers.add(one.ours, one)
+
+            def long_turn() -> None:
+                little.theirs.send(b"x")
+                time.sleep(0.001)
+
+            much.then = more.then = long_turn
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert order[0] == order[2] == order[4] == "little"
+        assert sorted(order) == ["little"] * 3 + ["more", "much"]
+
+
+async def test_a_turn_that_waits_keeps_nobody_and_is_not_read_meanwhile() -> None:
+    order: list[str] = []
+    with noted(order, waits=False, goes=False) as (waits, goes):
+        waits.may_go_on = trio.Event()
+        async with trio.open_nursery() as nursery:
+            readers = Readers(nursery.start_soon)
+            for one in (waits, goes):
+                readers.add(one.ours, one)
+            waits.theirs.send(b"y")
+            await trio.testing.wait_all_tasks_blocked()
+            goes.theirs.send(b"y")
+            await trio.testing.wait_all_tasks_blocked()
+            assert sorted(order) == ["goes", "goes", "waits"]
+            waits.may_go_on.set()
+            await trio.testing.wait_all_tasks_blocked()
+            assert order[3:] == ["waits went on", "waits", "waits went on"]
+            nursery.cancel_scope.cancel()
+
+
+async def test_who_is_removed_while_its_turn_waits_has_its_turn_cancelled() -> None:
+    order: list[str] = []
+    with noted(order, waits=False, goes=False) as (waits, goes):
+        waits.may_go_on = trio.Event()
+        async with trio.open_nursery() as nursery:
+            readers = Readers(nursery.start_soon)
+            for one in (waits, goes):
+                readers.add(one.ours, one)
+            await trio.testing.wait_all_tasks_blocked()
+            readers.remove(waits.ours)
+            readers.remove(waits.ours)
+            waits.ours.close()
+            await trio.testing.wait_all_tasks_blocked()
+            waits.may_go_on.set()
+            goes.theirs.send(b"y")
+            await trio.testing.wait_all_tasks_blocked()
+            assert sorted(order) == ["goes", "goes", "waits"]
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_what_the_kernel_knows_nothing_of_is_read_as_well(waits: bool) -> None:
+    order: list[str] = []
+    with noted(order, layered=True) as (layered,):
+        layered.more = 3
+        if waits:
+            layered.may_go_on = trio.Event()
+        async with trio.open_nursery() as nursery:
+            Readers(nursery.start_soon).add(layered.ours, layered)
+            await trio.testing.wait_all_tasks_blocked()
+            if layered.may_go_on is not None:
+                assert order == ["layered"]
+                layered.may_go_on.set()
+                await trio.testing.wait_all_tasks_blocked()
+            assert order.count("layered") == 3
+            nursery.cancel_scope.cancel()
+
+
+class Dear(EchoAdapter):
+    """What it gets costs 0.1 us a byte; it notes in which order reads were handled."""
+
+    order: list[Dear]
+
+    async def handle(self, data: bytes) -> None:
+        type(self).order.append(self)
+        until = time.perf_counter() + len(data) * 1e-7
+        while time.perf_counter() < until:
+            pass
+        await super().handle(data)
+
+
+async def test_a_small_client_waits_for_no_more_than_a_few_turns_of_a_saturating_one() -> None:
+    Dear.order = []
+    async with (
+        open_door(Dear) as door,
+        await door.connect() as busy,
+        await door.connect() as small,
+        trio.open_nursery() as nursery,
+    ):
+        total = 4 << 20
+        nursery.start_soon(busy.send_all, bytes(total))
+        nursery.start_soon(receive_exactly, busy, total)
+        turns = []
+        for _ in range(20):
+            before = len(Dear.order)
+            await small.send_all(b"x")
+            await receive_exactly(small, 1)
+            turns.append(len(Dear.order) - before)
+        reads = [len(read) for adapter in door.adapters for read in adapter.reads]
+        assert max(reads) <= 32 << 10
+        assert sorted(turns)[15] <= 5
+
+
+class Echo:
+    """A reader that sends back what it reads."""
+
+    needs_little = True
+
+    def __init__(self, ours: socket.socket, also: Callable[[], None] = lambda: None) -> None:
+        ours.setblocking(False)
+        self._ours, self._also = ours, also
+
+    async def turn(self) -> bool:
+        self._ours.send(self._ours.recv(100))
+        self._also()
+        return False
+
+
+class Rounds(trio.abc.Instrument):
+    """Counts the rounds of the event loop."""
+
+    count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
+def ask(theirs: socket.socket, count: int, done: Callable[[], None]) -> None:
+    """Send and wait for what comes back, as a program of its own would."""
+    theirs.settimeout(10)
+    for number in range(count):
+        theirs.send(b"%d" % number)
+        assert theirs.recv(100) == b"%d" % number
+    done()
+
+
+@only_linux
+def test_holding_takes_no_round_of_the_event_loop_for_a_message() -> None:
+    rounds = Rounds()
+    ours, theirs = socket.socketpair()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            readers = Readers(nursery.start_soon, holds=True)
+            readers.add(ours, Echo(ours))
+            over = trio.Event()
+            done = partial(trio.lowlevel.current_trio_token().run_sync_soon, over.set)
+            threading.Thread(target=ask, args=(theirs, 1000, done), daemon=True).start()
+            await over.wait()
+            nursery.cancel_scope.cancel()
+
+    with ours, theirs:
+        trio.run(main, instruments=[rounds])
+    assert rounds.count < 30
+
+
+class Bustle:
+    """Tasks that wait for time, each other, threads and sockets of their own; how often each had its way."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+        self.late_s: list[float] = []
+        self._wake = trio.Event()
+        self._chance = random.Random(5)
+
+    def wake(self) -> None:
+        """What a turn does to wake a task."""
+        self._wake.set()
+
+    async def is_woken(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            self.counts["woken"] += 1
+
+    async def sleeps(self) -> None:
+        while True:
+            until_s = trio.current_time() + self._chance.choice([0, 0.0001, 0.001, 0.01])
+            await trio.sleep_until(until_s)
+            self.late_s.append(trio.current_time() - until_s)
+
+    async def works(self) -> None:
+        while True:
+            await trio.to_thread.run_sync(time.sleep, 0.0005)
+            self.counts["worked"] += 1
+
+    async def answers(self, ours: trio.SocketStream) -> None:
+        async for data in ours:
+            await ours.send_all(data)
+
+    async def asks(self, theirs: trio.SocketStream) -> None:
+        while True:
+            await theirs.send_all(b"x")
+            self.counts["answered"] += len(await theirs.receive_some(1))
+
+
+@only_linux
+def test_holding_keeps_nobody_waiting() -> None:
+    bustle: Bustle
+
+    async def main(ours: socket.socket, theirs: socket.socket, *pair: socket.socket) -> None:
+        nonlocal bustle
+        bustle, over = Bustle(), trio.Event()
+        done = partial(trio.lowlevel.current_trio_token().run_sync_soon, over.set)
+        answering, asking = (trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in pair)
+        async with trio.open_nursery() as nursery:
+            Readers(nursery.start_soon, holds=True).add(ours, Echo(ours, bustle.wake))
+            for task in (bustle.is_woken, bustle.sleeps, bustle.sleeps, bustle.works):
+                nursery.start_soon(task)
+            nursery.start_soon(bustle.answers, answering)
+            nursery.start_soon(bustle.asks, asking)
+            threading.Thread(target=ask, args=(theirs, 300, done), daemon=True).start()
+            with trio.fail_after(20):
+                await over.wait()
+                await trio.sleep(0.2)
+            nursery.cancel_scope.cancel()
+
+    ends = [*socket.socketpair(), *socket.socketpair()]
+    trio.run(main, *ends)
+    for end in ends:
+        end.close()
+    assert min(bustle.counts[kind] for kind in ("woken", "worked", "answered")) > 20
+    assert sorted(bustle.late_s)[len(bustle.late_s) * 9 // 10] < 0.01
+
+
+@only_linux
+async def test_a_loop_with_another_clock_is_left_to_itself(autojump_clock: trio.testing.MockClock) -> None:
+    order: list[str] = []
+    with noted(order, one=True) as (one,):
+        async with trio.open_nursery() as nursery:
+            Readers(nursery.start_soon, holds=True).add(one.ours, one)
+            await trio.sleep(1000)
+            nursery.cancel_scope.cancel()
+    assert order == ["one"]
+
+
+@only_linux
+async def test_a_trio_without_those_names_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("trio._core._run.SystemClock")
+    order: list[str] = []
+    with noted(order, one=True) as (one,):
+        async with trio.open_nursery() as nursery:
+            Readers(nursery.start_soon, holds=True).add(one.ours, one)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    assert order == ["one"]
