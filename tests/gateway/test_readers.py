@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -294,6 +294,43 @@ def test_holding_keeps_nobody_waiting() -> None:
         end.close()
     assert min(bustle.counts[kind] for kind in ("woken", "worked", "answered")) > 20
     assert sorted(bustle.late_s)[len(bustle.late_s) * 9 // 10] < 0.01
+
+
+async def wake_each_other() -> None:
+    """300 times, with nothing else that could wake anybody."""
+    events = [trio.Event(), trio.Event()]
+
+    async def take_turns(number: int) -> None:
+        for _ in range(300):
+            events[1 - number].set()
+            await events[number].wait()
+            events[number] = trio.Event()
+        events[1 - number].set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns, 0)
+        nursery.start_soon(take_turns, 1)
+
+
+async def sleep_often() -> None:
+    for _ in range(100):
+        await trio.sleep(0.001)
+
+
+@only_linux
+@pytest.mark.parametrize("work", [wake_each_other, sleep_often])
+def test_holding_waits_for_nothing_while_somebody_is_ready(work: Callable[[], Awaitable[None]]) -> None:
+    ours, theirs = socket.socketpair()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            Readers(nursery.start_soon, holds=True).add(ours, Echo(ours))
+            with trio.fail_after(5):
+                await work()
+            nursery.cancel_scope.cancel()
+
+    with ours, theirs:
+        trio.run(main)
 
 
 @only_linux
