@@ -1,13 +1,13 @@
-"""The shell around a protocol: one task that reads a socket, hands the bytes to the adapter, and ends the turn.
+"""The shell around a protocol: reads a socket when it is ready, hands the bytes to the adapter, and ends the turn.
 
-    read -> adapter.handle -> end_turn (deliver, write, confirm, send every dirty outbox) -> wait for room -> read ...
+    turn: read -> adapter.handle -> end_turn (deliver, write, confirm, send every dirty outbox) -> wait for room
 
-1. The socket is plain and non-blocking. A read that fills its buffer is followed by another at once; after a shorter
-   one the kernel has no more, so the task waits. `fair_reads` says how much is read, and who goes first.
+1. The socket is plain and non-blocking, and `Readers` calls `turn` when there is something to read. `fair_reads` says
+   how much is read, and who goes first.
    While the broker is short of disk or memory, whoever publishes is not read from until it is over.
    What a connection has appended that alone reads now is written before its turn ends: there is nobody whose records
    could be written with it, and the answer leaves one round of the event loop sooner.
-2. Back-pressure comes after a read was handled, never within: the reader waits while too much waits for the disk, or
+2. Back-pressure comes after a read was handled, never within: the turn waits while too much waits for the disk, or
    too much for its own peer; deliveries go on meanwhile. It never depends on the length of queues: a reader stopped by
    long queues could not read the acks that shorten them.
 3. Timers are armed lazily. Moving a deadline later costs nothing: a timer that fires too early looks and is set again.
