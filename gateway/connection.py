@@ -75,6 +75,8 @@ class Shell:
         self.connections: set[Connection] = set()
         self.handshakes: set[trio.CancelScope] = set()
         """Clients that are no connections yet: TLS is being agreed on."""
+        self.little_first = True
+        """Who needs little of the broker's time reads before the others."""
         self.blocked = False
         self.cold_reads: ColdReads | None = None
         """What publishers may have to leave time for."""
@@ -211,7 +213,7 @@ class Connection:
     @property
     def needs_little(self) -> bool:
         """See `Reader`."""
-        return self._reads.needs_little
+        return self._reads.needs_little and self._shell.little_first
 
     async def turn(self) -> bool:
         """See `Reader`."""

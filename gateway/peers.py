@@ -8,7 +8,8 @@
    it: they may have no metadata either, and their promises go over these links. One that has registered anew ends all
    links that it dialled, and dials again.
 3. A reason not to have a link is logged once, until it changes or a link stands.
-4. Peers are read from whatever the disk does: what a link brings is bounded by its credit, and a leader hears reports
+4. Peers take turns with the clients that need much: a report read sooner would bring fewer acknowledgements at once.
+   They are read from whatever the disk does: what a link brings is bounded by its credit, and a leader hears reports
    while its own disk is behind.
 """
 
@@ -156,6 +157,7 @@ class Peers:
         self._end_turn, self._turn_is_due = end_turn, turn_is_due
         self._outboxes = outboxes
         self.shell = Shell(limits, outboxes, timers, self._end_turn_if_due, _no_wait, readers)
+        self.shell.little_first = False
         self._changed = trio.Event()
         self._told: dict[object, str] = {}
         self._me = directory.me

@@ -5,8 +5,8 @@
 2. A turn that has to wait, for other brokers or for room, keeps the task: it is that connection's until the turn is
    over, its socket is out of the set, and another task takes the place. What is waited for need not know of it.
 3. Whoever needs little reads first, all of them; then those who need much, in the order in which they became ready,
-   until `LOOK_S` are over; then it looks again who is ready. So who sends little waits for at most the turn that is
-   under way, and those who saturate the broker share it.
+   each once, or until `LOOK_S` are over while somebody is there who needs little; then it looks again who is ready. So
+   who sends little waits for at most the turn that is under way, and those who saturate the broker share it.
 4. A process that is a broker and nothing else *holds*: the task waits for the sockets and for what trio waits for at
    once, and leaves trio alone while that has nothing to do (`gateway.holding`). Elsewhere, in tests for one, it waits
    as any task does.
@@ -19,6 +19,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Generator
+from math import inf
 from time import perf_counter
 from types import coroutine
 from typing import Any, Protocol
@@ -28,7 +29,10 @@ import trio
 from gateway.holding import Holding
 
 LOOK_S = 0.00025
-"""How long those who need much read before it is looked who else is ready."""
+"""How long those who need much read before it is looked who else is ready, while somebody is there who needs little.
+Else each of them reads once: longer rounds make larger batches of what they publish."""
+RECENT_S = 0.1
+"""How long one that needed little is thought to be there."""
 
 Spawn = Callable[..., Any]
 
@@ -93,6 +97,7 @@ class Readers:
         readers, busy, holding = self._readers, self._busy, self._holding
         if holding is not None:
             holding.taken_over()
+        little_s = -inf
         with trio.CancelScope() as scope:
             while True:
                 if holding is not None:
@@ -109,16 +114,26 @@ class Readers:
                         continue
                     if not reader.needs_little:
                         busy[number] = reader
-                    elif not await self._turn(number, reader, scope):
+                        continue
+                    little_s = perf_counter()
+                    if not await self._turn(number, reader, scope):
                         return
-                if busy:
-                    until_s = perf_counter() + LOOK_S
-                    while busy:
-                        number = next(iter(busy))
-                        if not await self._turn(number, busy.pop(number), scope):
-                            return
-                        if perf_counter() >= until_s:
-                            break
+                if busy and not await self._take_turns(little_s, scope):
+                    return
+
+    async def _take_turns(self, little_s: float, scope: trio.CancelScope) -> bool:
+        """A turn for everybody who is busy, or as many as there is time for if somebody needed little at `little_s`;
+        whether this task is still the one that leads."""
+        busy = self._busy
+        began_s = perf_counter()
+        look_s = LOOK_S if began_s < little_s + RECENT_S else inf
+        for number in list(busy):
+            reader = busy.pop(number, None)
+            if reader is not None and not await self._turn(number, reader, scope):
+                return False
+            if perf_counter() - began_s >= look_s:
+                break
+        return True
 
     async def _turn(self, number: int, reader: Reader, scope: trio.CancelScope) -> bool:
         """Whether this task is still the one that leads."""
