@@ -37,6 +37,11 @@ RECENT_S = 0.1
 Spawn = Callable[..., Any]
 
 
+def open_epoll() -> select.epoll | None:
+    """A set of sockets, where there is such a thing."""
+    return select.epoll() if sys.platform == "linux" else None
+
+
 class Reader(Protocol):
     """A connection, as it is read from."""
 
@@ -58,7 +63,7 @@ class Readers:
         """Those who need much and are ready, or may be."""
         self._waiting: dict[int, trio.CancelScope] = {}
         """Whose turn waits."""
-        self._epoll = select.epoll() if sys.platform == "linux" else None
+        self._epoll = open_epoll()
         self._holds = holds
         self._holding: Holding | None = None
         self._led = False
@@ -166,7 +171,10 @@ class Readers:
         number = sock.fileno()
         with trio.CancelScope() as self._waiting[number]:
             while self._readers.get(number) is reader:
-                await trio.lowlevel.wait_readable(sock)
+                try:
+                    await trio.lowlevel.wait_readable(sock)
+                except trio.ClosedResourceError:
+                    continue  # this is how a connection wakes its tasks
                 while await reader.turn():
                     pass
 

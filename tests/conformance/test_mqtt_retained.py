@@ -54,7 +54,7 @@ def watching(broker: BrokerProcess, topic: str, *more: str) -> Iterator[subproce
 @pytest.fixture
 def settings(tmp_path: Path) -> Path:
     path = tmp_path / "millrace.toml"
-    path.write_text("[engine]\nwill_grace_ms = 1500\n")
+    path.write_text("[engine]\nwill_grace_ms = 3000\n")
     return path
 
 

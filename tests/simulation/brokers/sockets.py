@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ class SimSocket:
 
     def __init__(self, network: Network, process: Process, peer: int) -> None:
         self.network, self.process, self.peer = network, process, peer
+        self.number = next(network.numbers)
         self.closed = False
         self.failed: int | None = None
         """The errno that whoever uses it gets."""
@@ -51,7 +53,7 @@ class SimSocket:
     # ---- what the gateway calls
 
     def fileno(self) -> int:
-        return -1 if self.closed else 1
+        return -1 if self.closed else self.number
 
     def getpeername(self) -> tuple[str, int]:
         return f"10.0.0.{self.peer}", PORT
@@ -170,6 +172,7 @@ class Network:
     """Between machines that are known by their numbers."""
 
     def __init__(self, agenda: Agenda, process_of: Callable[[int], Process | None]) -> None:
+        self.numbers = itertools.count(3)
         self.agenda = agenda
         self.dice: random.Random = agenda.dice
         self.cut: dict[tuple[int, int], int] = {}

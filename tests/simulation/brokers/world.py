@@ -20,6 +20,7 @@ import trio
 
 import gateway.connection
 import gateway.peers
+import gateway.readers
 import routing.broker
 import routing.cluster.cluster
 from core_log.kernel_sync import KernelSync
@@ -463,6 +464,7 @@ def _seams() -> Iterator[None]:
         patch(KernelSync, "open", lambda: None)
         patch(routing.cluster.cluster, "ReplicaLog", WatchedLog)
         patch(gateway.connection, "perf_counter", trio.current_time)
+        patch(gateway.readers, "open_epoll", lambda: None)
         patch(trio.lowlevel, "wait_readable", sockets.wait_readable)
         patch(trio.lowlevel, "wait_writable", sockets.wait_writable)
         patch(trio.lowlevel, "notify_closing", sockets.notify_closing)
