@@ -67,6 +67,8 @@ class Readers:
         self._holds = holds
         self._holding: Holding | None = None
         self._led = False
+        self._little_s = -inf
+        """When somebody who needs little has read."""
 
     def add(self, sock: socket.socket, reader: Reader) -> None:
         """Read from it until `remove`."""
@@ -102,7 +104,6 @@ class Readers:
         readers, busy, holding = self._readers, self._busy, self._holding
         if holding is not None:
             holding.taken_over()
-        little_s = -inf
         with trio.CancelScope() as scope:
             while True:
                 if holding is not None:
@@ -120,18 +121,19 @@ class Readers:
                     if not reader.needs_little:
                         busy[number] = reader
                         continue
-                    little_s = perf_counter()
+                    self._little_s = perf_counter()
                     if not await self._turn(number, reader, scope):
                         return
-                if busy and not await self._take_turns(little_s, scope):
+                if busy and not await self._take_turns(scope):
                     return
 
-    async def _take_turns(self, little_s: float, scope: trio.CancelScope) -> bool:
-        """A turn for everybody who is busy, or as many as there is time for if somebody needed little at `little_s`;
-        whether this task is still the one that leads."""
+    async def _take_turns(self, scope: trio.CancelScope) -> bool:
+        """A turn for everybody who is busy, or as many as there is time for while somebody is there who needs little;
+        whether this task is still the one that leads.
+        """
         busy = self._busy
         began_s = perf_counter()
-        look_s = LOOK_S if began_s < little_s + RECENT_S else inf
+        look_s = LOOK_S if began_s < self._little_s + RECENT_S else inf
         for number in list(busy):
             reader = busy.pop(number, None)
             if reader is not None and not await self._turn(number, reader, scope):

@@ -98,10 +98,7 @@ class Session:
             self.transaction.publish(slab, mandatory, copies)
             return
         for route, part in parts:
-            if not route.guarded:
-                self._publish(route, part, mandatory, confirm)
-                continue
-            for piece in route.pieces(part):
+            for piece in route.pieces(part) if route.guarded else (part,):
                 self._publish(route, piece, mandatory, confirm)
 
     def deliver_to(self, route: Route, slab: Slab, mandatory: bool) -> list[tuple[PartitionLog, int]]:
@@ -294,12 +291,7 @@ class Session:
             passed.queue.outstanding += count
             consumer.outstanding += count
             self.outstanding += count
-        if self.vhost.trace is not None:
-            self.vhost.trace.delivered(self, consumer.queue_name, slab, 0, count, False)
-        try:
-            self.sink.deliver(consumer, first, slab, 0, count, False)
-        except Exception:
-            self._sink_failed()
+        self._deliver(consumer, first, slab, 0, count, False)
 
     def pass_on_each(self, consumers: list[Consumer], slab: Slab) -> bool:
         """As `pass_on`, of message `i` to `consumers[i]`; False if the sink wants them one by one."""

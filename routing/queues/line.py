@@ -34,6 +34,11 @@ class Line:
         return self.ready.count + self.placed.count + len(self.due)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits; told sooner than how many do."""
+        return not (self.ready.count or self.placed.count or self.due)
+
+    @property
     def simple(self) -> bool:
         """All that waits has its own offset as position."""
         return not self.placed.count and not self.due

@@ -134,10 +134,7 @@ class Queue:
         """Whether no message could be delivered now; told sooner than how many could."""
         if self.groups is not None:
             return not self.message_count
-        if self.levels is not None:
-            return self.levels.is_empty
-        line = self.line
-        return not (line.ready.count or line.placed.count or line.due)
+        return self.line.is_empty if self.levels is None else self.levels.is_empty
 
     def lines(self) -> Sequence[Line]:
         """Everywhere that messages wait."""

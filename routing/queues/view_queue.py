@@ -42,7 +42,7 @@ class ViewQueue(Queue):
     @property
     def is_empty(self) -> bool:
         """See `Queue`; False where that has to be looked for."""
-        return not self.line.count and not self.view.news
+        return self.line.is_empty and not self.view.news
 
     def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> Awaitable[None] | None:
         """See `Queue`."""
