@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -85,14 +85,14 @@ class Disk:
             self.goes_on.wait(10)
 
 
-@pytest.fixture
-async def flusher() -> AsyncIterator[LogFlusher]:
-    """One that runs and retries at once."""
-    flusher = LogFlusher(retry_interval_s=0.001)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(flusher.run)
-        yield flusher
-        nursery.cancel_scope.cancel()
+async def during_a_sync(flusher: LogFlusher) -> tuple[Disk, PartitionLog]:
+    """A log of three batches, while its first segment, which is full, is synced."""
+    disk = Disk()
+    log = open_log(disk.files, NEVER, flusher=flusher)
+    append(log, 3)
+    await log.wait_committed(3)
+    await trio.to_thread.run_sync(disk.reached.wait)
+    return disk, log
 
 
 async def until(flusher: LogFlusher, log: PartitionLog, done: Callable[[], bool]) -> None:
@@ -102,11 +102,7 @@ async def until(flusher: LogFlusher, log: PartitionLog, done: Callable[[], bool]
 
 
 async def test_the_next_segment_is_written_while_a_full_one_is_synced(flusher: LogFlusher) -> None:
-    disk = Disk()
-    log = open_log(disk.files, NEVER, flusher=flusher)
-    append(log, 3)
-    await log.wait_committed(3)
-    await trio.to_thread.run_sync(disk.reached.wait)
+    disk, log = await during_a_sync(flusher)
     append(log, 1)
     await log.wait_committed(4)
     assert read_all(log) == rows(4)
@@ -121,11 +117,7 @@ async def test_the_next_segment_is_written_while_a_full_one_is_synced(flusher: L
 
 
 async def test_who_wants_a_sync_waits_for_the_full_segment(flusher: LogFlusher) -> None:
-    disk = Disk()
-    log = open_log(disk.files, NEVER, flusher=flusher)
-    append(log, 3)
-    await log.wait_committed(3)
-    await trio.to_thread.run_sync(disk.reached.wait)
+    disk, log = await during_a_sync(flusher)
     log.configure(LogConfig(segment_bytes=400))
     append(log, 1)
     log.request_sync()
@@ -139,11 +131,7 @@ async def test_who_wants_a_sync_waits_for_the_full_segment(flusher: LogFlusher) 
 
 
 async def test_to_close_and_to_cut_wait_for_the_full_segment(flusher: LogFlusher) -> None:
-    disk = Disk()
-    log = open_log(disk.files, NEVER, flusher=flusher)
-    append(log, 3)
-    await log.wait_committed(3)
-    await trio.to_thread.run_sync(disk.reached.wait)
+    disk, log = await during_a_sync(flusher)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(flusher.drain, log)
         await trio.testing.wait_all_tasks_blocked()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import trio
 
 from core_log.files import OsFiles
 from core_log.flush_job import FlushJob, execute
@@ -53,15 +51,6 @@ def test_what_cannot_be_synced_is_not_taken_or_an_error(tmp_path: Path) -> None:
         assert kernel.submit(file.fileno(), "first")
         assert not kernel.submit(file.fileno(), "one too many")
         assert kernel.take(wait=True) == [("first", None)]
-
-
-@pytest.fixture
-async def flusher() -> AsyncIterator[LogFlusher]:
-    flusher = LogFlusher(retry_interval_s=0.001)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(flusher.run)
-        yield flusher
-        nursery.cancel_scope.cancel()
 
 
 def _in_threads(flusher: LogFlusher) -> list[int]:

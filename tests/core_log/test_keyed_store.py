@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 import trio
@@ -15,16 +14,6 @@ from core_log.keyed_store import GARBAGE_BYTES_MIN, KeyedStore
 from core_log.log_flusher import LogFlusher
 from core_log.partition_log import LogConfig
 from tests.core_log.helpers import DIRECTORY, open_log
-
-
-@pytest.fixture
-async def flusher() -> AsyncIterator[LogFlusher]:
-    """A running flusher."""
-    flusher = LogFlusher(retry_interval_s=0.001)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(flusher.run)
-        yield flusher
-        nursery.cancel_scope.cancel()
 
 
 async def test_latest_value_wins(flusher: LogFlusher) -> None:

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 import pytest
@@ -62,14 +62,22 @@ def noted(order: list[str], **needs_little: bool) -> Iterator[list[Noted]]:
             one.theirs.close()
 
 
+@asynccontextmanager
+async def reading(*those: Noted, holds: bool = False) -> AsyncIterator[Readers]:
+    """Who reads them until the block ends."""
+    async with trio.open_nursery() as nursery:
+        readers = Readers(nursery.start_soon, holds=holds)
+        for one in those:
+            readers.add(one.ours, one)
+        yield readers
+        nursery.cancel_scope.cancel()
+
+
 @only_linux
 async def test_who_needs_little_reads_first_and_again_after_each_who_needs_much() -> None:
     order: list[str] = []
     with noted(order, much=False, more=False, little=True) as (much, more, little):
-        async with trio.open_nursery() as nursery:
-            readers = Readers(nursery.start_soon)
-            for one in (much, more, little):
-                readers.add(one.ours, one)
+        async with reading(much, more, little):
 
             def long_turn() -> None:
                 little.theirs.send(b"x")
@@ -77,7 +85,6 @@ async def test_who_needs_little_reads_first_and_again_after_each_who_needs_much(
 
             much.then = more.then = long_turn
             await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
         assert order[0] == order[2] == order[4] == "little"
         assert sorted(order) == ["little"] * 3 + ["more", "much"]
 
@@ -86,10 +93,7 @@ async def test_a_turn_that_waits_keeps_nobody_and_is_not_read_meanwhile() -> Non
     order: list[str] = []
     with noted(order, waits=False, goes=False) as (waits, goes):
         waits.may_go_on = trio.Event()
-        async with trio.open_nursery() as nursery:
-            readers = Readers(nursery.start_soon)
-            for one in (waits, goes):
-                readers.add(one.ours, one)
+        async with reading(waits, goes):
             waits.theirs.send(b"y")
             await trio.testing.wait_all_tasks_blocked()
             goes.theirs.send(b"y")
@@ -98,17 +102,13 @@ async def test_a_turn_that_waits_keeps_nobody_and_is_not_read_meanwhile() -> Non
             waits.may_go_on.set()
             await trio.testing.wait_all_tasks_blocked()
             assert order[3:] == ["waits went on", "waits", "waits went on"]
-            nursery.cancel_scope.cancel()
 
 
 async def test_who_is_removed_while_its_turn_waits_has_its_turn_cancelled() -> None:
     order: list[str] = []
     with noted(order, waits=False, goes=False) as (waits, goes):
         waits.may_go_on = trio.Event()
-        async with trio.open_nursery() as nursery:
-            readers = Readers(nursery.start_soon)
-            for one in (waits, goes):
-                readers.add(one.ours, one)
+        async with reading(waits, goes) as readers:
             await trio.testing.wait_all_tasks_blocked()
             readers.remove(waits.ours)
             readers.remove(waits.ours)
@@ -118,7 +118,6 @@ async def test_who_is_removed_while_its_turn_waits_has_its_turn_cancelled() -> N
             goes.theirs.send(b"y")
             await trio.testing.wait_all_tasks_blocked()
             assert sorted(order) == ["goes", "goes", "waits"]
-            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -128,15 +127,13 @@ async def test_what_the_kernel_knows_nothing_of_is_read_as_well(waits: bool) -> 
         layered.more = 3
         if waits:
             layered.may_go_on = trio.Event()
-        async with trio.open_nursery() as nursery:
-            Readers(nursery.start_soon).add(layered.ours, layered)
+        async with reading(layered):
             await trio.testing.wait_all_tasks_blocked()
             if layered.may_go_on is not None:
                 assert order == ["layered"]
                 layered.may_go_on.set()
                 await trio.testing.wait_all_tasks_blocked()
             assert order.count("layered") == 3
-            nursery.cancel_scope.cancel()
 
 
 class Dear(EchoAdapter):
@@ -337,10 +334,8 @@ def test_holding_waits_for_nothing_while_somebody_is_ready(work: Callable[[], Aw
 async def test_a_loop_with_another_clock_is_left_to_itself(autojump_clock: trio.testing.MockClock) -> None:
     order: list[str] = []
     with noted(order, one=True) as (one,):
-        async with trio.open_nursery() as nursery:
-            Readers(nursery.start_soon, holds=True).add(one.ours, one)
+        async with reading(one, holds=True):
             await trio.sleep(1000)
-            nursery.cancel_scope.cancel()
     assert order == ["one"]
 
 
@@ -349,8 +344,6 @@ async def test_a_trio_without_those_names_is_left_to_itself(monkeypatch: pytest.
     monkeypatch.delattr("trio._core._run.SystemClock")
     order: list[str] = []
     with noted(order, one=True) as (one,):
-        async with trio.open_nursery() as nursery:
-            Readers(nursery.start_soon, holds=True).add(one.ours, one)
+        async with reading(one, holds=True):
             await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
     assert order == ["one"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import trio
 
 from core_log.errors import Conflict
 from core_log.files import MemoryFiles
@@ -15,16 +12,6 @@ from core_log.metadata import embedded
 from core_log.metadata.embedded import EmbeddedStore
 from core_log.metadata.store import Guard, MetadataEntry
 from tests.core_log.helpers import open_log
-
-
-@pytest.fixture
-async def flusher() -> AsyncIterator[LogFlusher]:
-    """A running flusher."""
-    flusher = LogFlusher(retry_interval_s=0.001)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(flusher.run)
-        yield flusher
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_relies_on_a_revision_that_is_forgotten_is_told_of_a_conflict(
