@@ -25,7 +25,7 @@ from protocols.mqtt.adapter_inflight import Inflight
 from protocols.mqtt.adapter_login import Login
 from protocols.mqtt.adapter_publish import Publishing
 from protocols.mqtt.adapter_retained import Retaining
-from protocols.mqtt.adapter_sessions import LastingSession, open_session, sessions_of
+from protocols.mqtt.adapter_sessions import LastingSession, lengthen, open_session, sessions_of
 from protocols.mqtt.adapter_subscribe import Subscribing
 from protocols.mqtt.adapter_subscriptions import Subscriptions
 from protocols.mqtt.adapter_sys import system_of, written_bytes
@@ -214,6 +214,7 @@ class MqttAdapter:
         if self.closed:
             return
         assigned = not connect.client_id
+        lengthen(connect, self.config)
         connect.client_id = connect.client_id or f"auto-{secrets.token_hex(12)}"
         excess = connect.will and self.config.over_limit(connect.will.topic)
         if code == ReasonCode.SUCCESS and not excess:

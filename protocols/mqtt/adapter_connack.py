@@ -13,8 +13,9 @@ def connack_properties(config: MqttConfig, connect: Connect, assigned: bool) -> 
     if connect.protocol_level < 5:
         return NO_PROPERTIES
     expiry_s, most_s = granted_expiry_s(connect.session_expiry_s), config.keep_alive_max_s
+    another = connect.session_expiry_given or expiry_s != connect.session_expiry_s
     return ConnackProperties(
-        session_expiry_s=expiry_s if expiry_s != connect.session_expiry_s else None,
+        session_expiry_s=expiry_s if another else None,
         receive_maximum=config.receive_maximum if config.receive_maximum < 65_535 else None,
         packet_bytes_max=config.packet_bytes_max,
         assigned_client_id=connect.client_id if assigned else None,

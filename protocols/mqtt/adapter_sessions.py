@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, ref
 from protocols.mqtt.adapter_publish import EXCHANGE
 from protocols.mqtt.adapter_subscriptions import SubscriptionOptions, from_arguments
 from protocols.mqtt.events import NEVER_S, Connect
+from protocols.mqtt.topics import compiled
 from routing.cluster.clients.clients_elsewhere import FIRST
 from routing.queues.queue import Queue
 from routing.queues.settings import EXPIRY_MS_MAX
@@ -133,6 +134,15 @@ def _limits(config: MqttConfig) -> dict[str, int | None]:
 def granted_expiry_s(expiry_s: int) -> int:
     """For how long a session is kept whose client asks for `expiry_s`."""
     return expiry_s if expiry_s == NEVER_S else min(expiry_s, EXPIRY_S_MAX)
+
+
+def lengthen(connect: Connect, config: MqttConfig) -> None:
+    """Give the session of a client that `lasting_client_ids` names an expiry, if it has asked for none."""
+    expression = config.lasting_client_ids
+    if not expression or connect.protocol_level < 5 or connect.clean_start or connect.session_expiry_s:
+        return
+    if compiled(expression).fullmatch(connect.client_id):
+        connect.session_expiry_s, connect.session_expiry_given = config.lasting_expiry_s, True
 
 
 def _expires_ms(expiry_s: int) -> int | None:

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from core_log.setting_ranges import BytesOrZero, Count, CountOrZero, Seconds, SecondsOrZero
-from protocols.mqtt.topics import AutoSubscription, TopicRewrite
+from protocols.mqtt.events import NEVER_S
+from protocols.mqtt.topics import AutoSubscription, TopicRewrite, checked
 
 
 class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +35,14 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     keep_alive_max_s: Annotated[int, Meta(ge=0, le=65_535)] = 0
     """Longest keep-alive of a client of MQTT 5, which is told so; 0: as the client wishes."""
+
+    lasting_client_ids: str = ""
+    """A regular expression (RE2) for whole client identifiers. Such a client of MQTT 5 that connects without a clean
+    start and asks for no session expiry, so that its session would end with the connection, has `lasting_expiry_s`
+    and is told so (MQTT 5, 3.2.2.3.2). Bridges of Mosquitto 2.0 are such clients. "": nobody is."""
+
+    lasting_expiry_s: Annotated[int, Meta(ge=1, le=NEVER_S)] = 604_800
+    """For how long sessions of `lasting_client_ids` are kept while the client is away; 4,294,967,295: for ever."""
 
     offline_qos_0: bool = False
     """Whether sessions that last keep messages at QoS 0 for clients that are not connected."""
@@ -93,6 +102,10 @@ class MqttConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     not_authorized_told: bool = True
     """Whether a publish or a filter that the user has no right to is refused with 0x87 (not authorized). False: with
     0x80, as by a server that does not wish to reveal the reason."""
+
+    def __post_init__(self) -> None:
+        if self.lasting_client_ids:
+            checked("lasting_client_ids", self.lasting_client_ids)
 
     def over_limit(self, topic: str) -> str | None:
         """What limit a topic name or filter breaks, as a phrase; None when it breaks none."""

@@ -67,6 +67,8 @@ class Connect:
     user_properties: list[tuple[str, str]] = field(default_factory=list)
     authentication_method: str | None = None
     authentication_data: bytes = b""
+    session_expiry_given: bool = False
+    """The broker has chosen `session_expiry_s`."""
 
 
 class PublishRun(msgspec.Struct, gc=False):

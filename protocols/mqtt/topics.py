@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,6 +22,7 @@ from protocols.mqtt.reasons import MqttProtocolError
 _VARIABLE = re.compile(r"\$([1-9])|%([cu])")
 
 
+@cache
 def compiled(expression: str) -> Any:
     """An expression of RE2, whose time is linear in the topic. Raises re2.error."""
     import re2  # it is loaded by who needs it
@@ -28,6 +30,16 @@ def compiled(expression: str) -> Any:
     options = re2.Options()
     options.log_errors = False
     return re2.compile(expression, options)
+
+
+def checked(setting: str, expression: str) -> Any:
+    """An expression that a setting names. Raises ValueError."""
+    import re2
+
+    try:
+        return compiled(expression)
+    except re2.error as error:
+        raise ValueError(f"{setting}: '{expression}' is no regular expression: {error}") from None
 
 
 class TopicRewrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,12 +51,7 @@ class TopicRewrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action: Literal["publish", "subscribe", "all"] = "all"
 
     def __post_init__(self) -> None:
-        import re2
-
-        try:
-            groups = compiled(self.match).groups
-        except re2.error as error:
-            raise ValueError(f"topic_rewrites: '{self.match}' is no regular expression: {error}") from None
+        groups = checked("topic_rewrites", self.match).groups
         asked = max((int(number) for number, _ in _VARIABLE.findall(self.to) if number), default=0)
         if asked > groups:
             raise ValueError(f"topic_rewrites: '{self.to}' asks for ${asked}, and '{self.match}' has {groups} groups")

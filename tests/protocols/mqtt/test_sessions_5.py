@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from trio.testing import MockClock
 
@@ -122,6 +123,42 @@ async def test_an_expiry_beyond_what_the_broker_keeps_is_answered_with_what_it_d
     arguments = {name: queue.arguments for name, queue in world.broker.topology.queues.items()}
     assert arguments["mqtt.long"]["x-expires"] == EXPIRY_S_MAX * 1000
     assert "x-expires" not in arguments["mqtt.ever"]
+
+
+async def test_a_client_that_is_named_keeps_its_session_without_asking_and_is_told_so(
+    world: World, clock: MockClock
+) -> None:
+    config = MqttConfig(lasting_client_ids="bridge-.+", lasting_expiry_s=60)
+    client, body = await opened(world, "bridge-1", config=config, flags=RESUME)
+    assert body[0] == 0
+    assert block(session_expiry=60) in body
+    await client.send(subscribe_5(1, ("t", 1)))
+    assert [kind for kind, _ in await told(client)] == [SUBACK]
+    client.lose()
+    await (await opened(world, "p"))[0].send(publish_5("t", b"kept", qos=1, packet_id=1))
+    await later(clock, 50)
+    client = world.open(config=config)
+    await client.send(connect_5("bridge-1", flags=RESUME))
+    (kind, body), waited = await told(client, 2)
+    assert (kind, body[0]) == (CONNACK, 1)
+    assert delivery(waited)[3] == b"kept"
+    client.lose()
+    await later(clock, 61)
+    assert "mqtt.bridge-1" not in world.broker.topology.queues
+
+
+@pytest.mark.parametrize(("client_id", "flags"), [("a-bridge-1", RESUME), ("bridge-1", 2)])
+async def test_others_and_clean_starts_do_not(world: World, client_id: str, flags: int) -> None:
+    config = MqttConfig(lasting_client_ids="bridge-.+")
+    client, body = await opened(world, client_id, config=config, flags=flags)
+    assert body[3] != 0x11
+    client.lose()
+    assert not world.broker.topology.queues
+
+
+def test_names_of_clients_are_a_regular_expression() -> None:
+    with pytest.raises(msgspec.ValidationError, match="lasting_client_ids: '\\(' is no regular expression"):
+        msgspec.convert({"lasting_client_ids": "("}, MqttConfig)
 
 
 # --- how connections end ---------------------------------------------------------------------
