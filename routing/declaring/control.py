@@ -348,7 +348,7 @@ class Control:
     ) -> None:
         topology = self.topology
         exchange, (kind, name) = ends
-        binding = Binding.make(exchange, topology.vhost(vhost).destination(kind, name), pattern, arguments, syntax)
+        binding = Binding.make(exchange, (kind, name), pattern, arguments, syntax)
         away = self._away(vhost, name) if kind == "queue" else None
         source = topology.vhost(vhost).exchanges.get(exchange)
         if away is not None and (source is None or source.durable):

@@ -1,7 +1,6 @@
 """A binding: from an exchange to a queue, another exchange or a topic.
 
-There may be a million of them: what many have in common (arguments, the names of an exchange and of a destination) is
-there once.
+There may be a million of them: what many have in common, all but the pattern, is there once (`Common`).
 """
 
 from __future__ import annotations
@@ -9,8 +8,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from routing.topology.entries import Key
 
@@ -35,16 +35,41 @@ def shared_arguments(arguments: Mapping[str, Any], key: str) -> Mapping[str, Any
     return found
 
 
-@dataclass(slots=True, frozen=True)
-class Binding:
-    """From an exchange to a destination; two with equal `identity` are one."""
+class Common:
+    """All of a binding but its pattern: what many have in common, and what is there once for all that are made with it.
+    Arguments take part in its identity as they are written down.
+    """
 
-    exchange: str
-    destination: Destination
+    __slots__ = ("_hash", "arguments", "arguments_key", "destination", "exchange", "syntax")
+
+    def __init__(
+        self, exchange: str, destination: Destination, arguments: Mapping[str, Any], syntax: str, arguments_key: str
+    ) -> None:
+        self.exchange = exchange
+        self.destination = destination
+        self.arguments = arguments
+        self.syntax = syntax
+        self.arguments_key = arguments_key
+        self._hash = hash((exchange, destination, syntax, arguments_key))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Common)
+            and self.destination == other.destination
+            and self.exchange == other.exchange
+            and self.arguments_key == other.arguments_key
+            and self.syntax == other.syntax
+        )
+
+
+class Binding(msgspec.Struct, frozen=True, gc=False):
+    """From an exchange to a destination. Nothing in it leads back to it, so no collection of garbage has to look."""
+
     pattern: str
-    arguments: Mapping[str, Any] = field(hash=False, compare=False)
-    syntax: str = "amqp"
-    arguments_key: str = ""
+    common: Common
 
     @classmethod
     def make(
@@ -53,16 +78,53 @@ class Binding:
         """A binding whose arguments take part in its identity."""
         arguments = arguments or {}
         key = json.dumps(arguments, sort_keys=True, default=repr) if arguments else ""
-        return cls(exchange, destination, pattern, shared_arguments(arguments, key), syntax, sys.intern(key))
+        return cls(pattern, Common(exchange, destination, shared_arguments(arguments, key), syntax, sys.intern(key)))
+
+    @property
+    def exchange(self) -> str:
+        """The name of the exchange."""
+        return self.common.exchange
+
+    @property
+    def destination(self) -> Destination:
+        """Where it leads."""
+        return self.common.destination
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What else was asked for; never to be changed."""
+        return self.common.arguments
+
+    @property
+    def syntax(self) -> str:
+        """What wildcards mean in the pattern."""
+        return self.common.syntax
+
+    @property
+    def arguments_key(self) -> str:
+        """The arguments as they are written down in the key."""
+        return self.common.arguments_key
 
     def key(self, vhost: str) -> Key:
         """Its key in the catalog."""
-        kind, destination = self.destination
-        return ("binding", vhost, self.exchange, kind, destination, self.pattern, self.syntax, self.arguments_key)
+        common = self.common
+        kind, destination = common.destination
+        return ("binding", vhost, common.exchange, kind, destination, self.pattern, common.syntax, common.arguments_key)
 
 
 BindingsTo = dict[Destination, dict[Binding, None]]
 """The bindings of a virtual host by where they lead."""
+
+
+def sharing(binding: Binding, others: dict[Binding, None] | None) -> Binding:
+    """The same binding, made of what `others` have already: the first or the last of them, of one client's
+    subscriptions nearly always both.
+    """
+    if others:
+        for other in (next(iter(others)), next(reversed(others))):
+            if other.common == binding.common:
+                return Binding(binding.pattern, other.common)
+    return binding
 
 
 class BindingsFrom:

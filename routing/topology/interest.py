@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from routing.message import Slab
-from routing.topology.binding import Binding, Destination
+from routing.topology.binding import Binding, Common, Destination, sharing
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -48,7 +48,7 @@ class Interest(NamedTuple):
         """As it stands in the exchange."""
         arguments = json.loads(self.arguments) if self.arguments else {}
         destination = ("queue", self.queue) if self.queue else (BROKER, str(broker))
-        return Binding(self.exchange, destination, self.pattern, arguments, self.syntax, self.arguments)
+        return Binding(self.pattern, Common(self.exchange, destination, arguments, self.syntax, self.arguments))
 
 
 class Wanted:
@@ -204,8 +204,8 @@ class Others:
             self._queues.pop(interest.pattern, None)
             self._vhost.router.forget_queue(interest.pattern)
             return
-        binding = interest.binding(broker)
         wanted = self._by_exchange.setdefault(interest.exchange, {})
+        binding = sharing(interest.binding(broker), wanted)
         exchange = self._vhost.exchanges.get(interest.exchange)
         if binding not in wanted and exchange is not None:
             exchange.matcher.add(binding)

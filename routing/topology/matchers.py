@@ -120,7 +120,7 @@ class TopicMatcher(Matcher):
         return parse_pattern(binding.pattern, binding.syntax)
 
     def match(self, key: str, neutral: Neutral) -> Iterable[Destination]:
-        return [binding.destination for binding in self._trie.match(key)]
+        return [binding.common.destination for binding in self._trie.match(key)]
 
 
 def _same(wanted: Any, value: Any) -> bool:

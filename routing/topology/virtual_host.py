@@ -19,7 +19,7 @@ from routing.queues.settings import VIEW, VIEW_TOPIC, QueueSettings
 from routing.topics.stream import Stream
 from routing.topics.stream_settings import topic_name
 from routing.topics.topic import Topic
-from routing.topology.binding import Binding, BindingsTo, Destination, shared_arguments
+from routing.topology.binding import Binding, BindingsTo, Common, Destination, shared_arguments, sharing
 from routing.topology.entries import Key
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
 from routing.topology.history import RecentHistoryMatcher
@@ -107,11 +107,6 @@ class VirtualHost:
             return name in self.queues or name in self.streams
         return name in (self.exchanges if kind == "exchange" else self.topics)
 
-    def destination(self, kind: str, name: str) -> Destination:
-        """What the bindings that lead there already have, if any do, so that it is there once."""
-        there = self.bindings_to.get((kind, name))
-        return next(iter(there)).destination if there else (kind, name)
-
     def binding_of(self, key: Key, value: Mapping[str, Any] | None, asked_for: Binding | None = None) -> Binding:
         """The binding of an entry; it has the very pattern that was asked for, which others may have as well."""
         _, _, exchange, kind, name, pattern, syntax, arguments_key = key
@@ -120,8 +115,8 @@ class VirtualHost:
         arguments = shared_arguments(value["arguments"] if value is not None else {}, arguments_key)
         found = self.exchanges.get(exchange)
         source = exchange if found is None else found.name
-        destination = self.destination(kind, name)
-        return Binding(source, destination, pattern, arguments, sys.intern(syntax), sys.intern(arguments_key))
+        common = Common(source, (kind, name), arguments, sys.intern(syntax), sys.intern(arguments_key))
+        return Binding(pattern, common)
 
     def is_durable(self, binding: Binding) -> bool:
         """Whether both ends of a binding outlive a restart."""
@@ -245,6 +240,7 @@ class VirtualHost:
         exchange = self.exchanges[binding.exchange]
         if binding in exchange.bindings:
             return
+        binding = sharing(binding, self.bindings_to.get(binding.destination))
         exchange.add(binding)
         self.binding_count += 1
         if self.wanted is not None:
