@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -115,6 +116,17 @@ class PeerTls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How often the files are looked at; see `Tls`."""
 
 
+class ProxyProtocol(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Doors behind a proxy that says whose connections it passes on (the PROXY protocol, version 1 or 2)."""
+
+    doors: tuple[str, ...] = ()
+    """Names of doors, as in `listen`: everybody who connects there has to begin with a header."""
+    networks: tuple[str, ...] = ()
+    """From where, such as "10.0.0.0/8" or "192.0.2.7": whoever connects from elsewhere is closed."""
+    header_timeout_ms: Milliseconds = 5000
+    """Time from the opening of the connection to a complete header."""
+
+
 class Limits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Limits of the process and of each connection, whatever its protocol."""
 
@@ -214,6 +226,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Where everything durable lies; empty means `default_data_dir()`."""
     listen: Listen = msgspec.field(default_factory=Listen)
     tls: Tls = msgspec.field(default_factory=Tls)
+    proxy_protocol: ProxyProtocol = msgspec.field(default_factory=ProxyProtocol)
     websocket: WebSocketConfig = msgspec.field(default_factory=WebSocketConfig)
     http: HttpConfig = msgspec.field(default_factory=HttpConfig)
     limits: Limits = msgspec.field(default_factory=Limits)
@@ -263,6 +276,7 @@ def load_config(
         address = parse_address(getattr(config.listen, door), setting=f"listen.{door}")
         if door in TLS_DOORS and address is not None and not config.tls.cert:
             raise ConfigError(f"listen.{door}: needs a certificate: set tls.cert and tls.key (--tls-cert, --tls-key)")
+    check_proxy_protocol(config.proxy_protocol)
     if config.tls.verify == "required" and not config.tls.ca:
         raise ConfigError("tls.verify: 'required' needs tls.ca (--tls-ca)")
     try:
@@ -279,6 +293,20 @@ def load_config(
         if least > most:
             raise ConfigError(f"{low}: {least} is more than {high}, {most}")
     return config
+
+
+def check_proxy_protocol(config: ProxyProtocol) -> None:
+    """Whether doors and networks can be what they are said to be. Raises ConfigError."""
+    for door in config.doors:
+        if door not in Listen.__struct_fields__:
+            raise ConfigError(f"proxy_protocol.doors: there is no door {door!r}")
+    for network in config.networks:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            raise ConfigError(f"proxy_protocol.networks: {error}") from None
+    if config.doors and not config.networks:
+        raise ConfigError("proxy_protocol.networks: is missing: from where headers are believed")
 
 
 def check_cluster(config: ClusterConfig) -> None:

@@ -129,10 +129,12 @@ class Connection:
         tls: TlsLayer | None = None,
         certificate_name: str | None = None,
         web: WebSocket | None = None,
+        dialled: tuple[str, int] | None = None,
     ) -> None:
+        """`dialled`: where the client has found a proxy that passes it on."""
         self.peer = peer
         self.door = door
-        self.outbox = SocketOutbox(sock, shell.outboxes, self, tls, web)
+        self.outbox = SocketOutbox(sock, shell.outboxes, self, tls, web, dialled)
         self.adapter = make_adapter(self.outbox, peer, certificate_name)
         self._tls = tls
         self._web = web

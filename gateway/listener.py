@@ -3,8 +3,8 @@
 1. `open_listener` binds, `Listener.run` listens: a port that is taken is known before the engine is opened, and nobody
    can connect before it is ready.
 2. All waiting clients are accepted at once, up to `_ACCEPT_AT_ONCE`. One above `connections_max` is closed at once.
-3. With TLS or a WebSocket a client counts from the first byte on, but is a connection only when the handshakes are
-   complete. One that is answered in HTTP never is, and counts until it is answered.
+3. With TLS, a WebSocket or a proxy in front a client counts from the first byte on, but is a connection only when the
+   handshakes are complete. One that is answered in HTTP never is, and counts until it is answered.
 4. When the process has no more file descriptors, accepting pauses; clients wait in the kernel's queue.
 """
 
@@ -22,6 +22,7 @@ import trio
 from gateway.config import WebSocketConfig
 from gateway.connection import Connection, MakeAdapter, Shell
 from gateway.errors import PeerGone, Refused, StartError
+from gateway.proxy_header import NoProxyHeader, Proxies, take_header
 from gateway.sockets import set_up
 from gateway.tls import Certificates, HandshakeFailed, TlsLayer, handshake
 
@@ -37,7 +38,9 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener:
-    """A bound socket and the door behind it. With `certificates` its clients speak TLS, with `web` in a WebSocket."""
+    """A bound socket and the door behind it. With `certificates` its clients speak TLS, with `web` in a WebSocket, with
+    `proxies` a PROXY header comes before all that.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Listener:
         sock: socket.socket,
         certificates: Certificates | None = None,
         web: WebSocketConfig | None = None,
+        proxies: Proxies | None = None,
     ) -> None:
         self.door = door
         self.answer: AnswerHttp | None = None
@@ -54,6 +58,7 @@ class Listener:
         self._socket = sock
         self._certificates = certificates
         self._web = web
+        self._proxies = proxies
 
     @property
     def address(self) -> str:
@@ -107,10 +112,10 @@ class Listener:
             log.warning("too many connections", door=self.door, peer=peer, connections_max=shell.limits.connections_max)
             return
         set_up(client)
-        if self._certificates is not None or self._web is not None or self.answer is not None:
+        if any(one is not None for one in (self._certificates, self._web, self._proxies, self.answer)):
             scope = trio.CancelScope()
             shell.handshakes.add(scope)
-            spawn(self._prepare, client, peer, shell, make_adapter, scope)
+            spawn(self._prepare, client, address, shell, make_adapter, scope)
             return
         connection = self._connection(client, peer, shell, make_adapter)
         if connection is not None:
@@ -128,13 +133,23 @@ class Listener:
             return None
 
     async def _prepare(
-        self, client: socket.socket, peer: str, shell: Shell, make_adapter: MakeAdapter | None, scope: trio.CancelScope
+        self,
+        client: socket.socket,
+        address: Any,
+        shell: Shell,
+        make_adapter: MakeAdapter | None,
+        scope: trio.CancelScope,
     ) -> None:
-        """Agree on TLS, and on a WebSocket, with a client, and serve it; or answer it in HTTP."""
-        certificates, ready, secured = self._certificates, False, {}
+        """Hear whose connection it is, agree on TLS, and on a WebSocket, with a client, and serve it; or answer it in
+        HTTP.
+        """
+        certificates, ready, secured, peer = self._certificates, False, {}, format_address(address)
         try:
             with scope:
-                tls = name = None
+                tls = name = dialled = None
+                if self._proxies is not None:
+                    header = await take_header(client, address[0], self._proxies)
+                    peer, dialled = format_address(header.source or address), header.destination
                 if certificates is not None:
                     tls = await handshake(client, certificates.context, certificates.handshake_timeout_ms)
                     name = tls.certificate_name(certificates.name_source)
@@ -146,13 +161,15 @@ class Listener:
                     from gateway.websocket import upgrade  # some megabytes that only such a door needs
 
                     web = await upgrade(client, tls, self._web)
-                secured = {"tls": tls, "certificate_name": name, "web": web}
+                secured = {"tls": tls, "certificate_name": name, "web": web, "dialled": dialled}
                 ready = True
         except HandshakeFailed as error:
             if self.refused is not None:
                 self.refused(peer, str(error))
             else:
                 log.info("TLS handshake failed", door=self.door, peer=peer, reason=str(error))
+        except NoProxyHeader as error:
+            log.warning("PROXY header refused", door=self.door, peer=peer, reason=str(error))
         except Refused as error:
             log.info("request refused", door=self.door, peer=peer, reason=str(error))
         except PeerGone:
@@ -182,8 +199,9 @@ def open_listener(
     port: int,
     certificates: Certificates | None = None,
     web: WebSocketConfig | None = None,
+    proxies: Proxies | None = None,
 ) -> Listener:
-    """Bind a door to an address; for `certificates` and `web` see `Listener`. Raises StartError."""
+    """Bind a door to an address; for `certificates`, `web` and `proxies` see `Listener`. Raises StartError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -201,7 +219,7 @@ def open_listener(
     except OSError as error:
         sock.close()
         raise cannot_listen(door, f"{host}:{port}", error) from None
-    return Listener(door, sock, certificates, web)
+    return Listener(door, sock, certificates, web, proxies)
 
 
 def cannot_listen(door: str, address: str, error: OSError) -> StartError:

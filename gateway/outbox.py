@@ -89,8 +89,8 @@ class SocketOutbox:
     """Implements `protocols.sansio.Outbox` on a non-blocking socket; see the module's rules."""
 
     __slots__ = (
-        "_backlog", "_broken", "_drained", "_group", "_large", "_owner", "_pieces", "_plain", "_sent_files", "_socket",
-        "_tls", "_web", "dirty", "on_writable", "pending_bytes", "sends_files", "writable",
+        "_backlog", "_broken", "_dialled", "_drained", "_group", "_large", "_owner", "_pieces", "_plain", "_sent_files",
+        "_socket", "_tls", "_web", "dirty", "on_writable", "pending_bytes", "sends_files", "writable",
         "written_bytes",
     )  # fmt: skip
 
@@ -101,6 +101,7 @@ class SocketOutbox:
         owner: Owner,
         tls: TlsLayer | None = None,
         web: WebSocket | None = None,
+        dialled: tuple[str, int] | None = None,
     ) -> None:
         self.pending_bytes = self.written_bytes = 0
         self.writable = True
@@ -108,6 +109,7 @@ class SocketOutbox:
         self._socket = sock
         self._tls = tls
         self._web = web
+        self._dialled = dialled
         self._plain = tls is None and web is None
         self.sends_files = self._plain and hasattr(os, "sendfile")
         self._group = group
@@ -121,7 +123,9 @@ class SocketOutbox:
 
     @property
     def local_address(self) -> tuple[str, int]:
-        """Where the peer has found this process."""
+        """Where the peer has found this process, or a proxy in front of it."""
+        if self._dialled is not None:
+            return self._dialled
         host, port = self._socket.getsockname()[:2]
         return host, port
 

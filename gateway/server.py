@@ -37,6 +37,7 @@ from gateway.errors import StartError
 from gateway.listener import Listener, open_listener
 from gateway.lock import locked_data_dir
 from gateway.outbox import Outboxes, SocketOutbox
+from gateway.proxy_header import Proxies
 from gateway.readers import Readers
 from gateway.tls import Certificates
 from protocols.amqp.adapter import AmqpAdapter
@@ -197,13 +198,14 @@ async def _watch_certificates(certificates: Certificates, interval_ms: int) -> N
 
 
 def _open_listeners(config: Config, stack: ExitStack, certificates: Certificates | None) -> list[Listener]:
-    listeners = []
+    listeners, proxied = [], config.proxy_protocol
     for door in config.listen.__struct_fields__:
         address = parse_address(getattr(config.listen, door), setting=f"listen.{door}")
         if address is None:
             continue
         web = config.websocket if door in WEBSOCKET_DOORS else None
-        listener = open_listener(door, *address, certificates if door in TLS_DOORS else None, web)
+        proxies = Proxies.of(proxied) if door in proxied.doors else None
+        listener = open_listener(door, *address, certificates if door in TLS_DOORS else None, web, proxies)
         stack.callback(listener.close)
         listeners.append(listener)
     if not listeners:

@@ -14,6 +14,7 @@ from gateway.config import Limits
 from gateway.connection import Shell
 from gateway.listener import open_listener
 from gateway.outbox import Outboxes
+from gateway.proxy_header import Proxies
 from gateway.tls import Certificates
 from protocols.sansio import Outbox
 
@@ -88,8 +89,9 @@ async def open_door(
     adapter_class: type[EchoAdapter] = EchoAdapter,
     limits: Limits | None = None,
     certificates: Certificates | None = None,
+    proxies: Proxies | None = None,
 ) -> AsyncIterator[Door]:
-    """Serve `adapter_class` on a free port, with TLS if there are `certificates`."""
+    """Serve `adapter_class` on a free port, with TLS if there are `certificates`, behind `proxies` if there are any."""
     limits = limits or Limits(close_linger_ms=500)
     async with trio.open_nursery() as nursery:
         outboxes = Outboxes(limits, nursery.start_soon)
@@ -110,7 +112,7 @@ async def open_door(
         timers = TimerService()
         timers.after_turn = end_turn
         shell = Shell(limits, outboxes, timers, end_turn, wait_for_room)
-        listener = open_listener("test", "127.0.0.1", 0, certificates)
+        listener = open_listener("test", "127.0.0.1", 0, certificates, proxies=proxies)
         listener.listen()
         door = Door(listener.port, shell)
         nursery.start_soon(timers.run)
