@@ -15,7 +15,9 @@
    `release` or `end_turn` logs are collected, and handed over at the end of it.
 6. A log whose `waits` says so is not handed over: who made it wait enlists it again.
 7. A log whose job failed is tried again each `retry_interval_s`.
-8. What closes full segments aside (`closing.py`) has a thread of its own, one for all logs: it may take a second.
+8. Who reads from clients does so in rounds (`begin_round`): logs that are enlisted meanwhile are looked at when the
+   round is over, without a task that has to be woken.
+9. What closes full segments aside (`closing.py`) has a thread of its own, one for all logs: it may take a second.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -45,6 +48,8 @@ _SLOW_SYNC_S, _SLOW_WRITE_S, _SLOW_PAUSE_S = 0.05, 0.02, 1.0
 """What takes longer is a sign that a write on the event loop may take long; one that did is the last for a while."""
 
 T = TypeVar("T")
+Watch = Callable[[int, Callable[[], None], Callable[[], None]], bool]
+"""Takes a file, what to call when it is ready, and what to call when it is waited for no longer. False: it cannot."""
 
 
 class LogFlusher:
@@ -77,10 +82,14 @@ class LogFlusher:
         self._enlisted: dict[PartitionLog, None] = {}
         self._failed: dict[PartitionLog, None] = {}
         self._refusing: set[PartitionLog] = set()
-        self._holding = False
+        self._holding = self._in_round = False
         self._sync_due: dict[PartitionLog, float] = {}
         self._server: trio.lowlevel.Task | None = None
         """The task of `_serve` while it is parked."""
+        self._awaiting: trio.CancelScope | None = None
+        """Of who waits for the kernel."""
+        self._lent: trio.Event | None = None
+        """Somebody else waits for the kernel, until this is set."""
         self._something_failed = trio.Event()
         self._something_to_sync = trio.Event()
         self._progress = trio.Event()
@@ -108,6 +117,32 @@ class LogFlusher:
             if self._closings is not None:
                 self._closings.put(None)
                 self._closings = None
+
+    # ---- rounds
+
+    def begin_round(self) -> None:
+        """Clients are read from: what they bring is looked at when the round is over."""
+        self._in_round = True
+
+    def end_round(self) -> None:
+        """It is over: hand over what came, take what is done, and begin what that brings."""
+        self._in_round = False
+        self._turn()
+
+    def break_off_round(self) -> None:
+        """Other tasks run before the round is over: ours does the rest. Without effect when there is none."""
+        if self._in_round:
+            self._in_round = False
+            if self._finished or self._done or self._enlisted:
+                self._wake()
+
+    def lend(self, watch: Watch) -> None:
+        """Have somebody else wait for what the kernel has synced, who calls that in a round."""
+        kernel, lent = self._kernel, trio.Event()
+        if kernel is not None and watch(kernel.eventfd, partial(self._take_synced, kernel), lent.set):
+            self._lent = lent
+            if self._awaiting is not None:
+                self._awaiting.cancel()
 
     # ---- handing over
 
@@ -224,9 +259,14 @@ class LogFlusher:
 
     async def _await_kernel(self, kernel: KernelSync) -> None:
         while True:
-            await trio.lowlevel.wait_readable(kernel.eventfd)
-            self._take_synced(kernel)
-            self._turn()
+            if self._lent is not None:
+                await self._lent.wait()
+                self._lent = None
+            with trio.CancelScope() as self._awaiting:
+                while True:
+                    await trio.lowlevel.wait_readable(kernel.eventfd)
+                    self._take_synced(kernel)
+                    self._turn()
 
     def _take_synced(self, kernel: KernelSync, *, wait: bool = False) -> None:
         for job, error in kernel.take(wait=wait):
@@ -250,7 +290,7 @@ class LogFlusher:
     # ---- the task that owns completion
 
     def _wake(self) -> None:
-        if self._holding:
+        if self._holding or self._in_round:
             return
         task, self._server = self._server, None
         if task is not None:

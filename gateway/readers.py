@@ -7,10 +7,12 @@
 3. Whoever needs little reads first, all of them; then those who need much, in the order in which they became ready,
    each once, or until `LOOK_S` are over while somebody is there who needs little; then it looks again who is ready. So
    who sends little waits for at most the turn that is under way, and those who saturate the broker share it.
-4. A process that is a broker and nothing else *holds*: the task waits for the sockets and for what trio waits for at
+4. What came together belongs together: `rounds` is told when a round of turns begins, and when nobody is left who was
+   ready. What the disk has synced is waited for here as well (`watch`): it is often what a client waits for.
+5. A process that is a broker and nothing else *holds*: the task waits for the sockets and for what trio waits for at
    once, and leaves trio alone while that has nothing to do (`gateway.holding`). Elsewhere, in tests for one, it waits
    as any task does.
-5. Without epoll, that is not on Linux, every socket has a task after all.
+6. Without epoll, that is not on Linux, every socket has a task after all.
 """
 
 from __future__ import annotations
@@ -53,20 +55,37 @@ class Reader(Protocol):
         """Read once, and do what follows; whether there is more to read of which the kernel knows nothing."""
 
 
+class Rounds(Protocol):
+    """Who is told of rounds of turns."""
+
+    def begin_round(self) -> None:
+        """Somebody has their turn, others may have theirs at once."""
+
+    def end_round(self) -> None:
+        """All who were ready had it."""
+
+    def break_off_round(self) -> None:
+        """A turn waits: other tasks run. Without effect when no round is under way."""
+
+
 class Readers:
     """See the module's rules. `spawn` starts a task."""
 
-    def __init__(self, spawn: Spawn, *, holds: bool = False) -> None:
+    def __init__(self, spawn: Spawn, rounds: Rounds | None = None, *, holds: bool = False) -> None:
         self._spawn = spawn
+        self._rounds = rounds
         self._readers: dict[int, Reader] = {}
         self._busy: dict[int, Reader] = {}
         """Those who need much and are ready, or may be."""
         self._waiting: dict[int, trio.CancelScope] = {}
         """Whose turn waits."""
+        self._watched: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
         self._epoll = open_epoll()
         self._holds = holds
         self._holding: Holding | None = None
         self._led = False
+        self._leading: trio.CancelScope | None = None
+        """Of the task that leads."""
         self._little_s = -inf
         """When somebody who needs little has read."""
 
@@ -77,10 +96,21 @@ class Readers:
         if self._epoll is None:
             self._spawn(self._read_alone, sock, reader)
             return
-        self._epoll.register(number, select.EPOLLIN)
+        self._register(self._epoll, number)
+
+    def _register(self, epoll: select.epoll, number: int) -> None:
+        epoll.register(number, select.EPOLLIN)
         if not self._led:
             self._led = True
             self._spawn(self._lead)
+
+    def watch(self, number: int, ready: Callable[[], None], given_back: Callable[[], None]) -> bool:
+        """Call `ready` whenever a file is ready, until we end; then `given_back`. False: that cannot be done."""
+        if self._epoll is None:
+            return False
+        self._watched[number] = ready, given_back
+        self._register(self._epoll, number)
+        return True
 
     def remove(self, sock: socket.socket) -> None:
         """Read no more: it is going to be closed. A turn that waits is cancelled."""
@@ -101,31 +131,55 @@ class Readers:
         if self._holds and self._holding is None:
             self._holding = Holding.begin(epoll)
             self._holds = self._holding is not None
-        readers, busy, holding = self._readers, self._busy, self._holding
-        if holding is not None:
-            holding.taken_over()
+        if self._holding is not None:
+            self._holding.taken_over()
         with trio.CancelScope() as scope:
-            while True:
-                if holding is not None:
-                    events = await holding.wait(at_once=bool(busy))
-                else:
-                    if busy:
-                        await trio.lowlevel.checkpoint()
-                    else:
-                        await trio.lowlevel.wait_readable(epoll)
-                    events = epoll.poll(0)
-                for number, _ in events:
-                    reader = readers.get(number)
-                    if reader is None:
-                        continue
-                    if not reader.needs_little:
-                        busy[number] = reader
-                        continue
-                    self._little_s = perf_counter()
-                    if not await self._turn(number, reader, scope):
-                        return
-                if busy and not await self._take_turns(scope):
-                    return
+            self._leading = scope
+            try:
+                while await self._round(epoll, scope):
+                    pass
+            finally:
+                if self._leading is scope:
+                    self._give_back(epoll)
+
+    def _give_back(self, epoll: select.epoll) -> None:
+        """This task ends, and none comes after it."""
+        if self._rounds is not None:
+            self._rounds.break_off_round()
+        while self._watched:
+            number, (_, given_back) = self._watched.popitem()
+            epoll.unregister(number)
+            given_back()
+
+    async def _round(self, epoll: select.epoll, scope: trio.CancelScope) -> bool:
+        """Wait until somebody is ready, and have turns; whether this task is still the one that leads."""
+        busy, holding, rounds = self._busy, self._holding, self._rounds
+        if holding is not None:
+            events = await holding.wait(at_once=bool(busy))
+        else:
+            if busy:
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(epoll)
+            events = epoll.poll(0)
+        if rounds is not None:
+            rounds.begin_round()
+        for number, _ in events:
+            reader = self._readers.get(number)
+            if reader is None:
+                if number in self._watched:
+                    self._watched[number][0]()
+            elif not reader.needs_little:
+                busy[number] = reader
+            else:
+                self._little_s = perf_counter()
+                if not await self._turn(number, reader, scope):
+                    return False
+        if busy and not await self._take_turns(scope):
+            return False
+        if rounds is not None:
+            rounds.end_round()
+        return True
 
     async def _take_turns(self, scope: trio.CancelScope) -> bool:
         """A turn for everybody who is busy, or as many as there is time for while somebody is there who needs little;
@@ -149,6 +203,9 @@ class Readers:
         def waits() -> None:
             nonlocal waited
             waited = True
+            self._leading = None
+            if self._rounds is not None:
+                self._rounds.break_off_round()
             assert self._epoll is not None
             if self._readers.get(number) is reader:
                 self._epoll.unregister(number)
@@ -169,7 +226,7 @@ class Readers:
         return False
 
     async def _read_alone(self, sock: socket.socket, reader: Reader) -> None:
-        """Rule 5."""
+        """Rule 6."""
         number = sock.fileno()
         with trio.CancelScope() as self._waiting[number]:
             while self._readers.get(number) is reader:

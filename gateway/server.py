@@ -89,7 +89,8 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
         ):
             outboxes = Outboxes(config.limits, nursery.start_soon)
             broker.after_turn = outboxes.flush
-            readers = Readers(nursery.start_soon, holds=holds)
+            readers = Readers(nursery.start_soon, broker.flusher, holds=holds)
+            broker.flusher.lend(readers.watch)
             shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.wait_for_room, readers)
             shell.cold_reads = broker.cold_reads
             shell.wait_to_publish, shell.hand_over = broker.wait_to_publish, broker.flusher.hand_over

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trio
+import trio.testing
 
 from core_log.files import OsFiles
 from core_log.flush_job import FlushJob, execute
@@ -142,3 +144,25 @@ async def test_who_hands_over_need_not_wait_for_the_event_loop(tmp_path: Path, f
     await kept.wait_committed(2)
     flusher.hand_over()
     assert (here.job, kept.job) == (None, None), "there was nothing to do"
+
+
+@needs_kernel
+@pytest.mark.parametrize("whole", [True, False])
+async def test_what_comes_in_a_round_is_looked_at_when_it_ends(
+    whole: bool, tmp_path: Path, flusher: LogFlusher
+) -> None:
+    log = open_log(OsFiles(str(tmp_path)), LogConfig(fsync="never"), flusher=flusher)
+    log.append(make_batch([b"the first of a segment takes a thread"]))
+    await log.wait_written(1)
+    await trio.testing.wait_all_tasks_blocked()
+    flusher.begin_round()
+    log.append(make_batch([b"x"]))
+    if whole:
+        flusher.end_round()
+        assert log.written_offset == 2, "at once"
+        return
+    await trio.testing.wait_all_tasks_blocked()
+    assert log.written_offset == 1, "nobody has ended the round"
+    flusher.break_off_round()
+    await trio.testing.wait_all_tasks_blocked()
+    assert log.written_offset == 2
