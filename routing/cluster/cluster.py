@@ -89,6 +89,7 @@ class Cluster:
         wall_clock_ms: Callable[[], int],
     ) -> None:
         """There are a disk and tasks now. `want_turn` has a turn soon."""
+        self._listened = [(told, len(told)) for told in (self.store.listeners, self.members.listeners)]
         self._files = files
         self._flusher = flusher
         self._spawn = spawn
@@ -112,7 +113,8 @@ class Cluster:
 
     def close(self) -> None:
         """Write down how far everything is committed, and close the logs that are still open. Blocks."""
-        self.store.listeners.remove(self._applied)
+        for told, others in self._listened:
+            del told[others:]  # whoever listens since `begin` is of the broker that ends; store and members go on
         self._save_watermarks()
         logs = [replica.log for replica in self.replicas.by_name.values()]
         for log in logs:

@@ -57,6 +57,10 @@ async def test_a_log_is_led_once_it_is_named_and_reopens_as_it_was() -> None:
                 assert told[-1] == (LOG, False)
                 assert not part.may_append(LOG), "who is not registered leads nothing"
             assert log.closed
+            listeners = [getattr(told, "__self__", None) for told in (*one.store.listeners, *one.members.listeners)]
+            assert elections in listeners, "who was there before stays"
+            assert part not in listeners
+            assert part.states not in listeners
             assert high_watermarks.load(files, "") == {LOG: 10 * round_number}
             one.kill()
 

@@ -112,6 +112,7 @@ async def test_dead_letters_come_to_a_queue_that_another_broker_leads(*, fails: 
         if fails:
             letters = one.broker.dead_letters
             await until(lambda: letters._waiting and not letters._flights)
+            one.broker.engine.forwarding.patience_s = 30  # what is on its way now is not to be given up
             one.dial(two, brokers.nursery)
             await one.client().publish_safely("dead", "later")
         await until(lambda: one.broker.topology.queues["q"].outstanding == 0)
