@@ -12,85 +12,24 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from core_log.errors import Conflict, MetadataUnavailable
-from core_log.metadata.etcd_client import EtcdClient
-from core_log.metadata.etcd_store import EtcdStore
-from core_log.metadata.store import Guard, MetadataEntry
+from tests.core_log.metadata.writers import PREFIX, Writer, check
 from tests.simulation.etcd_model import EtcdModel, ModelTransport
 
 SEEDS = int(os.environ.get("MILLRACE_TEST_SEEDS", "4"))
-PREFIX = b"/millrace/test/"
-KEYS = [b"a", b"b", b"c"]
 
 
-class Writer:
-    """Counts up keys by compare-and-swap, and writes down what it was told."""
-
-    def __init__(self, model: EtcdModel, seed: int, number: int) -> None:
-        self.random = random.Random(seed * 10 + number)
-        self.number = number
-        self.transport = ModelTransport(model, delay_s=self.random.choice([0.001, 0.02]))
-        self.store = EtcdStore(EtcdClient(self.transport), PREFIX)
-        self.store.listeners.append(self._applied)
-        self.done: dict[bytes, int] = dict.fromkeys(KEYS, 0)
-        self.unknown: dict[bytes, int] = dict.fromkeys(KEYS, 0)
-        self.mirror: dict[bytes, bytes] = {}
-        self.revision = 0
-
-    def _applied(self, revision: int, entries: list[MetadataEntry]) -> None:
-        assert revision > self.revision, "revisions rise"
-        self.revision = revision
-        for entry in entries:
-            if entry.value is None:
-                assert self.mirror.pop(entry.key, None) is not None, "what goes was there"
-            else:
-                self.mirror[entry.key] = entry.value
-        assert {key: entry.value for key, entry in self.store.items()} == self.mirror
-
-    async def run(self) -> None:
-        while True:
-            await trio.sleep(self.random.expovariate(5))
-            if self.random.random() < 0.2:
-                await self._come_and_go()
-                continue
-            key = self.random.choice(KEYS)
-            entry = self.store.get(key)
-            value = int(entry.value or b"0") if entry is not None else 0
-            guard = Guard(key, entry.mod_revision if entry is not None else 0)
-            try:
-                revision = await self.store.change([guard], [(key, b"%d" % (value + 1))])
-            except Conflict:
-                pass
-            except MetadataUnavailable as error:
-                self.unknown[key] += "may have been made" in str(error) or "heard" in str(error)
-            else:
-                self.done[key] += 1
-                assert self.store.revision >= revision
-
-    async def _come_and_go(self) -> None:
-        """A key of its own, now and then under the lease."""
-        key = b"own %d" % self.number
-        entry = self.store.get(key)
-        guard = Guard(key, entry.mod_revision if entry is not None else 0)
-        value = None if entry is not None and self.random.random() < 0.5 else b"%f" % self.random.random()
-        try:
-            await self.store.change([guard], [(key, value)], lease=self.random.random() < 0.5)
-        except (Conflict, MetadataUnavailable):
-            pass
-
-
-async def break_things(model: EtcdModel, writers: list[Writer], seed: int) -> None:
+async def break_things(model: EtcdModel, lines: list[ModelTransport], seed: int) -> None:
     choose = random.Random(seed)
     while True:
         await trio.sleep(choose.expovariate(0.7))
-        member, writer = choose.randrange(3), choose.choice(writers)
+        member, line = choose.randrange(3), choose.choice(lines)
         match choose.choice(["down", "mute", "cut", "lag", "lose", "line", "compact", "leader", "well"]):
             case "lag":
                 model.fault(member, lag_s=choose.uniform(0, 3))
             case "lose":
                 model.lose_answers = choose.randrange(1, 4)
             case "line":
-                writer.transport.cut_off = not writer.transport.cut_off
+                line.cut_off = not line.cut_off
                 model.notify()
             case "compact":
                 model.compact(model.revision)
@@ -102,9 +41,9 @@ async def break_things(model: EtcdModel, writers: list[Writer], seed: int) -> No
                 model.fault(member, **{fault: choose.random() < 0.5})
 
 
-def heal(model: EtcdModel, writers: list[Writer]) -> None:
-    for writer in writers:
-        writer.transport.cut_off = False
+def heal(model: EtcdModel, lines: list[ModelTransport]) -> None:
+    for line in lines:
+        line.cut_off = False
     model.lose_answers = 0
     for member in range(3):
         model.fault(member, down=False, mute=False, cut=False, lag_s=0.0)
@@ -113,7 +52,9 @@ def heal(model: EtcdModel, writers: list[Writer]) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_all_agree_and_nothing_is_made_twice(seed: int, autojump_clock: MockClock) -> None:
     model = EtcdModel(3)
-    writers = [Writer(model, seed, number) for number in range(3)]
+    delays = random.Random(seed)
+    lines = [ModelTransport(model, delay_s=delays.choice([0.001, 0.02])) for _ in range(3)]
+    writers = [Writer(line, seed, number) for number, line in enumerate(lines)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(model.run)
         for writer in writers:
@@ -121,18 +62,10 @@ async def test_all_agree_and_nothing_is_made_twice(seed: int, autojump_clock: Mo
         async with trio.open_nursery() as troubled:
             for writer in writers:
                 troubled.start_soon(writer.run)
-            troubled.start_soon(break_things, model, writers, seed)
+            troubled.start_soon(break_things, model, lines, seed)
             await trio.sleep(60)
             troubled.cancel_scope.cancel()
-        heal(model, writers)
+        heal(model, lines)
         await trio.sleep(20)
-        there = {key.removeprefix(PREFIX): kv.value for key, kv in model.keys.items()}
-        for writer in writers:
-            with trio.fail_after(10):
-                await writer.store.barrier()
-            assert writer.mirror == there
-        for key in KEYS:
-            done, unknown = (sum(getattr(writer, name)[key] for writer in writers) for name in ("done", "unknown"))
-            assert done <= int(there.get(key, b"0")) <= done + unknown, key
-        assert sum(sum(writer.done.values()) for writer in writers) > 20
+        await check(writers, {key.removeprefix(PREFIX): kv.value for key, kv in model.keys.items()})
         nursery.cancel_scope.cancel()
