@@ -85,8 +85,14 @@ def check(broker: BrokerProcess, committed: set[int], results: int, count: int) 
 
 
 def run(rounds: int, seed: int, *, tasks: int = 3000, workers: int = 3) -> None:
-    """Kill a broker `rounds` times. Raises AssertionError."""
-    chance = random.Random(seed)
+    """Kill a broker `rounds` times; a new one begins when few of its tasks are left. Raises AssertionError."""
+    chance, first = random.Random(seed), 0
+    while first < rounds:
+        first = _with_one_broker(chance, range(first, rounds), tasks, workers)
+
+
+def _with_one_broker(chance: random.Random, rounds: range, tasks: int, workers: int) -> int:
+    """The number of the round that comes next."""
     with tempfile.TemporaryDirectory() as directory, broker_process(Path(directory, "data")) as broker:
         channel = open_channel(broker)
         for name in (TASKS, LEFT, RIGHT):
@@ -97,7 +103,7 @@ def run(rounds: int, seed: int, *, tasks: int = 3000, workers: int = 3) -> None:
         channel.tx_commit()
         committed: set[int] = set()
         results = chance.choice([1, 3])
-        for round_number in range(rounds):
+        for round_number in rounds:
             threads = [threading.Thread(target=work, args=(broker, committed, results)) for _ in range(workers)]
             for thread in threads:
                 thread.start()
@@ -109,7 +115,8 @@ def run(rounds: int, seed: int, *, tasks: int = 3000, workers: int = 3) -> None:
             done = check(broker, committed, results, tasks)
             print(f"round {round_number}: {len(committed)} committed, {done} done", flush=True)
             if done > tasks * 4 // 5:
-                break
+                return round_number + 1
+    return rounds.stop
 
 
 if __name__ == "__main__":
