@@ -26,7 +26,7 @@ class Tools:
 
     def __init__(self, java: Java, server: str) -> None:
         self.java, self.server = java, server
-        self.name = f"java-{BEGAN_MS}"
+        self.name = f"java-{java.version.replace('.', '-')}-{BEGAN_MS}"
 
     def __call__(self, tool: str, *arguments: str, said: str = "") -> str:
         if self.java.version != VERSION:
