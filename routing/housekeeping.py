@@ -18,7 +18,7 @@ from routing.consumer_timeouts import ConsumerTimeouts
 from routing.errors import StorageUnavailable
 from routing.queues.homes.checkpoints import clean_checkpoint
 from routing.queues.homes.home_status import warn_of_pinned_bytes
-from routing.queues.homes.reclaim import give_back
+from routing.queues.homes.reclaim import give_back, shed
 from routing.queues.reservations import reserved_count
 from routing.topics import upkeep
 
@@ -47,7 +47,7 @@ async def housekeep(broker: Broker) -> None:
             broker.checkpoints.take(partition)
             partition.delete_dead_prefix()
             warn_of_pinned_bytes(partition)
-        broker.refused_messages += transient.shed(config.scratch_bytes_max)
+        broker.refused_messages += shed(transient, config.scratch_bytes_max)
         transient.delete_dead_prefix()
         upkeep.look_after_readers(broker.leased, wall_clock_ms())
         queue_lag.tidy(broker)

@@ -169,8 +169,7 @@ class Plan:
         """Write what was applied to the home partitions and topics here; these home partitions."""
         homes = [home for home in {**self.published, **self.settled} if isinstance(home, QueuePartition)]
         for home in homes:
-            home.settlements_due()
-            home.seal()
+            home.seal_all()
         for partition in self.topics:
             partition.seal()
         return homes
@@ -299,8 +298,7 @@ class Transactions:
         with trio.CancelScope(shield=True):
             for home in homes:
                 if isinstance(home, QueuePartition):
-                    home.settlements_due()
-                    home.seal()
+                    home.seal_all()
                     if not await self._committed(home.log):
                         raise StorageUnavailable(f"home partition {home.index} cannot be written")
 
@@ -318,8 +316,7 @@ class Transactions:
             plan.apply()
         # It has happened, to all who look: if the disk refuses now, the answer comes when it does no more.
         while True:
-            home.settlements_due()
-            home.seal()
+            home.seal_all()
             if home.log.error is None and await self._committed(home.log):
                 return
             if home.retired:
@@ -410,8 +407,7 @@ class Transactions:
                 for partition in (partition for topic in found for partition in topic.partitions):
                     partition.seal()
             for home in self._topology.led:
-                home.settlements_due()
-                home.seal()
+                home.seal_all()
             logger.warning("a transaction that was committed before the stop is applied again")
             self._applied.add(key)
             self._remove_when_durable(key, list(logs))

@@ -276,8 +276,7 @@ async def cancel_delayed(broker: Broker, user: str, queue: str, id: int, vhost: 
         raise home.refusal
     if not there.rules.cancel_delayed(id):
         raise NotFound(f"no delayed message {id} in queue '{queue}' in vhost '{vhost}'")
-    home.settlements_due()
-    home.seal()
+    home.seal_all()
     await durable(broker, there)
 
 

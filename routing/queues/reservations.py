@@ -150,8 +150,7 @@ def _settle(queue: Queue, found: Reservation, count: int) -> None:
     if count:
         for first, number in found.take(count):
             queue.settle(first, number)
-        queue.partition.settlements_due()
-        queue.partition.seal()
+        queue.partition.seal_all()
 
 
 def _reserve_more(queue: Queue, reader: str, found: Reservation, count: int) -> None:

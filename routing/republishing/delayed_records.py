@@ -38,7 +38,7 @@ from routing.publishing.deduplication import put
 from routing.republishing.parked_records import FOLLOW_S, GroupReleaser, Releaser, led_here
 from routing.topics.topic import TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
-from routing.topology.removal import DELAYED_PREFIX, WAITING_PREFIX, parked_for
+from routing.topology.parked import DELAYED_PREFIX, WAITING_PREFIX, parked_for
 from routing.topology.route import Route
 
 if TYPE_CHECKING:
@@ -189,12 +189,16 @@ class DelayedRecords:
     async def _run(self) -> None:
         """Work on what was parked before this process, or by others."""
         while True:
-            queues = self._broker.topology.vhost(DEFAULT_VHOST).queues
-            for name in [one for one in queues if parked_for(one) in self._broker.topics]:
+            parked = self._broker.topology.vhost(DEFAULT_VHOST).parked
+            for name in sorted(parked):
+                if parked_for(name) not in self._broker.topics:
+                    continue
                 try:
                     await self._work(name)
                 except BrokerError as error:
                     logger.warning("the records in queue %s wait: %s", name, error)
+            for name in [one for one, releaser in self._releasers.items() if releaser.gone and one not in parked]:
+                del self._releasers[name]
             await trio.sleep(_LOOK_S)
 
     async def _follow(self) -> None:

@@ -6,21 +6,8 @@ from routing.queues.queue import Queue
 from routing.topology.binding import Binding, Destination
 from routing.topology.entries import Entry, Key, Plan, exchange_key, queue_key, topic_key
 from routing.topology.exchange import Exchange
+from routing.topology.parked import parked_for
 from routing.topology.virtual_host import VirtualHost
-
-DELAYED_PREFIX = "millrace.delayed."
-"""Before a topic's name: the queue of its records that are delivered later."""
-WAITING_PREFIX = "millrace.waiting."
-"""Before a topic's name, a dot and a partition: the queue of its records that wait for their turn."""
-
-
-def parked_for(queue: str) -> str | None:
-    """The topic whose records wait in a queue, by its name; None for all other queues."""
-    if queue.startswith(DELAYED_PREFIX):
-        return queue.removeprefix(DELAYED_PREFIX)
-    if queue.startswith(WAITING_PREFIX):
-        return queue.removeprefix(WAITING_PREFIX).rpartition(".")[0]
-    return None
 
 
 class Removal:

@@ -23,6 +23,7 @@ from routing.topology.binding import Binding, BindingsTo, Common, Destination, s
 from routing.topology.entries import Key
 from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
 from routing.topology.history import RecentHistoryMatcher
+from routing.topology.parked import parked_for
 from routing.topology.policies import KINDS_OF_EXCHANGE, Policies, kinds_of_queue
 from routing.topology.router import Router
 
@@ -67,6 +68,8 @@ class VirtualHost:
         self.topics = topics
         self.viewed: Counter[str] = Counter()
         """How many queues are views of a topic, by its name."""
+        self.parked: set[str] = set()
+        """The names of the queues in which records of topics wait."""
         self.alternate_of: dict[str, set[str]] = {}
         """By the name of an exchange, which may not be there, those whose alternate it is."""
         self.wanted: Wanted | None = None
@@ -204,6 +207,8 @@ class VirtualHost:
     def add_queue(self, queue: Queue) -> None:
         """Make a queue known by its name."""
         self.queues[queue.name] = queue
+        if parked_for(queue.name) is not None:
+            self.parked.add(queue.name)
         self._view(queue.settings.view_of, 1)
         if self.wanted is not None and not queue.partition.durable:
             self.wanted.named(queue)
@@ -212,6 +217,7 @@ class VirtualHost:
     def remove_queue(self, queue: Queue) -> None:
         """Its bindings were removed before."""
         gone = self.queues.pop(queue.name, None)
+        self.parked.discard(queue.name)
         if gone is not None:
             self._view(gone.settings.view_of, -1)
         if self.wanted is not None and gone is not None and not gone.partition.durable:

@@ -9,6 +9,7 @@ import trio
 
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.message import Slab
+from routing.queues.homes.reclaim import shed
 from routing.queues.homes.replay import checkpoint_path
 from tests.routing.harness import TRANSIENT, engine, killed
 from tests.routing.test_storage import log_bytes
@@ -274,8 +275,8 @@ async def test_a_transient_backlog_that_fills_the_disk_loses_its_oldest(caplog: 
             client.publish("stalled", *[f"{number:0200}" for number in range(start, start + 50)])
             running.turn()
         home = running.home("stalled")
-        assert home.shed(1 << 30) == 0
-        assert home.shed(100_000) == 1501
+        assert shed(home, 1 << 30) == 0
+        assert shed(home, 100_000) == 1501
         assert "queue stalled loses its 1501 oldest messages" in caplog.text
         assert "short" not in caplog.text
         assert await running.drain("short") == [("kept", False)]

@@ -218,8 +218,7 @@ class ClientsElsewhere:
             self._end_served(queue, epoch)
             if queue.held is not None:
                 ranges = [one for first, count in queue.held.ranges() for one in (first, first + count - 1)]
-        home.settlements_due()
-        home.seal()
+        home.seal_all()
         if home.unsealed.epochs:
             raise StorageUnavailable("the home's log takes nothing now")
         self._engine.want_turn()

@@ -139,8 +139,7 @@ class ServedBroker:
         """Do what was told; up to where the log has to get. Raises LogUnavailable."""
         for body in slab.bodies:
             obey(home, fields_of(body), self._broker.sessions)
-        home.settlements_due()
-        home.seal()
+        home.seal_all()
         if home.log.error is not None:
             raise LogUnavailable(str(home.log.error))
         return home.log.log_end_offset

@@ -392,8 +392,7 @@ class SharedTransactions:
             offsets = each_in(one.offsets)
             queue.settle_waiting(offsets, rejected=one.rejected)
             held = held or held_by_others(queue, offsets, self._broker.sessions, self._under_way())
-        home.settlements_due()
-        home.seal()
+        home.seal_all()
         self._engine.want_turn()
         if home.log.error is not None:
             raise OutcomeUnknown(str(home.log.error))

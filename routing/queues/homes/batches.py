@@ -6,11 +6,52 @@ from collections.abc import Sequence
 
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import BatchBuilder
-from routing.queues.homes.directory import DIRECTORY_BIT
+from routing.message import Slab
+from routing.queues.homes.destination_sets import DestinationSet
+from routing.queues.homes.directory import DIRECTORY_BIT, encode_directory
 from routing.runs import Run, in_batches
+
+BATCH_BYTES = 1 << 20
+"""A batch is closed when it reaches this size; one message may be larger."""
+_SCATTERED_BATCH_BYTES = 8 << 10
+"""The same for delayed messages, which will be wanted one by one."""
 
 Built = tuple[int, bytes]
 """Base offset and batch."""
+
+Placed = tuple[int, Slab, DestinationSet]
+"""A slab with its first offset, and where it goes."""
+
+
+class OpenBatch:
+    """What a turn has brought and is not written yet."""
+
+    __slots__ = ("_any_facts", "bytes_max", "slabs")
+
+    def __init__(self) -> None:
+        self.slabs: list[Placed] = []
+        """Of consecutive offsets."""
+        self.clear()
+
+    def clear(self) -> None:
+        """All of it is written, or will not be."""
+        self.slabs.clear()
+        self._any_facts = False
+        self.bytes_max = BATCH_BYTES
+
+    def note_facts(self, *, delayed: bool) -> None:
+        """What came last asks for something; `delayed`: to wait, so it will be wanted one by one."""
+        self._any_facts = True
+        if delayed:
+            self.bytes_max = _SCATTERED_BATCH_BYTES
+
+    def directory(self) -> bytes:
+        """Which queues get how many of the messages, and what these ask for."""
+        opened = self.slabs
+        entries = [(destinations.definition.id, len(slab.bodies)) for _, slab, destinations in opened]
+        facts = [to.columns_of(slab) for _, slab, to in opened] if self._any_facts else None
+        numbers = [slab.once for _, slab, _ in opened]
+        return encode_directory(entries, facts, numbers=numbers if any(numbers) else ())
 
 
 def build_batches(

@@ -17,7 +17,6 @@ settle is noted in control batches of the same log (`settlement.py`), so replayi
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,7 +31,7 @@ from routing.errors import StorageUnavailable
 from routing.message import Slab
 from routing.queues.arrivals import Arrival
 from routing.queues.fact_columns import FactColumns
-from routing.queues.homes.batches import build_batches, keep_together
+from routing.queues.homes.batches import BATCH_BYTES, OpenBatch, Placed, build_batches, keep_together
 from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.dead_prefix import delete_dead_prefix
 from routing.queues.homes.destination_sets import SCRATCH_SET, Definition, DestinationSet, DestinationSets
@@ -58,12 +57,6 @@ if TYPE_CHECKING:
     from routing.queues.host import QueueHost
     from routing.queues.retries import Tries
 
-logger = logging.getLogger(__name__)
-
-_BATCH_BYTES = 1 << 20
-"""A batch is closed when it reaches this size; one message may be larger."""
-_SCATTERED_BATCH_BYTES = 8 << 10
-"""The same for delayed messages, which will be wanted one by one."""
 _ONE_BATCH = 1 << 40
 _SETTLED_MAX = 4096
 """Ranges of settled messages that are written without waiting for more."""
@@ -120,7 +113,7 @@ class QueuePartition:
         self._defer = defer
         self._now_ms = now_ms
         self._settlements_due = defer is None
-        self._open: list[tuple[int, Slab, DestinationSet]] = []
+        self._open = OpenBatch()
         self.unsealed = Unsealed()
         self._cache = SlabCache()
         self._cache_bytes_max = config.stripe_cache_bytes if self.durable else config.transient_memory_bytes
@@ -128,8 +121,6 @@ class QueuePartition:
         self.facts = FactColumns()
         """Of messages that ask for something, and of all in queues that give them a time to live."""
         self.live = LiveCounts(self._cache, self.moves, self.facts, log.segments)
-        self._open_facts = self._open_numbers = False
-        self._open_bytes_max = _BATCH_BYTES
         stored = StoredMessages(log, config, self._cache, self.moves, reads)
         self.find, self.load = stored.find, stored.load
         self.load_now, self.load_scattered, self.load_ahead = stored.load_now, stored.load_scattered, stored.load_ahead
@@ -164,7 +155,7 @@ class QueuePartition:
         if self.durable:
             if definition.offset < 0:
                 self.define(definition)
-            if not self._open:
+            if not self._open.slabs:
                 self.next_offset += 1
         first, count = self.next_offset, len(slab.bodies)
         self.next_offset = end = first + count
@@ -172,9 +163,8 @@ class QueuePartition:
         self._cache.add(first, slab, len(queues), queues)
         if self.durable:
             definition.used_before = end
-            self._open.append((first, slab, destinations))
+            self._open.slabs.append((first, slab, destinations))
             if slab.once is not None:
-                self._open_numbers = True
                 self.numbers.note(*slab.once[:2])
         self.live.add(first, count, len(queues))
         self._mark_dirty(self)
@@ -196,9 +186,7 @@ class QueuePartition:
         now_ms = self._now_ms()
         columns = destinations.columns_of(slab)
         if columns is not None:
-            self._open_facts = True
-            if slab.delayed:
-                self._open_bytes_max = _SCATTERED_BATCH_BYTES
+            self._open.note_facts(delayed=slab.delayed)
             self.facts.add(first, each_of(columns, len(slab.bodies)), now_ms)
         for queue in destinations.queues:
             if queue.rules.sizes is not None:
@@ -224,7 +212,7 @@ class QueuePartition:
     def together(self) -> Iterator[None]:
         """What is enqueued within the block becomes one batch, however large; sets are prepared, the rest is sealed."""
         yield
-        self._open_bytes_max = self.log.config.message_bytes_max
+        self._open.bytes_max = self.log.config.message_bytes_max
         with suppress(LogUnavailable):  # kept, as by `seal`
             self._seal_data()
 
@@ -311,11 +299,7 @@ class QueuePartition:
             first += len(one.slab.bodies)
         facts = [one.facts for one in stragglers]
         moves = [Move(one.offset, one.published_ms) for one in stragglers]
-        self._open_bytes_max = _ONE_BATCH
-        try:
-            self._append_data(slabs, encode_directory(entries, facts if any(facts) else None, moves))
-        finally:
-            self._open_bytes_max = _BATCH_BYTES
+        self._append_data(slabs, encode_directory(entries, facts if any(facts) else None, moves), _ONE_BATCH)
         self.next_offset = self.moved_before = first
         for location, slab, destinations in slabs:
             copies = len(destinations.queues)
@@ -338,7 +322,7 @@ class QueuePartition:
             if self.log.error is None:
                 try:
                     unsealed = self.unsealed
-                    due = self._settlements_due or bool(self._open) or len(unsealed.settled) >= _SETTLED_MAX
+                    due = self._settlements_due or bool(self._open.slabs) or len(unsealed.settled) >= _SETTLED_MAX
                     self._seal_data()
                     if unsealed.seen or unsealed.sizes:
                         self.append_controls(unsealed.notes())
@@ -369,22 +353,22 @@ class QueuePartition:
         self._settlements_due = True
         self._mark_dirty(self)
 
-    def _seal_data(self) -> None:
-        if self._open:
-            opened = self._open
-            entries = [(destinations.definition.id, len(slab.bodies)) for _, slab, destinations in opened]
-            facts = [to.columns_of(slab) for _, slab, to in opened] if self._open_facts else None
-            numbers = [slab.once for _, slab, _ in opened] if self._open_numbers else ()
-            self._append_data(opened, encode_directory(entries, facts, numbers=numbers))
-            opened.clear()
-            self._open_facts = self._open_numbers = False
-            self._open_bytes_max = _BATCH_BYTES
+    def seal_all(self) -> None:
+        """`seal`, and settlements do not wait for others."""
+        self.settlements_due()
+        self.seal()
 
-    def _append_data(self, slabs: list[tuple[int, Slab, DestinationSet]], directory: bytes = b"") -> None:
-        """Write slabs of consecutive offsets, the directory at the offset before them."""
+    def _seal_data(self) -> None:
+        opened = self._open
+        if opened.slabs:
+            self._append_data(opened.slabs, opened.directory(), opened.bytes_max)
+            opened.clear()
+
+    def _append_data(self, slabs: list[Placed], directory: bytes = b"", bytes_max: int = BATCH_BYTES) -> None:
+        """Write slabs of consecutive offsets in batches of so many bytes, the directory at the offset before them."""
         now_ms = self._now_ms()
         runs = [destinations.records.run(first, slab) for first, slab, destinations in slabs]
-        batches = build_batches(runs, directory, self._open_bytes_max, self.log.leader_epoch, now_ms)
+        batches = build_batches(runs, directory, bytes_max, self.log.leader_epoch, now_ms)
         if len(batches) > 1 and directory:
             keep_together(self.log, batches)
         for base_offset, batch in batches:
@@ -411,7 +395,7 @@ class QueuePartition:
         if self.log.error is not None:
             return
         goal = self._cache_bytes_max // 2
-        batch: list[tuple[int, Slab, DestinationSet]] = []
+        batch: list[Placed] = []
         for entry in self._cache.entries():
             if self._cache.unspilled_bytes <= goal:
                 break
@@ -433,7 +417,7 @@ class QueuePartition:
         self.error = None if log.error is None else storage_error(log)
         if self._cache.bytes > self._cache_bytes_max:
             self._evict()
-        if log.error is None and (self.unsealed.waits or self.unsealed.seen or self._open):
+        if log.error is None and (self.unsealed.waits or self.unsealed.seen or self._open.slabs):
             self._mark_dirty(self)
 
     # --- housekeeping ------------------------------------------------------------------
@@ -470,18 +454,6 @@ class QueuePartition:
         live = sum(self.live.blocks.values())
         pinned_bytes = int(log.size_bytes * max(0.0, 1 - live / span))
         return HomeStatus(self.index, len(self.queues), live, log.size_bytes, pinned_bytes)
-
-    def shed(self, bytes_max: int) -> int:
-        """Of a transient partition: while its log is larger, the longest queues lose half of what waits; how many."""
-        dropped = 0
-        if self.log.size_bytes > bytes_max and self.queues:
-            longest = max(queue.message_count for queue in self.queues.values())
-            for queue in list(self.queues.values()):
-                if queue.message_count > longest // 2:
-                    count = queue.shed(queue.message_count // 2 + 1)
-                    logger.warning("queue %s loses its %d oldest messages: scratch space is full", queue.name, count)
-                    dropped += count
-        return dropped
 
     def tidy(self) -> None:
         """Let go of what is only known about messages that are gone."""

@@ -1,12 +1,17 @@
 """Giving back the space of a home partition in which nothing is live: its last segment, too.
 
 Prefixes go by whole segments (`QueuePartition.delete_dead_prefix`), and the segment that is written to is not whole.
-When no message is left it is closed, a new one begun, and all before it deleted.
+When no message is left it is closed, a new one begun, and all before it deleted. What makes no promises loses messages
+when its space is full.
 """
 
 from __future__ import annotations
 
+import logging
+
 from routing.queues.homes.queue_partition import QueuePartition
+
+logger = logging.getLogger(__name__)
 
 _WORTH_BYTES = 64 << 10
 """Less than this is not worth the few small writes it takes."""
@@ -28,3 +33,16 @@ def give_back(partition: QueuePartition) -> bool:
     log.roll()
     partition.delete_dead_prefix()
     return True
+
+
+def shed(transient: QueuePartition, bytes_max: int) -> int:
+    """While a transient partition's log is larger, its longest queues lose half of what waits; how many messages."""
+    dropped = 0
+    if transient.log.size_bytes > bytes_max and transient.queues:
+        longest = max(queue.message_count for queue in transient.queues.values())
+        for queue in list(transient.queues.values()):
+            if queue.message_count > longest // 2:
+                count = queue.shed(queue.message_count // 2 + 1)
+                logger.warning("queue %s loses its %d oldest messages: scratch space is full", queue.name, count)
+                dropped += count
+    return dropped

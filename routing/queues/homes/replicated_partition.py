@@ -226,7 +226,7 @@ class ReplicatedPartition(QueuePartition):
         """See `QueuePartition`."""
         if self.retired:
             return
-        brought = bool(self._open)
+        brought = bool(self._open.slabs)
         super().seal()
         if brought:
             self.log.request_sync()

@@ -114,8 +114,12 @@ async def test_they_are_parked_once_and_appended_when_due_also_after_a_crash(clo
         await become(running, clock, [b"v0", b"v1", b"v2"])
         queue = running.broker.topology.queues[QUEUE]
         await running.until(lambda: not queue.outstanding)
+        await running.broker.declare_queue("others")
+        vhost = running.broker.topology.vhosts["/"]
+        assert vhost.parked == {QUEUE}  # what is looked at each second
         await running.broker.delete_topic("t")
         assert QUEUE not in running.broker.topology.queues
+        assert not vhost.parked
 
 
 async def test_a_batch_of_which_everything_waits_leaves_its_place_and_numbers(clock: MockClock) -> None:
