@@ -83,7 +83,7 @@ def produce(
 
     Comes back when all are as safe as --acks says. With standard input a terminal, each line is sent at once.
     """
-    from protocols.native.clients.blocking_clients import BlockingProducer
+    from protocols.native.clients.blocking_producer import BlockingProducer
 
     headers = _headers(pairs)
     separator = None if key_separator is None else key_separator.encode()

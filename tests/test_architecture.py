@@ -53,8 +53,8 @@ NATIVE_CLIENTS = tuple(
         "client", "client_admin", "client_tls", "consumer", "coordinators", "fetcher", "leaders", "link",
         "listed_offsets", "membership", "parallel", "producer", "producer_batches", "served_membership",
         "transactional",
-        "blocking", "blocking_admin", "blocking_clients", "blocking_group", "blocking_leaders", "blocking_link",
-        "blocking_transactional",
+        "blocking", "blocking_admin", "blocking_consumer", "blocking_group", "blocking_leaders", "blocking_link",
+        "blocking_producer", "blocking_transactional", "blocking_user",
     )
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import msgspec
 from gateway.demo.crew import Report
 from gateway.demo.flights import AIRPORT, Flight
 from protocols.native.clients.blocking import BlockingClient
-from protocols.native.clients.blocking_clients import BlockingConsumer
+from protocols.native.clients.blocking_consumer import BlockingConsumer
 
 FLIGHTS_TOPIC = "flights"
 FLIGHTS_PARTITIONS = 6

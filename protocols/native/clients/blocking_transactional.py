@@ -10,7 +10,7 @@ from typing import Any
 
 from core_log.batch_header import TRANSACTIONAL_BIT
 from protocols.native import wire_groups, wire_transactions
-from protocols.native.clients.blocking_clients import BlockingProducer
+from protocols.native.clients.blocking_producer import BlockingProducer
 from protocols.native.clients.group_bytes import GroupMetadata, Partition
 from protocols.native.clients.groups_admin import finish
 from protocols.native.clients.records import Draft

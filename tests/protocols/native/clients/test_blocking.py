@@ -138,6 +138,36 @@ async def test_records_in_and_out() -> None:
         await in_thread(work, running.server)
 
 
+async def test_seeking() -> None:
+    def work(server: str) -> None:
+        with BlockingProducer(server) as producer:
+            for number in range(20):
+                producer.send("t", b"%d" % number, timestamp_ms=1000 + number)
+        with BlockingConsumer(server, auto_offset_reset="earliest") as consumer:
+            consumer.assign("t")
+
+            def next_values(count: int) -> list[bytes | None]:
+                return [record.value for record in consumer.fetch(count, timeout_ms=1000)]
+
+            assert next_values(2) == [b"0", b"1"]
+            consumer.seek_to_time(1015)
+            assert next_values(2) == [b"15", b"16"]
+            consumer.seek_to_beginning()
+            assert next_values(1) == [b"0"]
+            for to_the_end in (consumer.seek_to_end, lambda: consumer.seek_to_time(9999, [("t", 0)])):
+                consumer.seek("t", 0, 5)
+                to_the_end()
+                assert consumer.fetch(timeout_ms=1) == []
+            with pytest.raises(KeyError):
+                consumer.seek_to_time(1000, [("t", 0), ("t", 1)])
+            with pytest.raises(ValueError, match="-5"):
+                consumer.seek_to_time(-5)
+            assert consumer.fetch(timeout_ms=1) == []
+
+    async with native_broker() as running:
+        await in_thread(work, running.server)
+
+
 async def test_what_cannot_be_stored_is_raised() -> None:
     def work(server: str) -> None:
         producer = BlockingProducer(server, batch_bytes=8 << 20)

@@ -1,0 +1,51 @@
+"""What a producer and a consumer over `BlockingClient` have in common: everything happens in the caller's thread.
+
+They look every `metadata_max_age_ms` whether topics have more partitions: records with a key go by the new number then,
+and a topic that was assigned as a whole is read as a whole, its new partitions from their beginning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from ssl import SSLContext
+from types import TracebackType
+from typing import Self
+
+from protocols.native.clients.blocking import BlockingClient
+from protocols.native.errors import MillraceError
+
+
+class ClientUser:
+    """A client of its own, closed at the end of the block."""
+
+    def __init__(
+        self,
+        server: str | Sequence[str],
+        timeout_s: float,
+        metadata_max_age_ms: int,
+        credentials: tuple[str, str] | None,
+        tls: SSLContext | None,
+    ) -> None:
+        self.client = BlockingClient(server, timeout_s=timeout_s, credentials=credentials, tls=tls)
+        self._metadata_max_age_s = metadata_max_age_ms / 1000
+        self._looked_s = time.monotonic()
+
+    def _grown(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions these have, where it is time to look and they can be asked about."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < self._metadata_max_age_s:
+            return {}
+        self._looked_s = now_s
+        try:
+            return {topic: len(numbers) for topic, numbers in self.client.metadata(list(topics)).items()}
+        except MillraceError:
+            return {}  # whoever needs them finds out what is wrong
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.client.close()
