@@ -65,6 +65,10 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is done about it then."""
     max_lag_groups: tuple[str, ...] = ()
     """For these groups; (): for all."""
+    deduplication_window_ms: int = 0
+    """A record with an id that was appended within this time is left out, 0: none is. Nor is that."""
+    deduplication_ids_max: int = 4_000_000
+    """So many are remembered at most."""
     split_groups: tuple[str, ...] = ()
     """Partitions that are added are read when these groups have read what was before; (): at once. Nor is that."""
     split_settle_ms: int = 600_000

@@ -43,6 +43,15 @@ def decode_fields(batch: BytesLike, *, decompressed_bytes_max: int = DECOMPRESSE
     return RecordFields([base_offset + delta for delta in deltas] if base_offset else deltas, keys, values, blocks)
 
 
+def header_blocks_of(batch: BytesLike, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> list[bytes]:
+    """The header blocks of records that differ in them, unchecked. Raises CorruptBatch."""
+    header, data, start = open_records(batch, decompressed_bytes_max)
+    try:
+        return walk(data, start, 0, header.record_count, header.last_offset_delta).header_blocks
+    except IndexError:
+        raise CorruptBatch("a record is cut short") from None
+
+
 def _is_uniform(data: bytes, start: int, count: int) -> bool:
     """Whether all records take as many bytes as the first, but for their offset deltas."""
     size, body = read_varint(data, start, len(data))

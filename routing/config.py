@@ -89,7 +89,7 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dead_letter_retry_ms: Milliseconds = 1000
     """After this time dead letters are published again that could not be."""
     deduplication_ids_max: Count = 4_000_000
-    """Ids that one queue remembers at most, some 16 bytes each; with more of them the oldest go before their time."""
+    """Ids that a queue or partition remembers at most, some 16 bytes each; with more the oldest go early."""
     grouped_messages_max: Count = 50_000
     """Messages of a queue with `x-group-by` that are looked past because their key is held, some 50 bytes each."""
     disk_free_bytes_min: BytesOrZero | None = None

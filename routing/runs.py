@@ -7,7 +7,7 @@ large for one batch is cut; a single record never is, whoever publishes it has b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from core_log.record_batch import BatchBuilder
@@ -79,6 +79,16 @@ def _cut(run: Run, room: int) -> Iterator[Run]:
             start, size = at, 0
         size += one
     yield _part(run, start, len(run.bodies))
+
+
+def cut_out(run: Run, wanted: Sequence[bool]) -> Iterator[Run]:
+    """The stretches of a run whose records are wanted, at their offsets."""
+    start, count = 0, len(wanted)
+    for at in range(1, count + 1):
+        if at == count or wanted[at] != wanted[start]:
+            if wanted[start]:
+                yield _part(run, start, at)
+            start = at
 
 
 def _item(column: bytes | list[bytes], at: int) -> bytes:

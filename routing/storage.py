@@ -5,11 +5,14 @@ Nothing here runs afterwards but `open_topic` and `open_partitions`, for what is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import trio
 
+from core_log.errors import LogUnavailable
 from core_log.files import Files
 from core_log.keyed_store import KeyedStore
 from core_log.log_flusher import LogFlusher
@@ -44,6 +47,8 @@ from routing.transactions import Transactions
 if TYPE_CHECKING:
     from routing.cluster.clients.keeping import LedKeeping
 
+logger = logging.getLogger(__name__)
+
 STORE_BATCH_BYTES_MAX = LogConfig().message_bytes_max
 """The largest batch of a keyed store."""
 _STORE = LogConfig(
@@ -58,6 +63,7 @@ _BATCH_ROOM_BYTES = 32 << 20
 _REPLICATED_TAIL_BYTES = 8 << 20
 _Home = TypeVar("_Home", bound=QueuePartition)
 
+_RETRY_S = 1.0
 _SEGMENT_SHARE = 32
 """A segment takes no more than this part of the disk, """
 _SEGMENT_BYTES_MIN = 1 << 20
@@ -91,6 +97,8 @@ class Storage:
     ) -> None:
         self.stores: list[PartitionLog] = []
         """The logs of keyed stores."""
+        self._learning: set[TopicPartition] = set()
+        """Partitions whose ids are being read."""
         self.topic_logs: TopicLogs | None = None
         """Of a broker in a cluster."""
         self._files = files
@@ -279,8 +287,28 @@ class Storage:
     def _open_partition(self, name: str, index: int, uid: str, settings: LogConfig) -> TopicPartition:
         directory = topic_directory(name, index, uid)
         if self.topic_logs is not None and uid:
-            return self.topic_logs.open(name, uid, index, directory, settings, self._mark_dirty)
-        return TopicPartition(name, index, self._open(directory, settings), self._mark_dirty)
+            return self.topic_logs.open(name, uid, index, directory, settings, self._mark_dirty, self._learn)
+        return TopicPartition(name, index, self._open(directory, settings), self._mark_dirty, learn=self._learn)
+
+    def _learn(self, partition: TopicPartition) -> None:
+        if partition not in self._learning:
+            self._learning.add(partition)
+            self._spawn(self._read_ids, partition)
+
+    async def _read_ids(self, partition: TopicPartition) -> None:
+        """Have what waits to be appended go on."""
+        known = partition.known
+        try:
+            if known is not None:
+                await known.read()
+        except LogUnavailable as error:
+            logger.warning("the ids of records cannot be read, which is tried again: %s", error)
+            await trio.sleep(_RETRY_S)
+        finally:
+            self._learning.discard(partition)
+        self._mark_dirty(partition)
+        self._reads.end_turn()
+        partition.log.request_sync()  # whoever waits for it has asked when it was not there
 
     def new_topic(self, name: str, value: Mapping[str, Any], partitions: list[TopicPartition]) -> Topic:
         """`open_topic` for one that is new, with the partitions that were made for it."""

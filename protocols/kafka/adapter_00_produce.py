@@ -163,7 +163,7 @@ async def append(door: Door, topic: str, asked: Entity, request: Entity) -> tupl
     if transactional:
         check = _membership(door, partition, headers, request.transactional_id)
         return partition.log, *await partition.append_once(headers, batches, check), time_ms
-    if once:
+    if once or partition.known is not None:
         return partition.log, *await partition.append_once(headers, batches), time_ms
     offsets = [partition.append(batch) for batch in batches]
     return partition.log, offsets[0], partition.log.log_end_offset, time_ms

@@ -369,7 +369,7 @@ class NativeAdapter:
         if header.is_transactional:
             check = membership(self._broker, self._grants, partition, header, request.transactional_id)
             return partition.log, *await partition.append_once([header], [batch], check)
-        if header.producer_id >= 0:
+        if header.producer_id >= 0 or partition.known is not None:
             return partition.log, *await partition.append_once([header], [batch])
         base_offset = partition.append(batch)
         return partition.log, base_offset, partition.log.log_end_offset

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Kind = Literal["gauge", "counter"]
 
+_DUPLICATES = "Messages that were dropped, as their id had come within the deduplication window."
 _BITE = 100
 """Queues, partitions or places of groups in one turn."""
 
@@ -126,6 +127,10 @@ class Measures:
     def _family(self, name: str, help: str, *labels: str) -> Family:
         return Family(name, "gauge", help, labels, self._series_max)
 
+    def _duplicates(self, of: str, *labels: str) -> Family:
+        """Counted of those alone that look for them."""
+        return Family(f"millrace_{of}_duplicates", "counter", _DUPLICATES, labels, self._series_max)
+
     # --- the process -------------------------------------------------------------------
 
     def _process(self) -> list[Family]:
@@ -215,6 +220,7 @@ class Measures:
             self._family("millrace_queue_messages_delayed", "Messages that are not due yet.", *labels),
             self._family("millrace_queue_consumers", "Consumers of a queue.", *labels),
         ]
+        duplicates = self._duplicates("queue", *labels)
         count, totals = 0, [0, 0, 0, 0]
         async for queue in _bites(self._broker.topology.all_queues()):
             if queue.elsewhere or queue.deleted:
@@ -224,6 +230,8 @@ class Measures:
             for index, figure in enumerate(figures_here(queue)):
                 totals[index] += figure
                 families[index].add(figure, where)
+            if queue.seen is not None:
+                duplicates.add(queue.duplicates, where)
         told = [
             ("queues", "Queues that are led here.", count),
             ("messages_ready", "Messages that wait in all of them.", totals[0]),
@@ -231,7 +239,7 @@ class Measures:
             ("messages_delayed", "Messages of all of them that are not due yet.", totals[2]),
             ("consumers", "Consumers of all of them.", totals[3]),
         ]
-        return [*families, *(_single(name, "gauge", help, value) for name, help, value in told)]
+        return [*families, duplicates, *(_single(name, "gauge", help, value) for name, help, value in told)]
 
     async def _topics(self) -> list[Family]:
         labels = ("topic", "partition")
@@ -240,6 +248,7 @@ class Measures:
             self._family("millrace_topic_end_offset", "The offset behind what can be read of a partition.", *labels),
             self._family("millrace_topic_size_bytes", "What a partition has on the disk.", *labels),
         )
+        duplicates = self._duplicates("topic", *labels)
         partitions = [partition for topic in self._broker.topics.values() for partition in topic.partitions]
         async for partition in _bites(partitions):
             if partition.leadership is not None and partition.leadership.refusal() is not None:
@@ -248,7 +257,9 @@ class Measures:
             starts.add(log.log_start_offset, where)
             ends.add(log.high_watermark, where)
             sizes.add(log.size_bytes, where)
-        return list(families)
+            if partition.known is not None:
+                duplicates.add(partition.known.duplicates, where)
+        return [*families, duplicates]
 
     # --- groups ------------------------------------------------------------------------
 

@@ -168,6 +168,7 @@ class TopicLogs:
         directory: str,
         settings: LogConfig,
         mark_dirty: Callable[[TopicPartition], None],
+        learn: Callable[[TopicPartition], None],
     ) -> TopicPartition:
         """A partition of a topic, with its log where this broker has it."""
         name, what = topic_log(uid, index), f"partition {index} of topic '{topic}'"
@@ -186,7 +187,7 @@ class TopicLogs:
             return absent
 
         leadership = PartitionLeadership(self._cluster, name, what)
-        partition = TopicPartition(topic, index, log(), mark_dirty, leadership)
+        partition = TopicPartition(topic, index, log(), mark_dirty, leadership, learn)
         self._partitions[name] = partition, leadership, log
         self._moved(name)
         return partition

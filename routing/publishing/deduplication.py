@@ -1,11 +1,12 @@
 """Publishes that a queue has seen before: confirmed like others, but not put into it again.
 
-1. A message is known by its message id or, without one, by the header `x-deduplication-header`; one without either is
-   always new. Each queue decides for itself: where others on the route want a duplicate, they get it.
+1. A message is known by its message id or, without one, by the first of the headers `ID_HEADERS` that it has, by a
+   user property in MQTT 5; one without is always new. Each queue decides for itself: where others on the route want a
+   duplicate, they get it.
 2. Ids are written to the log of the queue's home together with the messages of the turn (SEEN), and are kept by its
    checkpoints. A crash that cuts the log off between the two may let a duplicate of an unconfirmed message in.
 3. A policy may ask it of an exchange: then every queue on the way from there remembers, whatever its own settings say.
-   Topics and streams take everything.
+   Topics and streams go by their own (`topics/known_ids.py`).
 4. A duplicate is confirmed when the original is safe.
 
 Publishes whose publisher numbers them (`Slab.once`) are known for sure: see `queues/publish_numbers.py`.
@@ -14,23 +15,25 @@ Publishes whose publisher numbers them (`Slab.once`) are known for sure: see `qu
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from core_log.errors import LogUnavailable
-from routing.message import NAME_ENCODING_ERRORS, Numbered, Slab
+from routing.message import NAME_ENCODING_ERRORS, Numbered, Properties, Slab
 from routing.property_editors import PropertyEditor, editor_of
 from routing.publishing.named import NamedSlab
 from routing.queues.homes.receipts import begin
 from routing.queues.homes.replicated_partition import ReplicatedPartition
-from routing.queues.seen_ids import hashes_of
+from routing.seen_ids import ID_HEADERS, hashes_of
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.queues.homes.home import Home
     from routing.topology.route import Route
 
-ID_HEADER = "x-deduplication-header"
+_NAMES = tuple(name.encode() for name in ID_HEADERS)
+"""Every protocol's property bytes have the names of headers as they are."""
 
 
 def put(route: Route, slab: Slab, now_ms: Callable[[], int]) -> list[tuple[PartitionLog, int]]:
@@ -124,20 +127,37 @@ def _deliver_parts(route: Route, slab: Slab, avoided: list[int]) -> list[tuple[P
 def _hashes(slab: Slab) -> array[int] | None:
     """A number for the id of each message; None if none has one."""
     properties = slab.properties
-    editor = editor_of(properties.protocol)
-    if editor is None:
-        return None
+    id_of = _id_reader(properties.protocol)
     if slab.raws is None:
-        name = _id(editor, properties.raw)
-        return None if name is None else hashes_of([name]) * len(slab.bodies)
-    hashes = hashes_of([_id(editor, raw) for raw in slab.raws])
+        name = id_of(properties.raw)
+        return hashes_of([name]) * len(slab.bodies) if name else None
+    hashes = hashes_of([id_of(raw) or None for raw in slab.raws])
     return hashes if any(hashes) else None
+
+
+def _id_reader(protocol: str) -> Callable[[bytes], bytes | None]:
+    """What finds the id of a message in raw properties; an empty one is none."""
+    editor = editor_of(protocol)
+    return partial(_id, editor) if editor is not None else partial(_neutral_id, protocol)
 
 
 def _id(editor: PropertyEditor, raw: bytes) -> bytes | None:
     found = editor.message_id(raw)
-    if found is None:
-        value = editor.headers(raw, (ID_HEADER,)).get(ID_HEADER)
-        if value is not None:
-            found = value if isinstance(value, bytes) else str(value).encode("utf-8", NAME_ENCODING_ERRORS)
-    return found
+    return found or _text(editor.headers(raw, ID_HEADERS))
+
+
+def _neutral_id(protocol: str, raw: bytes) -> bytes | None:
+    """Of a protocol whose properties nobody edits: they are decoded if a name is among them."""
+    if not any(name in raw for name in _NAMES):
+        return None
+    neutral = Properties(protocol, raw, persistent=True).neutral
+    return _text({"": neutral.message_id} | neutral.headers, ("", *ID_HEADERS))
+
+
+def _text(headers: Mapping[str, Any], names: Sequence[str] = ID_HEADERS) -> bytes | None:
+    """The first of these headers that says anything."""
+    for name in names:
+        value = headers.get(name)
+        if value is not None and value != "" and value != b"":
+            return value if isinstance(value, bytes) else str(value).encode("utf-8", NAME_ENCODING_ERRORS)
+    return None

@@ -34,8 +34,8 @@ from routing.queues.regrouping import tell_apart
 from routing.queues.retries import Cause, catches, counts
 from routing.queues.returns import Returns
 from routing.queues.runs_of import runs_of
-from routing.queues.seen_ids import SETTINGS, SeenIds, asked
 from routing.queues.settings import QueueSettings
+from routing.seen_ids import SETTINGS, SeenIds, asked
 
 if TYPE_CHECKING:
     from routing.queues.homes.queue_partition import QueuePartition

@@ -178,7 +178,7 @@ def append_anywhere(partition: TopicPartition, batch: bytes) -> tuple[PartitionL
     if refused is not None:
         raise refused
     if partition.forward is None:
-        partition.append(batch)
+        partition.append_new(batch)
         return partition.log, partition.log.log_end_offset
     fields = decode_fields(batch)
     return partition.route_records(

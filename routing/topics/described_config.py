@@ -106,6 +106,10 @@ _SETTINGS: dict[str, _Setting] = {
         "int", "millrace.dead.letter.fetches", _field("dead_letter_fetches"),
         "How often a group may begin with the same record, before that goes to TOPIC.dlq; 0: for ever.",
     ),
+    "millrace.deduplication.window.ms": _Setting(
+        "long", "millrace.deduplication.window.ms", _field("deduplication_window_ms"),
+        "For how long a record with the message id (or x-deduplication-header) of another is left out; 0: never.",
+    ),
     "millrace.delay.enable": _Setting(
         "boolean", "millrace.delay.enable", _field("delays"),
         "Whether records with a header x-delay (ms) or deliver-at (ms since 1970) are appended when they are due.",

@@ -88,8 +88,7 @@ class Stream:
         log = self._partition.log
         told = told_config(self.topic.config, self.arguments, definition, self._host.config)
         if told != log.config:
-            log.configure(told)
-            self._partition.apply_retention()
+            self._partition.configure(told)
 
     @property
     def message_count(self) -> int:

@@ -18,7 +18,7 @@ import msgspec
 from core_log.partition_log import LogConfig
 from routing.config import BrokerConfig
 from routing.errors import InvalidArgument, InvalidConfig, PreconditionFailed
-from routing.topics.topic_config import log_config, replication
+from routing.topics.topic_config import DEDUPLICATION_WINDOW, log_config, replication
 
 STREAM = "stream"
 """The type of a queue that is one."""
@@ -35,6 +35,8 @@ _UNSUPPORTED = frozenset(
 )  # fmt: skip
 _UNSUPPORTED_BY_CONSUMERS = frozenset({"x-priority", "x-cancel-on-ha-failover"})
 _LEADER_LOCATORS = ("client-local", "balanced", "random", "least-leaders")
+
+_WINDOW = "x-deduplication-window-ms"
 
 _UNIT_MS = {
     "Y": 365 * 86_400_000, "M": 30 * 86_400_000, "D": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000,
@@ -110,6 +112,9 @@ def check_declaration(
         reason = check(value) if check is not None else None
         if reason is not None:
             raise _invalid(what, argument, reason)
+    age_ms, window_ms = interval_ms(arguments.get("x-max-age", "")), arguments.get(_WINDOW, 0)
+    if age_ms is not None and age_ms < window_ms:
+        raise _invalid(what, _WINDOW, "longer than x-max-age, and an id goes with its message")
     for wrong, said in ((auto_delete, "auto-delete"), (exclusive, "exclusive-owner"), (not durable, "non-durable")):
         if wrong:
             raise PreconditionFailed(f"invalid property '{said}' for {what}")
@@ -148,6 +153,7 @@ def _leader_locator(value: Any) -> str | None:
 _CHECKS = {
     "x-max-age": _age,
     "x-max-length-bytes": _not_negative,
+    _WINDOW: _not_negative,
     "x-stream-max-segment-size-bytes": _not_negative,
     "x-initial-cluster-size": _positive,
     "x-queue-leader-locator": _leader_locator,
@@ -167,6 +173,8 @@ def topic_config(arguments: Mapping[str, Any], broker: BrokerConfig) -> dict[str
         segment_bytes = max(length_bytes // _SEGMENTS_KEPT, _SEGMENT_BYTES_SENSIBLE)
     if segment_bytes is not None:
         config["segment.bytes"] = str(min(max(segment_bytes, _SEGMENT_BYTES_MIN), _SEGMENT_BYTES_MAX))
+    if arguments.get(_WINDOW):
+        config[DEDUPLICATION_WINDOW] = str(arguments[_WINDOW])
     return config
 
 
@@ -183,8 +191,10 @@ def told_config(
         segment_bytes = min(max(segment_bytes, _SEGMENT_BYTES_MIN), have.segment_bytes)
     elif length_bytes is not None:
         segment_bytes = min(max(length_bytes // _SEGMENTS_KEPT, _SEGMENT_BYTES_SENSIBLE), have.segment_bytes)
+    window_ms = have.deduplication_window_ms
     return msgspec.structs.replace(
         have,
+        deduplication_window_ms=window_ms if _WINDOW in arguments else max(window_ms, definition.get(_WINDOW[2:], 0)),
         retention_ms=_lower(have.retention_ms, age_ms),
         retention_bytes=_lower(have.retention_bytes, length_bytes),
         segment_bytes=have.segment_bytes if segment_bytes is None else segment_bytes,
@@ -208,7 +218,7 @@ def check_adoption(
         raise PreconditionFailed(f"topic '{topic}' allows unclean elections, which a stream does not know")
     wanted = topic_config(arguments, broker)
     for argument, setting in _SETTINGS.items():
-        if argument in arguments and config.get(setting) != wanted[setting]:
+        if argument in arguments and config.get(setting) != wanted.get(setting):
             have = f"'{config[setting]}'" if setting in config else "none"
             raise PreconditionFailed(
                 f"inequivalent arg '{argument}' for a stream of topic '{topic}': received '{arguments[argument]}' "
@@ -227,6 +237,7 @@ def require_stream_config(topic: str, config: Mapping[str, str], *, unclean: boo
 _SETTINGS = {
     "x-max-age": "retention.ms",
     "x-max-length-bytes": "retention.bytes",
+    _WINDOW: DEDUPLICATION_WINDOW,
     "x-stream-max-segment-size-bytes": "segment.bytes",
 }
 

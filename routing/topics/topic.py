@@ -12,37 +12,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 
 from core_log.absent_log import AbsentLog
 from core_log.admission import admit
-from core_log.batch_header import TIMESTAMP_TYPE_BIT, BatchHeader, parse_header
-from core_log.errors import CorruptBatch, LogUnavailable, OutOfOrderSequence, ProducerFenced
+from core_log.batch_header import BatchHeader, parse_header
+from core_log.errors import CorruptBatch, LogError, LogUnavailable, OutOfOrderSequence, ProducerFenced
 from core_log.files import BytesLike
 from core_log.murmur2 import partition_of_key
 from core_log.partition_log import LogConfig, PartitionLog
 from core_log.producer_states import ProducerStates
-from core_log.record_batch import BatchBuilder, encode_entries
-from core_log.varint import varint
 from core_log.wall_clock import wall_clock_ms
 from routing.commits import storage_error
 from routing.errors import LimitExceeded, StorageUnavailable
-from routing.facts import ttl_ms_of
-from routing.message import NAME_ENCODING_ERRORS, RESERVED_HEADER_PREFIX, Properties, Slab, record_encoder
-from routing.runs import BATCH_HEADER_BYTES, RECORD_BYTES, Run, in_batches, record_bytes
+from routing.message import NAME_ENCODING_ERRORS, Slab
+from routing.runs import BATCH_HEADER_BYTES, RECORD_BYTES, Run
+from routing.topics.columns import Column, RecordHeaders, longest
+from routing.topics.known_ids import KnownIds
 from routing.topics.leadership import Forward, Leadership
 from routing.topics.leases import Leases
 from routing.topics.producers import Producers
-from routing.topics.stream_records import source_headers, source_lead
+from routing.topics.sealing import cover, write
 
 logger = logging.getLogger(__name__)
 
-_EXPIRATION = RESERVED_HEADER_PREFIX + "expiration-ms"
-_HEADER_BLOCKS_MAX = 1024
 _KEYS_MAX = 65536
-_BATCH_BYTES = 900 << 10
 _LATEST_TIMEOUT_S = 5.0
 _LOOK_S = 0.01
 Check = Callable[[], Awaitable[None]]
@@ -55,19 +51,9 @@ class TopicPartition:
     """One partition: its log, and the slabs waiting to be sealed into it."""
 
     __slots__ = (
-        "_mark_dirty",
-        "_open",
-        "_segments",
-        "forward",
-        "index",
-        "leadership",
-        "leases",
-        "log",
-        "next_offset",
-        "producers",
-        "taken",
-        "topic_name",
-    )
+        "_learn", "_mark_dirty", "_open", "_segments", "forward", "index", "known", "leadership", "leases", "log",
+        "next_offset", "producers", "taken", "topic_name",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -76,7 +62,9 @@ class TopicPartition:
         log: PartitionLog,
         mark_dirty: Callable[[TopicPartition], None],
         leadership: Leadership | None = None,
+        learn: Callable[[TopicPartition], None] = lambda partition: None,
     ) -> None:
+        """`learn` has `known` read what it has to, and a turn end then."""
         self.topic_name = topic_name
         self.index = index
         self.leadership = leadership
@@ -89,6 +77,9 @@ class TopicPartition:
         self.next_offset = log.log_end_offset
         self.producers = Producers(log)
         self.leases = Leases()
+        self.known: KnownIds | None = KnownIds(log) if log.config.deduplication_window_ms else None
+        """The ids of its records, where one is to be there once."""
+        self._learn = learn
         self._mark_dirty = mark_dirty
         self._open: list[Run] = []
         self._segments = len(log.segments)
@@ -103,9 +94,34 @@ class TopicPartition:
         """Append a validated record batch as it is; its base offset. Raises LogUnavailable, BatchTooLarge."""
         if self._open:
             self.seal()
+            if self._open:
+                raise LogUnavailable(f"{self.log.directory}: what came before waits")
         base_offset = self.log.append(batch)
         self.next_offset = self.log.log_end_offset
+        if self.known is not None:
+            self.known.appended()
         return base_offset
+
+    def append_new(self, batch: BytesLike) -> int:
+        """`append` without the records that are there already, where that matters; where it begins. Raises as `append`
+        does, and CorruptBatch; LogUnavailable as well while it is not known which are there.
+        """
+        known = self.known
+        if known is None:
+            return self.append(batch)
+        if not known.are_known():
+            self._learn(self)
+            raise LogUnavailable(f"{self.log.directory}: the ids of its records are being read")
+        return self._append_left(known, parse_header(batch), batch)
+
+    def _append_left(self, known: KnownIds, header: BatchHeader, batch: BytesLike) -> int:
+        self.seal()  # in their order
+        left = known.left_of(header, batch)
+        try:
+            return self.append(left)
+        except LogError:
+            known.take_back()
+            raise
 
     def append_run(self, headers: Sequence[BatchHeader], batches: Sequence[BytesLike]) -> list[int]:
         """Append validated batches of no transaction, all or none; their base offsets. The log `takes_next` the first,
@@ -137,7 +153,7 @@ class TopicPartition:
         """
         if check is None and any(header.is_transactional for header in headers):
             raise CorruptBatch("a batch of a transaction, and of none that is under way")
-        states = await self.producers.states()
+        states = await self._states()
         if check is not None:
             states = await self._joined(headers[0], check)
         base_offset, end = -1, -1
@@ -146,12 +162,20 @@ class TopicPartition:
             if known is not None:
                 first, end = known.base_offset, known.next_offset
             else:
-                first = self.append(batch)
+                first = self.append(batch) if self.known is None else self._append_left(self.known, header, batch)
                 end = self.log.log_end_offset
                 if header.producer_id >= 0:
                     self.producers.note(header, first)
             base_offset = first if base_offset < 0 else base_offset
         return base_offset, end
+
+    async def _states(self) -> ProducerStates:
+        """What is known of producers, as soon as the ids of records are known as well. Raises LogUnavailable."""
+        while True:
+            states = await self.producers.states()
+            if self.known is None or self.known.are_known():
+                return states
+            await self.known.read()
 
     async def takes_next(self, header: BatchHeader) -> bool:
         """Whether an idempotent producer's batch of no transaction is to be appended. Raises LogUnavailable."""
@@ -165,11 +189,13 @@ class TopicPartition:
         """Append the end of a producer's transaction; the offset behind it. `check` is called when nothing suspends any
         more, and raises if this is not led here. Raises as `append` does, and ProducerFenced, CoordinatorFenced.
         """
-        states = await self.producers.states()
+        states = await self._states()
         check()
         header = parse_header(marker)
         states.check_marker(header, coordinator_epoch)
         self.producers.note_marker(header, coordinator_epoch, self.append(marker))
+        if self.known is not None:
+            self.known.end_transaction(marker, header.producer_id)
         return self.log.log_end_offset
 
     async def _joined(self, header: BatchHeader, check: Check) -> ProducerStates:
@@ -180,7 +206,7 @@ class TopicPartition:
             opened = log.transactions.open.get(header.producer_id) if log.transactions is not None else None
             if opened is None or opened.producer_epoch != header.producer_epoch:
                 await check()
-            states = await self.producers.states()
+            states = await self._states()
             after = (log.leader_epoch, log.transactions.markers if log.transactions is not None else 0)
             if log is self.log and before == after:
                 return states
@@ -207,13 +233,24 @@ class TopicPartition:
         log = self.log
         if not self._open or log.error is not None:
             return
-        for batch in in_batches(self._open, min(_BATCH_BYTES, log.config.message_bytes_max)):
-            base_offset = batch[0].first_offset
-            bits = TIMESTAMP_TYPE_BIT if log.config.timestamp_type == "LogAppendTime" else 0
-            builder = BatchBuilder(base_offset, log.leader_epoch, wall_clock_ms(), attributes=bits)
-            for run in batch:
-                run.add_to(builder)
-            log.append(builder.build(), base_offset=base_offset)
+        if self.known is not None:
+            self._seal_new(self.known)
+        else:
+            write(log, self._open)
+            self._open.clear()
+
+    def _seal_new(self, known: KnownIds) -> None:
+        """`seal` without the records that are there already; what is to be known before is asked for."""
+        if not known.are_known():
+            self._learn(self)
+            return
+        try:
+            write(self.log, known.left_of_runs(self._open))
+            cover(self.log, self.next_offset)
+        except LogError:
+            known.take_back()
+            raise
+        known.appended()
         self._open.clear()
 
     async def latest(self) -> int:
@@ -252,6 +289,7 @@ class TopicPartition:
         """It has a log of its own now."""
         self.log = log
         self.producers = Producers(log)
+        self.known = KnownIds(log) if log.config.deduplication_window_ms else None
         self.next_offset = log.log_end_offset
         self._segments = len(log.segments)
         log.listeners.append(self._log_advanced)
@@ -270,6 +308,25 @@ class TopicPartition:
         if self.forward is not None:
             return await self.forward.ends()
         return self.log.log_start_offset, self.next_offset
+
+    def configure(self, settings: LogConfig) -> None:
+        """Its log goes by these settings now; ids are known from now on, where they were not."""
+        self.log.configure(settings)
+        if not settings.deduplication_window_ms:
+            self.known = None
+        elif self.known is None:
+            self.known = KnownIds(self.log)
+            self.known.begin()
+        else:
+            self.known.follow()
+        self.apply_retention()
+
+    @property
+    def is_held_up(self) -> bool:
+        """A lot waits until it is known which of it is there already."""
+        if self.known is None or not self._open or self.known.are_known():
+            return False
+        return sum(run.body_bytes for run in self._open) > self.log.config.unsynced_bytes_max
 
     def drop_open(self) -> None:
         """What was not sealed yet cannot be any more."""
@@ -314,8 +371,7 @@ class Topic:
     """A named set of partitions; `config` is as given when it was created, or altered."""
 
     __slots__ = (
-        "_header_blocks", "_partition_of_key", "_says_source", "config", "id", "is_stream", "is_viewed", "name",
-        "partitions", "uid",
+        "_headers", "_partition_of_key", "config", "id", "is_stream", "is_viewed", "name", "partitions", "uid",
     )  # fmt: skip
 
     def __init__(
@@ -330,8 +386,8 @@ class Topic:
         self.partitions = partitions
         self.is_stream = False
         """Its records say where they came from, for those who consume them like a queue (`stream.py`)."""
-        self.is_viewed = self._says_source = False
-        self._header_blocks: dict[tuple[str, Properties], bytes] = {}
+        self.is_viewed = False
+        self._headers = RecordHeaders()
         self._partition_of_key: dict[str, tuple[bytes, TopicPartition]] = {}
 
     def record(self, partitions: int) -> dict[str, Any]:
@@ -348,20 +404,17 @@ class Topic:
         """It is configured so from now on, and its logs go by these settings; what need not be kept any more goes."""
         self.config = config
         for partition in self.partitions:
-            partition.log.configure(settings.of_partition(partition.index))
-            partition.apply_retention()
+            partition.configure(settings.of_partition(partition.index))
 
     def say_source(self, say: bool) -> None:
         """Begin or end to be a stream."""
         self.is_stream = say
-        self._says_source = say or self.is_viewed
-        self._header_blocks.clear()
+        self._headers.say_source(say or self.is_viewed)
 
     def view(self, viewed: bool) -> None:
         """Begin or end to be what queues are views of: as with streams, these give out what was published."""
         self.is_viewed = viewed
-        self._says_source = viewed or self.is_stream
-        self._header_blocks.clear()
+        self._headers.say_source(viewed or self.is_stream)
 
     def error(self) -> StorageUnavailable | None:
         """Why a partition cannot take messages now."""
@@ -370,13 +423,15 @@ class Topic:
                 failed = (partition.forward or partition).error()
                 if failed is not None:
                     return failed
+            if partition.known is not None and partition.is_held_up:
+                return StorageUnavailable(f"the ids of the records of topic '{self.name}' are being read")
         return None
 
     def require_room(self, slab: Slab) -> None:
         """Raises LimitExceeded if a message of a slab is too large for a batch of this topic."""
         limit = self.partitions[0].log.config.message_bytes_max - BATCH_HEADER_BYTES
         for column in self.columns(slab):
-            around = RECORD_BYTES + _longest(column.keys) + _longest(column.header_blocks)
+            around = RECORD_BYTES + longest(column.keys) + longest(column.header_blocks)
             if max(map(len, column.bodies), default=0) + around <= limit:
                 continue
             largest = max(map(column.record_bytes, range(len(column.bodies))))
@@ -393,30 +448,30 @@ class Topic:
             for partition, keys, blocks, bodies, body_bytes in self.columns(slab)
         ]
 
-    def columns(self, slab: Slab) -> list[_Column]:
+    def columns(self, slab: Slab) -> list[Column]:
         """The records of a slab for each partition, worked out once."""
         memo = slab.wire = {} if slab.wire is None else slab.wire
-        columns: list[_Column] | None = memo.get(self)
+        columns: list[Column] | None = memo.get(self)
         if columns is None:
             columns = memo[self] = self._work_out(slab)
         return columns
 
-    def _work_out(self, slab: Slab) -> list[_Column]:
-        blocks = self._header_block(slab) if slab.raws is None else self._varied_blocks(slab, slab.raws)
+    def _work_out(self, slab: Slab) -> list[Column]:
+        blocks = self._headers.blocks(slab)
         if slab.keys is None and (slab.raws is None or not self._names_keys(slab.raws)):
             key, partition = self.place(self.key_of(slab, 0))
-            return [_Column(partition, key, blocks, slab.bodies, slab.size)]
+            return [Column(partition, key, blocks, slab.bodies, slab.size)]
         names = self.key_of if self._names_keys(slab.raws or [slab.properties.raw]) else Slab.key_of
         places = [self.place(names(slab, index)) for index in range(len(slab.bodies))]
         if len(self.partitions) == 1:
-            return [_Column(self.partitions[0], [key for key, _ in places], blocks, slab.bodies, slab.size)]
+            return [Column(self.partitions[0], [key for key, _ in places], blocks, slab.bodies, slab.size)]
         found: dict[TopicPartition, tuple[list[bytes], list[bytes], list[bytes]]] = {}
         for index, (key, partition) in enumerate(places):
             column = found.setdefault(partition, ([], [], []))
             column[0].append(key)
             column[1].append(blocks if isinstance(blocks, bytes) else blocks[index])
             column[2].append(slab.bodies[index])
-        return [_Column(partition, *column, sum(map(len, column[2]))) for partition, column in found.items()]
+        return [Column(partition, *column, sum(map(len, column[2]))) for partition, column in found.items()]
 
     # --- keys --------------------------------------------------------------------------
 
@@ -443,58 +498,3 @@ class Topic:
             partition = self.partitions[partition_of_key(encoded, len(self.partitions))]
             found = self._partition_of_key[key] = (encoded, partition)
         return found
-
-    # --- headers -----------------------------------------------------------------------
-
-    def _header_block(self, slab: Slab) -> bytes:
-        properties, exchange = slab.properties, slab.exchange
-        block = self._header_blocks.get((exchange, properties))
-        if block is None:
-            if len(self._header_blocks) >= _HEADER_BLOCKS_MAX:
-                self._header_blocks.clear()
-            count, entries = _timed(record_encoder(properties.protocol)(properties.raw), properties.facts)
-            source = source_headers(exchange, properties) if self._says_source else []
-            block = varint(count + len(source)) + encode_entries(source) + entries
-            self._header_blocks[exchange, properties] = block
-        return block
-
-    def _varied_blocks(self, slab: Slab, raws: list[bytes]) -> list[bytes]:
-        encoded = map(record_encoder(slab.properties.protocol), raws)
-        if not slab.plain:
-            encoded = map(_timed, encoded, slab.facts or [slab.properties.facts] * len(raws))
-        if not self._says_source:
-            return [b"%b%b" % (varint(count), entries) for count, entries in encoded]
-        more, lead = source_lead(slab.exchange, slab.properties.protocol)
-        return [
-            b"%b%b%b%b%b" % (varint(count + more), lead, varint(len(raw)), raw, entries)
-            for raw, (count, entries) in zip(raws, encoded)
-        ]
-
-
-def _timed(encoded: tuple[int, bytes], facts: int) -> tuple[int, bytes]:
-    """Headers with the time to live, where a protocol keeps it apart from its property bytes."""
-    ttl_ms = ttl_ms_of(facts)
-    count, entries = encoded
-    if ttl_ms is None or _EXPIRATION.encode() in entries:
-        return encoded
-    return count + 1, entries + encode_entries([(_EXPIRATION, b"%d" % ttl_ms)])
-
-
-class _Column(NamedTuple):
-    """Records for one partition."""
-
-    partition: TopicPartition
-    keys: bytes | list[bytes]
-    header_blocks: bytes | list[bytes]
-    bodies: list[bytes]
-    body_bytes: int
-
-    def record_bytes(self, index: int) -> int:
-        """How much one record takes at most."""
-        key = self.keys if isinstance(self.keys, bytes) else self.keys[index]
-        block = self.header_blocks if isinstance(self.header_blocks, bytes) else self.header_blocks[index]
-        return len(self.bodies[index]) + record_bytes(key, block)
-
-
-def _longest(column: bytes | list[bytes]) -> int:
-    return len(column) if isinstance(column, bytes) else max(map(len, column), default=0)

@@ -23,6 +23,8 @@ _RETRIES_MAX = 16
 _PRIORITY_GROUP = "millrace.priority.group"
 MAX_LAG, _LAG_ACTION, _LAG_GROUPS = "millrace.max.lag", "millrace.max.lag.action", "millrace.max.lag.groups"
 """How far groups may be behind, and what is done about it (`routing/groups/lag_rules.py`)."""
+DEDUPLICATION_WINDOW = "millrace.deduplication.window.ms"
+"""For how long the id of a record is known: another one with it is not taken (`known_ids.py`)."""
 SPLIT_GROUPS, SPLIT_STATE = "millrace.split.groups", "millrace.split.state"
 """For which groups keys keep their order when partitions are added; and FROM:SINCE_MS from then on until they have come
 so far, which the engine notes (`routing/declaring/ordered_splits.py`).
@@ -44,6 +46,7 @@ _INTEGERS = {
     "message.timestamp.after.max.ms": ("timestamp_after_max_ms", 0, _LARGE),
     FETCHES_MAX: ("dead_letter_fetches", 0, 1_000_000),
     MAX_LAG: ("max_lag", 0, _LARGE),
+    DEDUPLICATION_WINDOW: ("deduplication_window_ms", 0, _LARGE),
     "millrace.priority.ahead": ("priority_ahead", 1, 100_000),
     "millrace.split.settle.ms": ("split_settle_ms", 0, _LARGE),
     "millrace.split.wait.max.ms": ("split_wait_ms_max", 0, _LARGE),
@@ -93,6 +96,7 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
     settings: dict[str, object] = {
         "segment_bytes": broker.topic_segment_bytes,
         "timestamp_after_max_ms": _AFTER_MAX_MS,
+        "deduplication_ids_max": broker.deduplication_ids_max,
     }
     for name, text in config.items():
         if name in _CHOICES:
@@ -135,7 +139,22 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         raise InvalidConfig(f"topic config {_LAG_ACTION}='skip' wants {_LAG_GROUPS}: which groups are moved on")
     if found.retry_delays_ms and found.compacts:
         raise InvalidConfig(f"topic config {RETRIES}: what comes again would replace later records of its key")
+    _require_kept_ids(found)
     return found
+
+
+def _require_kept_ids(config: LogConfig) -> None:
+    """What is known of ids after a start is what the log has of them. Raises InvalidConfig."""
+    window_ms = config.deduplication_window_ms
+    if not window_ms:
+        return
+    if config.deletes and 0 <= config.retention_ms < window_ms:
+        raise InvalidConfig(f"topic config {DEDUPLICATION_WINDOW}={window_ms} wants retention.ms of as much at least")
+    if config.compacts and config.compaction_lag_min_ms < window_ms:
+        raise InvalidConfig(
+            f"topic config {DEDUPLICATION_WINDOW}={window_ms} wants min.compaction.lag.ms of as much at least: "
+            "an id goes with its record"
+        )
 
 
 class Replication(NamedTuple):

@@ -22,7 +22,7 @@ from core_log.record_batch import (
     iterate_records,
     parse_header,
 )
-from core_log.record_fields import decode_fields
+from core_log.record_fields import decode_fields, header_blocks_of
 from core_log.varint import encode_varint
 
 SIZES = (0, 1, 63, 64, 100, 8191, 8192, 20_000)
@@ -35,6 +35,7 @@ def same(batch: bytes) -> None:
         (offset, key, value, decode_header_block(block))
         for offset, key, value, block in zip(*fields, strict=True)  # all have one length
     ]
+    assert header_blocks_of(batch) == fields.header_blocks
     assert found == [(record.offset, record.key, record.value, record.headers) for record in iterate_records(batch)]
 
 

@@ -10,8 +10,12 @@ from trio.testing import MockClock
 from core_log.files import FaultyFiles, MemoryFiles
 from protocols.amqp.adapter_properties import PROTOCOL
 from protocols.amqp.properties import BasicProperties, encode_properties
+from protocols.mqtt.adapter_properties import PROTOCOL as MQTT
+from protocols.mqtt.properties import Property, encode_property
+from routing.administration.measures import Measures
 from routing.message import Properties, Slab
 from tests.routing.harness import Client, Engine, engine, killed
+from tests.support.metrics import series
 
 WINDOW = {"x-deduplication-window-ms": 10_000}
 
@@ -51,6 +55,27 @@ async def test_the_second_is_confirmed_and_not_taken(header: bool) -> None:
         await confirmed(running, client)
         assert await bodies(running, "q") == []
         assert running.broker.topology.queues["q"].duplicates == 5
+
+
+@pytest.mark.parametrize("name", ["message-id", "millrace.message-id", "x-deduplication-header"])
+async def test_a_user_property_of_mqtt_says_what_a_message_is_called(name: str) -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.queue("q", arguments=WINDOW)
+        client = running.client()
+
+        def send(*ids: str) -> None:
+            raws = [b"\1" + encode_property(Property.USER_PROPERTY, (name, one)) for one in ids]
+            common, bodies = Properties(MQTT, raws[0], persistent=True), [one.encode() for one in ids]
+            client.session.publish(Slab("", "q", common, bodies, raws=raws), confirm=True)
+
+        send("a", "b", "", "")
+        publish(client, "q", "b", "c")
+        send("c", "a")
+        client.session.publish(Slab("", "q", Properties(MQTT, b"\1", persistent=True), [b"plain"] * 2), confirm=True)
+        await confirmed(running, client)
+        assert await bodies(running, "q") == ["a", "b", "", "", "c", "plain", "plain"]
+        found = series(await Measures(running.broker, 100).families())
+        assert found["millrace_queue_duplicates", "/", "q"] == 3
 
 
 async def test_a_queue_that_does_not_mind_gets_it_again() -> None:

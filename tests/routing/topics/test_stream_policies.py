@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from core_log.batch_header import parse_header
 from core_log.memory_files import MemoryFiles
 from routing.administration import administer
-from routing.errors import InvalidArgument
-from tests.routing.harness import engine
+from routing.administration.measures import Measures
+from routing.errors import InvalidArgument, PreconditionFailed
+from tests.routing.harness import engine, with_headers
 from tests.routing.topics.test_streams import declare, publish
+from tests.support.metrics import series
 
 
 async def test_policies_limit_streams_that_are_there() -> None:
@@ -50,6 +53,34 @@ async def test_of_an_argument_and_a_policy_the_lower_limit_counts() -> None:
         config = stream.topic.partitions[0].log.config
         assert (config.retention_ms, config.retention_bytes, config.segment_bytes) == (3_600_000, 1 << 30, 1 << 20)
         await broker.declare_queue("s", durable=True, arguments=stream.arguments)
+
+
+async def test_streams_drop_duplicates_where_an_argument_or_a_policy_says_so() -> None:
+    async with engine(MemoryFiles()) as running:
+        broker = running.broker
+        stream = await declare(running, **{"x-max-age": "1h", "x-deduplication-window-ms": 60_000})
+        log = stream.topic.partitions[0].log
+        await broker.set_policy("p", "", {"deduplication-window-ms": 1000})
+        assert log.config.deduplication_window_ms == 60_000
+        await broker.bind("queue", "s", "amq.fanout", "")
+        client = running.client()
+        for _ in range(2):
+            for name in "ab":
+                headers = with_headers({"message-id": name})
+                client.publish("k", name, exchange="amq.fanout", properties=headers, confirm=True)
+        running.turn()
+        await running.until(lambda: client.confirmed == 4)
+        assert sum(parse_header(one).record_count for one in log.read_blocking(0, 1 << 20)) == 2
+        found = series(await Measures(broker, 100).families())
+        assert found["millrace_topic_duplicates", "s", "0"] == 2
+        await broker.declare_queue("s", durable=True, arguments=stream.arguments)
+        with pytest.raises(PreconditionFailed, match="x-deduplication-window-ms"):
+            await broker.declare_queue(
+                "other", durable=True,
+                arguments={"x-queue-type": "stream", "x-max-age": "59s", "x-deduplication-window-ms": 60_000},
+            )  # fmt: skip
+        await broker.declare_queue("plain", durable=True, arguments={"x-queue-type": "stream"})
+        assert broker.topology.topics["plain"].partitions[0].log.config.deduplication_window_ms == 1000
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from routing.queues.seen_ids import SeenIds, hashes_of
+from routing.seen_ids import SeenIds, hashes_of
 
 WINDOW_MS = 1000
 

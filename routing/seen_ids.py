@@ -26,6 +26,8 @@ def hashes_of(ids: Iterable[bytes | None]) -> array[int]:
 
 
 _NONE = bytes(8)
+ID_HEADERS = ("message-id", "x-deduplication-header")
+"""The headers by which a message is known that has no property for its id, the first of them that it has."""
 
 
 class _Table:
@@ -84,7 +86,7 @@ class SeenIds:
     def _admit(self, hashes: Sequence[int], now_ms: int) -> list[bool]:
         fresh = []
         for value in hashes:
-            if value and self._knows(value):
+            if value and self.knows(value):
                 fresh.append(False)
                 continue
             fresh.append(True)
@@ -92,7 +94,8 @@ class SeenIds:
                 self._table(now_ms).add(value)
         return fresh
 
-    def _knows(self, value: int) -> bool:
+    def knows(self, value: int) -> bool:
+        """Whether this hash is remembered. `expire` says what is too old."""
         for table in self._tables:
             places, mask = table.places, table.mask
             at = value & mask
