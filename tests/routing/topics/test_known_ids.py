@@ -182,6 +182,28 @@ async def test_ids_outlive_the_process(how: str) -> None:
         assert dropped(running) == 600
 
 
+async def test_no_more_waits_for_what_is_to_be_known_than_there_is_room_for() -> None:
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await begun(running)
+        await running.broker.bind("topic", "t", "amq.fanout", "")
+        await appended(running, batch("a"))
+    async with engine(files) as running:
+        known, client = partition_of(running).known, running.client()
+        assert known is not None
+        assert not known.are_known()
+        large = Slab("amq.fanout", "k", Properties(PROTOCOL, b"\0\0", persistent=True), [bytes(900_000)] * 10)
+        client.session.publish(large, confirm=True)
+        client.session.publish(large.part(0, 1), confirm=True)
+        running.turn()
+        await running.until(lambda: client.events == [("confirm", 10), ("refuse", 11, 11)])
+        publish(client, "a", "b")
+        running.turn()
+        await running.until(lambda: client.confirmed == 13)
+        assert values(running)[-1] == "b"
+        assert len(values(running)) == 12
+
+
 def publish(client: Client, *ids: str | None, exchange: str = "amq.fanout", **more: Any) -> None:
     """As AMQP does, with confirms."""
     raws = [encode_properties(BasicProperties(message_id=one, **more)) for one in ids]
