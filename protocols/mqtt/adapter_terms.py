@@ -110,7 +110,7 @@ def expiries_left(
         now_ms, left = session.broker.clock.now_ms(), list[int | None]([None] * count)
         at = 0
         for first, length in runs_of(entry.offsets_of(first_id, first_id + count)):
-            for run in facts_at.between(first, first + length):
+            for run in facts_at.between(first, length):
                 begin = at + run.first - first
                 left[begin : begin + len(run.facts)] = [_left_s(one, run.timestamp_ms, now_ms) for one in run.facts]
             at += length

@@ -161,6 +161,27 @@ def test_names_of_clients_are_a_regular_expression() -> None:
         msgspec.convert({"lasting_client_ids": "("}, MqttConfig)
 
 
+async def test_what_waits_has_its_own_expiry_or_none_whatever_is_behind_it(world: World) -> None:
+    client, _ = await is_present(world, 1000)
+    await client.send(subscribe_5(1, ("t", 1)))
+    await told(client)
+    client.lose()
+    publisher, _ = await opened(world, "p")
+    expiring = block(message_expiry=50)
+    for number in range(3):
+        await publisher.send(publish_5("t", b"%d" % number, qos=1, packet_id=1))
+        await told(publisher)  # what is noted of the queue has an offset in between
+    last = [publish_5("t", b"3", expiring, qos=1, packet_id=2), publish_5("t", b"4", qos=1, packet_id=3)]
+    await publisher.send(b"".join(last))
+    await told(publisher, 2)
+    client = world.open()
+    await client.send(connect_5("s", block(session_expiry=1000), flags=RESUME))
+    _, *deliveries = await told(client, 6)
+    assert [delivery(one)[2:] for one in deliveries] == [
+        (b"", b"0"), (b"", b"1"), (b"", b"2"), (expiring, b"3"), (b"", b"4"),
+    ]  # fmt: skip
+
+
 # --- how connections end ---------------------------------------------------------------------
 
 
