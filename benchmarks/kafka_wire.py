@@ -7,6 +7,7 @@
     produce-big      batches of 1 MiB of 1 KB records, acks=all, 5 requests in flight
     produce-small    batches of 10 records of 100 bytes, acks=1 (all with --fsync), 5 in flight on each connection
     produce-one      one record, one request in flight, acks=all, 500 a second: time to the answer
+    creating         the same, and then again while another connection makes --topics topics, one after the other
     fetch            read --mib of the first again, from memory or the page cache, up to 50 MiB an answer
     pass             batches of 16 KiB of 100-byte records, acks=all, 5 in flight, and a consumer that reads along
     tail             1,000 single records a second, and a consumer that waits for them: from the send to the read
@@ -279,21 +280,41 @@ class Bench:
 
     def produce_one(self) -> None:
         """See the module."""
-        topic, connection, took = self.topic(), Connection(self.port), list[float]()
+        topic = self.topic()
+        self._paced(topic, "produce-one", lambda number: number < int(_PER_S * self.options.seconds))
+        self.delete(topic)
+
+    def creating(self) -> None:
+        """See the module."""
+        topic, count = self.topic(), self.options.topics
+        self._paced(topic, "produce-one", lambda number: number < int(_PER_S * self.options.seconds))
+        maker = multiprocessing.Process(target=self._make_topics, args=(count,), daemon=True)
+        began = time.monotonic()
+        maker.start()
+        self._paced(topic, "... and creating", lambda number: maker.is_alive())
+        print(f"{'creating':16} {count} topics in {time.monotonic() - began:.1f} s")
+
+    def _make_topics(self, count: int) -> None:
+        for _ in range(count):
+            self.topic()
+
+    def _paced(self, topic: str, name: str, goes_on: Callable[[int], bool]) -> None:
+        """Print how long single records take to be answered, `_PER_S` of them a second."""
+        connection, took, number = Connection(self.port), list[float](), 0
         frames = [produce(topic, batch_of(self.rng, 1, 100), -1) for _ in range(100)]
         for _ in range(200):
             check(connection.ask(PRODUCE, frames[0]))
         at = time.monotonic()
-        for number in range(int(_PER_S * self.options.seconds)):
+        while goes_on(number):
             at += 1 / _PER_S
             time.sleep(max(0.0, at - time.monotonic()))
             began = time.monotonic()
             connection.socket.sendall(frames[number % len(frames)])
             connection.answer()
             took.append((time.monotonic() - began) * 1e6)
+            number += 1
         cuts = statistics.quantiles(took, n=100)
-        print(f"{'produce-one':16} p50 {statistics.median(took):.0f} us, p99 {cuts[98]:.0f} us")
-        self.delete(topic)
+        print(f"{name:16} p50 {statistics.median(took):.0f} us, p99 {cuts[98]:.0f} us, longest {max(took):.0f} us")
 
     def fetch(self) -> None:
         """See the module."""
@@ -377,7 +398,7 @@ class Bench:
 
 SCENARIOS: dict[str, Callable[[Bench], None]] = {
     "produce-big": Bench.produce_big, "produce-small": Bench.produce_small, "produce-one": Bench.produce_one,
-    "fetch": Bench.fetch, "pass": Bench.pass_through, "tail": Bench.tail,
+    "creating": Bench.creating, "fetch": Bench.fetch, "pass": Bench.pass_through, "tail": Bench.tail,
 }  # fmt: skip
 
 
@@ -390,6 +411,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--connections", type=int, default=1)
     parser.add_argument("--partitions", type=int, default=1)
+    parser.add_argument("--topics", type=int, default=1000)
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--prime-mib", type=int, default=1536, help="0 for none")
     parser.add_argument("--fsync", action="store_true", help="nothing is answered that is not on the disk")
