@@ -72,12 +72,16 @@ def remove_noted(files: Files, directories: Collection[str]) -> None:
     forget_deletion(files, directories)
 
 
-def make_room_for(files: Files, directory: str) -> None:
-    """Have nothing in the place of a new topic's partition: rules 1 and 2. Raises OSError."""
-    if files.exists(_note(directory)):
-        remove_noted(files, [directory])
-    elif not _is_empty(files, directory):
-        _set_aside(files, directory)
+def make_places(files: Files, directories: Iterable[str]) -> None:
+    """Make the directories of a new topic's partitions, with nothing in their place: rules 1 and 2. Blocks, for a sync
+    of each. Raises OSError.
+    """
+    for directory in directories:
+        if files.exists(_note(directory)):
+            remove_noted(files, [directory])
+        elif not _is_empty(files, directory):
+            _set_aside(files, directory)
+        files.make_directory(directory)
 
 
 def tidy_topics(files: Files, known: Collection[str]) -> None:

@@ -27,7 +27,7 @@ from routing.cluster.metadata.log_names import RETAINED, TRANSACTIONS
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
-from routing.directories import make_room_for, require_undamaged, tidy_topics, topic_directory
+from routing.directories import require_undamaged, tidy_topics, topic_directory
 from routing.queue_host import Host
 from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home import Home
@@ -313,9 +313,3 @@ class Storage:
     def new_topic(self, name: str, value: Mapping[str, Any], partitions: list[TopicPartition]) -> Topic:
         """`open_topic` for one that is new, with the partitions that were made for it."""
         return Topic(name, value["config"], partitions, id_of(name, value))
-
-    def create_partitions(self, name: str, value: Mapping[str, Any], indexes: range) -> list[TopicPartition]:
-        """`open_partitions` for some that are new: whatever lies in their place goes. Raises OSError."""
-        for index in indexes:
-            make_room_for(self._files, topic_directory(name, index))
-        return self.open_partitions(name, value, indexes)

@@ -129,7 +129,7 @@ class TopicControl:
             return await self._make_shared_topic(name, value, plan, assignment)
         self._changing.add(name)
         try:
-            opened = await self._open_new(name, value)
+            opened = await self._open_new(name, value, range(value["partitions"]))
             topic = self._broker.storage.new_topic(name, value, opened)
             try:
                 await self.topology.change(lambda: plan(Entry(topic_key(name), value, True, topic)))
@@ -140,16 +140,20 @@ class TopicControl:
             self._changing.discard(name)
         return topic
 
-    async def _open_new(self, name: str, value: dict[str, Any]) -> list[TopicPartition]:
-        """The partitions of a new topic. Others have their turns while there are many. Raises StorageUnavailable."""
+    async def _open_new(self, name: str, value: Mapping[str, Any], indexes: range) -> list[TopicPartition]:
+        """New partitions of a topic. Others have their turns while the disk makes directories, and between the logs of
+        many. Raises StorageUnavailable.
+        """
+        places = [directories.topic_directory(name, index) for index in indexes]
         opened: list[TopicPartition] = []
         try:
-            while len(opened) < value["partitions"]:
-                if opened:
-                    await trio.lowlevel.checkpoint()
-                until = min(len(opened) + _PARTITIONS_AT_ONCE, value["partitions"])
-                with storage_errors():
-                    opened += self._broker.storage.create_partitions(name, value, range(len(opened), until))
+            with storage_errors():
+                await trio.to_thread.run_sync(directories.make_places, self._broker.files, places)
+                for start in range(indexes.start, indexes.stop, _PARTITIONS_AT_ONCE):
+                    if opened:
+                        await trio.lowlevel.checkpoint()
+                    until = min(start + _PARTITIONS_AT_ONCE, indexes.stop)
+                    opened += self._broker.storage.open_partitions(name, value, range(start, until))
         except BaseException:
             self._close(opened)
             raise
@@ -233,8 +237,7 @@ class TopicControl:
         try:
             lacking = range(len(topic.partitions), count)
             config = self._begun(topic, count)
-            with storage_errors():
-                opened = self._broker.storage.create_partitions(name, {"config": config}, lacking)
+            opened = await self._open_new(name, {"config": config}, lacking)
             try:
                 await self.topology.change(lambda: topic_plans.more_partitions(topic, count, opened, config))
             except BrokerError:
