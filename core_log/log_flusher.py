@@ -159,18 +159,6 @@ class LogFlusher:
     def release(self) -> None:
         """Hand over all that was enlisted. What is written at once is taken, as a turn will end in any case."""
         self._holding = False
-        self._hand_over()
-        if self._enlisted:
-            self._wake()
-
-    def hand_over(self) -> None:
-        """The same without a `hold`, in the middle of a turn whose end is not far: nobody else will append anything
-        before the event loop comes round, so nothing is gained by waiting for it.
-        """
-        if self._enlisted and not self._holding and self._token is not None:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
         self._submit_enlisted()
         while self._done:
             job = self._done.popleft()
@@ -178,6 +166,8 @@ class LogFlusher:
                 self._apply(job)
                 self._enlisted[job.log] = None
         self._tell_of_room()
+        if self._enlisted:
+            self._wake()
 
     def end_turn(self) -> None:
         """`release` at the end of a turn: what is written at once is taken in another one."""

@@ -5,8 +5,6 @@
 1. The socket is plain and non-blocking, and `Readers` calls `turn` when there is something to read. `fair_reads` says
    how much is read, and who goes first.
    While the broker is short of disk or memory, whoever publishes is not read from until it is over.
-   What a connection has appended that alone reads now is written before its turn ends: there is nobody whose records
-   could be written with it, and the answer leaves one round of the event loop sooner.
 2. Back-pressure comes after a read was handled, never within: the turn waits while too much waits for the disk, or
    too much for its own peer; deliveries go on meanwhile. It never depends on the length of queues: a reader stopped by
    long queues could not read the acks that shorten them.
@@ -64,6 +62,8 @@ class Shell:
         end_turn: Callable[[], None],
         wait_for_room: Callable[[], Awaitable[None]],
         readers: Readers | None = None,
+        *,
+        little_first: bool = True,
     ) -> None:
         self.limits = limits
         self.outboxes = outboxes
@@ -71,19 +71,17 @@ class Shell:
         self.end_turn = end_turn
         self.wait_for_room = wait_for_room
         self.readers = readers or Readers(outboxes.spawn)
-        self.neighbours = Neighbours()
+        self.neighbours = self.readers.neighbours if little_first else Neighbours()
         self.connections: set[Connection] = set()
         self.handshakes: set[trio.CancelScope] = set()
         """Clients that are no connections yet: TLS is being agreed on."""
-        self.little_first = True
+        self.little_first = little_first
         """Who needs little of the broker's time reads before the others."""
         self.blocked = False
         self.cold_reads: ColdReads | None = None
         """What publishers may have to leave time for."""
         self.wait_to_publish: Callable[[], Awaitable[None]] | None = None
         """What publishers have to wait for besides."""
-        self.hand_over: Callable[[], None] | None = None
-        """Gives the disk what was appended, before the turn ends."""
 
     def publishers_blocked(self, reason: str | None) -> None:
         """The broker runs short of something (why), or has enough again (None)."""
@@ -253,8 +251,6 @@ class Connection:
         adapter.held = True  # it may wait for other brokers, and nothing is read meanwhile
         await adapter.handle(data)
         adapter.held = False
-        if reads.alone and len(data) < reads.size and shell.hand_over is not None:
-            shell.hand_over()
         shell.end_turn()
         if not data:
             self._peer_closed = True

@@ -6,8 +6,8 @@
    dear comes half of it. What a byte costs differs a hundredfold, so only the clock can tell. While there are
    connections that read and need little of the broker's time, `SHARED_TURN_S` is the limit: a message of theirs waits
    for half a turn on average, and shorter turns cost who saturates the broker a little.
-3. Who needs little reads before those who need much (`gateway.readers`). Nothing is known of a new connection, so it
-   counts among the others at first.
+3. Who needs little, and at no time much, reads before the others (`gateway.readers`). Nothing is known of a new
+   connection, so it counts among the others at first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ READ_BYTES_MIN = 16 << 10
 TURN_S = 0.002
 SHARED_TURN_S = 0.00045
 LONG_TURN_S = 0.00025
+"""Who takes longer at a time does not go before others, however seldom that is."""
 _WINDOW_S = 0.1
 """What a connection takes of the broker's time is measured over so long."""
 _LITTLE = 0.05
@@ -25,34 +26,34 @@ _LITTLE = 0.05
 
 
 class Neighbours:
-    """What the connections of a process know of one another."""
+    """Whether somebody is there who needs little, as `gateway.readers` notes it."""
 
-    __slots__ = ("_little_until_s", "reads")
+    __slots__ = ("_little_until_s",)
 
     def __init__(self) -> None:
-        self.reads = 0
-        """How many there were, of all connections."""
         self._little_until_s = 0.0
 
     def little(self, now_s: float) -> None:
         """Somebody who needs little has read."""
         self._little_until_s = now_s + _WINDOW_S
 
+    def somebody(self, now_s: float) -> bool:
+        """Who needs little was there of late."""
+        return now_s < self._little_until_s
+
     def turn_s(self, now_s: float) -> float:
         """How long a turn may last."""
-        return SHARED_TURN_S if now_s < self._little_until_s else TURN_S
+        return SHARED_TURN_S if self.somebody(now_s) else TURN_S
 
 
 class FairReads:
     """The reads of a connection: the next has room for `size` bytes."""
 
-    __slots__ = ("_busy_s", "_byte_s", "_bytes_max", "_last", "_neighbours", "_since_s", "full", "needs_little", "size")
+    __slots__ = ("_busy_s", "_byte_s", "_bytes_max", "_neighbours", "_since_s", "full", "needs_little", "size")
 
     def __init__(self, bytes_max: int, neighbours: Neighbours) -> None:
         self._bytes_max = bytes_max
         self._neighbours = neighbours
-        self._last = -1
-        """The number of our last read."""
         self._since_s = math.inf
         """When the window began."""
         self._busy_s = 0.0
@@ -65,24 +66,15 @@ class FairReads:
         self.full = False
         """The last read was filled: there is more."""
 
-    @property
-    def alone(self) -> bool:
-        """Nobody else has read since our last turn."""
-        return self._neighbours.reads == self._last
-
     def took(self, count: int, began_s: float, ended_s: float) -> None:
         """The turn of a read of `count` bytes has lasted from then till then."""
-        neighbours = self._neighbours
-        self._last = neighbours.reads = neighbours.reads + 1
         size, seconds = self.size, ended_s - began_s
         self.full = count >= size
         self._since_s = min(self._since_s, began_s)
         self._busy_s += seconds
         window_s = ended_s - self._since_s
         if window_s > _WINDOW_S:
-            self.needs_little = self._busy_s < _LITTLE * window_s
-            if seconds <= LONG_TURN_S and self.needs_little:
-                neighbours.little(ended_s)
+            self.needs_little = self._busy_s < _LITTLE * window_s and seconds <= LONG_TURN_S
             self._since_s, self._busy_s = ended_s, 0.0
         elif self._busy_s >= _LITTLE * _WINDOW_S:
             self.needs_little = False
@@ -90,7 +82,7 @@ class FairReads:
         byte_s = seconds / max(count, 1)
         seconds = min(byte_s, self._byte_s) * count
         self._byte_s = byte_s
-        turn_s = neighbours.turn_s(ended_s)
+        turn_s = self._neighbours.turn_s(ended_s)
         if seconds > turn_s:
             size = min(size, count) >> 1
         elif self.full:

@@ -156,8 +156,7 @@ class Peers:
         limits = msgspec.structs.replace(limits, connections_max=_LINKS_MAX)
         self._end_turn, self._turn_is_due = end_turn, turn_is_due
         self._outboxes = outboxes
-        self.shell = Shell(limits, outboxes, timers, self._end_turn_if_due, _no_wait, readers)
-        self.shell.little_first = False
+        self.shell = Shell(limits, outboxes, timers, self._end_turn_if_due, _no_wait, readers, little_first=False)
         self._changed = trio.Event()
         self._told: dict[object, str] = {}
         self._me = directory.me

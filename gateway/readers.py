@@ -28,13 +28,12 @@ from typing import Any, Protocol
 
 import trio
 
+from gateway.fair_reads import Neighbours
 from gateway.holding import Holding
 
 LOOK_S = 0.00025
 """How long those who need much read before it is looked who else is ready, while somebody is there who needs little.
 Else each of them reads once: longer rounds make larger batches of what they publish."""
-RECENT_S = 0.1
-"""How long one that needed little is thought to be there."""
 
 Spawn = Callable[..., Any]
 
@@ -73,6 +72,7 @@ class Readers:
 
     def __init__(self, spawn: Spawn, rounds: Rounds | None = None, *, holds: bool = False) -> None:
         self._spawn = spawn
+        self.neighbours = Neighbours()
         self._rounds = rounds
         self._readers: dict[int, Reader] = {}
         self._busy: dict[int, Reader] = {}
@@ -86,8 +86,6 @@ class Readers:
         self._led = False
         self._leading: trio.CancelScope | None = None
         """Of the task that leads."""
-        self._little_s = -inf
-        """When somebody who needs little has read."""
 
     def add(self, sock: socket.socket, reader: Reader) -> None:
         """Read from it until `remove`."""
@@ -172,7 +170,7 @@ class Readers:
             elif not reader.needs_little:
                 busy[number] = reader
             else:
-                self._little_s = perf_counter()
+                self.neighbours.little(perf_counter())
                 if not await self._turn(number, reader, scope):
                     return False
         if busy and not await self._take_turns(scope):
@@ -187,7 +185,7 @@ class Readers:
         """
         busy = self._busy
         began_s = perf_counter()
-        look_s = LOOK_S if began_s < self._little_s + RECENT_S else inf
+        look_s = LOOK_S if self.neighbours.somebody(began_s) else inf
         for number in list(busy):
             reader = busy.pop(number, None)
             if reader is not None and not await self._turn(number, reader, scope):

@@ -93,7 +93,7 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
             broker.flusher.lend(readers.watch)
             shell = Shell(config.limits, outboxes, broker.timers, broker.end_turn, broker.wait_for_room, readers)
             shell.cold_reads = broker.cold_reads
-            shell.wait_to_publish, shell.hand_over = broker.wait_to_publish, broker.flusher.hand_over
+            shell.wait_to_publish = broker.wait_to_publish
             broker.alarms.listeners[shell.publishers_blocked] = None
             shell.publishers_blocked(broker.blocked)
             nursery.start_soon(outboxes.run, broker.end_turn)

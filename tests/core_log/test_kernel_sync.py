@@ -125,28 +125,6 @@ async def test_without_the_kernel_threads_do_all(flusher: LogFlusher, tmp_path: 
 
 
 @needs_kernel
-async def test_who_hands_over_need_not_wait_for_the_event_loop(tmp_path: Path, flusher: LogFlusher) -> None:
-    here, kept = (
-        open_log(OsFiles(tmp_path), LogConfig(fsync=fsync), flusher=flusher, directory=fsync)
-        for fsync in ("never", "commit")
-    )
-    for log in (here, kept):  # the first job makes the file, and notes the epoch: a thread's
-        log.append(make_batch([b"first"]))
-        await log.wait_committed(1)
-    told: list[int] = []
-    here.listeners.append(lambda log: told.append(log.committed_offset))
-    here.append(make_batch([b"second"]))
-    kept.append(make_batch([b"second"]))
-    kept.request_sync()
-    flusher.hand_over()
-    assert (here.committed_offset, told) == (2, [2])
-    assert kept.job is not None, "the kernel has it"
-    await kept.wait_committed(2)
-    flusher.hand_over()
-    assert (here.job, kept.job) == (None, None), "there was nothing to do"
-
-
-@needs_kernel
 @pytest.mark.parametrize("whole", [True, False])
 async def test_what_comes_in_a_round_is_looked_at_when_it_ends(
     whole: bool, tmp_path: Path, flusher: LogFlusher

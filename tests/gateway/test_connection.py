@@ -37,17 +37,6 @@ async def test_small_packets_are_not_delayed() -> None:
         assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_who_reads_alone_hands_over_before_the_turn_ends() -> None:
-    async with open_door() as door, await door.connect() as client, await door.connect() as other:
-        handed: list[int] = []
-        door.shell.hand_over = lambda: handed.append(door.turns)
-        for sender, expected in ((client, 0), (client, 1), (other, 1), (client, 1), (client, 2)):
-            await sender.send_all(b"x")
-            assert await receive_exactly(sender, 1) == b"x"
-            assert len(handed) == expected
-        assert handed == [1, 4], "each time the turn was under way"
-
-
 async def test_reads_grow_up_to_the_limit_and_one_stream_does_not_starve_others() -> None:
     limits = Limits(read_bytes_max=128 << 10)
     async with (

@@ -84,6 +84,14 @@ def test_who_needs_little_is_known_after_a_while_and_who_needs_much_at_once() ->
     assert turns * LONG_TURN_S * 2 == pytest.approx(0.005, rel=0.2)
 
 
+def test_who_needs_little_on_the_whole_and_much_at_a_time_does_not_go_first() -> None:
+    reads = Clocked(MAX)
+    for _ in range(3):
+        reads.now_s += 0.06
+        reads.lasted(100, LONG_TURN_S * 2)
+    assert not reads.needs_little
+
+
 def test_turns_are_shorter_while_somebody_reads_who_needs_little() -> None:
     neighbours = Neighbours()
     busy, small = Clocked(MAX, neighbours), Clocked(MAX, neighbours)
@@ -99,9 +107,11 @@ def test_turns_are_shorter_while_somebody_reads_who_needs_little() -> None:
     for _ in range(150):
         small.now_s = busy.now_s
         small.lasted(100, 50e-6)
+        if small.needs_little:
+            neighbours.little(small.now_s)
         shared = longest(2)
     assert shared <= SHARED_TURN_S
-    assert longest(200) > SHARED_TURN_S
+    assert longest(1000) > SHARED_TURN_S
 
 
 def test_a_limit_below_the_least_read_counts() -> None:
