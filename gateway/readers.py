@@ -8,7 +8,8 @@
    each once, or until `LOOK_S` are over while somebody is there who needs little; then it looks again who is ready. So
    who sends little waits for at most the turn that is under way, and those who saturate the broker share it.
 4. What came together belongs together: `rounds` is told when a round of turns begins, and when nobody is left who was
-   ready. What the disk has synced is waited for here as well (`watch`): it is often what a client waits for.
+   ready; those who need little are a round of their own. What the disk has synced is waited for here as well (`watch`):
+   it is often what a client waits for.
 5. A process that is a broker and nothing else *holds*: the task waits for the sockets and for what trio waits for at
    once, and leaves trio alone while that has nothing to do (`gateway.holding`). Elsewhere, in tests for one, it waits
    as any task does.
@@ -173,8 +174,12 @@ class Readers:
                 self.neighbours.little(perf_counter())
                 if not await self._turn(number, reader, scope):
                     return False
-        if busy and not await self._take_turns(scope):
-            return False
+        if busy:
+            if rounds is not None and events and self.neighbours.somebody(perf_counter()):
+                rounds.end_round()  # their records need not wait for those who need much
+                rounds.begin_round()
+            if not await self._take_turns(scope):
+                return False
         if rounds is not None:
             rounds.end_round()
         return True

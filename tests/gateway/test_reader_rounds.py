@@ -59,6 +59,19 @@ async def test_a_round_is_all_who_are_ready_and_ends_with_a_turn_that_waits() ->
 
 
 @only_linux
+async def test_who_needs_little_does_not_wait_for_the_end_of_who_needs_much() -> None:
+    order = Order()
+    with noted(order, much=False, little=True) as (much, little):
+        async with trio.open_nursery() as nursery:
+            readers = Readers(nursery.start_soon, order)
+            readers.add(much.ours, much)
+            readers.add(little.ours, little)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    assert order[:6] == ["begin", "little", "end", "begin", "much", "end"]
+
+
+@only_linux
 async def test_what_is_watched_is_told_of_until_the_reader_ends() -> None:
     order = Order()
     number = os.eventfd(0, os.EFD_NONBLOCK)
