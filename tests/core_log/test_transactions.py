@@ -189,76 +189,103 @@ class Model:
         ]
 
 
+class Trial:
+    """A log to which everything happens, and the model of it."""
+
+    def __init__(self, dice: random.Random, flusher: LogFlusher) -> None:
+        self.dice = dice
+        self.model = Model()
+        self._flusher = flusher
+        self._files = MemoryFiles()
+        self._config = LogConfig(segment_bytes=dice.choice([300, 3000]), recovery_bytes=dice.choice([1, 500, 1 << 30]))
+        self._epoch = 0
+        self._ended = 0
+        self.log = self._opened(0)
+        self._begin_epoch()
+
+    def _opened(self, high_watermark: int) -> ReplicaLog:
+        return ReplicaLog.open_replica(
+            self._files, DIRECTORY, self._config, self._flusher,
+            wall_clock_ms=lambda: TIME_MS, high_watermark=high_watermark,
+        )  # fmt: skip
+
+    def _begin_epoch(self) -> None:
+        self._epoch += 1
+        self.log.begin_epoch(self._epoch)
+
+    async def settle(self) -> None:
+        """All that was appended is written, and nothing is under way."""
+        await self.log.wait_written(self.log.log_end_offset)
+        await self._flusher.drain(self.log)
+
+    def append(self, values: list[bytes]) -> None:
+        producer = -1 if self.dice.random() < 0.3 else self.dice.randrange(4)
+        self.model.batches.append((self.log.log_end_offset, producer, values, None))
+        self.log.append(make_batch(values) if producer < 0 else producer_batch(producer, values))
+
+    def end(self) -> None:
+        producer, ends = self.dice.randrange(4), self.dice.random() < 0.5
+        self.model.batches.append((self.log.log_end_offset, producer, [], ends))
+        self.log.append(end(producer, committed=ends))
+
+    async def advance(self) -> None:
+        await self.settle()
+        self.log.advance_high_watermark(self.dice.choice([one[0] for one in self.model.batches] or [0]))
+
+    async def truncate(self, *, committed: bool) -> None:
+        await self.settle()
+        # Whose first records are deleted is not opened again: nobody could tell where it began.
+        first = self._ended if committed else self.log.high_watermark
+        offset = self.dice.randrange(first, self.log.log_end_offset + 1)
+        await (self.log.truncate_committed(offset) if committed else self.log.truncate(offset))
+        self.model.cut(self.log.log_end_offset)
+        self._begin_epoch()
+
+    async def delete_prefix(self) -> None:
+        await self.settle()
+        log = self.log
+        bases = [one[0] for one in self.model.batches if log.log_start_offset <= one[0] <= log.stable_offset]
+        self._ended = log.high_watermark
+        log.delete_prefix(self.dice.choice(bases or [0]))
+        await self.settle()
+
+    async def restart(self) -> None:
+        """A clean stop, or none."""
+        await self.settle()
+        high_watermark = self.log.high_watermark
+        if self.dice.random() < 0.5:
+            self.log.close()
+        self.log.closed = True
+        self.log = self._opened(self.dice.choice([high_watermark, self.log.log_start_offset]))
+        if self.log.high_watermark < high_watermark:
+            self.log.advance_high_watermark(high_watermark)
+        self._begin_epoch()
+
+
 @pytest.mark.parametrize("seed", range(10))
 async def test_whatever_happens_to_the_log_readers_see_what_the_model_says(seed: int) -> None:
     """Appends, markers, watermarks, truncations, deleted prefixes and restarts, clean or not."""
     dice = random.Random(seed)
-    files, model = MemoryFiles(), Model()
-    config = LogConfig(segment_bytes=dice.choice([300, 3000]), recovery_bytes=dice.choice([1, 500, 1 << 30]))
     async with trio.open_nursery() as nursery:
         flusher = LogFlusher()
         await nursery.start(flusher.run)
-
-        def opened(high_watermark: int) -> ReplicaLog:
-            return ReplicaLog.open_replica(
-                files, DIRECTORY, config, flusher, wall_clock_ms=lambda: TIME_MS, high_watermark=high_watermark
-            )
-
-        log, epoch, ended = opened(0), 1, 0
-        log.begin_epoch(epoch)
+        trial = Trial(dice, flusher)
         for step in range(300):
             action = dice.random()
-            producer = dice.randrange(4)
-            base = log.log_end_offset
             if action < 0.4:
-                values = [b"%d-%d" % (step, number) for number in range(dice.randrange(1, 4))]
-                is_plain = dice.random() < 0.3
-                log.append(make_batch(values) if is_plain else producer_batch(producer, values))
-                model.batches.append((base, -1 if is_plain else producer, values, None))
+                trial.append([b"%d-%d" % (step, number) for number in range(dice.randrange(1, 4))])
             elif action < 0.6:
-                ends = dice.random() < 0.5
-                log.append(end(producer, committed=ends))
-                model.batches.append((base, producer, [], ends))
+                trial.end()
             elif action < 0.85:
-                await log.wait_written(log.log_end_offset)
-                await flusher.drain(log)
-                log.advance_high_watermark(dice.choice([one[0] for one in model.batches] or [0]))
-            elif action < 0.9:
-                await log.wait_written(log.log_end_offset)
-                await flusher.drain(log)
-                await log.truncate(dice.randrange(log.high_watermark, log.log_end_offset + 1))
-                model.cut(log.log_end_offset)
-                epoch += 1
-                log.begin_epoch(epoch)
+                await trial.advance()
             elif action < 0.92:
-                await log.wait_written(log.log_end_offset)
-                await flusher.drain(log)
-                # Whose first records are deleted is not opened again: nobody could tell where it began.
-                await log.truncate_committed(dice.randrange(ended, log.log_end_offset + 1))
-                model.cut(log.log_end_offset)
-                epoch += 1
-                log.begin_epoch(epoch)
+                await trial.truncate(committed=action >= 0.9)
             elif action < 0.94:
-                await log.wait_written(log.log_end_offset)
-                await flusher.drain(log)
-                bases = [one[0] for one in model.batches if log.log_start_offset <= one[0] <= log.stable_offset]
-                ended = log.high_watermark
-                log.delete_prefix(dice.choice(bases or [0]))
-                await log.wait_written(log.log_end_offset)
-                await flusher.drain(log)
+                await trial.delete_prefix()
             else:
-                await log.wait_written(log.log_end_offset)
-                await flusher.drain(log)
-                high_watermark = log.high_watermark
-                if dice.random() < 0.5:
-                    log.close()
-                log.closed = True
-                log = opened(dice.choice([high_watermark, log.log_start_offset]))
-                if log.high_watermark < high_watermark:
-                    log.advance_high_watermark(high_watermark)
-                epoch += 1
-                log.begin_epoch(epoch)
+                await trial.restart()
+            log = trial.log
             if log.written_offset >= log.high_watermark:
-                assert visible(log) == model.visible(log.log_start_offset, log.high_watermark), step
-        log.close()
+                assert visible(log) == trial.model.visible(log.log_start_offset, log.high_watermark), step
+        trial.log.close()
         nursery.cancel_scope.cancel()

@@ -76,43 +76,51 @@ async def leaders(to: Link, topic: str) -> list[wire.PartitionMetadata]:
     return partitions
 
 
+async def make_topics(brokers: dict[int, Running]) -> None:
+    """At one broker: `t` of three partitions at all of them, and `one` at a single one."""
+    async with Client(f"127.0.0.1:{brokers[2].server.ports['native']}") as client:
+        await client.create_topic("t", partitions=3, config=FOREVER)
+        with pytest.raises(MillraceError, match=r"replication.factor=4 is more than there are brokers \(3\)"):
+            await client.create_topic("u", config={"replication.factor": "4"})
+        await client.create_topic("one", config={**FOREVER, "replication.factor": "1"})
+    for broker in brokers.values():  # whoever changed something is answered when all know it
+        for partition in broker.server.broker.topics["t"].partitions:
+            assert isinstance(partition.log, ReplicaLog)
+    await until(lambda: _in_sync(brokers[3], 3))
+
+
+async def only_leaders_answer(links: dict[int, Link], told: list[wire.PartitionMetadata]) -> None:
+    for partition in told:
+        for number, one in links.items():
+            leads = number == partition.leader
+            if leads:
+                assert await produced(one, "t", partition.partition) == 0
+            else:
+                assert await produce(one, ("t", partition.partition)) == [(ErrorCode.NOT_LEADER, -1)]
+            fetched = await fetch(one, "t", partition.partition)
+            if leads:
+                assert (fetched.error, fetched.high_watermark) == (None, 10)
+            else:
+                text = f"broker {partition.leader} leads partition {partition.partition} of topic 't' (epoch 1)"
+                assert fetched.error == (ErrorCode.NOT_LEADER, True, text)
+
+
 async def test_a_topic_made_at_one_broker_is_led_and_kept_by_all(etcd: EtcdProcess, tmp_path: Path) -> None:
-    async with three(etcd, tmp_path, "topics") as (nursery, brokers):
-        async with Client(f"127.0.0.1:{brokers[2].server.ports['native']}") as client:
-            await client.create_topic("t", partitions=3, config=FOREVER)
-            with pytest.raises(MillraceError, match=r"replication.factor=4 is more than there are brokers \(3\)"):
-                await client.create_topic("u", config={"replication.factor": "4"})
-            await client.create_topic("one", config={**FOREVER, "replication.factor": "1"})
-        for broker in brokers.values():  # whoever changed something is answered when all know it
-            for partition in broker.server.broker.topics["t"].partitions:
-                assert isinstance(partition.log, ReplicaLog)
+    async with three(etcd, tmp_path, "topics") as (_, brokers):
+        await make_topics(brokers)
         async with link(brokers[1]) as first, link(brokers[2]) as second, link(brokers[3]) as third:
             links = {1: first, 2: second, 3: third}
-            await until(lambda: _in_sync(brokers[3], 3))
             reply = await third.request(wire.Metadata(0, ["t"], False), wire.MetadataReply)
             assert reply.nodes == [(n, "127.0.0.1", brokers[n].server.ports["native"]) for n in (1, 2, 3)]
             told = reply.topics[0][2]
             assert sorted(partition.leader for partition in told) == [1, 2, 3]
             assert all(sorted(partition.replicas) == sorted(partition.isr) == [1, 2, 3] for partition in told)
-            for partition in told:
-                for number, one in links.items():
-                    leads = number == partition.leader
-                    if leads:
-                        assert await produced(one, "t", partition.partition) == 0
-                    else:
-                        assert await produce(one, ("t", partition.partition)) == [(ErrorCode.NOT_LEADER, -1)]
-                    fetched = await fetch(one, "t", partition.partition)
-                    if leads:
-                        assert (fetched.error, fetched.high_watermark) == (None, 10)
-                    else:
-                        assert fetched.error is not None
-                        text = f"broker {partition.leader} leads partition {partition.partition} of topic 't' (epoch 1)"
-                        assert fetched.error == (ErrorCode.NOT_LEADER, True, text)
-            logs = [[p.log for p in broker.server.broker.topics["t"].partitions] for broker in brokers.values()]
-            await until(lambda: all(log.high_watermark == 10 for line in logs for log in line))
+            await only_leaders_answer(links, told)
+            topics = {number: broker.server.broker.topics["t"] for number, broker in brokers.items()}
+            logs = [partition.log for topic in topics.values() for partition in topic.partitions]
+            await until(lambda: all(log.high_watermark == 10 for log in logs))
             # Deleted records are deleted on all of them.
             leading = next(p.leader for p in told if p.partition == 1)
-            topics = {number: broker.server.broker.topics["t"] for number, broker in brokers.items()}
             with trio.fail_after(30):
                 assert await topics[leading].partitions[1].delete_records(4) == 4
             assert [topic.partitions[1].log.log_start_offset for topic in topics.values()] == [4, 4, 4]
@@ -126,34 +134,39 @@ async def test_a_topic_made_at_one_broker_is_led_and_kept_by_all(etcd: EtcdProce
             assert isinstance(other.partitions[0].log, AbsentLog)
             assert isinstance(other.partitions[0].error(), NotLeader)
             assert other.error() is None, "exchanges reach its leader"
-            # A leader goes: who waits at the end is told, and another goes on.
-            leader = told[0].leader
-            rest = [links[number] for number in (1, 2, 3) if number != leader]
-            offset_known = await fetch(links[leader], "t", 0, 10)
-            assert offset_known.error is None
-            nursery.start_soon(brokers[leader].stop)
-            await until(
-                lambda: brokers[leader % 3 + 1].cluster.state_of(_log(brokers, leader % 3 + 1)).leader != leader
-            )  # type: ignore[union-attr]
-            now = (await leaders(rest[0], "t"))[0]
-            assert now.leader not in (leader, -1)
-            assert now.leader_epoch == 2
-            assert await produced(links[now.leader], "t", 0) == 10
-            await brokers[leader].over.wait()
-            brokers[leader] = Running(brokers[leader].config)
-            await nursery.start(brokers[leader].run)
-            again = brokers[leader].server.broker.topics["t"].partitions[0].log
-            await until(lambda: again.high_watermark == 20)
-            # It is the preferred leader, and gets its partition back by itself.
-            await until(lambda: brokers[leader].cluster.may_append(_log(brokers, leader)))
-            async with link(brokers[leader]) as back:
-                assert await produced(back, "t", 0) == 20
-                async with Client(f"127.0.0.1:{brokers[leader].server.ports['native']}") as client:
-                    await client.delete_topic("t")
-            for broker in brokers.values():
-                assert "t" not in broker.server.broker.topics
-                assert not [name for name in broker.cluster.replicas.by_name if name.startswith("topic-")][1:]
-            await until(lambda: not any(list(tmp_path.glob("*/topics/t-*")) + list(tmp_path.glob("*/deleting/*"))))
+
+
+async def test_who_leads_a_topic_may_go_and_leads_again_when_it_is_back(etcd: EtcdProcess, tmp_path: Path) -> None:
+    async with three(etcd, tmp_path, "goes") as (nursery, brokers):
+        await make_topics(brokers)
+        async with link(brokers[1]) as asked:
+            leader = (await leaders(asked, "t"))[0].leader
+        following = leader % 3 + 1
+        async with link(brokers[leader]) as to:
+            assert await produced(to, "t", 0) == 0
+        nursery.start_soon(brokers[leader].stop)
+        await until(lambda: brokers[following].cluster.state_of(_log(brokers, following)).leader != leader)  # type: ignore[union-attr]
+        async with link(brokers[following]) as asked:
+            now = (await leaders(asked, "t"))[0]
+        assert now.leader not in (leader, -1)
+        assert now.leader_epoch == 2
+        async with link(brokers[now.leader]) as to:
+            assert await produced(to, "t", 0) == 10
+        await brokers[leader].over.wait()
+        brokers[leader] = Running(brokers[leader].config)
+        await nursery.start(brokers[leader].run)
+        again = brokers[leader].server.broker.topics["t"].partitions[0].log
+        await until(lambda: again.high_watermark == 20)
+        # It is the preferred leader, and gets its partition back by itself.
+        await until(lambda: brokers[leader].cluster.may_append(_log(brokers, leader)))
+        async with link(brokers[leader]) as back:
+            assert await produced(back, "t", 0) == 20
+        async with Client(f"127.0.0.1:{brokers[leader].server.ports['native']}") as client:
+            await client.delete_topic("t")
+        for broker in brokers.values():
+            assert "t" not in broker.server.broker.topics
+            assert not [name for name in broker.cluster.replicas.by_name if name.startswith("topic-")][1:]
+        await until(lambda: not any(list(tmp_path.glob("*/topics/t-*")) + list(tmp_path.glob("*/deleting/*"))))
 
 
 def _in_sync(broker: Running, count: int) -> bool:
