@@ -94,8 +94,7 @@ class RollingLog:
         """`job` has written the last of a segment, and closed it or left it to be closed."""
         segment = write.segment
         if not job.aside:
-            segment.index = None
-            segment.close_file()
+            segment.let_go()
             return
         self.closing = FlushJob(
             log=job.log,
@@ -113,8 +112,7 @@ class RollingLog:
         self.closing = None
         (write,) = job.writes
         if job.error is None:
-            write.segment.index = None
-            write.segment.close_file()
+            write.segment.let_go()
             return
         self._pending.insert(0, write)
         if self.job is not None:

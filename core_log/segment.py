@@ -117,6 +117,11 @@ class Segment:
         if file is not None:
             file.close()
 
+    def let_go(self) -> None:
+        """It is closed: its index is read from its files, and nothing more is written."""
+        self.index = None
+        self.close_file()
+
     def position_of(self, files: Files, offset: int) -> int:
         """Where to start scanning for an offset of this segment. Raises OSError."""
         index, relative = self.index, offset - self.base_offset

@@ -34,54 +34,11 @@ from core_log.files import BytesLike
 from core_log.metadata.store import Guard
 from core_log.replication.isr import ReplicationConfig, high_watermark, may_join
 from core_log.replication.messages import Batches, Diverging, Position, Refused, Reply
+from core_log.replication.progress import Progress
 from core_log.replication.state import BrokerState, Change, LogState, Members, broker_key, log_key
 
 if TYPE_CHECKING:
     from core_log.replica_log import ReplicaLog
-
-_UNANSWERED_MAX = 256
-"""Messages whose times are kept for a follower that answers none; promises that answer later ones do not count."""
-
-
-class Progress:
-    """What the leader knows of a follower."""
-
-    __slots__ = (
-        "accepted", "asked", "awaited", "awaited_since_s", "began_again", "caught_up_s", "down_since_s", "epoch",
-        "granted_until_s", "last_end", "last_end_s", "last_sent_s", "log_start", "next_offset", "refusing", "reported",
-        "sent_at", "sent_s", "tag", "told", "waits",
-    )  # fmt: skip
-
-    def __init__(self, epoch: int, now_s: float) -> None:
-        self.epoch = epoch
-        """Of the broker; 0 before it was heard of."""
-        self.reported = self.log_start = -1
-        self.accepted = False
-        """Its last position goes on from this log."""
-        self.asked = False
-        """There is an order that nothing was sent for yet."""
-        self.next_offset = 0
-        self.refusing = False
-        self.down_since_s: float | None = now_s
-        self.caught_up_s = now_s
-        self.last_end = 0
-        self.last_end_s = now_s
-        self.tag = 0
-        self.began_again = 0
-        """Only messages from this tag on follow its last order."""
-        self.last_sent_s = now_s
-        self.sent_s: dict[int, float] = {}
-        self.granted_until_s = 0.0
-        self.awaited = -1
-        """What it has to report, as somebody waits for it."""
-        self.awaited_since_s = now_s
-        """When it was sent the first of that, or reported last."""
-        self.sent_at = 0
-        """The size of the log when it was sent batches last."""
-        self.told = (-1, -1, -1)
-        """Watermark, log start and sync order that it was sent last."""
-        self.waits = False
-        """There was something for it when `due` looked last, which waits: rule 8."""
 
 
 class Leader:
@@ -200,18 +157,13 @@ class Leader:
             if progress is not None:
                 found.caught_up_s = progress.caught_up_s
             progress = found
-        progress.down_since_s = None
-        progress.accepted = progress.asked = False
-        progress.tag = progress.began_again = 0
-        progress.sent_s.clear()
-        progress.awaited, progress.told = -1, (-1, -1, -1)
+        progress.linked()
 
     def link_down(self, broker: int, now_s: float) -> None:
         """The link to a follower is gone."""
         progress = self.followers.get(broker)
-        if progress is not None and progress.down_since_s is None:
-            progress.down_since_s = now_s
-            progress.accepted = progress.asked = False
+        if progress is not None:
+            progress.unlinked(now_s)
 
     def on_position(self, broker: int, position: Position, now_s: float) -> Reply | None:
         """Take a follower's order; an answer if it cannot be followed. `link_up` came before."""
@@ -228,23 +180,10 @@ class Leader:
         if answer is not None:
             progress.accepted = progress.asked = False
             return answer
-        end = self.log.log_end_offset
         if position.last_epoch < 0 and self.log.log_start_offset > 0:
             self.begun_late = position.fetch_offset
-        progress.log_start = position.log_start
-        if position.reported > progress.reported:
-            progress.reported, progress.awaited_since_s = position.reported, now_s
-        if position.reported >= end:
-            progress.caught_up_s = now_s
-        elif position.reported >= progress.last_end:
-            progress.caught_up_s = max(progress.caught_up_s, progress.last_end_s)
-        progress.last_end, progress.last_end_s = end, now_s
-        sent_s = progress.sent_s.get(position.tag)
-        if sent_s is not None:
-            until_s = sent_s + self.config.grant_s * self.config.grant_share
-            progress.granted_until_s = max(progress.granted_until_s, until_s)
-        if progress.sent_s:
-            progress.sent_s = {tag: at_s for tag, at_s in progress.sent_s.items() if tag >= position.tag}
+        progress.heard(position, self.log.log_end_offset, now_s)
+        progress.promised(position.tag, self.config.grant_s * self.config.grant_share)
         again = position.missed and position.tag >= progress.began_again
         if not progress.accepted or position.tag >= progress.tag or again:
             if position.fetch_offset < progress.next_offset:
@@ -347,9 +286,7 @@ class Leader:
         return self._sent(progress, Batches(self.name, self.epoch, self._tag, *told, after, end, batches), now_s)
 
     def _sent(self, progress: Progress, message: Batches, now_s: float) -> Batches:
-        progress.tag, progress.last_sent_s, progress.asked = message.tag, now_s, False
-        if len(progress.sent_s) < _UNANSWERED_MAX:
-            progress.sent_s[message.tag] = now_s
+        progress.sent(message.tag, now_s)
         progress.next_offset = end = message.end
         progress.told = message.high_watermark, message.log_start, message.sync_before
         if message.batches:
@@ -482,9 +419,7 @@ class Leader:
             return True
         if broker.epoch != member[1] and self.name in broker.lost:
             return True
-        down_s = 0.0 if progress.down_since_s is None else now_s - progress.down_since_s
-        late = now_s - progress.caught_up_s > self.config.replica_lag_time_max_s
-        return progress.refusing or down_s > self.config.link_down_max_s or late
+        return progress.is_lost(now_s, self.config)
 
     def _joins(self, broker: int, brokers: Mapping[int, BrokerState], now_s: float) -> bool:
         progress, found = self.followers.get(broker), brokers.get(broker)
@@ -494,6 +429,6 @@ class Leader:
             and progress.accepted
             and found.epoch == progress.epoch
             and not (progress.refusing or found.refusing)
-            and now_s - progress.caught_up_s <= self.config.replica_lag_time_max_s
+            and not progress.is_late(now_s, self.config)
             and may_join(progress.reported, self.log.high_watermark, self.epoch_start)
         )

@@ -114,16 +114,6 @@ def reply_writer(api: Api, version: int) -> Write:
     return _writer(api.reply, version, api.is_flexible(version))
 
 
-def struct_reader(fields: tuple[Field, ...], version: int, *, flexible: bool = False) -> Read:
-    """What reads a struct that stands for itself."""
-    return _reader(fields, version, flexible)
-
-
-def struct_writer(fields: tuple[Field, ...], version: int, *, flexible: bool = False) -> Write:
-    """What writes a struct that stands for itself."""
-    return _writer(fields, version, flexible)
-
-
 # ---- what the functions call
 
 

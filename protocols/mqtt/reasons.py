@@ -110,12 +110,6 @@ SUBACK_REASONS = frozenset({
 })  # fmt: skip
 """What SUBACK may say of a filter (3.9.3)."""
 
-UNSUBACK_REASONS = frozenset({
-    _R.SUCCESS, _R.NO_SUBSCRIPTION_EXISTED, _R.UNSPECIFIED_ERROR, _R.IMPLEMENTATION_SPECIFIC_ERROR, _R.NOT_AUTHORIZED,
-    _R.TOPIC_FILTER_INVALID, _R.PACKET_IDENTIFIER_IN_USE,
-})  # fmt: skip
-"""What UNSUBACK may say of a filter (3.11.3)."""
-
 AUTH_REASONS = frozenset({_R.SUCCESS, _R.CONTINUE_AUTHENTICATION, _R.REAUTHENTICATE})
 """What AUTH may say (3.15.2.1); a client does not say SUCCESS."""
 

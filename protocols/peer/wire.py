@@ -31,7 +31,6 @@ PROOF_BYTES = 32
 LOGS_MAX = 100_000
 """Entries of one frame."""
 BATCHES_MAX = 1_000_000
-TEXT_MAX = 500
 
 Pieces = list[BytesLike]
 LinkKind = Literal["replica", "engine"]

@@ -158,11 +158,6 @@ class Rights:
         """One of them, if there is one."""
         return self._users.get(name)
 
-    def is_administrator(self, name: str) -> bool:
-        """Whether a user may change users, rights and virtual hosts."""
-        user = self._users.get(name)
-        return user is not None and "administrator" in user.tags
-
     def is_impersonator(self, name: str) -> bool:
         """Whether a user may publish in the name of others."""
         user = self._users.get(name)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from routing.queues.death_history import MAXLEN
+
 if TYPE_CHECKING:
     from core_log.files import BytesLike
     from routing.queues.queue import Queue
@@ -61,7 +63,7 @@ def enforce(queue: Queue) -> None:
         queue.gave_way += len(dropped)
         queue.host.gave_way(queue, len(dropped))
         queue.outstanding += len(dropped)
-        queue.bury(dropped, "maxlen")
+        queue.bury(dropped, MAXLEN)
 
 
 def _drop_oldest(queue: Queue, most: int, dropped: list[int]) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from routing.facts import DELAYED_FROM, TTL_MASK, delay_ms_of, priority_of, ttl_ms_of
 from routing.message import Slab
 from routing.queues.arrivals import Arrival, deadline_ms_of, is_mortal, overlaps, shortest_life
+from routing.queues.death_history import EXPIRED
 from routing.queues.message_sizes import MessageSizes, in_memory
 from routing.queues.offset_set import Range
 from routing.queues.priority_sort import sort_in
@@ -173,7 +174,7 @@ class QueueRules:
         if offsets:
             self.forget_sizes(offsets)
             self._queue.outstanding += len(offsets)
-            self._queue.bury(offsets, "expired")
+            self._queue.bury(offsets, EXPIRED)
 
     # --- messages in -------------------------------------------------------------------
 
@@ -379,7 +380,7 @@ class QueueRules:
             self.arm()
         if dead:
             self._queue.outstanding += len(dead)
-            self._queue.bury(dead, "expired")
+            self._queue.bury(dead, EXPIRED)
 
     # --- delayed messages --------------------------------------------------------------
 

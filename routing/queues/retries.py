@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -82,13 +81,3 @@ def after(settings: QueueSettings, tries: Tries, cause: Cause, now_ms: int) -> t
             if settings.delayed_retry_max_ms:
                 due_ms = min(due_ms, now_ms + settings.delayed_retry_max_ms)
     return Tries(returns, failures, due_ms), None
-
-
-def schedule(settings: QueueSettings) -> Iterator[int]:
-    """The gaps in ms of a message that fails every time, until it dies; endless if it never does."""
-    tries = FIRST
-    while True:
-        tries, dead = after(settings, tries, Cause.REQUEUED, 0)
-        if dead is not None:
-            return
-        yield tries.due_ms

@@ -61,12 +61,6 @@ def _require_equal(
             )
 
 
-def _refuse_arguments(arguments: Mapping[str, Any], refused: frozenset[str]) -> None:
-    for name in arguments:
-        if name in refused:
-            raise NotImplementedYet(f"argument '{name}' is not supported by this version")
-
-
 # --- virtual hosts -------------------------------------------------------------------------
 
 VHOST_LIMITS = ("max-connections", "max-queues")

@@ -18,7 +18,6 @@ from protocols.mqtt.reasons import (
     CONNACK_REASONS,
     SERVER_DISCONNECT_REASONS,
     SUBACK_REASONS,
-    UNSUBACK_REASONS,
     ReasonCode,
     permitted,
 )
@@ -167,7 +166,6 @@ def test_reasons_are_those_of_paho() -> None:
     # A will's payload may be invalid, too (3.2.2.2); paho does not have it.
     assert {int(reason) for reason in CONNACK_REASONS} == theirs[PacketTypes.CONNACK] | {0x99}
     assert {int(reason) for reason in SUBACK_REASONS} == theirs[PacketTypes.SUBACK]
-    assert {int(reason) for reason in UNSUBACK_REASONS} == theirs[PacketTypes.UNSUBACK]
     assert {int(reason) for reason in AUTH_REASONS} == theirs[PacketTypes.AUTH]
     assert {int(reason) for reason in SERVER_DISCONNECT_REASONS} <= theirs[PacketTypes.DISCONNECT]
     for kind in KINDS:
