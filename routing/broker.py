@@ -315,7 +315,9 @@ class Broker:
         if self.groups.saver.unsaved:
             self.groups.saver.flush()
         if self.cluster is not None:
-            self._replicate(self.cluster.replicas)
+            due = self._runnable or self._dirty or dead_letters.due
+            if due or self.cluster.replicas.has_news:
+                self._replicate(self.cluster.replicas)
         if dead_letters.published:
             dead_letters.note_commits()
         if flusher.unflushed_bytes > self.alarms.room_bytes:
@@ -338,21 +340,11 @@ class Broker:
         replicas say to each other brings nothing.
         """
         cluster, engine, dead_letters = self.cluster, self.engine, self.dead_letters
-        return bool(
-            self._runnable
-            or self._dirty
-            or self.confirming
-            or self.traces
-            or dead_letters.due
-            or dead_letters.published
-            or self.groups.saver.unsaved
-            or cluster is None
-            or cluster.replicas.has_news
-            or cluster.has_no_lease
-            or engine is None
-            or engine.has_news
-            or (self.homes is not None and self.homes.is_behind)
-        )
+        ours = self._runnable or self._dirty or self.confirming or self.traces or self.groups.saver.unsaved
+        if ours or dead_letters.due or dead_letters.published or cluster is None or engine is None:
+            return True
+        behind = self.homes is not None and self.homes.is_behind
+        return behind or cluster.replicas.has_news or cluster.has_no_lease or engine.has_news
 
     def _replicate(self, replicas: Replicas) -> None:
         """Tell other brokers what is new. What that makes committed is given out."""
@@ -372,7 +364,12 @@ class Broker:
 
     def _flushed(self) -> None:
         self.alarms.check()
-        self.end_turn()
+        if self.cluster is not None:
+            self.cluster.replicas.look_at_kept()
+        if self.turn_is_due():
+            self.end_turn()
+        elif self.after_turn is not None:
+            self.after_turn()  # others have to keep it, too
 
     def _timer(self, wait_ms: int, callback: Callable[[], None]) -> Timer:
         return self.timers.at(trio.current_time() + wait_ms / 1000, callback)

@@ -137,6 +137,16 @@ class Leader:
             if broker != self.me
         )
 
+    def is_well(self, now_s: float, lease_until_s: float) -> bool:
+        """Nearly always: all of `may_serve`, by the lease, `may_append` and `watermark_is_known`."""
+        return (
+            self.serve_from_s <= now_s < lease_until_s
+            and not (self.fenced or self.handing_over)
+            and self.closed_until_s is None
+            and len(self.state.isr) >= self.state.min_insync
+            and self.log.high_watermark >= self.epoch_start
+        )
+
     def may_append(self) -> bool:
         """Whether what is appended now can be committed, as far as is known here."""
         closed = self.fenced or self.handing_over or self.closed_until_s is not None
@@ -248,6 +258,15 @@ class Leader:
         """Whether what there is for the disk here is to wait: rule 8."""
         written = self.log.written_offset
         return written < self.log.log_end_offset and self._is_round(self.insync, written, now_s)
+
+    def is_in_round(self, now_s: float) -> bool:
+        """Whether all followers are in sync, and none of them gets more now: rule 8."""
+        end = self.log.log_end_offset
+        for broker, one in self.followers.items():
+            if broker not in self.insync:
+                return False
+            end = min(end, one.next_offset)
+        return self._is_round(self.insync, end, now_s)
 
     def _is_round(self, members: Iterable[int], end: int, now_s: float) -> bool:
         """Whether somebody has to report no more than what ends there."""

@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 _BITE_S = 0.01
 _RETRY_S = 1.0
 _BARRIER_TIMEOUT_S = 2.0
+_WELL = (True, True, True, True)
 
 
 class _Here:
@@ -67,6 +68,7 @@ class _Here:
         self.closed = False
         self.over = trio.Event()
         self.said: tuple[bool, bool, bool, bool] | None = None
+        """What its partition was told last."""
         self.silent_since_s: float | None = None
         self.lost = False
         """Its standby knows of what is not in the log any more."""
@@ -298,7 +300,10 @@ class Homes:
             role, partition = here.role, here.partition
             if role is None or partition is None:
                 continue
-            if self._told(here, partition, role, now_s, lease_until_s):
+            if here.said == _WELL and here.log.error is None and role.is_well(now_s, lease_until_s):
+                if role.begun_late is not None:
+                    self._carry(partition, role, role.begun_late)
+            elif self._told(here, partition, role, now_s, lease_until_s):
                 pass
             elif role.begun_late is not None and here.silent_since_s is None:
                 self._carry(partition, role, role.begun_late)

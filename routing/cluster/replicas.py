@@ -220,7 +220,7 @@ class Replicas:
                 position.refusing or role.state.transfer is not None or broker not in role.insync
             ):
                 self.decide(role)  # others leave by the clock, which `tick` looks at
-            if role.owes() or role.state.transfer is not None:
+            if role.state.transfer is not None or (role.owes() and not role.is_in_round(now_s)):
                 self._news[replica.log] = None  # what a report has made committed is news already
         self.has_room(link)
 
@@ -290,10 +290,14 @@ class Replicas:
         for to in list(self.followers.values()):
             to.send(())
 
-    def end_turn(self) -> None:
-        """Say what is new."""
+    def look_at_kept(self) -> None:
+        """See what more is kept here, or committed. Often that is news to nobody."""
         while self._kept:
             self._look_at_kept(self._kept.popitem()[0])
+
+    def end_turn(self) -> None:
+        """Say what is new."""
+        self.look_at_kept()
         if self._news:
             self._end_turn(self._clock())
         if self.revision_due:
@@ -333,6 +337,10 @@ class Replicas:
             role.log_advanced()
             if isinstance(role, Follower):
                 self._follow(replica, role, positions)
+                continue
+            if not tick and role.is_in_round(now_s):
+                self._tell_soon(log)  # unless a report brings it here
+                log.write_on()
                 continue
             news = log.log_start_offset, role.sync_before()
             last: Batches | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from core_log.log_config import LogConfig
 from core_log.memory_files import MemoryFiles
 from core_log.replica_log import ReplicaLog
@@ -144,6 +146,20 @@ def test_a_leader_serves_by_its_lease_or_by_everybodys_promise() -> None:
     assert isinstance(answer, Refused)
     assert answer.reason == "unknown_epoch"
     assert not leader.may_serve(1.5, 9.0), "somebody has a later epoch"
+
+
+def test_all_is_well_where_each_question_says_so() -> None:
+    seen = set()
+    cases = product((False, True), (False, True), (None, 9.0), (1, 3), (0.0, 4.0), (0, 5), (2.0, 6.0))
+    for fenced, handing_over, closed_until_s, minimum, serve_from_s, epoch_start, lease_until_s in cases:
+        leader = lead(open_replica(MemoryFiles()), ((1, 10), (2, 20)), min_insync=minimum)
+        leader.fenced, leader.handing_over, leader.closed_until_s = fenced, handing_over, closed_until_s
+        leader.serve_from_s, leader.epoch_start = serve_from_s, epoch_start
+        serves = lease_until_s > 3.0 and leader.may_serve(3.0, lease_until_s)
+        wanted = serves and leader.may_append() and leader.watermark_is_known
+        assert leader.is_well(3.0, lease_until_s) is wanted
+        seen.add(wanted)
+    assert seen == {False, True}
 
 
 def test_a_follower_that_is_elected_waits_its_promise_out() -> None:

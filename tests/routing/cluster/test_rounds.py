@@ -51,11 +51,15 @@ class Link:
 
     def report(self) -> None:
         """What it has got, it has on its disk."""
+        self.say()
+        self._leader.end_turn()
+
+    def say(self) -> None:
+        """The same, and the leader's turn goes on."""
         flush(self.follower.log)
         order = self.follower.position(again=True)
         assert order is not None
         self._leader.replicas.on_positions(self, [order])  # type: ignore[arg-type]
-        self._leader.end_turn()
 
 
 class Leading:
@@ -146,6 +150,20 @@ async def test_what_both_are_to_have_is_made_once(mock_clock: trio.testing.MockC
         second.report()
         third.report()
         assert one.log.high_watermark == 4
+
+
+async def test_only_the_last_report_of_a_round_is_news(mock_clock: trio.testing.MockClock) -> None:
+    async with leading() as one:
+        second, third = one.links.values()
+        one.publish()
+        one.publish()
+        assert await one.has(1, 1, 1)
+        second.say()
+        assert not one.replicas.has_news
+        third.say()
+        assert one.replicas.has_news
+        one.end_turn()
+        assert await one.has(2, 2, 2)
 
 
 async def test_who_does_not_answer_is_waited_for_once(mock_clock: trio.testing.MockClock) -> None:
