@@ -9,6 +9,7 @@
    links that it dialled, and dials again.
 3. A reason not to have a link is logged once, until it changes or a link stands.
 4. Peers take turns with the clients that need much: a report read sooner would bring fewer acknowledgements at once.
+   What came from a peer while others are ready, too, ends in one turn with what these bring.
    They are read from whatever the disk does: what a link brings is bounded by its credit, and a leader hears reports
    while its own disk is behind.
 """
@@ -156,7 +157,8 @@ class Peers:
         limits = msgspec.structs.replace(limits, connections_max=_LINKS_MAX)
         self._end_turn, self._turn_is_due = end_turn, turn_is_due
         self._outboxes = outboxes
-        self.shell = Shell(limits, outboxes, timers, self._end_turn_if_due, _no_wait, readers, little_first=False)
+        self._readers = readers
+        self.shell = Shell(limits, outboxes, timers, self._end_turn_soon, _no_wait, readers, little_first=False)
         self._changed = trio.Event()
         self._told: dict[object, str] = {}
         self._me = directory.me
@@ -176,6 +178,10 @@ class Peers:
         finally:
             self._directory.listeners.remove(self._tell)
             listener.close()
+
+    def _end_turn_soon(self) -> None:
+        if self._readers is None or not self._readers.put_off(self._end_turn_if_due):
+            self._end_turn_if_due()
 
     def _end_turn_if_due(self) -> None:
         if self._outboxes.dirty or self._turn_is_due():

@@ -9,7 +9,8 @@
    who sends little waits for at most the turn that is under way, and those who saturate the broker share it.
 4. What came together belongs together: `rounds` is told when a round of turns begins, and when nobody is left who was
    ready; those who need little are a round of their own. What the disk has synced is waited for here as well (`watch`):
-   it is often what a client waits for.
+   it is often what a client waits for. And what the end of a turn would bring may be put off until all have had theirs
+   who were ready and need much (`put_off`).
 5. A process that is a broker and nothing else *holds*: the task waits for the sockets and for what trio waits for at
    once, and leaves trio alone while that has nothing to do (`gateway.holding`). Elsewhere, in tests for one, it waits
    as any task does.
@@ -81,6 +82,8 @@ class Readers:
         self._waiting: dict[int, trio.CancelScope] = {}
         """Whose turn waits."""
         self._watched: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
+        self._taking_turns = False
+        self._put_off: Callable[[], None] | None = None
         self._epoll = open_epoll()
         self._holds = holds
         self._holding: Holding | None = None
@@ -122,6 +125,21 @@ class Readers:
             scope.cancel()
         elif self._epoll is not None:
             self._epoll.unregister(number)
+
+    def put_off(self, work: Callable[[], None]) -> bool:
+        """Call `work`, once, when those who need much and are ready now have had their turns. False: this is not the
+        turn of one of them, or of the last.
+        """
+        if not (self._taking_turns and self._busy):
+            return False
+        self._put_off = work
+        return True
+
+    def _turns_are_over(self) -> None:
+        self._taking_turns = False
+        work, self._put_off = self._put_off, None
+        if work is not None:
+            work()
 
     async def _lead(self) -> None:
         """Have turns until one of them waits, and after that one."""
@@ -189,6 +207,7 @@ class Readers:
         whether this task is still the one that leads.
         """
         busy = self._busy
+        self._taking_turns = True
         began_s = perf_counter()
         look_s = LOOK_S if self.neighbours.somebody(began_s) else inf
         for number in list(busy):
@@ -197,6 +216,7 @@ class Readers:
                 return False
             if perf_counter() - began_s >= look_s:
                 break
+        self._turns_are_over()
         return True
 
     async def _turn(self, number: int, reader: Reader, scope: trio.CancelScope) -> bool:
@@ -207,6 +227,7 @@ class Readers:
             nonlocal waited
             waited = True
             self._leading = None
+            self._turns_are_over()
             if self._rounds is not None:
                 self._rounds.break_off_round()
             assert self._epoll is not None

@@ -120,6 +120,27 @@ async def test_who_is_removed_while_its_turn_waits_has_its_turn_cancelled() -> N
             assert sorted(order) == ["goes", "goes", "waits"]
 
 
+@only_linux
+@pytest.mark.parametrize("waits", [False, True])
+async def test_what_is_put_off_is_done_once_when_all_who_were_ready_had_their_turns(waits: bool) -> None:
+    order: list[str] = []
+    with noted(order, first=False, second=False, third=False, little=True) as (*much, little):
+        async with reading(*much, little) as readers:
+            assert not readers.put_off(lambda: None), "nobody's turn"
+            taken: list[bool] = []
+            for one in much:
+                one.then = lambda: taken.append(readers.put_off(lambda: order.append("done")))
+            little.then = lambda: taken.append(readers.put_off(lambda: None))
+            if waits:
+                much[1].may_go_on = trio.Event()
+            await trio.testing.wait_all_tasks_blocked()
+            if waits:
+                assert order[order.index("second") + 1] == "done", "other tasks run now"
+            else:
+                assert (order[0], order[-1]) == ("little", "done")
+                assert taken == [False, True, True, False], "who comes last does it itself"
+
+
 @pytest.mark.parametrize("waits", [False, True])
 async def test_what_the_kernel_knows_nothing_of_is_read_as_well(waits: bool) -> None:
     order: list[str] = []
