@@ -72,8 +72,5 @@ async def _main(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        trio.run(_main, sys.argv[1])
-    else:
-        with tempfile.TemporaryDirectory() as directory:
-            trio.run(_main, directory)
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as found:
+        trio.run(_main, found)

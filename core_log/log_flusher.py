@@ -161,10 +161,7 @@ class LogFlusher:
         self._holding = False
         self._submit_enlisted()
         while self._done:
-            job = self._done.popleft()
-            if not job.applied:
-                self._apply(job)
-                self._enlisted[job.log] = None
+            self._take(self._done.popleft())
         self._tell_of_room()
         if self._enlisted:
             self._wake()
@@ -305,16 +302,18 @@ class LogFlusher:
     def _take_finished(self) -> None:
         while self._finished or self._done:
             if self._done:
-                job = self._done.popleft()
+                self._take(self._done.popleft())
             else:
-                job = self._finished.popleft()
                 self._under_way -= 1
-            if not job.applied:
-                self._apply(job)
-                self._enlisted[job.log] = None
+                self._take(self._finished.popleft())
         self._tell_of_room()
         if self.after_turn is not None:
             self.after_turn()
+
+    def _take(self, job: FlushJob) -> None:
+        if not job.applied:
+            self._apply(job)
+            self._enlisted[job.log] = None
 
     def _tell_of_room(self) -> None:
         if self._has_room() and self._progress.statistics().tasks_waiting:

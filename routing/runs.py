@@ -73,7 +73,7 @@ def in_batches(runs: Iterable[Run], batch_bytes_max: int) -> Iterator[list[Run]]
 def _cut(run: Run, room: int) -> Iterator[Run]:
     start, size = 0, 0
     for at, body in enumerate(run.bodies):
-        one = len(body) + record_bytes(_item(run.keys, at), _item(run.header_blocks, at))
+        one = len(body) + record_bytes(item(run.keys, at), item(run.header_blocks, at))
         if at > start and size + one > room:
             yield _part(run, start, at)
             start, size = at, 0
@@ -91,7 +91,8 @@ def cut_out(run: Run, wanted: Sequence[bool]) -> Iterator[Run]:
             start = at
 
 
-def _item(column: bytes | list[bytes], at: int) -> bytes:
+def item(column: bytes | list[bytes], at: int) -> bytes:
+    """That of one record."""
     return column if isinstance(column, bytes) else column[at]
 
 

@@ -300,10 +300,7 @@ class Homes:
             role, partition = here.role, here.partition
             if role is None or partition is None:
                 continue
-            if here.said == _WELL and here.log.error is None and role.is_well(now_s, lease_until_s):
-                if role.begun_late is not None:
-                    self._carry(partition, role, role.begun_late)
-            elif self._told(here, partition, role, now_s, lease_until_s):
+            if self._told(here, partition, role, now_s, lease_until_s):
                 pass
             elif role.begun_late is not None and here.silent_since_s is None:
                 self._carry(partition, role, role.begun_late)
@@ -319,6 +316,8 @@ class Homes:
         self, here: _Here, partition: ReplicatedPartition, role: Leader, now_s: float, lease_until_s: float
     ) -> bool:
         """Tell a partition what this broker may do, unless that is what it was told last; whether it was not."""
+        if here.said == _WELL and here.log.error is None and role.is_well(now_s, lease_until_s):
+            return False
         serves = role.may_serve(now_s, lease_until_s)
         said = (serves, role.may_append(), serves and role.watermark_is_known, here.log.error is None)
         if said == here.said:

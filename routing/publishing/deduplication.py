@@ -15,7 +15,7 @@ Publishes whose publisher numbers them (`Slab.once`) are known for sure: see `qu
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +143,7 @@ def _id_reader(protocol: str) -> Callable[[bytes], bytes | None]:
 
 def _id(editor: PropertyEditor, raw: bytes) -> bytes | None:
     found = editor.message_id(raw)
-    return found or _text(editor.headers(raw, ID_HEADERS))
+    return found or _first(map(editor.headers(raw, ID_HEADERS).get, ID_HEADERS))
 
 
 def _neutral_id(protocol: str, raw: bytes) -> bytes | None:
@@ -151,13 +151,12 @@ def _neutral_id(protocol: str, raw: bytes) -> bytes | None:
     if not any(name in raw for name in _NAMES):
         return None
     neutral = Properties(protocol, raw, persistent=True).neutral
-    return _text({"": neutral.message_id} | neutral.headers, ("", *ID_HEADERS))
+    return _first((neutral.message_id, *map(neutral.headers.get, ID_HEADERS)))
 
 
-def _text(headers: Mapping[str, Any], names: Sequence[str] = ID_HEADERS) -> bytes | None:
-    """The first of these headers that says anything."""
-    for name in names:
-        value = headers.get(name)
+def _first(values: Iterable[Any]) -> bytes | None:
+    """The first of these that says anything."""
+    for value in values:
         if value is not None and value != "" and value != b"":
             return value if isinstance(value, bytes) else str(value).encode("utf-8", NAME_ENCODING_ERRORS)
     return None

@@ -8,7 +8,7 @@ from core_log.record_batch import encode_entries
 from core_log.varint import varint
 from routing.facts import ttl_ms_of
 from routing.message import RESERVED_HEADER_PREFIX, Properties, Slab, record_encoder
-from routing.runs import record_bytes
+from routing.runs import item, record_bytes
 from routing.topics.stream_records import source_headers, source_lead
 
 if TYPE_CHECKING:
@@ -79,10 +79,9 @@ class Column(NamedTuple):
 
     def record_bytes(self, index: int) -> int:
         """How much one record takes at most."""
-        key = self.keys if isinstance(self.keys, bytes) else self.keys[index]
-        block = self.header_blocks if isinstance(self.header_blocks, bytes) else self.header_blocks[index]
-        return len(self.bodies[index]) + record_bytes(key, block)
+        return len(self.bodies[index]) + record_bytes(item(self.keys, index), item(self.header_blocks, index))
 
 
 def longest(column: bytes | list[bytes]) -> int:
+    """The length of the longest in it."""
     return len(column) if isinstance(column, bytes) else max(map(len, column), default=0)

@@ -15,7 +15,7 @@ from core_log.kernel_sync import KernelSync
 from core_log.log_flusher import LogFlusher
 from gateway.readers import Readers
 from tests.core_log.helpers import make_batch, open_log
-from tests.gateway.test_readers import Echo, Rounds, noted, only_linux
+from tests.gateway.test_readers import Echo, LoopRounds, noted, only_linux, reading
 
 needs_kernel = pytest.mark.skipif(KernelSync.open() is None, reason="the kernel does not offer it here")
 
@@ -37,10 +37,7 @@ class Order(list[str]):
 async def test_a_round_is_all_who_are_ready_and_ends_with_a_turn_that_waits() -> None:
     order = Order()
     with noted(order, waits=True, goes=True) as (waits, goes):
-        async with trio.open_nursery() as nursery:
-            readers = Readers(nursery.start_soon, order)
-            readers.add(goes.ours, goes)
-            readers.add(waits.ours, waits)
+        async with reading(goes, waits, rounds=order):
             await trio.testing.wait_all_tasks_blocked()
             assert (order[0], sorted(order[1:3]), order[3:]) == ("begin", ["goes", "waits"], ["end"])
             order.clear()
@@ -54,7 +51,6 @@ async def test_a_round_is_all_who_are_ready_and_ends_with_a_turn_that_waits() ->
             waits.may_go_on.set()
             await trio.testing.wait_all_tasks_blocked()
             assert order[6:] == ["waits went on"], "in no round"
-            nursery.cancel_scope.cancel()
         assert order[7:] == ["broken off"], "by the end of the task"
 
 
@@ -62,12 +58,8 @@ async def test_a_round_is_all_who_are_ready_and_ends_with_a_turn_that_waits() ->
 async def test_who_needs_little_does_not_wait_for_the_end_of_who_needs_much() -> None:
     order = Order()
     with noted(order, much=False, little=True) as (much, little):
-        async with trio.open_nursery() as nursery:
-            readers = Readers(nursery.start_soon, order)
-            readers.add(much.ours, much)
-            readers.add(little.ours, little)
+        async with reading(much, little, rounds=order):
             await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
     assert order[:6] == ["begin", "little", "end", "begin", "much", "end"]
 
 
@@ -135,7 +127,7 @@ class Writer(Echo):
 @only_linux
 @needs_kernel
 def test_a_synced_record_takes_no_round_of_the_event_loop(tmp_path: Path) -> None:
-    rounds = Rounds()
+    rounds = LoopRounds()
     ours, theirs = socket.socketpair()
 
     async def main() -> None:

@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.readers import Readers
+from gateway.readers import Readers, Rounds
 from tests.gateway.shell import EchoAdapter, open_door, receive_exactly
 
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="epoll")
@@ -63,10 +63,10 @@ def noted(order: list[str], **needs_little: bool) -> Iterator[list[Noted]]:
 
 
 @asynccontextmanager
-async def reading(*those: Noted, holds: bool = False) -> AsyncIterator[Readers]:
+async def reading(*those: Noted, rounds: Rounds | None = None, holds: bool = False) -> AsyncIterator[Readers]:
     """Who reads them until the block ends."""
     async with trio.open_nursery() as nursery:
-        readers = Readers(nursery.start_soon, holds=holds)
+        readers = Readers(nursery.start_soon, rounds, holds=holds)
         for one in those:
             readers.add(one.ours, one)
         yield readers
@@ -207,7 +207,7 @@ class Echo:
         return False
 
 
-class Rounds(trio.abc.Instrument):
+class LoopRounds(trio.abc.Instrument):
     """Counts the rounds of the event loop."""
 
     count = 0
@@ -227,7 +227,7 @@ def ask(theirs: socket.socket, count: int, done: Callable[[], None]) -> None:
 
 @only_linux
 def test_holding_takes_no_round_of_the_event_loop_for_a_message() -> None:
-    rounds = Rounds()
+    rounds = LoopRounds()
     ours, theirs = socket.socketpair()
 
     async def main() -> None:
