@@ -22,6 +22,7 @@ from gateway.groups_cli import groups
 from gateway.policies_cli import policies
 from gateway.produce_cli import produce
 from gateway.rights_cli import permissions, topic_permissions, users
+from gateway.sessions_cli import sessions
 from gateway.spark_cli import spark
 from gateway.status_cli import status
 from gateway.topics_cli import topics
@@ -159,6 +160,7 @@ for command in (
     permissions,
     topic_permissions,
     policies,
+    sessions,
     *GROUPS,
 ):
     main.add_command(command)

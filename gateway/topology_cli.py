@@ -335,6 +335,17 @@ def list_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
     show(page["columns"], page["rows"], as_json)
 
 
+@retained.command("get")
+@click.argument("key")
+@vhost_option
+@click.option("--bytes-max", type=COUNT, default=4096, show_default=True, help="Of the body.")
+@with_json
+@with_client
+def get_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
+    """Print the message that is retained of the routing key KEY."""
+    show_fields(client.administer("retained.get", **given), as_json)
+
+
 @retained.command("clear")
 @_pattern
 @vhost_option
@@ -352,14 +363,15 @@ def clear_retained(client: BlockingClient, as_json: bool, **given: Any) -> None:
 @connections.command("close")
 @click.argument("peer", required=False)
 @click.option("--of-user", "name", help="All connections of this user.")
+@click.option("--client-id", help="Those of this client, by what it calls itself: `name` in the list.")
 @click.option("--reason", default="closed by an operator", show_default=True)
 @with_json
 @with_client
-def close_connections(client: BlockingClient, peer: str | None, name: str | None, reason: str, as_json: bool) -> None:
-    """Close the connection from PEER, as `list` shows it."""
-    if peer is None and name is None:
-        raise click.UsageError("which connection? Give PEER or --of-user")
-    closed = client.administer("connections.close", peer=peer, name=name, reason=reason)
+def close_connections(client: BlockingClient, as_json: bool, **given: Any) -> None:
+    """Close the connection from PEER, as `list` shows it, to whichever broker of a cluster."""
+    if all(given[one] is None for one in ("peer", "name", "client_id")):
+        raise click.UsageError("which connection? Give PEER, --of-user or --client-id")
+    closed = client.administer("connections.close", **given)
     say({"closed": closed}, f"{closed:,} connections closed", as_json)
 
 

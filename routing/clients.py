@@ -19,4 +19,6 @@ class Client:
     close: Callable[[str], None]
     name: str = ""
     """What the client calls itself."""
+    version: str = ""
+    """Of its protocol, where there are several."""
     connected_at_ms: int = field(default_factory=wall_clock_ms)

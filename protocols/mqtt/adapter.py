@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from protocols.mqtt import adapter_shown as adapter_shown
 from protocols.mqtt.adapter_authentication import Authentication
 from protocols.mqtt.adapter_connack import connack_properties
 from protocols.mqtt.adapter_deliver import Delivering
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from routing.broker import Broker
 
 KEEP_ALIVE_FACTOR = 1.5
+VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
+"""What the levels of the protocol are called."""
 
 Deliver = Callable[[Consumer, int, Slab, int, int, bool], None]
 
@@ -316,7 +319,10 @@ class MqttAdapter:
     def _join(self, connect: Connect) -> ReasonCode:
         """Become a client of the broker, with the rights of its user; the reason code."""
         user = self._login.user_of(connect)
-        client = Client("mqtt", user, self.config.virtual_host, self.peer, self._ended_by_operator, connect.client_id)
+        client = Client(
+            "mqtt", user, self.config.virtual_host, self.peer, self._ended_by_operator, connect.client_id,
+            VERSIONS.get(connect.protocol_level, ""),
+        )  # fmt: skip
         try:
             self.grants = self.broker.connect(self, client, client_id=connect.client_id)
         except BrokerError as error:

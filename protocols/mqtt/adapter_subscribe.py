@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from protocols.convert import routing_key_to_topic
 from protocols.mqtt import adapter_exclusive as exclusive
 from protocols.mqtt.adapter_errors import reason_of
 from protocols.mqtt.adapter_publish import EXCHANGE
@@ -64,6 +65,13 @@ class Subscribing:
     def patterns(self) -> Collection[str]:
         """What the client is subscribed to, but for shared subscriptions."""
         return self._subscriptions.granted
+
+    @property
+    def granted(self) -> dict[str, SubscriptionOptions]:
+        """All topic filters that the client is subscribed to now."""
+        found = {routing_key_to_topic(pattern): one for pattern, one in self._subscriptions.granted.items()}
+        found |= {topic_filter: share.options for topic_filter, share in self.shares.granted.items()}
+        return found | {topic_filter: part.options for topic_filter, part in self._replays.granted.items()}
 
     @property
     def queue_name(self) -> str:

@@ -8,6 +8,7 @@ from routing.administration import (
     readers,
     retained,
     rights,
+    sessions,
     status,
     topics,
     topology,
@@ -17,5 +18,5 @@ from routing.administration.operations import CHANGES, LOOKS, OPERATIONS, admini
 
 __all__ = [
     "CHANGES", "LOOKS", "OPERATIONS", "administer", "cluster", "connections", "policies", "queues", "readers",
-    "require_tag", "retained", "rights", "status", "topics", "topology", "transactions",
+    "require_tag", "retained", "rights", "sessions", "status", "topics", "topology", "transactions",
 ]  # fmt: skip

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from routing.administration.forwarded import ask_others
 from routing.administration.operations import LOOKS, operation, table
 from routing.administration.topology import vhosts_of
-from routing.errors import NotFound
+from routing.errors import InvalidArgument, NotFound, StorageUnavailable
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 @operation("connections.list", tags=LOOKS)
 async def list_connections(broker: Broker, user: str, vhost: str | None = None, start: int = 0) -> dict[str, Any]:
-    """Who is connected, with the number of channels and of unacknowledged messages."""
+    """Who is connected to the broker that is asked, with the number of channels and of unacknowledged messages. `name`
+    is what a client calls itself: MQTT's client identifier.
+    """
     channels: Counter[object] = Counter()
     unacknowledged: Counter[object] = Counter()
     for session in broker.sessions:
@@ -38,19 +41,38 @@ async def list_connections(broker: Broker, user: str, vhost: str | None = None, 
 
 @operation("connections.close")
 async def close_connections(
-    broker: Broker, user: str, peer: str | None = None, name: str | None = None, reason: str = "closed by an operator"
+    broker: Broker,
+    user: str,
+    peer: str | None = None,
+    name: str | None = None,
+    client_id: str | None = None,
+    vhost: str | None = None,
+    protocol: str | None = None,
+    reason: str = "closed by an operator",
 ) -> int:
-    """Close the connection of a peer ("host:port"), or all of the user `name`; how many there were."""
-    found = [
-        one
-        for one in broker.clients
-        if (peer is not None or name is not None) and peer in (None, one.peer) and name in (None, one.user)
-    ]
-    if not found:
-        raise NotFound(f"no connection of {peer or name}")
+    """Close the connection of a peer ("host:port"), or all of the user `name`, or those of a client by what it calls
+    itself, at all brokers of a cluster; how many there were.
+    """
+    if peer is None and name is None and client_id is None:
+        raise InvalidArgument("which connections? Say peer, name or client_id")
+    wanted = {"peer": peer, "user": name, "name": client_id, "vhost": vhost, "protocol": protocol}
+    asked = [(attribute, value) for attribute, value in wanted.items() if value is not None]
+    found = [one for one in broker.clients if all(getattr(one, attribute) == value for attribute, value in asked)]
     for one in found:
         one.close(reason)
-    return len(found)
+    if not user:  # another broker asks, which asks all
+        return len(found)
+    told = await ask_others(
+        broker,
+        "connections.close",
+        {"peer": peer, "name": name, "client_id": client_id, "vhost": vhost, "protocol": protocol, "reason": reason},
+    )
+    closed: int = len(found) + sum(told.answers)
+    if not closed:
+        if told.silent:
+            raise StorageUnavailable(f"{told.silent} of the other brokers did not answer, the rest had no such client")
+        raise NotFound(f"no connection of {peer or name or client_id}")
+    return closed
 
 
 @operation("consumers.list", tags=LOOKS)

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from routing.administration.operations import LOOKS, ROWS_MAX, operation, table
+from routing.administration.operations import LOOKS, ROWS_MAX, operation, plain, table
+from routing.administration.shown import BODY_BYTES, shown_message
 from routing.commits import storage_errors
+from routing.errors import InvalidArgument, NotFound
+from routing.filter_streams import MQTT_EXCHANGE
+from routing.message import Properties
 
 if TYPE_CHECKING:
     from routing.broker import Broker
@@ -42,6 +46,27 @@ def listed(retained: Retained, vhost: str, pattern: str, limit: int, start: int)
         if value is not None:
             rows.append((name, len(value.body), value.properties.persistent, value.ends_at_ms))
     return table(("key", "bytes", "persistent", "ends_at_ms"), rows, 0)
+
+
+@operation("retained.get", tags=None)
+async def get_retained(
+    broker: Broker, user: str, key: str, vhost: str = "/", bytes_max: int = BODY_BYTES
+) -> dict[str, Any]:
+    """The message that is retained of a routing key, with at most `bytes_max` bytes of its body, and when it ends in ms
+    since 1970 (0: never). Who may subscribe to the key may do this; it needs no tag.
+    """
+    grants = broker.rights.grants(user, vhost)
+    grants.require("read", "exchange", MQTT_EXCHANGE)
+    grants.require_keys("read", MQTT_EXCHANGE, (key,))
+    name = broker.topology.vhost(vhost).name
+    if not {"+", "#"}.isdisjoint(key):
+        raise InvalidArgument("a routing key is needed, without wildcards")
+    rows = broker.retained.rows(name, [key]) if broker.keeping is None else await broker.keeping.rows(name, key)
+    for _, tag, body, left_ms in rows:
+        ends_at_ms = 0 if left_ms is None else broker.clock.now_ms() + left_ms
+        message = shown_message(Properties.from_log_tag(tag), body, bytes_max)
+        return {"key": plain(key), "ends_at_ms": ends_at_ms, "bytes": len(body), **message}
+    raise NotFound(f"nothing is retained of '{plain(key)}' in vhost '{name}'")
 
 
 @operation("retained.clear")

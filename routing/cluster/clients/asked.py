@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from routing.administration import forwarded
 from routing.errors import InvalidArgument
 from routing.log_transactions import questions as transactions
 
@@ -37,6 +38,13 @@ class AskAllTold(msgspec.Struct, array_like=True, tag="all told"):
     revision: int
 
 
+class AskOperation(msgspec.Struct, array_like=True, tag="operation"):
+    """Have an operation done: see `administration/forwarded.py`. The arguments are MessagePack."""
+
+    name: str
+    arguments: bytes
+
+
 class AskBegin(msgspec.Struct, array_like=True, tag="begin"):
     """A client has connected whose queue is this, of a home: see `ClientsElsewhere.begin`."""
 
@@ -53,7 +61,7 @@ class TakeOver(msgspec.Struct, array_like=True, tag="take over"):
     broker: int
 
 
-Question = AskRetained | AskRetainedOperation | AskAllTold | AskBegin | TakeOver
+Question = AskRetained | AskRetainedOperation | AskAllTold | AskOperation | AskBegin | TakeOver
 
 _questions = msgspec.msgpack.Decoder(Question | transactions.Question)
 encode = msgspec.msgpack.Encoder().encode
@@ -87,6 +95,8 @@ async def answer(broker: Broker, body: bytes) -> bytes:
         return encode(await keeping.operate_here(question))
     if isinstance(question, AskAllTold):
         return encode(await keeping.all_told_here(question.revision))
+    if isinstance(question, AskOperation):
+        return encode(await forwarded.answer_other(broker, question.name, question.arguments))
     if isinstance(question, AskBegin):
         return encode(await broker.engine.elsewhere.begin_here(question.log, question.queue_id))
     return encode(await broker.engine.elsewhere.give_up(question))

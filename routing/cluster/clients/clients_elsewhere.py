@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from core_log.errors import LogUnavailable
-from routing.cluster.clients.asked import AskBegin, TakeOver, encode, name_of, text
+from routing.cluster.clients.asked import AskBegin, AskOperation, TakeOver, encode, name_of, text
 from routing.cluster.clients.remote_queue import RemoteQueue
 from routing.cluster.clients.served import Sink
 from routing.errors import AccessRefused, LedHere, StorageUnavailable
@@ -58,6 +58,14 @@ class Begun(NamedTuple):
     held: Sequence[tuple[int, int]]
 
 
+class Answered(NamedTuple):
+    """What other brokers have said."""
+
+    asked: int
+    """How many were asked."""
+    answers: list[bytes]
+
+
 class ClientsElsewhere:
     """See the module; of one broker."""
 
@@ -72,27 +80,31 @@ class ClientsElsewhere:
     async def take_over(self, protocol: str, vhost: str, name: str) -> bool:
         """Have no other broker have a client; False: another has it now."""
         me = self._engine.cluster.broker_id
-        answers = await self.ask_others(TakeOver(protocol, name_of(vhost), name_of(name), me))
-        return all(map(_verdicts.decode, answers))
+        answered = await self.ask_others(TakeOver(protocol, name_of(vhost), name_of(name), me))
+        return all(map(_verdicts.decode, answered.answers))
 
-    async def ask_others(self, question: Any) -> list[bytes]:
+    async def ask_others(self, question: Any, patience_s: float = _PATIENCE_S) -> Answered:
         """Ask all other brokers at once: the answers of those that are there and answer in time."""
         answers: list[bytes] = []
-        encoded = encode(question)
+        encoded, others = encode(question), self._engine.others()
 
         async def ask(broker: int) -> None:
-            answer = await self._ask_one(broker, encoded)
+            answer = await self._ask_one(broker, encoded, patience_s)
             if answer is not None:
                 answers.append(answer)
 
         async with trio.open_nursery() as nursery:
-            for broker in self._engine.others():
+            for broker in others:
                 nursery.start_soon(ask, broker)
-        return answers
+        return Answered(len(others), answers)
 
-    async def _ask_one(self, broker: int, question: bytes) -> bytes | None:
+    async def ask_for_operation(self, name: str, arguments: bytes, patience_s: float) -> Answered:
+        """Have all others do an operation of `administration/forwarded.py`."""
+        return await self.ask_others(AskOperation(name, arguments), patience_s)
+
+    async def _ask_one(self, broker: int, question: bytes, patience_s: float) -> bytes | None:
         unlinked_until = trio.current_time() + _UNLINKED_S
-        with trio.move_on_after(_PATIENCE_S):
+        with trio.move_on_after(patience_s):
             while broker in self._engine.others():
                 link = self._engine.coordinator_links.get(broker)
                 if link is not None:

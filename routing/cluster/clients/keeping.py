@@ -303,22 +303,30 @@ class Keeping:
         """
         after: str | None = None
         while True:
-            found = await self._stores.at(0, _WHAT, may_forward=lambda: True)
-            if isinstance(found, int):
-                question = AskRetained(name_of(vhost), name_of(pattern), None if after is None else name_of(after))
-                try:
-                    more, told = _pages.decode(await self._ask(question))
-                except LedHere:
-                    continue
-                rows = [(text(name), tag, body, left_ms) for name, tag, body, left_ms in told]
-            else:
-                await found[1].committed()
-                more, rows = found[1].page(vhost, pattern, after)
+            more, rows = await self._page(vhost, pattern, after)
             if rows:
                 after = rows[-1][0]
                 yield slabs_of(rows, exchange)
             if not more or not rows:
                 return
+
+    async def rows(self, vhost: str, pattern: str) -> list[Row]:
+        """The first page of that, as it is kept. Raises StorageUnavailable."""
+        return (await self._page(vhost, pattern, None))[1]
+
+    async def _page(self, vhost: str, pattern: str, after: str | None) -> tuple[bool, list[Row]]:
+        """See `LedKeeping.page`. Raises StorageUnavailable."""
+        while True:
+            found = await self._stores.at(0, _WHAT, may_forward=lambda: True)
+            if not isinstance(found, int):
+                await found[1].committed()
+                return found[1].page(vhost, pattern, after)
+            question = AskRetained(name_of(vhost), name_of(pattern), None if after is None else name_of(after))
+            try:
+                more, told = _pages.decode(await self._ask(question))
+            except LedHere:
+                continue
+            return more, [(text(name), tag, body, left_ms) for name, tag, body, left_ms in told]
 
     async def _ask(self, question: object) -> bytes:
         """Raises StorageUnavailable, LedHere."""

@@ -18,11 +18,13 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from protocols.native.clients.blocking import BlockingClient
+from protocols.native.errors import MillraceError
 from tests.protocols.mqtt.wire import connect
 from tests.support.cluster import ClusterProcesses, cluster_processes
 
 PATIENCE_S = 20.0
-SESSION_TAKEN_OVER = 0x8E
+SESSION_TAKEN_OVER, ADMINISTRATIVE_ACTION = 0x8E, 0x98
 CONNACK = b"\x20\2\0\0"
 
 
@@ -133,6 +135,42 @@ def test_a_session_is_taken_over_by_another_broker(cluster: ClusterProcesses) ->
         assert watcher.silent()
     with Device(cluster, 1, "mover", clean=True):
         pass
+
+
+def test_sessions_are_looked_after_at_any_broker(cluster: ClusterProcesses) -> None:
+    asked = cluster.brokers[3]
+    with (
+        BlockingClient(f"{asked.host}:{asked.native_port}") as operator,
+        Device(cluster, 1, "setter") as setter,
+    ):
+
+        def session(client_id: str) -> dict[str, Any]:
+            found: dict[str, Any] = operator.administer("sessions.describe", client_id=client_id)
+            return found
+
+        device = Device(cluster, 2, "watched", lasting=True, manual=True)
+        device.subscribe("watched/#")
+        setter.publish("watched/1", b"1")
+        setter.publish("retained", b"r", retain=True)
+        device.next()
+        found = session("watched")
+        assert (found["connected"], found["user"], found["version"]) == (True, "guest", "5.0")
+        assert (found["unacknowledged"], found["expiry_s"]) == (1, 3600)
+        assert found["peer"].startswith("127.")
+        assert operator.administer("retained.get", key="retained")["body"] == {"text": "r"}
+        assert operator.administer("connections.close", client_id="watched") == 1
+        assert device.over.get(timeout=PATIENCE_S) == ADMINISTRATIVE_ACTION
+        device.client.loop_stop()
+        assert (session("watched")["connected"], session("watched")["peer"]) == (False, "")
+        device = Device(cluster, 2, "watched", lasting=True)
+        assert device.session_present
+        operator.administer("sessions.delete", client_id="watched")
+        assert device.over.get(timeout=PATIENCE_S) == ADMINISTRATIVE_ACTION
+        device.client.loop_stop()
+        operator.administer("sessions.delete", client_id="setter")  # is known to its broker alone
+        assert setter.over.get(timeout=PATIENCE_S) == ADMINISTRATIVE_ACTION
+        with pytest.raises(MillraceError, match="no session"):
+            session("watched")
 
 
 def test_sessions_may_begin_at_the_same_time(cluster: ClusterProcesses) -> None:
