@@ -43,7 +43,8 @@ INNER_ROOMS = {
 """Folders within a folder, and which of the modules beside one know it; types apart."""
 
 ROUTING_BASE = {
-    "commits", "config", "errors", "facts", "message", "name_rules", "property_editors", "runs", "seen_ids",
+    "commits", "config", "errors", "facts", "key_patterns", "message", "name_rules", "property_editors", "runs",
+    "seen_ids",
 }  # fmt: skip
 
 DEMO_MAY_IMPORT = MAY_IMPORT["gateway"] | {"millrace", "pyspark_millrace", "spark_bridge"}

@@ -23,9 +23,9 @@ from protocols.mqtt.adapter_terms import Route
 from protocols.mqtt.packets import check_topic_filter
 from protocols.mqtt.reasons import SUBACK_REASONS, MqttProtocolError, ReasonCode
 from routing.errors import BrokerError
+from routing.key_patterns import matches, parse_pattern
 from routing.session import Consumer, Session
 from routing.topics.stream_settings import OFFSET_ARGUMENT, interval_ms
-from routing.topology.topic_trie import matches, parse_pattern
 
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter

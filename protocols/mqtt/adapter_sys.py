@@ -25,9 +25,9 @@ from protocols.mqtt.events import PUBREC, PUBREL, Acknowledgements
 from protocols.mqtt.raw import GIVEN, RETAIN
 from routing.errors import BrokerError
 from routing.kept.retained_names import NameTrie
+from routing.key_patterns import parse_pattern
 from routing.message import Properties, Slab
 from routing.topology.route import Route
-from routing.topology.topic_trie import parse_pattern
 
 if TYPE_CHECKING:
     from protocols.mqtt.adapter import MqttAdapter

@@ -28,9 +28,9 @@ from routing.config import BrokerConfig
 from routing.errors import LimitExceeded
 from routing.facts import pack, ttl_ms_of
 from routing.kept.retained_names import NameTrie
+from routing.key_patterns import parse_pattern
 from routing.message import NAME_ENCODING_ERRORS, Properties, Slab
 from routing.topology.route import Route
-from routing.topology.topic_trie import parse_pattern
 
 if TYPE_CHECKING:
     from routing.session import Session

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from routing.topology.topic_trie import ANY, ANY_PLAIN, ONE, ONE_PLAIN
+from routing.key_patterns import ANY, ANY_PLAIN, ONE, ONE_PLAIN
 
 _Branch = dict[str | None, Any]
 

@@ -22,7 +22,7 @@ EXPIRY_MS_MAX = 315_360_000_000
 """Ten years, as in RabbitMQ."""
 VIEW = "view"
 """The type of a queue that is a view of a topic."""
-VIEW_TOPIC, VIEW_START = "x-view-topic", "x-stream-offset"
+VIEW_TOPIC, VIEW_START, VIEW_FILTER = "x-view-topic", "x-stream-offset", "x-view-filter"
 """Its own arguments."""
 QUEUE_TYPES = ("classic", "quorum", "stream", VIEW)
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
@@ -72,6 +72,8 @@ class QueueSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Honours the delay of messages that come by any exchange."""
     view_of: str | None = None
     """The topic whose records are its messages."""
+    view_filter: str | None = None
+    """Which of these, by a pattern for their keys."""
 
     @classmethod
     def effective(cls, arguments: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> QueueSettings:
@@ -152,6 +154,7 @@ _ARGUMENT_FIRST = {
     "delayed": "delayed",
     "keep-transient": "keep_transient",
     "keep-delivered": "keep_delivered",
+    "view-filter": "view_filter",
 }
 
 Check = Callable[[Any], str | None]
@@ -221,6 +224,10 @@ def _group_by(value: Any) -> str | None:
     return _text(value) or (None if 0 < len(value) <= 255 else "{not_the_name_of_a_header}")
 
 
+def _pattern(value: Any) -> str | None:
+    return _text(value) or (None if 0 < len(value) <= 255 else "{not_a_pattern_of_1_to_255_characters}")
+
+
 def _boolean(value: Any) -> str | None:
     return None if isinstance(value, bool) else f"{{unacceptable_type,{type_name(value)}}}"
 
@@ -284,14 +291,16 @@ CHECKS: dict[str, Check] = {
     "stream-max-segment-size-bytes": _not_negative,
     "initial-cluster-size": _not_negative,
     "view-topic": _text,
+    "view-filter": _pattern,
 }
 """What a value has to be, by name without `x-`; arguments of queues and keys of policies."""
 
 _STREAM_ONLY = ("max-age", "stream-max-segment-size-bytes", "initial-cluster-size")
+_VIEW_ONLY = ("view-topic", "view-filter")
 _QUORUM_ONLY = ("quorum-initial-group-size", "max-in-memory-length", "max-in-memory-bytes")
 _NOT_FOR = {
-    "classic": (*_STREAM_ONLY, "view-topic", *_QUORUM_ONLY),
-    "quorum": (*_STREAM_ONLY, "view-topic", "queue-mode", "queue-version", "queue-master-locator"),
+    "classic": (*_STREAM_ONLY, *_VIEW_ONLY, *_QUORUM_ONLY),
+    "quorum": (*_STREAM_ONLY, *_VIEW_ONLY, "queue-mode", "queue-version", "queue-master-locator"),
     VIEW: (
         *_STREAM_ONLY, *_QUORUM_ONLY, "message-ttl", "max-length", "max-length-bytes", "overflow", "max-priority",
         "priority-window", "deduplication-window-ms", "group-by", "retain", "delayed", "queue-mode", "queue-version",

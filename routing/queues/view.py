@@ -9,6 +9,8 @@
    out: whatever the topic had by the time of the start is marked as redelivered. Ids leave a gap there, so that no id
    ever means two records.
 4. What the topic does not keep any more is dropped when it is its turn, counted and said in the log.
+5. A view with a filter (`view_filter.py`) takes in the records whose keys it wants, and passes the others: they get no
+   ids. However many it passes, others have their turns meanwhile.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from routing.message import Slab, StreamSlab
+from routing.message import StreamSlab
 from routing.queues.fact_columns import FactColumns
 from routing.queues.runs_of import runs_of
 from routing.queues.settlement import CARRIED_KEY, RETURNED_KEY, Taken, encode_returned, encode_taken
 from routing.queues.slab_cache import CachedSlab
 from routing.queues.unsealed import Record
+from routing.queues.view_filter import KeyFilter, picked
 from routing.queues.view_pieces import Part, Piece, Pieces, within
 from routing.queues.view_state import ViewState
 from routing.queues.waiting import live_ranges
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RECORD_ENTRIES = 1 << 15
+_PASSED_MAX = 1 << 13
+"""So many records are passed before others have their turn."""
 _ID_GAP = 1 << 24
 """More than can have been taken in and not be written when a process ends."""
 
@@ -77,7 +82,9 @@ class TopicFeed(Protocol):
 class View:
     """See the module. To its queue it is what has the messages (`Queue.store`)."""
 
-    def __init__(self, queue: ViewQueue, home: QueuePartition, open_feed: Callable[[], TopicFeed]) -> None:
+    def __init__(
+        self, queue: ViewQueue, home: QueuePartition, open_feed: Callable[[], TopicFeed], pattern: str | None
+    ) -> None:
         self.facts = FactColumns()
         """Of its messages: there are none."""
         self.news = True
@@ -89,6 +96,7 @@ class View:
         self._queue = queue
         self._home = home
         self._open_feed = open_feed
+        self._filter = None if pattern is None else KeyFilter(pattern)
         self._feed: TopicFeed | None = None
         self._next_id = 0
         self._positions: dict[int, int] = {}
@@ -167,17 +175,21 @@ class View:
         if position < source.start:
             self._lose(source.start - position, f"partition {partition} begins at {source.start} now")
             position = self._pass_to(partition, source.start)
-        end = source.end
+        end, passed = source.end, position
         while position < end:
+            if position - passed > _PASSED_MAX:
+                self._go_on_later(partition, position)
+                return False
             slab = source.slab_at(position)
             if slab is None:
                 self._load(partition, source, position)
                 return False
             if isinstance(slab, int):
-                position = self._pass_to(partition, min(slab, end))
+                passed = position = self._pass_to(partition, min(slab, end))
                 continue
-            self._enter(partition, source, position, slab)
-            return True
+            if self._enter(partition, source, position, slab):
+                return True
+            position = self._position(partition)
         return False
 
     def _pass_to(self, partition: int, offset: int) -> int:
@@ -185,25 +197,40 @@ class View:
         self._behind = -1
         return offset
 
-    def _enter(self, partition: int, source: Source, position: int, slab: StreamSlab) -> None:
+    def _go_on_later(self, partition: int, offset: int) -> None:
+        """As if this had to be read: whoever waits for the view waits for that."""
+        self._reading.add((partition, offset))
+        host = self._queue.host
+        host.at_ms(host.now_ms(), partial(self._loaded, partition, offset, None))
+
+    def _enter(self, partition: int, source: Source, position: int, slab: StreamSlab) -> bool:
+        """Take in what is wanted of a slab from a position on; False if nothing is."""
         queue, first = self._queue, self._next_id
         start, stop = _span(slab, position, source.end)
-        offset, count = slab.first_offset + start, stop - start
-        taken = Taken(queue.id, partition, offset, first, count)
-        self._next_id = first + count
-        self._pieces.add(Part(first, count, partition, offset))
-        self._home.note_taken(taken)
-        self._last = CachedSlab(first, _part(slab, start, stop), 0)
-        if self._behind >= 0:
-            self._behind -= offset + count - position
-        self._positions[partition] = offset + count
-        marked = 0
+        stretches = [(start, stop - start)] if self._filter is None else self._filter.wanted(slab, start, stop)
+        end, mark = slab.first_offset + stop, 0
         if self._marks is not None:
-            marked = min(max(self._marks.setdefault(partition, source.end) - offset, 0), count)
+            mark = self._marks.setdefault(partition, source.end)
+        marked = 0
+        for place, count in stretches:
+            offset = slab.first_offset + place
+            self._pieces.add(Part(self._next_id, count, partition, offset))
+            self._home.note_taken(Taken(queue.id, partition, offset, self._next_id, count))
+            self._next_id += count
+            marked += min(max(mark - offset, 0), count)
+        if not stretches:
+            self._home.note_taken(Taken(queue.id, partition, end, first, 0))
+        if self._behind >= 0:
+            self._behind -= end - position
+        self._positions[partition] = end
+        if not stretches:
+            return False
+        self._last = CachedSlab(first, picked(slab, stretches), 0)
         if marked:
             queue.line.placed.add(first, marked)
-        if marked < count:
-            queue.line.ready.append(first + marked, count - marked)
+        if first + marked < self._next_id:
+            queue.line.ready.append(first + marked, self._next_id - first - marked)
+        return True
 
     def skip_to_end(self) -> None:
         """What was not taken in yet is done with."""
@@ -252,7 +279,7 @@ class View:
             return None
         start, stop = _span(slab, piece.offset, piece.offset + piece.end - piece.first)
         first = piece.first + slab.first_offset + start - piece.offset
-        self._last = last = CachedSlab(first, _part(slab, start, stop), 0)
+        self._last = last = CachedSlab(first, picked(slab, [(start, stop - start)]), 0)
         return last
 
     def _look(self, message: int) -> tuple[Piece, int, StreamSlab | int | None] | None:
@@ -366,12 +393,3 @@ class View:
 def _span(slab: StreamSlab, start: int, end: int) -> tuple[int, int]:
     """Which messages of a slab are records [start, end)."""
     return max(start - slab.first_offset, 0), min(end, slab.end_offset) - slab.first_offset
-
-
-def _part(slab: Slab, start: int, stop: int) -> Slab:
-    """Messages [start, stop) as any queue has them: where they lie is the view's own business."""
-    if (start, stop) != (0, len(slab.bodies)):
-        return slab.part(start, stop)
-    return Slab(
-        slab.exchange, slab.routing_key, slab.properties, slab.bodies, slab.size, keys=slab.keys, raws=slab.raws
-    )

@@ -27,9 +27,9 @@ class ViewQueue(Queue):
     def __init__(
         self, queue_id: int, name: str, partition: QueuePartition, host: QueueHost, **declared: Unpack[Declared]
     ) -> None:
-        topic = declared["settings"].view_of
+        topic, pattern = declared["settings"].view_of, declared["settings"].view_filter
         assert topic is not None
-        self.view = View(self, partition, lambda: host.topic_feed(topic, self.view.advanced))
+        self.view = View(self, partition, lambda: host.topic_feed(topic, self.view.advanced), pattern)
         super().__init__(queue_id, name, partition, host, **declared)
         self.store = self.view
         host.views.add(self)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from routing.errors import PreconditionFailed
+from routing.key_patterns import parse_pattern
 from routing.message import NeutralProperties
 from routing.queues.settings import type_name
 from routing.topology.binding import Binding, Destination
-from routing.topology.topic_trie import TopicTrie, parse_pattern
+from routing.topology.topic_trie import TopicTrie
 
 Neutral = Callable[[], NeutralProperties]
 """The message's properties, decoded for those who ask."""

@@ -18,7 +18,7 @@ from routing.errors import (
     PreconditionFailed,
 )
 from routing.queues.queue import Queue
-from routing.queues.settings import CHECKS, VIEW, VIEW_START, VIEW_TOPIC, check_arguments, type_name
+from routing.queues.settings import CHECKS, VIEW, VIEW_FILTER, VIEW_START, VIEW_TOPIC, check_arguments, type_name
 from routing.topics.stream import Stream
 from routing.topics.stream_settings import topic_name
 from routing.topology.binding import Binding
@@ -179,7 +179,7 @@ def alter_queue(vhost: VirtualHost, name: str, changes: Mapping[str, Any], owner
         return Plan(guards=[*guards, queue_key(vhost.name, name)])
     formerly = [one for one in (*queue.formerly, queue.arguments) if not _agree(one, wanted)]
     written = queue.partition.durable
-    if any(wanted.get(one) != queue.arguments.get(one) for one in (VIEW_TOPIC, VIEW_START)):
+    if any(wanted.get(one) != queue.arguments.get(one) for one in (VIEW_TOPIC, VIEW_START, VIEW_FILTER)):
         raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' cannot become a view of something else")
     value = {
         "id": queue.id,

@@ -25,7 +25,7 @@ PATTERN_LENGTH_MAX = 1000
 
 _NOT_BY_POLICY = frozenset(
     {
-        "queue-type", "quorum-initial-group-size", "view-topic",
+        "queue-type", "quorum-initial-group-size", "view-topic", "view-filter",
     }
 )  # fmt: skip
 _LIMITS = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from routing.topology.topic_trie import ANY, ANY_PLAIN, ONE, ONE_PLAIN, matches
+from routing.key_patterns import ANY, ANY_PLAIN, ONE, ONE_PLAIN, matches
 
 if TYPE_CHECKING:
     from routing.topology.route import Route

@@ -1,9 +1,4 @@
-"""One trie for the wildcards of AMQP and MQTT.
-
-A pattern is words separated by dots; the empty key has no words. In AMQP syntax `*` stands for exactly one word and `#`
-for any number of words, anywhere. In MQTT syntax (`/` in a filter already swapped for `.`) the wildcards are `+` and
-a final `#`, `*` is a literal, and a wildcard in the first place does not match a first word that begins with `$`
-[MQTT-4.7.2-1]. Patterns of both kinds live in one trie: wildcards are tokens of their own, which no word can be.
+"""One trie for patterns with the wildcards of AMQP and MQTT (`routing.key_patterns`), both kinds in one.
 
 A million patterns are held, nearly all of them long and alike at their beginnings only. So a node is a bare dict from
 tokens to what is below, and where there is but one pattern below, that stands there itself and not as a branch of nodes
@@ -12,30 +7,13 @@ tokens to what is below, and where there is but one pattern below, that stands t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-# Words contain no dots.
-ONE, ONE_PLAIN = ".+", ".+$"
-"""Tokens for one word; the second does not match a word that begins with $."""
-ANY, ANY_PLAIN = ".#", ".#$"
-"""Tokens for any number of words; for the second there has to be one, which does not begin with $."""
-_ANY_OF = frozenset((ANY, ANY_PLAIN))
+from routing.key_patterns import ANY, ANY_PLAIN, ONE, ONE_PLAIN, matches_from, parse_pattern
+
 _END = "."
 """Below it is what ends at a node."""
-
-
-def parse_pattern(pattern: str, syntax: str) -> list[str]:
-    """The tokens of `pattern`; `syntax` is "amqp" or "mqtt"."""
-    words = pattern.split(".") if pattern else []
-    one = "*" if syntax == "amqp" else "+"
-    if one in words:
-        words = [ONE if word == one else word for word in words]
-    if "#" in words:
-        words = [ANY if word == "#" else word for word in words]
-    if syntax != "amqp" and words and words[0] in (ONE, ANY):
-        words[0] += "$"
-    return words
 
 
 class Patterned(Protocol):
@@ -149,7 +127,7 @@ class TopicTrie(Generic[Value]):
             node, at, depth = stack.pop()
             if type(node) is not dict:
                 one = node if type(node) is not _Several else _first(node)
-                if one.pattern == key or _matches(parse_pattern(one.pattern, one.syntax), depth, words, at):
+                if one.pattern == key or matches_from(parse_pattern(one.pattern, one.syntax), depth, words, at):
                     _take(node, found)
                 continue
             for wildcard in (ANY, ANY_PLAIN) if plain and not depth else (ANY,):
@@ -198,37 +176,3 @@ def _take(leaf: Any, found: list[Any]) -> None:
         found += leaf
     else:
         found.append(leaf)
-
-
-def matches(tokens: Sequence[str], key: str) -> bool:
-    """Whether a pattern, by its tokens, matches a key."""
-    return _matches(tokens, 0, key.split(".") if key else [], 0)
-
-
-def _matches(tokens: Sequence[str], depth: int, words: list[str], at: int) -> bool:
-    """Whether the tokens from `depth` on match the words from `at` on."""
-    end = len(words)
-    for place in range(depth, len(tokens)):
-        token = tokens[place]
-        if token in _ANY_OF:
-            if token == ANY_PLAIN and (not words or words[0].startswith("$")):
-                return False
-            return place == len(tokens) - 1 or _matches_anywhere(tokens, place, words, at)
-        if at == end or not (token == words[at] or token == ONE or (token == ONE_PLAIN and words[0][:1] != "$")):
-            return False
-        at += 1
-    return at == end
-
-
-def _matches_anywhere(tokens: Sequence[str], place: int, words: list[str], at: int) -> bool:
-    """The same from a `#` on, which may stand for as many words as it takes; all ways at once."""
-    end = len(words)
-    here = {at}
-    for token in tokens[place:]:
-        if token in _ANY_OF:
-            here = set(range(min(here), end + 1))
-        else:
-            here = {at + 1 for at in here if at < end and (token == ONE or token == words[at])}
-        if not here:
-            return False
-    return end in here

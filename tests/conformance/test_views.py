@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import paho.mqtt.client as mqtt
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 
+from millrace import BlockingClient
 from tests.conformance.test_amqp_pika import connect
 from tests.support import BrokerProcess, broker_process
 
@@ -201,3 +203,28 @@ def test_what_makes_no_sense_closes_the_channel(
         declare(connection.channel(), topic, **arguments)
     assert closed.value.reply_code == code
     assert text in closed.value.reply_text
+
+
+def test_of_devices_in_one_topic_a_worker_gets_those_that_it_wants(broker: BrokerProcess, topic: str) -> None:
+    with BlockingClient(f"127.0.0.1:{broker.native_port}") as client:
+        client.bind_topic(topic, "amq.topic", f"{topic}.#")
+    with connect(broker) as connection:
+        channel = connection.channel()
+        queue = declare(channel, topic, **{"x-view-filter": f"{topic}.*.temp"})
+        device = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2)
+        device.connect("127.0.0.1", broker.ports["mqtt"])
+        device.loop_start()
+        for number in range(300):
+            kind = "temp" if number % 3 else "hum"
+            device.publish(f"{topic.replace('.', '/')}/{number}/{kind}", str(number), qos=1).wait_for_publish(TIMEOUT_S)
+        device.disconnect()
+        device.loop_stop()
+        found = []
+        for method, _, body in channel.consume(queue, auto_ack=True, inactivity_timeout=TIMEOUT_S):
+            assert method is not None, f"{len(found)} of 200"
+            assert method.routing_key == f"{topic}.{int(body)}.temp"
+            found.append(int(body))
+            if len(found) == 200:
+                break
+        assert sorted(found) == [number for number in range(300) if number % 3]
+    assert len(group(broker, topic, 300)) == 300

@@ -39,7 +39,7 @@ from protocols.mqtt.events import (
 from protocols.mqtt.properties import encode_text
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.wire import PINGRESP, WIRE_3, encode_publishes, encode_publishes_with_ids, publish_heads
-from routing.topology.topic_trie import matches, parse_pattern
+from routing.key_patterns import matches, parse_pattern
 from tests.protocols.mqtt.test_codec import connected
 
 payload_lists = st.lists(st.binary(max_size=300), min_size=1, max_size=20)

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from routing.kept.retained_names import NameTrie
-from routing.topology.topic_trie import matches, parse_pattern
+from routing.key_patterns import matches, parse_pattern
 
 WORDS = ("", "a", "b", "$SYS")
 NAMES = [".".join(words) for length in (1, 2, 3) for words in product(WORDS, repeat=length)]

@@ -14,10 +14,15 @@ from tests.routing.queues.test_views import append, bodies, topic, view, worker
 
 async def test_at_random_with_crashes_nothing_is_lost_and_nothing_that_was_settled_for_good_comes_again() -> None:
     for seed in range(12):
-        await _at_random(random.Random(seed))
+        await _at_random(random.Random(seed), {})
 
 
-async def _at_random(dice: random.Random) -> None:
+async def test_with_a_filter_that_is_so_of_what_it_wants_and_the_rest_is_never_seen() -> None:
+    for seed in range(12):
+        await _at_random(random.Random(seed), {"filter": "wanted.#"})
+
+
+async def _at_random(dice: random.Random, wanted: dict[str, str]) -> None:
     files = MemoryFiles()
     small = {"stripes": 1, "queue_segment_bytes": 4096, "checkpoint_interval_bytes": 1024}
     produced: set[str] = set()
@@ -27,7 +32,7 @@ async def _at_random(dice: random.Random) -> None:
         async with engine(files, **small) as running:
             if not life:
                 await topic(running, 3)
-                await view(running, delivery_limit=-1)
+                await view(running, delivery_limit=-1, **{f"view_{name}": value for name, value in wanted.items()})
             perhaps.clear()
             clients = [await worker(running, dice.choice((1, 5, 40))) for _ in range(3)]
             seen: set[str] = set()
@@ -35,7 +40,11 @@ async def _at_random(dice: random.Random) -> None:
                 if dice.random() < 0.3:
                     some = [f"{life}-{step}-{number}" for number in range(dice.randrange(1, 30))]
                     produced.update(some)
-                    await append(running, *some, partition=dice.randrange(3))
+                    mixed = [(body, "wanted.a") for body in some]
+                    if wanted:
+                        mixed += [("not wanted", dice.choice(("b", "a.wanted"))) for _ in range(dice.randrange(60))]
+                        dice.shuffle(mixed)
+                    await append(running, *mixed, partition=dice.randrange(3))
                 client = dice.choice(clients)
                 taken = client.take()
                 assert not done.intersection(bodies(taken)), "it was settled for good"

@@ -16,10 +16,14 @@ from routing.session import Outcome
 from tests.routing.harness import Client, Delivery, Engine, engine, killed, passing, with_headers
 
 
-def batch(*bodies: object, headers: bytes = NO_HEADERS, key: bytes | None = None) -> bytes:
-    """What a producer of records appends."""
+def batch(*bodies: Any, headers: bytes = NO_HEADERS, key: bytes | None = None) -> bytes:
+    """What a producer of records appends; a pair is a body and its key."""
     builder = BatchBuilder(0, 0, 1_000)
-    builder.add_run(0, key, [str(body).encode() for body in bodies], headers)
+    if isinstance(bodies[0], tuple):
+        for offset, (body, own) in enumerate(bodies):
+            builder.add_run(offset, own.encode(), [body.encode()], headers)
+    else:
+        builder.add_run(0, key, [str(body).encode() for body in bodies], headers)
     return builder.build()
 
 
@@ -27,7 +31,7 @@ async def topic(running: Engine, partitions: int = 1, name: str = "t", **config:
     await running.broker.create_topic(name, partitions=partitions, config=config)
 
 
-async def append(running: Engine, *bodies: object, partition: int = 0, name: str = "t", **options: Any) -> None:
+async def append(running: Engine, *bodies: Any, partition: int = 0, name: str = "t", **options: Any) -> None:
     """Records that are committed."""
     there = running.broker.topics[name].partitions[partition]
     there.append(batch(*bodies, **options))
@@ -403,6 +407,7 @@ async def test_settlements_in_a_transaction_count_when_it_is_committed() -> None
         ({"x-max-priority": 5}, "invalid arg 'x-max-priority'"),
         ({"x-retain": "1h"}, "invalid arg 'x-retain'"),
         ({"x-stream-offset": "soon"}, "invalid arg 'x-stream-offset' for queue 'v' in vhost '/'"),
+        ({"x-view-filter": ""}, "invalid arg 'x-view-filter' for queue 'v' in vhost '/': {not_a_pattern_of_1_to_255"),
         ({"x-view-topic": 5}, "invalid arg 'x-view-topic' for queue 'v' in vhost '/': {unacceptable_type,signedint}"),
     ],
 )  # fmt: skip
@@ -432,8 +437,9 @@ async def test_a_view_is_durable_has_a_name_and_stays_what_it_is() -> None:
             await declare("v", durable=True, arguments=kind | {"x-view-topic": "u"})
         with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-stream-offset'"):
             await declare("v", durable=True, arguments=kind | {"x-stream-offset": "last"})
-        with pytest.raises(PreconditionFailed, match="cannot become a view of something else"):
-            await running.broker.alter_queue("v", {"x-view-topic": "u"})
+        for change in ({"x-view-topic": "u"}, {"x-view-filter": "a.#"}):
+            with pytest.raises(PreconditionFailed, match="cannot become a view of something else"):
+                await running.broker.alter_queue("v", change)
         await running.broker.alter_queue("v", {"x-delivery-limit": 3})
         await running.broker.set_policy("p", ".*", {"max-length": 1, "delivery-limit": 2})
         queue = running.broker.topology.queues["v"]

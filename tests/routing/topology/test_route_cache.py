@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from core_log.memory_files import MemoryFiles
 from routing.broker import Broker, open_broker
+from routing.key_patterns import matches, parse_pattern
 from routing.message import Properties, Slab
 from routing.topology.route import Route
 from routing.topology.route_cache import RouteCache
-from routing.topology.topic_trie import matches, parse_pattern
 
 _WORDS = st.sampled_from(["a", "b", "c", "", "$sys", "+"])
 _KEYS = st.lists(_WORDS, max_size=4).map(".".join)

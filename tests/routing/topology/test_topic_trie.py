@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.topology.topic_trie import TopicTrie, parse_pattern
-from routing.topology.topic_trie import matches as tokens_match
+from routing.key_patterns import matches as tokens_match
+from routing.key_patterns import parse_pattern
+from routing.topology.topic_trie import TopicTrie
 
 _WORDS = st.sampled_from(["a", "b", "", "$sys", "*", "+", "#", "é"])
 _KEYS = st.lists(_WORDS, max_size=5).map(".".join)
