@@ -122,7 +122,7 @@ def decode_checkpoint(content: bytes) -> Checkpoint:
             (from_bytes(firsts), from_bytes(counts), from_bytes(positions))
             for firsts, counts, positions in state.get("moves", ())
         )
-    except (KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, msgpack.UnpackException) as error:
         raise ValueError(f"not a checkpoint: {error!r}") from error
     return Checkpoint(standby, state["clean"], queues)
 

@@ -95,7 +95,7 @@ def encoded(writer: Any, message: Entity) -> bytes:
     return b"".join(codec.write_message(writer, b"", message))
 
 
-@pytest.mark.parametrize(("one", "version"), messages())
+@pytest.mark.parametrize(("one", "version"), list(messages()))
 def test_kafka_python_reads_and_writes_the_same(one: Api, version: int) -> None:
     for seed in range(4):
         dice = random.Random(f"{one.name} {version} {seed}")
@@ -121,7 +121,7 @@ def again(message: Any) -> Any:
     return [again(item) for item in message] if isinstance(message, list) else message
 
 
-@pytest.mark.parametrize(("one", "version"), messages())
+@pytest.mark.parametrize(("one", "version"), list(messages()))
 def test_what_is_cut_short_or_changed_is_no_message_or_another(one: Api, version: int) -> None:
     dice = random.Random(f"{one.name} {version}")
     for fields, writer, reader, _ in sides(one, version):
