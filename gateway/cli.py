@@ -19,6 +19,7 @@ from gateway.client_cli import COUNT, NUMBER
 from gateway.cluster_cli import cluster
 from gateway.consume_cli import consume
 from gateway.groups_cli import groups
+from gateway.messages_cli import messages
 from gateway.policies_cli import policies
 from gateway.produce_cli import produce
 from gateway.rights_cli import permissions, topic_permissions, users
@@ -161,6 +162,7 @@ for command in (
     topic_permissions,
     policies,
     sessions,
+    messages,
     *GROUPS,
 ):
     main.add_command(command)

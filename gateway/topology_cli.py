@@ -179,6 +179,20 @@ def purge_queue(client: BlockingClient, as_json: bool, **given: Any) -> None:
     say({"dropped": dropped}, f"{dropped:,} messages dropped", as_json)
 
 
+@queues.command("peek")
+@click.argument("name")
+@vhost_option
+@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True)
+@click.option("--bytes-max", type=COUNT, default=4096, show_default=True, help="Of each body.")
+@with_json
+@with_client
+def peek_queue(client: BlockingClient, as_json: bool, **given: Any) -> None:
+    """Print the messages that come next out of queue NAME. They stay there."""
+    found = client.administer("queues.peek", **given)
+    columns = list(found[0]) if found else ["exchange", "key", "body"]
+    show(columns, [list(one.values()) for one in found], as_json)
+
+
 @queues.command("move")
 @click.argument("source")
 @click.argument("destination")

@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from protocols.mqtt import adapter_made as adapter_made
 from protocols.mqtt import adapter_shown as adapter_shown
 from protocols.mqtt.adapter_authentication import Authentication
 from protocols.mqtt.adapter_connack import connack_properties

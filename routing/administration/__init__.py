@@ -3,6 +3,7 @@
 from routing.administration import (
     cluster,
     connections,
+    messages,
     policies,
     queues,
     readers,
@@ -17,6 +18,6 @@ from routing.administration import (
 from routing.administration.operations import CHANGES, LOOKS, OPERATIONS, administer, require_tag
 
 __all__ = [
-    "CHANGES", "LOOKS", "OPERATIONS", "administer", "cluster", "connections", "policies", "queues", "readers",
-    "require_tag", "retained", "rights", "sessions", "status", "topics", "topology", "transactions",
+    "CHANGES", "LOOKS", "OPERATIONS", "administer", "cluster", "connections", "messages", "policies", "queues",
+    "readers", "require_tag", "retained", "rights", "sessions", "status", "topics", "topology", "transactions",
 ]  # fmt: skip

@@ -213,6 +213,26 @@ def test_delayed_messages(broker: BrokerProcess, millrace: Commands) -> None:
     millrace("queues", "delete", "later")
 
 
+def test_a_message_is_published_and_looked_at(broker: BrokerProcess, millrace: Commands) -> None:
+    millrace("queues", "add", "single")
+    terms = ("--properties", '{"content_type": "text/plain", "priority": 2}', "--headers", '{"a": 1}')
+    assert millrace("messages", "publish", "hello", "--key", "single", *terms) == "published\n"
+    (row,) = millrace.rows("queues", "peek", "single")
+    assert (row["body"], row["headers"]) == ({"text": "hello"}, {"a": 1})
+    assert "hello" in millrace("queues", "peek", "single")
+    with connect(broker) as connection:
+        _, properties, body = connection.channel().basic_get("single", auto_ack=True)
+    assert (body, properties.content_type, properties.priority) == (b"hello", "text/plain", 2)
+    assert (properties.headers, properties.delivery_mode) == ({"a": 1}, 2)
+    assert millrace("queues", "peek", "single").split() == ["exchange", "key", "body"]
+    given = ("messages", "publish", "--mqtt-topic", "a/b", "--retain")
+    assert millrace(*given, text="kept") == "published, but routed to nobody\n"
+    assert json.loads(millrace("retained", "get", "a.b", "--json"))["body"] == {"text": "kept"}
+    millrace(*given)
+    assert millrace.refused("retained", "get", "a.b").startswith("nothing is retained")
+    millrace("queues", "delete", "single")
+
+
 def test_connections_and_consumers(broker: BrokerProcess, millrace: Commands) -> None:
     millrace("queues", "add", "read")
     connection = connect(broker)

@@ -158,10 +158,17 @@ def test_sessions_are_looked_after_at_any_broker(cluster: ClusterProcesses) -> N
         assert (found["unacknowledged"], found["expiry_s"]) == (1, 3600)
         assert found["peer"].startswith("127.")
         assert operator.administer("retained.get", key="retained")["body"] == {"text": "r"}
+        (waits,) = operator.administer("queues.peek", name="mqtt.watched") or [None]
+        assert waits is None  # the client has it
+        said = {"mqtt_topic": "watched/2", "body": "2", "retain": True}
+        assert operator.administer("messages.publish", **said) == {"routed": True}
+        assert operator.administer("retained.get", key="watched.2")["body"] == {"text": "2"}
         assert operator.administer("connections.close", client_id="watched") == 1
         assert device.over.get(timeout=PATIENCE_S) == ADMINISTRATIVE_ACTION
         device.client.loop_stop()
         assert (session("watched")["connected"], session("watched")["peer"]) == (False, "")
+        waiting = operator.administer("queues.peek", name="mqtt.watched")
+        assert [one["body"] for one in waiting] == [{"text": "1"}, {"text": "2"}]
         device = Device(cluster, 2, "watched", lasting=True)
         assert device.session_present
         operator.administer("sessions.delete", client_id="watched")

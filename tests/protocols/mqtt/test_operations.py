@@ -11,6 +11,7 @@ from routing.access.grants import Permission
 from routing.administration import administer
 from routing.errors import AccessRefused, InvalidArgument, NotFound
 from tests.protocols.mqtt.conftest import World
+from tests.protocols.mqtt.test_clauses_5 import delivery, opened, told
 from tests.protocols.mqtt.test_sessions_5 import ended_with, is_present
 from tests.protocols.mqtt.wire import connect, publish
 from tests.protocols.mqtt.wire_5 import block, connect_5, publish_5, subscribe_5
@@ -146,3 +147,32 @@ async def test_what_is_retained_is_shown(world: World) -> None:
     await world.broker.rights.set_permission("/", "reader", Permission("", "", "^queue$"))
     with pytest.raises(AccessRefused):
         await administer(world.broker, "reader", "retained.get", {"key": "a.b"})
+
+
+async def test_an_operator_publishes_as_a_client_does(world: World) -> None:
+    client, _ = await opened(world, "c")
+    await client.send(subscribe_5(1, ("a/+", 1)))
+    await told(client)
+    said = {"content_type": "text/plain", "expiration_ms": 60_000}
+    given: dict[str, Any] = {"mqtt_topic": "a/b.c", "body": "1", "properties": said, "headers": {"name": "value"}}
+    assert await ask(world, "messages.publish", **given, retain=True) == {"routed": True}
+    flags, topic, properties, payload = delivery((await told(client))[0])
+    assert (flags & ~8, topic, payload) == (2, "a/b.c", b"1")
+    expected = block(("name", "value"), content_type="text/plain")
+    assert sorted(properties) == sorted(block(message_expiry=60) + expected)
+    late, _ = await opened(world, "late")
+    await late.send(subscribe_5(1, ("a/+", 1)))
+    flags, topic, _, payload = delivery((await told(late, 2))[1])
+    assert (flags & 1, topic, payload) == (1, "a/b.c", b"1")
+    assert (await ask(world, "retained.get", key="a.b/c"))["body"] == {"text": "1"}
+    assert await ask(world, "messages.publish", mqtt_topic="a/b.c", retain=True) == {"routed": True}
+    with pytest.raises(NotFound):
+        await ask(world, "retained.get", key="a.b/c")
+    assert await ask(world, "messages.publish", mqtt_topic="nobody", properties={"persistent": False}) == {
+        "routed": False
+    }
+    for topic in ("", "a/+", "$SYS/x"):
+        with pytest.raises(InvalidArgument):
+            await ask(world, "messages.publish", mqtt_topic=topic)
+    with pytest.raises(InvalidArgument, match="a topic, or an exchange"):
+        await ask(world, "messages.publish", mqtt_topic="a", exchange="amq.topic")
