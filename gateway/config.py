@@ -165,14 +165,28 @@ class HttpConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The terms of the doors that speak HTTP alone."""
 
     loopback_without_user: bool = True
-    """Whether clients on this machine need no user to see figures. Not so behind a proxy that is on it as well."""
+    """Whether clients on this machine need no user to see figures, and to use the page and its operations as far as
+    `native.anonymous_loopback` lets them act for `native.anonymous_user`. Not so behind a proxy that is on it as well.
+    """
+    origins: str = ""
+    """From where else than its own address the page may be, "https://one.example,https://two.example:8443": where
+    browsers find a proxy."""
     connections_max: Count = 32
     """Requests that are answered at a time; more are refused."""
     head_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 20)] = 16 << 10
     """Largest head of a request, in bytes."""
+    body_bytes_max: FrameBytes = 1 << 20
+    """Largest body of a request, in bytes."""
     request_timeout_ms: Milliseconds = 10_000
-    """Time from the opening of the connection (with TLS: from the end of its handshake) to a complete request, and from
-    that until the client has taken the answer."""
+    """Time from the opening of the connection (with TLS: from the end of its handshake) to the head of a request, from
+    that to the end of its body, and for the client to take the answer."""
+    operation_timeout_ms: Milliseconds = 60_000
+    """Time of an operation from when its request is complete; one that takes longer is ended, or goes on unseen."""
+    records_bytes_max: FrameBytes = 4 << 20
+    """Keys, values and headers of records in one answer, in bytes; then fewer records come."""
+    native_ca: str = ""
+    """Certificates in PEM that those of other brokers' doors `natives` go back to; with it these are what operations
+    on what another broker leads go through, else their doors `native`."""
     series_max: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
     """Series of one family of metrics; how many it lacks is a metric of its own."""
 

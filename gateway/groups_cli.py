@@ -6,18 +6,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from core_log.wall_clock import wall_clock_ms
-from gateway.client_cli import DISTANCE, NUMBER, OFFSET, Ago, show, show_fields, with_client, with_json
+from gateway.client_cli import DISTANCE, OFFSET, Ago, show, show_fields, with_client, with_json
+from gateway.described import described_group
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
-
-Partition = tuple[str, int]
-
-_QUEUE_COLUMNS = ("vhost", "queue", "mode", "offset", "lag", "lag_s")
-_COLUMNS = ("topic", "partition", "offset", "end_offset", "lag", "lag_s", "member_id")
 
 
 @click.group()
@@ -44,36 +39,16 @@ def describe(client: BlockingClient, name: str, as_json: bool) -> None:
     Seconds are the age of the first record that was not read; in queues, which Spark's queries read, of the oldest
     message.
     """
-    described = client.describe_group(name)
-    lags = [
-        (one.topic, one.partition, one.offset, one.end_offset, one.lag, _seconds(one.lag_ms), one.member_id)
-        for one in client.lag(name)
-    ]
-    queues = [
-        (one.vhost, one.queue, one.mode, one.offset, one.lag, _seconds(one.lag_ms)) for one in client.queue_lag(name)
-    ]
-    fields: dict[str, Any] = {
-        "group": described.group,
-        "state": described.state,
-        "type": described.type,
-        "protocol": described.protocol,
-        "generation": described.generation,
-        "lag": sum(row[4] for row in (*lags, *queues)),
-        "lag_s": max((row[5] or 0.0 for row in (*lags, *queues)), default=0.0),
-    }
-    members = [msgspec.structs.asdict(member) for member in described.members]
+    fields = described_group(client.describe_group(name), client.lag(name), client.queue_lag(name))
     if as_json:
-        partitions = [dict(zip(_COLUMNS, row, strict=True)) for row in lags]
-        in_queues = [dict(zip(_QUEUE_COLUMNS, row, strict=True)) for row in queues]
-        show_fields({**fields, "members": members, "partitions": partitions, "queues": in_queues}, True)
+        show_fields(fields, True)
         return
+    members, lists = fields.pop("members"), (fields.pop("partitions"), fields.pop("queues"))
     show_fields(fields, False)
-    if lags:
-        click.echo()
-        show(_COLUMNS, lags, False)
-    if queues:
-        click.echo()
-        show(_QUEUE_COLUMNS, queues, False)
+    for rows in lists:
+        if rows:
+            click.echo()
+            show(list(rows[0]), [list(row.values()) for row in rows], False)
     if members:
         click.echo()
         shown = [
@@ -81,10 +56,6 @@ def describe(client: BlockingClient, name: str, as_json: bool) -> None:
             for one in members
         ]
         show(("member_id", "instance_id", "client_name", "host", "partitions"), shown, False)
-
-
-def _seconds(lag_ms: int | None) -> float | None:
-    return None if lag_ms is None else round(lag_ms / 1000, 3)
 
 
 @groups.command()
@@ -105,20 +76,6 @@ def _moment(text: str) -> int:
         raise click.BadParameter(
             f"{text!r} is neither ms since 1970 nor like 2026-01-31T12:00", param_hint="--to-time"
         ) from None
-
-
-def _places(client: BlockingClient, names: tuple[str, ...]) -> list[Partition] | None:
-    """Of TOPIC and TOPIC:0,1 each; None: wherever the group has come."""
-    if not names:
-        return None
-    found: list[Partition] = []
-    for name in names:
-        topic, colon, numbers = name.rpartition(":")
-        if colon and all(number.isdigit() for number in numbers.split(",")):
-            found += [(topic, NUMBER(number)) for number in numbers.split(",")]
-        else:
-            found += [(name, number) for number in client.metadata([name])[name]]
-    return found
 
 
 @groups.command()
@@ -162,7 +119,6 @@ def reset_offsets(
         to = _moment(to_time)
     elif ago is not None:
         to = wall_clock_ms() - int(ago * 1000)
-    found = client.reset_offsets(
-        name, to, offset=to_offset, shift=shift_by, partitions=_places(client, topics), dry_run=dry_run
-    )
+    partitions = client.places(topics) if topics else None
+    found = client.reset_offsets(name, to, offset=to_offset, shift=shift_by, partitions=partitions, dry_run=dry_run)
     show(("topic", "partition", "offset"), [(*key, offset) for key, offset in sorted(found.items())], as_json)

@@ -1,6 +1,7 @@
-"""HTTP/1.1 as far as a connection has to speak it before it becomes something else, or is refused: one request's head.
+"""HTTP/1.1 as far as a connection has to speak it before it is answered, refused, or something else: one request.
 
-1. `h11` reads and writes; this module has the sockets, and the limits: bytes of the head, and time until it is there.
+1. `h11` reads and writes; this module has the sockets, and the limits: bytes of the head and of the body, of which
+   nothing is kept beyond them, and time until each is there.
 2. Whoever asks for something that is not there is told so in HTTP's own terms (`Refused`), and that nothing follows.
 3. A connection has one request. This module knows nothing of what is asked for: the WebSocket doors and those for HTTP
    itself (`web_pages`) are its users.
@@ -8,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,10 +25,13 @@ from gateway.tls import TlsLayer, TlsReader
 
 _READ_BYTES = 1 << 10
 """A head is read in small pieces: the limit on it is looked at while it is not complete."""
+_BODY_READ_BYTES = 64 << 10
 
 _LINGER_S = 2.0
 
 Headers = list[tuple[str, str]]
+Page = tuple[HTTPStatus, Headers, bytes]
+"""An answer: status, headers and body."""
 T = TypeVar("T")
 
 
@@ -52,23 +57,30 @@ class Request:
 class Exchange:
     """One client that sends a request, over TCP or TLS."""
 
-    def __init__(self, sock: socket.socket, tls: TlsLayer | None, *, head_bytes_max: int) -> None:
+    def __init__(
+        self, sock: socket.socket, tls: TlsLayer | None, *, head_bytes_max: int, always: Headers | None = None
+    ) -> None:
+        """`always` are headers of every answer."""
+        self._always = always or []
         self._socket = sock
         self._tls = tls
         self._receive = sock.recv if tls is None else TlsReader(sock, tls).recv
         self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes_max)
         self._without_body = False
+        self._announced_bytes = 0
 
-    async def take(self, answer: Callable[[Request], Awaitable[T]], timeout_ms: int) -> T:
-        """What `answer` makes of the request, which has to come within a time, and to be answered within as much again.
-        What it raises as Refused is told to the client. Raises Refused, PeerGone.
+    async def take(
+        self, answer: Callable[[Request], Awaitable[T]], timeout_ms: int, answer_timeout_ms: float = math.inf
+    ) -> T:
+        """What `answer` makes of the request, whose head has to come within a time, and to be answered within another.
+        What it raises as Refused is told to the client, and TooSlowError as well. Raises Refused, PeerGone.
         """
         refused = Refused(HTTPStatus.REQUEST_TIMEOUT, f"no request within {timeout_ms} ms")
         try:
             with trio.fail_after(timeout_ms / 1000):
                 request = await self.request()
-            refused = Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"no answer within {timeout_ms} ms")
-            with trio.fail_after(timeout_ms / 1000):
+            refused = Refused(HTTPStatus.SERVICE_UNAVAILABLE, "no answer in time")
+            with trio.fail_after(answer_timeout_ms / 1000):
                 return await answer(request)
         except trio.TooSlowError:
             pass
@@ -93,7 +105,7 @@ class Exchange:
         connection = self._connection
         try:
             while (event := connection.next_event()) is h11.NEED_DATA:
-                connection.receive_data(await self._read())
+                connection.receive_data(await self._read(_READ_BYTES))
         except h11.RemoteProtocolError as error:
             # Whoever is at the beginning of TLS is no HTTP client that understands an answer, but nobody minds it.
             raise Refused(HTTPStatus(error.error_status_hint), str(error)) from None
@@ -103,6 +115,7 @@ class Exchange:
         headers: dict[str, list[str]] = {}
         for name, value in event.headers:
             headers.setdefault(name.decode("ascii"), []).append(value.decode("latin-1"))
+        self._announced_bytes = int(headers.get("content-length", ["0"])[0])
         path = event.target.decode("latin-1").partition("?")[0]
         return Request(event.method.decode("ascii"), path, event.http_version.decode("ascii"), headers)
 
@@ -112,6 +125,37 @@ class Exchange:
             return not isinstance(self._connection.next_event(), h11.EndOfMessage)
         except h11.RemoteProtocolError:
             return True
+
+    async def body(self, bytes_max: int, timeout_ms: int) -> bytes:
+        """What follows the head of the request. Raises Refused, PeerGone."""
+        try:
+            with trio.fail_after(timeout_ms / 1000):
+                return await self._whole_body(bytes_max)
+        except trio.TooSlowError:
+            raise Refused(HTTPStatus.REQUEST_TIMEOUT, f"no complete request within {timeout_ms} ms") from None
+        except h11.RemoteProtocolError as error:
+            raise Refused(HTTPStatus(error.error_status_hint), str(error)) from None
+
+    async def _whole_body(self, bytes_max: int) -> bytes:
+        """Raises Refused, PeerGone, RemoteProtocolError."""
+        connection = self._connection
+        too_long = Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {bytes_max} bytes")
+        if self._announced_bytes > bytes_max:
+            raise too_long
+        if connection.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            await self._send(connection.send(go_on) or b"")
+        body = bytearray()
+        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                connection.receive_data(await self._read(_BODY_READ_BYTES))
+            elif isinstance(event, h11.Data):
+                if len(body) + len(event.data) > bytes_max:
+                    raise too_long
+                body += event.data
+            else:
+                raise PeerGone
+        return bytes(body)
 
     async def switch(self, headers: Headers) -> bytes:
         """Answer 101: the connection speaks something else now. What of that came already. Raises PeerGone."""
@@ -131,7 +175,9 @@ class Exchange:
     async def answer(self, status: HTTPStatus, headers: Headers, body: bytes) -> None:
         """Answer, and say that nothing follows. Raises PeerGone."""
         closing = "Upgrade, close" if ("Upgrade", "websocket") in headers else "close"
-        told = [*headers, ("Content-Length", str(len(body))), ("Connection", closing)]
+        told = [*self._always, *headers, ("Connection", closing)]
+        if status != HTTPStatus.NOT_MODIFIED:
+            told.append(("Content-Length", str(len(body))))
         response = h11.Response(status_code=status, headers=_encoded(told), reason=status.phrase.encode("ascii"))
         connection = self._connection
         answer = connection.send(response) or b""
@@ -139,10 +185,10 @@ class Exchange:
             answer += connection.send(h11.Data(data=body)) or b""
         await self._send(answer + (connection.send(h11.EndOfMessage()) or b""))
 
-    async def _read(self) -> bytes:
+    async def _read(self, size: int) -> bytes:
         while True:
             try:
-                return self._receive(_READ_BYTES)
+                return self._receive(size)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
             except OSError:

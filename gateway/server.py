@@ -220,12 +220,12 @@ def _open_web_pages(
     """Have the doors for HTTP, if there are any, answer. Raises StartError."""
     doors = [one for one in listeners if one.door in HTTP_DOORS]
     if doors:
-        try:
-            from gateway.web_pages import WebPages  # two megabytes that only these doors need
-        except ModuleNotFoundError as error:
-            raise StartError(f"the {doors[0].door} door needs {error.name}: pip install 'millrace[metrics]'") from None
+        from gateway.web_pages import WebPages  # some megabytes that only these doors need
 
-        pages = WebPages(broker, shell, config.http, authenticate)
+        try:
+            pages = WebPages(broker, shell, config, authenticate)
+        except OSError as error:
+            raise StartError(f"http.native_ca {config.http.native_ca}: cannot be used: {error}") from None
         for door in doors:
             door.answer = pages.answer
 

@@ -8,10 +8,10 @@ import os
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from gateway.client_cli import COUNT, NUMBER, OFFSET, list_all, show, show_fields, with_client, with_json
 from gateway.cluster_status import SINGLE_COPY
+from gateway.described import described_topic
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -125,14 +125,12 @@ def describe(client: BlockingClient, name: str, all_settings: bool, as_json: boo
         columns, rows = list_all(client, "topics.settings", name=name)
         show(columns if as_json else columns[:3], rows if as_json else [row[:3] for row in rows], as_json)
         return
-    topic = client.describe_topic(name)
-    partitions = [
-        {**msgspec.structs.asdict(partition), "single_copy": partition.single_copy} for partition in topic.partitions
-    ]
+    topic = described_topic(client.describe_topic(name))
     if as_json:
-        show_fields({"name": topic.name, "config": topic.config, "partitions": partitions}, True)
+        show_fields(topic, True)
         return
-    show_fields({"topic": topic.name, **dict(sorted(topic.config.items()))}, False)
+    partitions = topic["partitions"]
+    show_fields({"topic": topic["name"], **dict(sorted(topic["config"].items()))}, False)
     click.echo()
     show(list(partitions[0]), [list(one.values()) for one in partitions], False)
     single = [str(one["partition"]) for one in partitions if one["single_copy"]]

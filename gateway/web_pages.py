@@ -1,80 +1,115 @@
-"""The doors for HTTP itself: `GET /metrics` in Prometheus' text format, `GET /healthz`.
+"""The doors for HTTP itself: the page, `POST /api/NAME`, `GET /metrics` in Prometheus' text format, `GET /healthz`.
 
-1. Who asks for figures is a user with the tag `monitoring` or `administrator`, by name and password (RFC 7617) or by a
-   certificate. Clients on this machine need none (`http.loopback_without_user`), and nobody needs one for the health.
+1. Who asks for figures is a user with the tag `monitoring` or `administrator`; who asks for an operation needs what
+   that does (`web_api`). `web_login` tells who it is. Nobody needs a user for the health and for the page, which says
+   nothing.
 2. One asks for figures at a time, the others wait for their turn: `http.connections_max` are answered at a time at all.
+3. A browser is told to load nothing from elsewhere, to run no script but the page's own, and to put the page into no
+   other one.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import socket
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+import structlog
 import trio
 
 from gateway.errors import Refused
-from gateway.http import Exchange, Headers, Request
-from gateway.metrics import Metrics
-from protocols.peers import is_loopback, is_welcome
+from gateway.http import Exchange, Page, Request
+from gateway.web_api import PREFIX, WebApi
+from gateway.web_files import WebFiles
+from gateway.web_login import Asking, logged_in
 from routing.administration.operations import LOOKS, require_tag
 from routing.errors import AccessRefused
 
 if TYPE_CHECKING:
     from gateway.authentication import Authenticate
-    from gateway.config import HttpConfig
+    from gateway.config import Config
     from gateway.connection import Shell
     from gateway.tls import TlsLayer
     from routing.broker import Broker
 
-_METHODS = ("GET", "HEAD")
-_ASK = ("WWW-Authenticate", 'Basic realm="millrace", charset="UTF-8"')
+log = structlog.get_logger(__name__)
 
-Page = tuple[HTTPStatus, Headers, bytes]
+_METHODS = ("GET", "HEAD")
+_SECURITY = [
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+]
 
 
 class WebPages:
     """What there is, and who gets it."""
 
-    def __init__(self, broker: Broker, shell: Shell, config: HttpConfig, authenticate: Authenticate) -> None:
+    def __init__(self, broker: Broker, shell: Shell, config: Config, authenticate: Authenticate) -> None:
+        """Raises OSError: `http.native_ca` cannot be read."""
         self._broker = broker
-        self._config = config
+        self._config = config.http
         self._authenticate = authenticate
-        self._metrics = Metrics(broker, shell, config.series_max)
+        self._api = WebApi(broker, shell, config, authenticate)
+        self._files = WebFiles()
+        try:
+            from gateway.metrics import Metrics
+
+            self._metrics = Metrics(broker, shell, config.http.series_max)
+            self._missing = ""
+        except ModuleNotFoundError as error:
+            self._missing = f"/metrics needs {error.name}: pip install 'millrace[metrics]'"
         self._one = trio.Lock()
         self._open = 0
 
     async def answer(self, sock: socket.socket, tls: TlsLayer | None, peer: str, certificate_name: str | None) -> None:
         """Answer one request. Raises Refused when it was answered so, PeerGone."""
-        exchange = Exchange(sock, tls, head_bytes_max=self._config.head_bytes_max)
+        config = self._config
+        exchange = Exchange(sock, tls, head_bytes_max=config.head_bytes_max, always=_SECURITY)
+        asking = Asking(peer, certificate_name, "http" if tls is None else "https")
 
         async def respond(request: Request) -> None:
-            if exchange.has_body():
-                raise Refused(HTTPStatus.BAD_REQUEST, "a request here has no body")
-            await exchange.answer(*await self._page(request, peer, certificate_name))
+            if request.path.startswith(PREFIX):
+                page = await self._api.answer(exchange, request, asking)
+            else:
+                if exchange.has_body():
+                    raise Refused(HTTPStatus.BAD_REQUEST, "a request here has no body")
+                with trio.fail_after(config.request_timeout_ms / 1000):
+                    page = await self._page(request, asking)
+            with trio.fail_after(config.request_timeout_ms / 1000):
+                await exchange.answer(*page)
 
-        if self._open >= self._config.connections_max:
+        if self._open >= config.connections_max:
             refused = Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at a time", [("Retry-After", "1")])
             await exchange.turn_away(refused)
             raise refused
         self._open += 1
         try:
-            await exchange.take(respond, self._config.request_timeout_ms)
+            await exchange.take(respond, config.request_timeout_ms)
             await exchange.finish()
         finally:
             self._open -= 1
 
-    async def _page(self, request: Request, peer: str, certificate_name: str | None) -> Page:
+    async def _page(self, request: Request, asking: Asking) -> Page:
         """Raises Refused."""
         if request.path not in ("/metrics", "/healthz"):
-            raise Refused(HTTPStatus.NOT_FOUND, "there are /metrics and /healthz")
+            found = self._files.page(request)
         if request.method not in _METHODS:
             raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "this is asked for with GET", [("Allow", ", ".join(_METHODS))])
         if request.path == "/healthz":
             return self._health()
-        await self._require_rights(request, peer, certificate_name)
+        if request.path != "/metrics":
+            return found
+        await self._require_rights(request, asking)
+        if self._missing:
+            raise Refused(HTTPStatus.NOT_IMPLEMENTED, self._missing)
         async with self._one:
             headers, body = await self._metrics.page(
                 ",".join(request.headers.get("accept", ())), request.tokens("accept-encoding")
@@ -88,34 +123,12 @@ class WebPages:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "this broker is not registered in its cluster now")
         return HTTPStatus.OK, [("Content-Type", "text/plain; charset=utf-8")], b"ok\n"
 
-    async def _require_rights(self, request: Request, peer: str, certificate_name: str | None) -> None:
+    async def _require_rights(self, request: Request, asking: Asking) -> None:
         """Raises Refused."""
-        given = request.first("authorization")
-        if given is not None:
-            user, password = _credentials(given)
-        elif certificate_name is not None:
-            user, password = certificate_name, None
-        elif self._config.loopback_without_user and is_loopback(peer):
+        login = await logged_in(request, asking, self._config, self._authenticate)
+        if login is None:
             return
-        else:
-            raise Refused(HTTPStatus.UNAUTHORIZED, "a user is needed", [_ASK])
-        if not await is_welcome(self._authenticate, user, password, peer):
-            raise Refused(HTTPStatus.UNAUTHORIZED, "user or password is wrong", [_ASK])
         try:
-            require_tag(self._broker, user, "metrics", LOOKS)
+            require_tag(self._broker, login.user, "metrics", LOOKS)
         except AccessRefused as error:
             raise Refused(HTTPStatus.FORBIDDEN, str(error)) from None
-
-
-def _credentials(given: str) -> tuple[str, bytes]:
-    """User and password (RFC 7617 section 2). Raises Refused."""
-    scheme, _, encoded = given.partition(" ")
-    try:
-        if scheme.lower() != "basic":
-            raise ValueError
-        name, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
-        if not colon:
-            raise ValueError
-        return name.decode(), password
-    except (binascii.Error, ValueError):
-        raise Refused(HTTPStatus.UNAUTHORIZED, "Authorization: Basic with user and password", [_ASK]) from None

@@ -279,7 +279,7 @@ async def upgrade(sock: socket.socket, tls: TlsLayer | None, config: WebSocketCo
             raise Refused(HTTPStatus.BAD_REQUEST, "a request for a WebSocket has no body")
         return WebSocket(config.message_bytes_max, await exchange.switch(headers))
 
-    return await exchange.take(agree, config.handshake_timeout_ms)
+    return await exchange.take(agree, config.handshake_timeout_ms, config.handshake_timeout_ms)
 
 
 def accept(request: Request, config: WebSocketConfig) -> Headers:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -46,12 +47,14 @@ class Operation:
 OPERATIONS: dict[str, Operation] = {}
 
 
-def operation(name: str, *, tags: tuple[str, ...] | None = CHANGES) -> Callable[[Implementation], Implementation]:
-    """Enter a function into the table. Its first two parameters are the broker and the user who asks; what follows are
+def operation(
+    name: str, *, tags: tuple[str, ...] | None = CHANGES, into: dict[str, Operation] = OPERATIONS
+) -> Callable[[Implementation], Implementation]:
+    """Enter a function into a table. Its first two parameters are the broker and the user who asks; what follows are
     the arguments, with their types and defaults."""
 
     def enter(function: Implementation) -> Implementation:
-        hints = get_type_hints(function, None, {"Broker": object})
+        hints = get_type_hints(function, None, {"Broker": object}, include_extras=True)
         parameters = list(inspect.signature(function).parameters.values())[2:]
         fields: list[Any] = [
             (one.name, hints[one.name])
@@ -60,7 +63,7 @@ def operation(name: str, *, tags: tuple[str, ...] | None = CHANGES) -> Callable[
             for one in parameters
         ]
         struct = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
-        OPERATIONS[name] = Operation(function, struct, tags)
+        into[name] = Operation(function, struct, tags)
         return function
 
     return enter
@@ -100,7 +103,8 @@ def has_tag(broker: Broker, user: str, tags: tuple[str, ...]) -> bool:
 
 def page(rows: Iterable[T], start: int) -> Iterator[T]:
     """As many of the rows from `start` on as one answer has."""
-    return islice(rows, max(start, 0), max(start, 0) + ROWS_MAX)
+    begin = min(max(start, 0), sys.maxsize - ROWS_MAX)
+    return islice(rows, begin, begin + ROWS_MAX)
 
 
 def table(columns: tuple[str, ...], rows: Iterable[Row], start: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from routing.administration.figures import DELAYED, UNKNOWN, Figures, figures_here, figures_of
 from routing.administration.forwarded import ask_leader
 from routing.administration.move import move
-from routing.administration.operations import LOOKS, ROWS_MAX, operation, table
+from routing.administration.operations import LOOKS, operation, page, table
 from routing.administration.topology import Arguments, vhosts_of
 from routing.errors import InvalidArgument, NotFound
 from routing.queue_reading import durable, published_at
@@ -41,11 +41,11 @@ async def list_queues(broker: Broker, user: str, vhost: str | None = None, start
     queue, and does not say.
     """
     everything = ((found, one) for found in vhosts_of(broker, vhost) for one in _sources(found))
-    page = list(islice(everything, max(start, 0), max(start, 0) + ROWS_MAX))
-    figures = await figures_of(one for _, one in page if isinstance(one, Queue))
+    shown = list(page(everything, start))
+    figures = await figures_of(one for _, one in shown if isinstance(one, Queue))
     rows = [
         _queue_row(found, one, figures.get(one)) if isinstance(one, Queue) else _stream_row(found, one)
-        for found, one in page
+        for found, one in shown
     ]
     return table(_COLUMNS, rows, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import os
 import socket
 import ssl
 import urllib.error
@@ -11,13 +12,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPResponse
+from pathlib import Path
 
 import pika
 import pytest
 import trustme
 
+import gateway
 from gateway.authentication import authenticator
-from gateway.config import HttpConfig
+from gateway.config import Config
 from gateway.errors import Refused
 from millrace import BlockingClient
 from tests.gateway.shell import open_door
@@ -129,7 +132,7 @@ async def test_a_member_of_a_cluster_is_well_while_it_has_its_lease() -> None:
         member = brokers.members[1]
         from gateway.web_pages import WebPages
 
-        pages = WebPages(member.broker, door.shell, HttpConfig(), authenticator(member.broker.rights))
+        pages = WebPages(member.broker, door.shell, Config(), authenticator(member.broker.rights))
 
         async def health() -> bytes:
             client, broker = socket.socketpair()
@@ -149,10 +152,17 @@ async def test_a_member_of_a_cluster_is_well_while_it_has_its_lease() -> None:
 @pytest.mark.parametrize(
     ("line", "headers", "status"),
     [
-        ("GET / HTTP/1.1", {}, "404 Not Found"),
+        ("GET /nothing HTTP/1.1", {}, "404 Not Found"),
+        ("GET /web/../web_pages.py HTTP/1.1", {}, "404 Not Found"),
+        ("GET /web/%2e%2e/web_pages.py HTTP/1.1", {}, "404 Not Found"),
+        ("GET /web/ HTTP/1.1", {}, "404 Not Found"),
+        ("POST / HTTP/1.1", {"Content-Length": "0"}, "405 Method Not Allowed"),
+        ("HEAD / HTTP/1.1", {}, "200 OK"),
         ("POST /metrics HTTP/1.1", {"Content-Length": "0"}, "405 Method Not Allowed"),
         ("GET /metrics HTTP/1.1", {"Content-Length": "5"}, "400 Bad Request"),
-        ("GET /metrics HTTP/1.1", {"Host": ""}, "200 OK"),
+        ("GET /metrics HTTP/1.1", {"Host": ""}, "401 Unauthorized"),
+        ("GET /metrics HTTP/1.1", {"Host": "evil.example"}, "401 Unauthorized"),
+        ("GET /metrics HTTP/1.1", {}, "200 OK"),
         ("HEAD /metrics HTTP/1.1", {}, "200 OK"),
         ("GET /healthz HTTP/1.0", {}, "200 OK"),
         ("GET /healthz HTTP/1.1", {"Cookie": "x" * 4000}, "431 Request Header Fields Too Large"),
@@ -164,7 +174,7 @@ def test_who_asks_for_something_else_is_told_in_terms_of_http(
     broker: BrokerProcess, line: str, headers: dict[str, str], status: str
 ) -> None:
     with socket.create_connection((HOST, broker.ports["http"]), 5) as sock:
-        head = "".join(f"{name}: {value}\r\n" for name, value in ({"Host": "broker"} | headers).items())
+        head = "".join(f"{name}: {value}\r\n" for name, value in ({"Host": "localhost"} | headers).items())
         sock.sendall(f"{line}\r\n{head}\r\n".encode())
         told, answered, body = answer_of(sock)
     assert told == f"HTTP/1.1 {status}"
@@ -189,6 +199,39 @@ def test_no_more_are_answered_at_a_time_than_may_be(broker: BrokerProcess) -> No
             assert headers["retry-after"] == "1"
             return
     pytest.fail(f"all three were answered: {status}")
+
+
+def test_the_page_is_there_for_everybody_and_from_nowhere_else(closed: BrokerProcess) -> None:
+    with get(closed, "/") as answer:
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert answer.read() == (Path(gateway.__file__).parent / "web" / "index.html").read_bytes()
+        policy, tag = answer.headers["Content-Security-Policy"], answer.headers["ETag"]
+        assert answer.headers["Cache-Control"] == "no-cache"
+    assert policy.startswith("default-src 'none'; script-src 'self';")
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    with get(closed, "/web/index.html", {"If-None-Match": '"other"'}) as answer:
+        assert (answer.status, answer.headers["ETag"]) == (200, tag)
+    for known in (tag, f'"other", W/{tag}'):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            get(closed, "/?query", {"If-None-Match": known})
+        with caught.value as error:
+            assert (error.code, error.read()) == (304, b"")
+
+
+def test_without_the_library_for_figures_there_is_the_page_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['prometheus_client'] = None\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        with broker_process(tmp_path / "data", doors=("http",)) as process:
+            with get(process, "/") as answer:
+                assert answer.status == 200
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                get(process, "/metrics")
+            with caught.value as error:
+                assert error.code == 501
+                assert b"pip install 'millrace[metrics]'" in error.read()
 
 
 def basic(name: str, password: str) -> dict[str, str]:

@@ -98,6 +98,10 @@ class BlockingGroups:
         """Forget how far a group has come in some partitions. Raises as `delete_group` does."""
         finish(groups_admin.forget_offsets(self._asker, group, partitions))
 
+    def places(self, names: Sequence[str]) -> list[Partition]:
+        """The partitions that texts name; see `groups_admin.places`."""
+        return finish(groups_admin.places(self._asker, names))
+
     def reset_offsets(
         self,
         group: str,

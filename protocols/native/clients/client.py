@@ -15,15 +15,18 @@ import trio
 from protocols.native import wire
 from protocols.native.clients.blocking import TopicDescription, Which
 from protocols.native.clients.client_admin import Groups, TrioAsker
-from protocols.native.clients.finding import FOUND_MAX, find_records
-from protocols.native.clients.leaders import Leaders
-from protocols.native.clients.link import Link, LinkConfig
+from protocols.native.clients.finding import FOUND_MAX, find_records, read_records
+from protocols.native.clients.groups_admin import places
+from protocols.native.clients.leaders import Leaders, Partition
+from protocols.native.clients.link import Dial, Link, LinkConfig
 from protocols.native.clients.listed_offsets import list_offsets
 from protocols.native.clients.records import ConsumerRecord
 from protocols.native.connection import addresses_of
 from protocols.native.errors import NotLeader
 
 __all__ = ["Client", "Link", "LinkConfig", "Service", "list_offsets"]
+
+_DIALLED = ("the broker", 0)
 
 
 class Service:
@@ -32,9 +35,9 @@ class Service:
     Errors of the body come out as they are, not in an exception group.
     """
 
-    def __init__(self, server: str | Sequence[str], config: LinkConfig) -> None:
-        """`server` is one "host:port" or several, of which any will do."""
-        self._link = Link(addresses_of(server), config)
+    def __init__(self, server: str | Sequence[str] | Dial, config: LinkConfig) -> None:
+        """`server` is one "host:port" or several, of which any will do; or what makes connections to the one meant."""
+        self._link = Link([_DIALLED], config, server) if callable(server) else Link(addresses_of(server), config)
         self._leaders = Leaders(self._link)
 
     async def __aenter__(self) -> Self:
@@ -87,13 +90,15 @@ class Client(Groups, Service):
 
     def __init__(
         self,
-        server: str | Sequence[str],
+        server: str | Sequence[str] | Dial,
         *,
         client_name: str = "",
         credentials: tuple[str, str] | None = None,
         tls: SSLContext | None = None,
+        link: LinkConfig | None = None,
     ) -> None:
-        super().__init__(server, LinkConfig(client_name=client_name, credentials=credentials, tls=tls))
+        """`link` says all of what follows `server`, and more."""
+        super().__init__(server, link or LinkConfig(client_name=client_name, credentials=credentials, tls=tls))
 
     def _asker(self) -> TrioAsker:
         return TrioAsker(self._link, self._leaders)
@@ -164,6 +169,16 @@ class Client(Groups, Service):
     ) -> list[ConsumerRecord]:
         """Every record with a key, up to so many; see `finding.find_records`."""
         return await find_records(self._asker(), topic, key, limit=limit, partition=partition)
+
+    async def read_records(
+        self, topic: str, partition: int, offset: int, end: int, *, limit: int, bytes_max: int
+    ) -> tuple[list[ConsumerRecord], int]:
+        """The records from an offset on; see `finding.read_records`."""
+        return await read_records(self._asker(), (topic, partition), offset, end, limit=limit, bytes_max=bytes_max)
+
+    async def places(self, names: Sequence[str]) -> list[Partition]:
+        """The partitions that texts name; see `groups_admin.places`."""
+        return await places(self._asker(), names)
 
     async def list_offsets(self, partitions: Sequence[tuple[str, int]], which: Which) -> list[int | None]:
         """Offsets of each (topic, partition); see `BlockingClient.list_offsets`."""

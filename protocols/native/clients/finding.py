@@ -1,4 +1,5 @@
-"""Every record of a topic that has a key: its log is looked through, as there is no index.
+"""Records that somebody looks for: those from an offset on, and every record of a topic that has a key. For the latter
+its log is looked through, as there is no index:
 
 1. What is committed when the search begins is looked at, from the beginning, a partition after the other. Brokers look
    for the key's bytes and leave out batches without them (`core_log/containing.py`); compressed batches are sent whole.
@@ -8,14 +9,15 @@
 
 from __future__ import annotations
 
-from core_log.containing import LOOKED_BYTES_MAX, key_strings
+from core_log.containing import LOOKED_BYTES_MAX, Groups, key_strings
 from protocols.native.clients.group_bytes import Partition
-from protocols.native.clients.groups_admin import Asker, partitions_of
-from protocols.native.clients.records import ConsumerRecord, batch_columns, batch_records, offset_after
-from protocols.native.errors import OffsetOutOfRange, RequestTimedOut, UnknownPartition
+from protocols.native.clients.groups_admin import Asker, partitions_of, place_of
+from protocols.native.clients.records import ConsumerRecord, batch_columns, batch_records, offset_after, size_of
+from protocols.native.errors import OffsetOutOfRange, RequestTimedOut
 from protocols.native.wire_base import CONTAINING_BYTES_MAX
 
 FOUND_MAX = 1000
+_READ_BYTES = 256 << 10
 _WAIT_MS = 500
 _EMPTY_MAX = 20
 """So many answers in a row without anything: then it is given up."""
@@ -28,11 +30,7 @@ async def find_records(
 
     Raises UnknownTopic, UnknownPartition, RequestTimedOut.
     """
-    places = await partitions_of(ask, [topic])
-    if partition is not None:
-        if (topic, partition) not in places:
-            raise UnknownPartition(f"topic {topic!r} has no partition {partition}, but {len(places)}")
-        places = [(topic, partition)]
+    places = await partitions_of(ask, [topic]) if partition is None else [await place_of(ask, topic, partition)]
     starts, ends = await ask.offsets(places, "earliest"), await ask.offsets(places, "latest")
     found: list[ConsumerRecord] = []
     for place, start, end in zip(places, starts, ends):
@@ -41,25 +39,59 @@ async def find_records(
     return found
 
 
-async def _found_in(
-    ask: Asker, place: Partition, offset: int, end: int, key: bytes, limit: int
-) -> list[ConsumerRecord]:
-    strings = key_strings(key)
-    groups = [strings] if sum(map(len, strings)) <= CONTAINING_BYTES_MAX else []
+async def read_records(
+    ask: Asker, place: Partition, offset: int, end: int, *, limit: int, bytes_max: int
+) -> tuple[list[ConsumerRecord], int]:
+    """The first records from an offset on, below `end`, and the offset behind them: at most `limit`, and of no more
+    bytes than `bytes_max` unless it is one. Raises RequestTimedOut.
+    """
     found: list[ConsumerRecord] = []
-    empty = 0
-    while offset < end and len(found) < limit:
+    bytes_left = bytes_max
+    while True:
+        offset, batches = await _batches(ask, place, offset, end, _READ_BYTES, [])
+        if not batches:
+            return found, offset
+        for batch in batches:
+            for record in batch_records(*place, batch, offset):
+                bytes_left -= size_of(record.value, record.key, record.headers)
+                if len(found) == limit or record.offset >= end or (found and bytes_left < 0):
+                    return found, record.offset
+                found.append(record)
+            offset = offset_after(batch)
+
+
+async def _batches(
+    ask: Asker, place: Partition, offset: int, end: int, max_bytes: int, strings: Groups
+) -> tuple[int, list[memoryview]]:
+    """The next batches, none at the end, and from which offset on they count: a later one, if what was there is gone.
+    Raises RequestTimedOut.
+    """
+    for _ in range(_EMPTY_MAX):
+        if offset >= end:
+            return offset, []
         try:
-            batches = await ask.batches(place, offset, LOOKED_BYTES_MAX, _WAIT_MS, groups)
+            batches = await ask.batches(place, offset, max_bytes, _WAIT_MS, strings)
         except OffsetOutOfRange:
             (first,) = await ask.offsets([place], "earliest")
             if (first or 0) <= offset:
                 raise
             offset = first or 0  # what was there is gone
             continue
-        empty = 0 if batches else empty + 1
-        if empty > _EMPTY_MAX:
-            raise RequestTimedOut(f"partition {place[1]} of topic {place[0]!r} gave nothing from offset {offset} on")
+        if batches:
+            return offset, batches
+    raise RequestTimedOut(f"partition {place[1]} of topic {place[0]!r} gave nothing from offset {offset} on")
+
+
+async def _found_in(
+    ask: Asker, place: Partition, offset: int, end: int, key: bytes, limit: int
+) -> list[ConsumerRecord]:
+    strings = key_strings(key)
+    groups = [strings] if sum(map(len, strings)) <= CONTAINING_BYTES_MAX else []
+    found: list[ConsumerRecord] = []
+    while len(found) < limit:
+        offset, batches = await _batches(ask, place, offset, end, LOOKED_BYTES_MAX, groups)
+        if not batches:
+            break
         for batch in batches:
             if key in batch_columns(batch).keys:
                 records = batch_records(*place, batch, offset)

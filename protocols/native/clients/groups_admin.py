@@ -17,7 +17,7 @@ from protocols.native import wire, wire_groups
 from protocols.native.clients.blocking_link import ReplyType
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.clients.records import batch_records, offset_after
-from protocols.native.errors import ErrorCode, MillraceError, error_from_wire
+from protocols.native.errors import ErrorCode, MillraceError, UnknownPartition, error_from_wire
 from protocols.native.wire import Request
 from protocols.native.wire_groups import MemberDescription
 
@@ -170,6 +170,26 @@ async def partitions_of(ask: Asker, topics: Sequence[str]) -> list[Partition]:
         if error is not None:
             raise error_from_wire(error)
         found += [(name, one.partition) for one in partitions]
+    return found
+
+
+async def place_of(ask: Asker, topic: str, partition: int) -> Partition:
+    """One partition of a topic. Raises UnknownTopic, UnknownPartition."""
+    there = await partitions_of(ask, [topic])
+    if (topic, partition) not in there:
+        raise UnknownPartition(f"topic {topic!r} has no partition {partition}, but {len(there)}")
+    return topic, partition
+
+
+async def places(ask: Asker, names: Sequence[str]) -> list[Partition]:
+    """The partitions of TOPIC and TOPIC:0,1 each. Raises UnknownTopic, UnknownPartition."""
+    found: list[Partition] = []
+    for name in names:
+        topic, colon, numbers = name.rpartition(":")
+        if colon and all(number.isascii() and number.isdigit() for number in numbers.split(",")):
+            found += [await place_of(ask, topic, int(number)) for number in numbers.split(",")]
+        else:
+            found += await partitions_of(ask, [name])
     return found
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from ssl import SSLContext
 from typing import TypeVar
 
@@ -30,6 +30,8 @@ _READ_BYTES = 256 << 10
 _SEND_JOINED_BYTES = 256 << 10
 ReplyType = TypeVar("ReplyType", bound=Reply)
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
+Dial = Callable[[], Awaitable[trio.SocketStream]]
+"""Makes a connection to a broker that is not found by an address."""
 OnSent = Callable[[MillraceError | None], None]
 OnReply = Callable[[Reply | MillraceError], None]
 
@@ -60,10 +62,13 @@ class LinkConfig(msgspec.Struct, kw_only=True, frozen=True):
 class Link:
     """See the module. `connect`, then run `run` in a nursery."""
 
-    def __init__(self, where: str | Sequence[Address], config: LinkConfig) -> None:
-        """`where` are the addresses of a broker, or of several of which any will do."""
+    def __init__(self, where: str | Sequence[Address], config: LinkConfig, dial: Dial | None = None) -> None:
+        """`where` are the addresses of a broker, or of several of which any will do; with `dial` it makes all
+        connections, and they are a name of the broker.
+        """
         if isinstance(where, str):
             where = addresses_of(where)
+        self._dial = dial
         self._given = list(where)
         self._addresses = list(self._given)
         self.config = config
@@ -93,7 +98,8 @@ class Link:
 
     def also_at(self, addresses: Sequence[Address]) -> None:
         """Try these, too, when the connection is lost."""
-        self._addresses = list(dict.fromkeys([self.address, *self._given, *addresses]))
+        if self._dial is None:
+            self._addresses = list(dict.fromkeys([self.address, *self._given, *addresses]))
 
     @property
     def connected(self) -> bool:
@@ -111,8 +117,8 @@ class Link:
         host, port = self.address
         try:
             with trio.fail_after(self.config.connect_timeout_ms / 1000):
-                stream = await trio.open_tcp_stream(host, port)
-                if self.config.tls is not None:
+                stream = await self._dial() if self._dial is not None else await trio.open_tcp_stream(host, port)
+                if self.config.tls is not None and self._dial is None:
                     stream = trio.SSLStream(stream, self.config.tls, server_hostname=host, https_compatible=True)
                 await self._hello(stream)
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:

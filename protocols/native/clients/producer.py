@@ -34,7 +34,7 @@ from protocols.native.clients.hooks import (
     ProducerRecord,
     Serializer,
 )
-from protocols.native.clients.link import Link
+from protocols.native.clients.link import Dial, Link
 from protocols.native.clients.producer_batches import Batch, Delivery, TopicWaiting, Waiting
 from protocols.native.clients.records import (
     BATCH_OVERHEAD_BYTES,
@@ -80,7 +80,7 @@ class Producer(Service):
 
     def __init__(
         self,
-        server: str | Sequence[str],
+        server: str | Sequence[str] | Dial,
         *,
         acks: Acks = "all",
         batch_bytes: int = 256 << 10,
