@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
+from gateway.bans_cli import bans
 from gateway.client_cli import COUNT, NUMBER
 from gateway.cluster_cli import cluster
 from gateway.consume_cli import consume
@@ -161,6 +162,7 @@ for command in (
     permissions,
     topic_permissions,
     policies,
+    bans,
     sessions,
     messages,
     *GROUPS,

@@ -196,8 +196,10 @@ def _is_number(value: Any) -> bool:
 def _cell(value: Any, is_time: bool = False) -> str:
     if value is None:
         return ""
-    if is_time:
+    if is_time and value:
         return datetime.fromtimestamp(value / 1000).astimezone().isoformat(" ", "milliseconds")
+    if is_time:
+        return "never"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if _is_number(value):

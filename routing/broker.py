@@ -23,6 +23,7 @@ from core_log.partition_log import PartitionLog
 from core_log.wall_clock import wall_clock_ms
 from delay.timer_service import Timer, TimerService
 from routing import directories
+from routing.access.bans import Bans
 from routing.access.rights import Rights
 from routing.alarms import Alarms
 from routing.clients import Client
@@ -181,6 +182,8 @@ class Broker:
         iterations = self.config.scram_iterations
         self.rights = Rights(self.topology, users, kind_of=self._kind_of, scram_iterations=iterations)
         self.rights.user_deleted = self._user_deleted
+        catalog, bans_max = self.topology.catalog, self.config.bans_max
+        self.bans = Bans(catalog, lambda: self.clients, self.clock.now_ms, bans_max)
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=self.cluster is None)
         if self.engine is not None:
             self.engine.keep_transactions(self)

@@ -108,6 +108,8 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A warning is logged when a stripe keeps more settled bytes than this, and each time that doubles."""
     routes_cached_max: Count = 65536
     vhosts_max: Count = 1_000
+    bans_max: CountOrZero = 10_000
+    """Clients, users and addresses that are kept out."""
     policies_max: Count = 1_000
     """Policies of a virtual host, and operator policies as well."""
     queues_max: Count = 100_000

@@ -16,6 +16,10 @@ class AccessRefused(BrokerError):
     """The name is reserved, the exchange is internal, or the credentials are wrong."""
 
 
+class Banned(AccessRefused):
+    """Somebody has said that this client, user or address is to be kept out."""
+
+
 class PreconditionFailed(BrokerError):
     """Declared again with other properties, in use, not empty, or an unknown delivery id."""
 

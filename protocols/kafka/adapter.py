@@ -148,6 +148,8 @@ class KafkaAdapter:
         """Of replies that wait for another."""
         self._login_deadline = clock() + config.login_timeout_ms / 1000
         self._ending = False
+        self._name: str | None = None
+        """What the client calls itself, once it has said so."""
         self.peer = peer
         self.closed = self.published = self.held = False
         self.door = Door(
@@ -235,9 +237,19 @@ class KafkaAdapter:
 
     def _login(self, user: str) -> None:
         self._broker.release(self)
-        client = Client("kafka", user, self._config.virtual_host, self.peer, self._shut_out)
+        client = Client("kafka", user, self._config.virtual_host, self.peer, self._shut_out, self._name or "")
         self.door.grants = self._broker.connect(self, client)
         self._frames.frame_bytes_max = self._config.request_bytes_max
+
+    def _named(self, client_id: str) -> None:
+        """A request says what the client calls itself: it is one that logs in again, and may not be welcome."""
+        self._name = client_id
+        if self.door.grants is not None:
+            user, self.door.grants = self.door.grants.user, None
+            try:
+                self._login(user)
+            except BrokerError as error:
+                log.warning("a kafka client was refused", peer=self.peer, reason=str(error))
 
     def _shut_out(self, reason: str) -> None:
         """Somebody wants this connection to end."""
@@ -288,6 +300,8 @@ class KafkaAdapter:
                 _, at = skip_tags(frame, at, len(frame), {})
         except (IndexError, UnicodeDecodeError):
             raise Malformed("a request header that is cut short") from None
+        if self._name is None and client_id is not None:
+            self._named(client_id)
         reader = request_reader(served.api, version)
         request = read_message(reader, frame, at, self._config.request_elements_max)
         if self.door.grants is None and not served.before_login:

@@ -8,6 +8,7 @@ from routing import errors
 _REASONS: dict[type[Exception], ReasonCode] = {
     errors.NotFound: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
     errors.AccessRefused: ReasonCode.NOT_AUTHORIZED,
+    errors.Banned: ReasonCode.BANNED,
     errors.PreconditionFailed: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
     errors.ResourceLocked: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
     errors.NotAllowed: ReasonCode.NOT_AUTHORIZED,

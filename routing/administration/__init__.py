@@ -1,6 +1,7 @@
 """What an operator may ask for by name. Importing it fills the table of operations."""
 
 from routing.administration import (
+    bans,
     cluster,
     connections,
     messages,
@@ -18,6 +19,6 @@ from routing.administration import (
 from routing.administration.operations import CHANGES, LOOKS, OPERATIONS, administer, require_tag
 
 __all__ = [
-    "CHANGES", "LOOKS", "OPERATIONS", "administer", "cluster", "connections", "messages", "policies", "queues",
+    "CHANGES", "LOOKS", "OPERATIONS", "administer", "bans", "cluster", "connections", "messages", "policies", "queues",
     "readers", "require_tag", "retained", "rights", "sessions", "status", "topics", "topology", "transactions",
 ]  # fmt: skip

@@ -94,8 +94,9 @@ class Control:
 
     def connect(self, owner: object, client: Client, *, client_id: str | None = None) -> Grants:
         """A client connection is about to work in its virtual host; what it may do there. `Broker.release` is the
-        inverse. For `client_id` see `Rights.grants`. Raises NotAllowed.
+        inverse. For `client_id` see `Rights.grants`. Raises NotAllowed, Banned.
         """
+        self._broker.bans.require_welcome(client.name, client.user, client.peer)
         found = self.topology.vhost(client.vhost)
         grants = self._broker.rights.grants(client.user, client.vhost, client_id=client_id)
         limit = found.room("max-connections", len(found.connections))

@@ -1,0 +1,65 @@
+"""`millrace bans`: who is kept out of a running broker."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from gateway.client_cli import Ago, listing, with_client
+
+if TYPE_CHECKING:
+    from protocols.native.clients.blocking import BlockingClient
+
+_kind = click.argument("kind", type=click.Choice(["client_id", "user", "address"]))
+
+
+@click.group()
+def bans() -> None:
+    """Keep clients, users and addresses out."""
+
+
+bans.command("list", help="Print who is kept out.")(listing("bans.list", by_vhost=False))
+
+
+@bans.command("add")
+@_kind
+@click.argument("value")
+@click.option("--until", type=click.DateTime(), help="Until this time of day here; by default for ever.")
+@click.option("--for", "for_s", type=Ago(), metavar="SECONDS", help="For so long.")
+@click.option("--reason", default="", help="Clients are told.")
+@click.option("--force", is_flag=True, help="Also yourself, or where you are.")
+@with_client
+def add_ban(
+    client: BlockingClient,
+    kind: str,
+    value: str,
+    until: datetime | None,
+    for_s: float | None,
+    reason: str,
+    force: bool,
+) -> None:
+    """Keep out VALUE: what a client calls itself, a user, or an address or network (10.0.0.0/24). Who is connected is
+    closed.
+    """
+    if until is not None and for_s is not None:
+        raise click.UsageError("until when? Give --until or --for")
+    ends_s = until.timestamp() if until is not None else 0 if for_s is None else time.time() + for_s
+    from protocols.native.errors import MillraceError
+
+    try:
+        client.administer("bans.add", kind=kind, value=value, until_ms=int(ends_s * 1000), reason=reason, force=force)
+    except MillraceError as error:
+        if not (force and str(error).startswith(f"{kind} {value} is banned")):  # that closes this connection, too
+            raise
+
+
+@bans.command("delete")
+@_kind
+@click.argument("value")
+@with_client
+def delete_ban(client: BlockingClient, kind: str, value: str) -> None:
+    """Let VALUE in again."""
+    client.administer("bans.delete", kind=kind, value=value)
