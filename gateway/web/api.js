@@ -1,0 +1,102 @@
+// What the page asks the broker for: POST /api/<name> with the user and password of this tab, no cookies.
+
+/** What the door for HTTP makes of several requests: the table of operations does not have them. */
+const OF_THE_DOOR = new Set([
+  "whoami", "topics.list", "topics.describe", "topics.create", "topics.delete", "topics.partitions", "topics.find",
+  "records.read", "records.produce", "groups.list", "groups.describe", "groups.reset", "groups.delete",
+])
+const KEPT = "millrace.authorization"
+
+let authorization = sessionStorage.getItem(KEPT)
+let operations = null // by name, as operations.list says; null: the broker does not say
+const rights = { tags: [] }
+
+/** What the broker answered instead: its code, its reason as one line, and the status of HTTP. */
+export class Refused extends Error {
+  constructor(status, code, reason) {
+    super(reason)
+    this.status = status
+    this.code = code
+  }
+}
+
+/** The header of RFC 7617, in UTF-8. */
+function basic(user, password) {
+  const bytes = new TextEncoder().encode(`${user}:${password}`)
+  return "Basic " + btoa(String.fromCharCode(...bytes))
+}
+
+/** Ask as this user from now on; null: as nobody, which this machine may be allowed to. */
+export function become(user, password) {
+  authorization = user === null ? null : basic(user, password)
+  if (authorization === null) sessionStorage.removeItem(KEPT)
+  else sessionStorage.setItem(KEPT, authorization)
+}
+
+/** Run an operation; what it answers. Throws Refused. */
+export async function ask(name, given = {}, signal = undefined) {
+  const headers = { "Content-Type": "application/json" }
+  if (authorization !== null) headers.Authorization = authorization
+  let answer, body
+  try {
+    answer = await fetch(`/api/${name}`, {
+      method: "POST", headers, body: JSON.stringify(given), credentials: "omit", cache: "no-store", signal,
+    })
+    body = await answer.text()
+  } catch (error) {
+    if (error.name === "AbortError") throw error
+    throw new Refused(0, "UNREACHABLE", "the broker does not answer")
+  }
+  let value
+  try {
+    value = body === "" ? null : JSON.parse(body)
+  } catch {
+    value = { error: `HTTP ${answer.status}`, reason: body.trim() }
+  }
+  if (!answer.ok) throw new Refused(answer.status, value?.error ?? `HTTP ${answer.status}`, value?.reason ?? body.trim())
+  return value
+}
+
+/** The rows of a table as objects. */
+export function objects({ columns, rows }) {
+  return rows.map((row) => Object.fromEntries(columns.map((name, index) => [name, row[index]])))
+}
+
+export const PAGE_ROWS = 1000
+
+/** All rows of a list as objects, page by page; of no more than `most`. */
+export async function all(name, given = {}, most = 20 * PAGE_ROWS) {
+  const found = []
+  while (found.length < most) {
+    const page = objects(await ask(name, { ...given, start: found.length }))
+    found.push(...page)
+    if (page.length < PAGE_ROWS) break
+  }
+  return found
+}
+
+/** Who asks, and what there is to ask for. Throws Refused. */
+export async function look() {
+  const who = await ask("whoami")
+  rights.tags = who.tags ?? []
+  operations = null
+  try {
+    operations = new Map(objects(await ask("operations.list")).map((one) => [one.name, one]))
+  } catch (error) {
+    if (error.status === 401) throw error
+  }
+  return who
+}
+
+/** Whether the broker has an operation, and this user one of the tags that it needs: what else to offer? */
+export function can(name) {
+  if (operations === null) return true
+  const found = operations.get(name)
+  if (found === undefined) return OF_THE_DOOR.has(name)
+  return !Array.isArray(found.tags) || found.tags.length === 0 || found.tags.some((tag) => rights.tags.includes(tag))
+}
+
+/** Whether the broker has an operation at all. */
+export function exists(name) {
+  return operations === null || operations.has(name) || OF_THE_DOOR.has(name)
+}
