@@ -64,8 +64,9 @@ from routing.storage import Storage, fitted
 from routing.topics.compaction import Compaction
 from routing.topics.leases import Leases
 from routing.topics.stream import Stream
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
 from routing.topics.topic_ids import Topics
+from routing.topics.topic_partition import TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.tracing import Trace, flush
 

@@ -35,10 +35,11 @@ from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.homes.replay import restore
 from routing.topics.offset_store import OffsetStore
 from routing.topics.stream import StreamHost
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
 from routing.topics.topic_config import log_config
 from routing.topics.topic_feed import TopicFeed
 from routing.topics.topic_ids import id_of
+from routing.topics.topic_partition import TopicPartition
 from routing.topology.catalog import Catalog
 from routing.topology.mirror import CatalogMirror
 from routing.topology.topology import Topology

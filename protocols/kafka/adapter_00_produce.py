@@ -26,7 +26,7 @@ from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import PRODUCE
 from protocols.kafka.registry import serves
 from routing.errors import NotLeader, StorageUnavailable
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 ALL, NONE = -1, 0
 _LEADERS_SINCE = 10

@@ -13,7 +13,7 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import LIST_OFFSETS
 from protocols.kafka.registry import serves
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 _LATEST, _EARLIEST, _LARGEST_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED, _EARLIEST_PENDING = -1, -2, -3, -4, -5, -6
 _SINCE = {_LARGEST_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING: 11}

@@ -13,7 +13,8 @@ from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_records import METADATA
 from protocols.kafka.registry import serves
 from routing.access.grants import Access
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
+from routing.topics.topic_partition import TopicPartition
 from routing.topology.plans import require_valid_topic_name
 
 NOBODY = -1

@@ -9,7 +9,8 @@ from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode, KafkaError
 from protocols.kafka.messages_admin import DESCRIBE_LOG_DIRS
 from protocols.kafka.registry import serves
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
+from routing.topics.topic_partition import TopicPartition
 
 _UNKNOWN = -1
 

@@ -17,7 +17,8 @@ from routing import errors
 from routing.access.grants import Access, Grants
 from routing.administration.operations import CHANGES, LOOKS
 from routing.broker import Broker
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
+from routing.topics.topic_partition import TopicPartition
 
 
 class Call:

@@ -10,7 +10,7 @@ from protocols.kafka.adapter_03_metadata import NOBODY, nodes
 from protocols.kafka.adapter_door import Door
 from protocols.kafka.codec import Entity
 from protocols.kafka.errors import ErrorCode
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 LEADER_ERRORS = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 """Beside which newer replies name the leader (KIP-951)."""

@@ -33,7 +33,7 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_records import PRODUCE
 from protocols.kafka.registry import SERVED
 from routing.errors import StorageUnavailable
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from protocols.kafka.adapter import KafkaAdapter, Waiting

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from protocols.kafka.adapter_door import Door
 from protocols.kafka.errors import ErrorCode, KafkaError
 from routing.cluster.metadata.log_names import topic_log
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 
 def partition_of(door: Door, name: str, index: int) -> TopicPartition:

@@ -39,7 +39,8 @@ from routing.access.grants import Access, Grants
 from routing.administration import LOOKS, administer, require_tag
 from routing.broker import Broker
 from routing.clients import Client
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
+from routing.topics.topic_partition import TopicPartition
 
 _GROUP_HANDLERS = {**HANDLERS, **TRANSACTION_HANDLERS}
 SERVER = "millrace 0.1.0"

@@ -18,7 +18,7 @@ from protocols.native.wire import Fetch, FetchEntry, encode_fetch_reply
 from protocols.native.wire_base import CONTAINING_BYTES_MAX, CONTAINING_MAX
 from protocols.sansio import Outbox
 from routing.errors import BrokerError
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 
 def check_containing(request: Fetch) -> None:

@@ -9,7 +9,8 @@ from protocols.adapter_topics import nodes_of
 from protocols.native import wire
 from protocols.native.config import NativeConfig
 from routing.broker import Broker
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
+from routing.topics.topic_partition import TopicPartition
 
 NOBODY = -1
 """Who leads a partition that nobody leads."""

@@ -13,7 +13,7 @@ from protocols.native import wire
 from protocols.native.adapter_errors import Refused, engine_error
 from protocols.native.errors import ErrorCode, WireError, wire_error
 from routing import errors
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 Led = Callable[[str, int, int], TopicPartition]
 """A partition that is led here, in the epoch that the client knows. Raises Refused, BrokerError."""

@@ -17,7 +17,7 @@ from protocols.native.adapter_rights import require_id
 from protocols.native.errors import ErrorCode
 from routing.access.grants import Grants
 from routing.broker import Broker
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 _ID_BITS = 62
 

@@ -30,7 +30,7 @@ from routing.groups.lag_rules import PATIENCE_S, ends_of
 
 if TYPE_CHECKING:
     from routing.broker import Broker
-    from routing.topics.topic import TopicPartition
+    from routing.topics.topic_partition import TopicPartition
 
 T = TypeVar("T")
 Kind = Literal["gauge", "counter"]

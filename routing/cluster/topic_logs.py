@@ -30,8 +30,9 @@ from routing.cluster.metadata.placement import Place, new_state, spread
 from routing.cluster.metadata.records import broker_key
 from routing.errors import InvalidAssignment, InvalidReplication, NotEnoughReplicas, NotLeader, StorageUnavailable
 from routing.topics.leadership import Forward, Standing
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
 from routing.topics.topic_config import Replication
+from routing.topics.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from routing.cluster.clients.forwarding import Forwarding

@@ -35,9 +35,10 @@ from routing.topics.stream_settings import (
     topic_config,
     topic_name,
 )
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
 from routing.topics.topic_config import FACTOR, Replication, log_config, normal, replication
 from routing.topics.topic_ids import new_id
+from routing.topics.topic_partition import TopicPartition
 from routing.topology import plans, topic_plans
 from routing.topology.entries import Entry, Plan, queue_key, topic_key, vhost_key
 from routing.topology.plans import require_valid_topic_name

@@ -15,7 +15,8 @@ from routing.commits import storage_errors
 from routing.errors import NotFound, PreconditionFailed
 from routing.queues.settings import VIEW_START, VIEW_TOPIC, check_arguments
 from routing.topics.stream_settings import Origin, Start, start_of, topic_name
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
+from routing.topics.topic_partition import TopicPartition
 from routing.topology.topology import Topology
 from routing.topology.virtual_host import VirtualHost
 

@@ -19,7 +19,7 @@ import trio
 from routing.errors import BrokerError
 from routing.groups.errors import GroupError
 from routing.topics.offset_store import Partition
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from routing.broker import Broker

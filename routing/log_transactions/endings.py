@@ -22,7 +22,7 @@ from routing.log_transactions.questions import EndOffsets, Mark, Question, encod
 
 if TYPE_CHECKING:
     from routing.broker import Broker
-    from routing.topics.topic import TopicPartition
+    from routing.topics.topic_partition import TopicPartition
 
 _COMMIT_PATIENCE_S = 5.0
 

@@ -24,7 +24,8 @@ from routing.queues.homes.directory import DIRECTORY_BIT, Directory, directory_o
 from routing.queues.homes.home import for_others
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.redo_records import Places, Published
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
+from routing.topics.topic_partition import TopicPartition
 from routing.topology.route import Route
 
 

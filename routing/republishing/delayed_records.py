@@ -36,7 +36,7 @@ from routing.message import NeutralProperties, Properties, Slab
 from routing.property_editors import NEUTRAL, to_neutral_raw
 from routing.publishing.deduplication import put
 from routing.republishing.parked_records import FOLLOW_S, GroupReleaser, Releaser, led_here
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.topology.parked import DELAYED_PREFIX, WAITING_PREFIX, parked_for
 from routing.topology.route import Route

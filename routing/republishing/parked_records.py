@@ -23,7 +23,8 @@ from routing.errors import BrokerError, StorageUnavailable
 from routing.message import Slab
 from routing.property_editors import NEUTRAL
 from routing.session import Consumer, Outcome, Session
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
+from routing.topics.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from routing.broker import Broker

@@ -37,7 +37,7 @@ from routing.groups.group import Group
 from routing.republishing.parked_records import append_anywhere
 from routing.topics.offset_store import Committed, Partition
 from routing.topics.seen_records import record_at
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from routing.broker import Broker

@@ -12,7 +12,7 @@ from routing.runs import item, record_bytes
 from routing.topics.stream_records import source_headers, source_lead
 
 if TYPE_CHECKING:
-    from routing.topics.topic import TopicPartition
+    from routing.topics.topic_partition import TopicPartition
 
 _EXPIRATION = RESERVED_HEADER_PREFIX + "expiration-ms"
 _KNOWN_MAX = 1024

@@ -10,7 +10,7 @@ import trio
 
 from core_log.errors import OffsetOutOfRange
 from routing.errors import NotAllowed, TimedOut
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 EVERYTHING = -1
 

@@ -25,7 +25,7 @@ from routing.config import BrokerConfig
 from routing.topics.offset_store import Positions
 from routing.topics.stream_cache import Chunk, LogChunks, StreamCache
 from routing.topics.stream_records import StreamReader, StreamSlab
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 

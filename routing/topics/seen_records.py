@@ -6,7 +6,7 @@ from core_log.batch_header import parse_header
 from core_log.committed import committed
 from core_log.expiry import unexpired
 from core_log.record_batch import Record, iterate_records
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 
 _READ_BYTES = 1 << 20
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.errors import StorageUnavailable
     from routing.queues.queue import Queue
-    from routing.topics.topic import TopicPartition
+    from routing.topics.topic_partition import TopicPartition
     from routing.topology.exchange import Exchange
     from routing.topology.virtual_host import VirtualHost
 

@@ -29,9 +29,10 @@ from routing.queues.homes.receipts import release
 from routing.queues.host import QueueHost
 from routing.queues.queue import Queue
 from routing.topics.stream import Stream, StreamHost
-from routing.topics.topic import Topic, TopicPartition
+from routing.topics.topic import Topic
 from routing.topics.topic_config import log_config
 from routing.topics.topic_ids import Topics
+from routing.topics.topic_partition import TopicPartition
 from routing.topology import plans
 from routing.topology.binding import Binding
 from routing.topology.catalog import DEFAULT_VHOST, Catalog

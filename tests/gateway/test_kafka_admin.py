@@ -27,7 +27,7 @@ from protocols.kafka.messages_admin import (
 from protocols.native.clients.blocking import BlockingClient
 from routing.access.rights import Rights
 from routing.cluster.metadata.log_names import topic_log
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 from tests.gateway.test_member import Running, three, until
 from tests.protocols.kafka.door import Peer, batch_of
 

@@ -22,7 +22,7 @@ from routing.log_transactions.errors import (
     WrongTransactionState,
 )
 from routing.log_transactions.state import Stage
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 from tests.core_log.helpers import make_batch
 from tests.gateway.test_member import Running, three, until
 from tests.support.transactional import transactional

@@ -11,7 +11,7 @@ from core_log.replica_log import ReplicaLog
 from gateway.etcd_process import EtcdProcess
 from protocols.native.clients.client import Client
 from routing.topics.compaction import Compaction
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 from tests.core_log.compaction.helpers import keyed
 from tests.gateway.test_member import Running, three, until
 

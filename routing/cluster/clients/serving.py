@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from core_log.replication.leader import Leader
     from routing.broker import Broker
     from routing.cluster.clients.keeping import LedKeeping
-    from routing.topics.topic import TopicPartition
+    from routing.topics.topic_partition import TopicPartition
 
 _LOST_FOR_S = 10.0
 """A queue that goes with its last consumer stays for so long when that one's link is lost."""

@@ -37,7 +37,7 @@ from routing.publishing.step_parts import BodiesFound, Part, parts_of, put_home,
 from routing.publishing.writers import Writers
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.redo_records import Places, Published, decode_step, encode, published
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 from routing.topology.interest import Elsewhere
 from routing.topology.route import Route
 from routing.transactions import Plan

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from routing.queues.homes.home import Home
     from routing.queues.queue import Queue
     from routing.session import Session
-    from routing.topics.topic import Topic, TopicPartition
+    from routing.topics.topic import Topic
+    from routing.topics.topic_partition import TopicPartition
     from routing.topology.topology import Topology
     from routing.transactions import Plan, Transaction
 

@@ -12,7 +12,7 @@ from core_log.files import FaultyFiles, MemoryFiles, OsFiles
 from core_log.record_batch import iterate_records
 from routing.config import BrokerConfig
 from routing.topics.compaction import Compaction
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 from tests.core_log.compaction.helpers import keyed
 from tests.routing.harness import engine
 

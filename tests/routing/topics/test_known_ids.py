@@ -25,7 +25,7 @@ from routing.errors import InvalidConfig
 from routing.message import Properties, Slab
 from routing.seen_ids import hashes_of
 from routing.topics.known_ids import KnownIds, _hashes
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 from tests.routing.harness import Client, Engine, engine, killed, passing
 
 WINDOW_MS = 60_000

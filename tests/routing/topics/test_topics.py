@@ -11,7 +11,7 @@ from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 from core_log.files import FaultyFiles, MemoryFiles
 from core_log.record_batch import BatchBuilder, Record, iterate_records
 from routing.errors import NotFound, PreconditionFailed
-from routing.topics.topic import TopicPartition
+from routing.topics.topic_partition import TopicPartition
 from tests.routing.harness import PERSISTENT, engine, with_headers
 
 
