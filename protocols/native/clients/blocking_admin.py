@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from core_log.containing import Groups
 from protocols.native import wire, wire_groups
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
 
 _ASK_AGAIN_S = 0.1
+T = TypeVar("T")
 
 
 class BlockingAsker:
@@ -67,6 +68,10 @@ class BlockingAsker:
     ) -> list[memoryview]:
         """See `Asker`."""
         return self._client.fetch(*partition, offset, max_bytes, wait_ms, containing=containing).batches
+
+    async def apart(self, work: Callable[[], T]) -> T:
+        """See `Asker`."""
+        return work()
 
     def _at(self, node: int, host: str, port: int) -> BlockingLink:
         if not host or node == self._link.node_id:

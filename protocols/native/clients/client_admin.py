@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import trio
 
@@ -20,6 +21,7 @@ from protocols.native.wire import Request
 from protocols.native.wire_base import CONTAINING_SINCE
 
 _ASK_AGAIN_S = 0.1
+T = TypeVar("T")
 
 
 class TrioAsker:
@@ -97,6 +99,10 @@ class TrioAsker:
                     raise
                 self._leaders.stale([partition])
             await trio.sleep(_ASK_AGAIN_S)
+
+    async def apart(self, work: Callable[[], T]) -> T:
+        """See `Asker`: in a thread."""
+        return await trio.to_thread.run_sync(work)
 
 
 class Groups:

@@ -9,6 +9,8 @@ its log is looked through, as there is no index:
 
 from __future__ import annotations
 
+from functools import partial
+
 from core_log.containing import LOOKED_BYTES_MAX, Groups, key_strings
 from protocols.native.clients.group_bytes import Partition
 from protocols.native.clients.groups_admin import Asker, partitions_of, place_of
@@ -47,17 +49,26 @@ async def read_records(
     """
     found: list[ConsumerRecord] = []
     bytes_left = bytes_max
-    while True:
+    while len(found) < limit:
         offset, batches = await _batches(ask, place, offset, end, _READ_BYTES, [])
         if not batches:
-            return found, offset
-        for batch in batches:
-            for record in batch_records(*place, batch, offset):
-                bytes_left -= size_of(record.value, record.key, record.headers)
-                if len(found) == limit or record.offset >= end or (found and bytes_left < 0):
-                    return found, record.offset
-                found.append(record)
-            offset = offset_after(batch)
+            break
+        for record in await ask.apart(partial(_records, place, batches, offset, limit - len(found))):
+            bytes_left -= size_of(record.value, record.key, record.headers)
+            if record.offset >= end or (found and bytes_left < 0):
+                return found, record.offset
+            found.append(record)
+        offset = found[-1].offset + 1 if len(found) == limit else offset_after(batches[-1])
+    return found, offset
+
+
+def _records(place: Partition, batches: list[memoryview], offset: int, most: int) -> list[ConsumerRecord]:
+    """The first records of batches from an offset on."""
+    found: list[ConsumerRecord] = []
+    for batch in batches:
+        if len(found) < most:
+            found += batch_records(*place, batch, offset)[: most - len(found)]
+    return found
 
 
 async def _batches(
@@ -92,9 +103,16 @@ async def _found_in(
         offset, batches = await _batches(ask, place, offset, end, LOOKED_BYTES_MAX, groups)
         if not batches:
             break
-        for batch in batches:
-            if key in batch_columns(batch).keys:
-                records = batch_records(*place, batch, offset)
-                found += [record for record in records if record.key == key and record.offset < end]
-            offset = offset_after(batch)
+        found += await ask.apart(partial(_with_key, place, batches, offset, end, key))
+        offset = offset_after(batches[-1])
     return found[:limit]
+
+
+def _with_key(place: Partition, batches: list[memoryview], offset: int, end: int, key: bytes) -> list[ConsumerRecord]:
+    """The records of batches with a key, from an offset on and below another."""
+    found: list[ConsumerRecord] = []
+    for batch in batches:
+        if key in batch_columns(batch).keys:
+            records = batch_records(*place, batch, offset)
+            found += [record for record in records if record.key == key and record.offset < end]
+    return found

@@ -6,7 +6,7 @@ them to their end without an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
@@ -97,6 +97,9 @@ class Asker(Protocol):
         self, partition: Partition, offset: int, max_bytes: int, wait_ms: int, containing: Groups = ()
     ) -> list[memoryview]:
         """As `BlockingClient.fetch`."""
+
+    async def apart(self, work: Callable[[], T]) -> T:
+        """What something returns that takes its time: nobody is to wait for it who need not."""
 
 
 def finish(coroutine: Coroutine[Any, Any, T]) -> T:
