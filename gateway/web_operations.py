@@ -7,7 +7,6 @@ there are none. What is longer than asked for is cut, and says how long it is.
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +17,9 @@ from msgspec import Meta
 from gateway.described import described_group, described_topic
 from gateway.errors import Refused
 from gateway.version import own_version
+from routing.administration.messages import Encoded, bytes_of
 from routing.administration.operations import Operation, operation, plain, table
+from routing.administration.shown import BODY_BYTES, shown_bytes
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 RECORDS_MAX = 500
 FOUND_MAX = 1000
-SHOWN_BYTES = 4096
-"""Of a key, a value or a header, unless more is asked for."""
 
 Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -43,13 +42,7 @@ Distance = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 WEB_OPERATIONS: dict[str, Operation] = {}
 
 
-class Base64(msgspec.Struct, forbid_unknown_fields=True):
-    """Bytes that are no text."""
-
-    base64: bytes
-
-
-Text = str | Base64
+Text = str | Encoded
 
 
 class ToOffset(msgspec.Struct, forbid_unknown_fields=True):
@@ -177,7 +170,7 @@ async def read_records(
     time_ms: Offset | None = None,
     last: Count | None = None,
     limit: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] = 50,
-    bytes_max: Annotated[int, Meta(ge=0, le=1 << 20)] = SHOWN_BYTES,
+    bytes_max: Annotated[int, Meta(ge=0, le=1 << 20)] = BODY_BYTES,
 ) -> dict[str, Any]:
     """Records of a partition from an offset on, from the first one not before a time on, or the last ones; from the
     beginning if none of these is said. `bytes_max` is of a key, a value or a header.
@@ -218,22 +211,11 @@ def _record(record: ConsumerRecord, bytes_max: int) -> dict[str, Any]:
 
 
 def _shown(data: bytes | None, bytes_max: int) -> dict[str, Any] | None:
-    """Bytes as JSON can hold them, cut to so many."""
-    if data is None:
-        return None
-    begin = data[:bytes_max]
-    cut: dict[str, Any] = {"bytes": len(data)} if len(data) > bytes_max else {}
-    try:
-        return {"text": begin.decode(), **cut}
-    except UnicodeDecodeError as error:
-        # A cut may go through a character: it is left out if all before it is text.
-        if cut and error.reason == "unexpected end of data":
-            return {"text": begin[: error.start].decode(), **cut}
-        return {"base64": base64.b64encode(begin).decode(), **cut}
+    return None if data is None else shown_bytes(data, bytes_max)
 
 
 def _bytes(text: Text | None) -> bytes | None:
-    return text.base64 if isinstance(text, Base64) else None if text is None else text.encode()
+    return None if text is None else bytes_of(text)
 
 
 @operation("records.produce", into=WEB_OPERATIONS)
