@@ -101,7 +101,7 @@ class AppendableLog:
                 batch = bytes(batch)
             write.buffers.append(batch)
             self._tail.add(batch, size, next_offset)
-        segment.note(base_offset, size, max_timestamp_ms)
+        segment.note(base_offset, next_offset, size, max_timestamp_ms)
         self._appended(write, size, next_offset)
         return base_offset
 
@@ -121,8 +121,9 @@ class AppendableLog:
         for header, batch, batch_bytes in zip(headers, batches, sizes, strict=True):
             found.append(offset)
             patched = _PATCHED.pack(offset, header.length, epoch) + batch[_PATCHED.size :]
-            segment.note(offset, batch_bytes, header.max_timestamp_ms)
-            offset += header.last_offset_delta + 1
+            next_offset = offset + header.last_offset_delta + 1
+            segment.note(offset, next_offset, batch_bytes, header.max_timestamp_ms)
+            offset = next_offset
             buffers.append(patched)
             tail.add(patched, batch_bytes, offset)
         self._appended(write, size, end)

@@ -9,27 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
-from typing import NamedTuple
 
 from core_log.files import Files
 from core_log.segment import Segment
-from core_log.segment_index import OFFSET_ENTRY, read_positions
+from core_log.segment_index import ENTRY_BYTES, OFFSET_ENTRY, OffsetEntries, read_entries
 
 BYTES_MAX = 32 << 20
 IDLE_S = 10.0
-
-
-class ClosedIndex(NamedTuple):
-    """See `SegmentIndex`."""
-
-    offsets: array[int]
-    positions: array[int]
-
-    @property
-    def bytes(self) -> int:
-        """That it takes."""
-        return len(self.offsets) * OFFSET_ENTRY.size
 
 
 class ClosedIndexes:
@@ -37,11 +23,11 @@ class ClosedIndexes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[Segment, tuple[ClosedIndex, float]] = {}
+        self._known: dict[Segment, tuple[OffsetEntries, float]] = {}
         """With when it was looked at last; that of the longest idle one is the first."""
         self._bytes = 0
 
-    def known(self, segment: Segment) -> ClosedIndex | None:
+    def known(self, segment: Segment) -> OffsetEntries | None:
         """That of a closed segment, if it is here."""
         with self._lock:
             found = self._known.pop(segment, None)
@@ -50,13 +36,13 @@ class ClosedIndexes:
             self._known[segment] = (found[0], time.monotonic())
             return found[0]
 
-    def load(self, files: Files, segment: Segment) -> ClosedIndex | None:
+    def load(self, files: Files, segment: Segment) -> OffsetEntries | None:
         """The same, read if there is room for it. Blocks; raises OSError."""
-        size = files.size(segment.stem + ".index")
+        size = files.size(segment.stem + ".index") // OFFSET_ENTRY.size * ENTRY_BYTES
         with self._lock:
             if not self._has_room(size):
                 return None
-        index = ClosedIndex(*read_positions(files, segment.stem))
+        index = read_entries(files, segment.stem)
         with self._lock:
             if segment not in self._known:
                 self._known[segment] = (index, time.monotonic())

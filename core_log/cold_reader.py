@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import trio
@@ -24,7 +24,8 @@ from core_log.containing import LOOKED_BYTES_MAX, Groups, containing
 from core_log.errors import CorruptBatch, OffsetOutOfRange
 from core_log.files import BytesLike, File
 from core_log.record_decoder import decode_columns
-from core_log.segment import Segment, check_batch, scan
+from core_log.segment import BatchPlace, Segment, check_batch, scan
+from core_log.segment_index import NO_TIMESTAMP_MS, SegmentIndex
 from core_log.transaction_marker import stand_in
 
 if TYPE_CHECKING:
@@ -123,9 +124,9 @@ def _read(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> list[Byt
 
 def _read_segment(log: ReadableLog, segment: Segment, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:
     end = segment.written_bytes
-    position = segment.position_of(log.files, offset) if offset > segment.base_offset else 0
     file = log.files.open(segment.log_path, create=False)
     try:
+        position = segment.position_of(log.files, file, offset) if offset > segment.base_offset else 0
         # What is skipped to reach the offset is about an index interval.
         size = min(max(max_bytes, READ_BYTES_MIN) + segment.interval_bytes, READ_BYTES_MAX)
         while position < end:
@@ -208,9 +209,9 @@ def _find_timestamp(log: ReadableLog, timestamp_ms: int) -> tuple[int, int] | No
         if segment.largest_timestamp_ms(log.files) < timestamp_ms:
             continue
         offset = max(segment.offset_before(log.files, timestamp_ms), start)
-        position = segment.position_of(log.files, offset)
         file = log.files.open(segment.log_path, create=False)
         try:
+            position = segment.position_of(log.files, file, offset)
             found = _find_in_segment(file, segment, position, timestamp_ms, start, limit)
         finally:
             file.close()
@@ -246,12 +247,35 @@ def verify(log: ReadableLog) -> list[str]:
             problems.append(f"{segment.log_path}: {error}")
             continue
         try:
-            for place in scan(file, segment.log_path, 0, segment.written_bytes, expected=segment.base_offset):
-                found = segment.position_of(log.files, place.base_offset)
-                if found > place.position:
-                    problems.append(f"{segment.stem}.index points offset {place.base_offset} to {found}")
+            index = segment.index or SegmentIndex.of_closed(log.files, segment.stem)
+            places = scan(file, segment.log_path, 0, segment.written_bytes, expected=segment.base_offset)
+            problems += _verify_index(segment, index, places)
         except (CorruptBatch, OSError) as error:
             problems.append(str(error))
         finally:
             file.close()
     return problems
+
+
+def _verify_index(segment: Segment, index: SegmentIndex, places: Iterable[BatchPlace]) -> Iterator[str]:
+    """What is wrong with the entries of both kinds that `segment_index.py` knows."""
+    base, end = segment.base_offset, segment.written_bytes
+    entries = list(zip(index.offsets, index.positions))
+    times = list(zip(index.times, index.time_offsets))
+    at = time_at = 0
+    largest_ms = NO_TIMESTAMP_MS
+    for place in places:
+        while at < len(entries) and entries[at][1] <= place.position:
+            offset, position = entries[at]
+            if position < place.position or base + offset not in (place.base_offset, place.next_offset - 1):
+                yield f"{segment.stem}.index points offset {base + offset} to {position}"
+            at += 1
+        while time_at < len(times) and base + times[time_at][1] < place.next_offset:
+            if times[time_at][0] < largest_ms:
+                yield f"{segment.stem}.timeindex has {times[time_at][0]} for offset {base + times[time_at][1]}"
+            time_at += 1
+        if place.size > HEADER_BYTES:  # a header that compaction left has no time that anybody could look for
+            largest_ms = max(largest_ms, place.max_timestamp_ms)
+    for offset, position in entries[at:]:
+        if position < end:
+            yield f"{segment.stem}.index points offset {base + offset} to {position}"

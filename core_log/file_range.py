@@ -15,11 +15,12 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from core_log.batch_header import HEADER_BYTES, parse_header
-from core_log.closed_indexes import CLOSED_INDEXES, ClosedIndex
+from core_log.cached_file import CachedFile, NotInMemory
+from core_log.closed_indexes import CLOSED_INDEXES
 from core_log.errors import CorruptBatch
 from core_log.files import File
 from core_log.segment import Segment
-from core_log.segment_index import SegmentIndex, find_before_position, find_position
+from core_log.segment_index import FirstOf, OffsetEntries, find_before_position, find_position
 
 if TYPE_CHECKING:
     from core_log.readable_log import ReadableLog
@@ -28,8 +29,8 @@ RANGE_BYTES_MIN = 64 << 10
 _PROBE_BYTES = 256 << 10
 """Where it is looked whether pages are there: they come and go many at a time."""
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-_Place = tuple[int, int]
-"""Relative offset and position of a batch."""
+_Place = tuple[int, int, int]
+"""Where to look for a batch, and where another one begins, with its offset in the index."""
 
 
 class FileRange:
@@ -67,41 +68,70 @@ def find_range(
     that are not in memory are looked at if it `may_block`. Raises OSError.
     """
     segment = log.segments_from(offset)[0]
-    relative, limit = max(offset - segment.base_offset, 0), limit - segment.base_offset
     index = segment.index or CLOSED_INDEXES.known(segment)
     if index is None and may_block:
         index = CLOSED_INDEXES.load(log.files, segment)
-    if index is not None:
-        places = _in_memory(index, relative, max_bytes, limit, segment.written_bytes)
-    else:
-        places = _in_file(log, segment, relative, max_bytes, limit) if may_block else None
-    if places is None or places[1][1] - places[0][1] < RANGE_BYTES_MIN or not _NOWAIT:
+    relative, limit = max(offset - segment.base_offset, 0), limit - segment.base_offset
+    if not _NOWAIT or not (may_block if index is None else _may_have(index, relative)):
         return None
     file = log.files.open(segment.log_path, create=False)
-    if file.for_kernel() < 0 or not _is_in_memory(file.for_kernel(), places[0][1], places[1][1]):
-        file.close()
+    found = None
+    try:
+        if file.for_kernel() >= 0:
+            found = _in(file, log, segment, index, relative, max_bytes, limit, may_block)
+    finally:
+        if found is None:
+            file.close()
+    return found
+
+
+def _may_have(index: OffsetEntries, relative: int) -> bool:
+    """Whether there is enough behind an offset, as far as the index alone can tell."""
+    at = bisect_right(index.offsets, relative)
+    return index.last_position - (index.positions[at - 1] if at else 0) >= RANGE_BYTES_MIN
+
+
+def _in(
+    file: File,
+    log: ReadableLog,
+    segment: Segment,
+    index: OffsetEntries | None,
+    relative: int,
+    max_bytes: int,
+    limit: int,
+    may_block: bool,
+) -> FileRange | None:
+    try:
+        first_of = segment.first_of(file if may_block else CachedFile(file))
+        if index is not None:
+            place = _in_memory(index, relative, max_bytes, limit, segment.written_bytes, first_of)
+        else:
+            place = _in_file(log, segment, relative, max_bytes, limit, first_of)
+    except NotInMemory:
         return None
-    return _checked(file, segment, max(offset, segment.base_offset), *places)
+    if place is None or place[1] - place[0] < RANGE_BYTES_MIN or not _is_in_memory(file.for_kernel(), *place[:2]):
+        return None
+    return _checked(file, segment, segment.base_offset + relative, *place)
 
 
 def _in_memory(
-    index: SegmentIndex | ClosedIndex, relative: int, max_bytes: int, limit: int, written_bytes: int
-) -> tuple[_Place, _Place] | None:
+    index: OffsetEntries, relative: int, max_bytes: int, limit: int, written_bytes: int, first_of: FirstOf
+) -> _Place | None:
     offsets, positions = index.offsets, index.positions
     count = len(offsets)
-    first = bisect_right(offsets, relative, 0, count)
-    start = (offsets[first - 1], positions[first - 1]) if first else (0, 0)
+    first = index.entry_of(relative, first_of) + 1
+    start = positions[first - 1] if first else 0
     most = min(bisect_right(positions, written_bytes, first, count), bisect_right(offsets, limit, first, count))
-    last = max(bisect_right(positions, start[1] + max_bytes, first, most), first + 1)
-    return (start, (offsets[last - 1], positions[last - 1])) if last <= most else None
+    last = max(bisect_right(positions, start + max_bytes, first, most), first + 1)
+    return (start, positions[last - 1], offsets[last - 1]) if last <= most else None
 
 
 def _in_file(
-    log: ReadableLog, segment: Segment, relative: int, max_bytes: int, limit: int
-) -> tuple[_Place, _Place] | None:
-    start = find_position(log.files, segment.stem, relative)
-    end = find_before_position(log.files, segment.stem, start + max_bytes + 1)
-    return ((-1, start), end) if end[0] <= limit else None
+    log: ReadableLog, segment: Segment, relative: int, max_bytes: int, limit: int, first_of: FirstOf
+) -> _Place | None:
+    start = find_position(log.files, segment.stem, relative, first_of)
+    end, position = find_before_position(log.files, segment.stem, start + max_bytes + 1)
+    return (start, position, end) if end <= limit else None
 
 
 def _is_in_memory(descriptor: int, start: int, end: int) -> bool:
@@ -115,19 +145,19 @@ def _is_in_memory(descriptor: int, start: int, end: int) -> bool:
     return True
 
 
-def _checked(file: File, segment: Segment, offset: int, start: _Place, end: _Place) -> FileRange | None:
+def _checked(file: File, segment: Segment, offset: int, start: int, end: int, end_entry: int) -> FileRange | None:
     """The range from the batch on that holds `offset`, if the file is what its index says."""
     try:
-        end_offset = segment.base_offset + end[0]
-        if parse_header(file.pread(HEADER_BYTES, end[1])).base_offset != end_offset:
+        following = parse_header(file.pread(HEADER_BYTES, end))
+        if segment.base_offset + end_entry not in (following.base_offset, following.next_offset - 1):
             return None
-        position = start[1]
+        position = start
         while (header := parse_header(file.pread(HEADER_BYTES, position))).next_offset <= offset:
             position += header.size
-            if position >= end[1]:
+            if position >= end:
                 return None
     except CorruptBatch:
         return None
-    if not segment.base_offset <= header.base_offset < end_offset:
+    if not segment.base_offset <= header.base_offset < following.base_offset:
         return None
-    return FileRange(file, position, end[1] - position, end_offset)
+    return FileRange(file, position, end - position, following.base_offset)

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RECOVERY_POINT = Struct(">qqqqqqqq")
-_SHORT_BYTES = 56
-"""Of a recovery point that does not say what `early` does."""
-_NOT_EARLY = Struct(">q").pack(-1)
+_RECOVERY_POINT = Struct(">qqqqqqqqq")
+_SHORT_BYTES = (56, 64)
+"""Of recovery points that do not say what the last fields do, or the last."""
+_FIELD = Struct(">q")
 _LOG_START = Struct(">q")
 
 
@@ -47,6 +47,7 @@ class RecoveryPoint(NamedTuple):
 
     `position` is in the segment that begins with `segment_base`, `next_offset` the log end offset at that position; the
     rest is the segment's state there. A segment that begins with `early` was begun before the one before it was synced.
+    In an older one `max_timestamp_last` is that of the last batch, before which nothing has a larger timestamp either.
     """
 
     segment_base: int
@@ -57,6 +58,7 @@ class RecoveryPoint(NamedTuple):
     offset_entries: int
     time_entries: int
     early: int = -1
+    max_timestamp_last: int = 0
 
     def save(self, files: Files, directory: str, *, sync_name: bool = False) -> None:
         """Raises OSError. Without `sync_name` a crash may bring back an older one, which costs time, not safety."""
@@ -81,14 +83,16 @@ class RecoveryPoint(NamedTuple):
             active.created_ms,
             counts[0],
             counts[1],
+            max_timestamp_last=active.max_timestamp_last,
         )
 
     @classmethod
     def load(cls, files: Files, directory: str) -> RecoveryPoint | None:
         """The last one saved."""
         data = checkpoint.load(files, f"{directory}/recovery-point")
-        if data is not None and len(data) == _SHORT_BYTES:
-            data += _NOT_EARLY
+        if data is not None and len(data) in _SHORT_BYTES:
+            found = cls(*(field for (field,) in _FIELD.iter_unpack(data)))
+            return found._replace(max_timestamp_last=max(found.next_offset - 1 - found.segment_base, 0))
         return cls(*_RECOVERY_POINT.unpack(data)) if data is not None and len(data) == _RECOVERY_POINT.size else None
 
 
@@ -254,10 +258,8 @@ def _write(job: FlushJob, write: SegmentWrite) -> None:
         return
     file.sync()
     job.files.sync_directory(job.directory)
-    index = segment.index
-    if index is not None:
-        index.add_time(segment.max_timestamp_ms, write.closing.segment_base - segment.base_offset)
-        index.save(job.files, segment.stem, len(index.offsets), len(index.times))
+    if segment.index is not None:
+        segment.save_index(job.files, segment.stem)
     write.closing.save(job.files, job.directory)
     for other in (*job.written_before, *job.writes):
         if other.segment is segment:

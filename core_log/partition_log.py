@@ -377,7 +377,7 @@ class PartitionLog(RollingLog, ReplaceableLog, AppendableLog, ReadableLog):
         self._active = active = cut.segment
         active.index = cut.index
         active.size = active.written_bytes = cut.position
-        active.max_timestamp_ms = cut.max_timestamp_ms
+        active.max_timestamp_ms, active.max_timestamp_last = cut.max_timestamp_ms, cut.max_timestamp_last
         self.size_bytes = sum(segment.size for segment in self.segments)
         end = max(cut.next_offset, self.high_watermark)  # in a gap
         self.log_end_offset = self.written_offset = self.flushed_offset = self._skipped_to = end

@@ -7,7 +7,7 @@ is read in pieces (`record_pieces.py`). Uncompressed batches only, which those o
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from core_log.record_decoder import RecordRun
 from core_log.record_finder import find_records
 from core_log.record_pieces import LARGE_BYTES, KnownPieces, Readable
 from core_log.segment import Segment, check_batch
-from core_log.segment_index import read_positions
+from core_log.segment_index import OffsetEntries, read_entries
 
 if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
@@ -37,8 +37,8 @@ class KnownPlaces:
     __slots__ = ("indexes", "pieces")
 
     def __init__(self) -> None:
-        self.indexes: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
-        """Those of closed segments: some 32 bytes for each MiB of log."""
+        self.indexes: dict[str, OffsetEntries] = {}
+        """Those of closed segments: 12 bytes for each interval of log."""
         self.pieces = KnownPieces()
 
 
@@ -88,8 +88,8 @@ def _records(log: PartitionLog, offsets: Sequence[int], known: KnownPlaces, *, m
         if stop > at:
             file = log.files.open(segment.log_path, create=False)
             try:
-                extent_of = _extents_in(log, segment, known, may_block=may_block)
                 reader = file if may_block else CachedFile(file)
+                extent_of = _extents_in(log, segment, reader, known, may_block=may_block)
                 yield from _of_segment(extent_of, segment, reader, offsets[at:stop], known.pieces)
             finally:
                 file.close()
@@ -100,26 +100,20 @@ def _records(log: PartitionLog, offsets: Sequence[int], known: KnownPlaces, *, m
         at = stop
 
 
-def _extents_in(log: PartitionLog, segment: Segment, known: KnownPlaces, *, may_block: bool) -> Extents:
-    relative: Sequence[int]
-    places: Sequence[int]
-    index = segment.index
-    if index is not None:
-        relative, places = index.offsets, index.positions
-    else:
-        found = known.indexes.get(segment.stem)
-        if found is None:
-            if not may_block:
-                raise NotInMemory
-            if len(known.indexes) >= _INDEXES_MAX:
-                known.indexes.clear()
-            found = known.indexes[segment.stem] = read_positions(log.files, segment.stem)
-        relative, places = found
-    base, end = segment.base_offset, segment.written_bytes
+def _extents_in(log: PartitionLog, segment: Segment, file: Readable, known: KnownPlaces, *, may_block: bool) -> Extents:
+    index: OffsetEntries | None = segment.index or known.indexes.get(segment.stem)
+    if index is None:
+        if not may_block:
+            raise NotInMemory
+        if len(known.indexes) >= _INDEXES_MAX:
+            known.indexes.clear()
+        index = known.indexes[segment.stem] = read_entries(log.files, segment.stem)
+    places, count, entry_of = index.positions, len(index.offsets), index.entry_of
+    base, end, first_of = segment.base_offset, segment.written_bytes, segment.first_of(file)
 
     def extent_of(offset: int) -> tuple[int, int]:
-        at = bisect_right(relative, offset - base)
-        return places[at - 1] if at else 0, min(places[at], end) if at < len(relative) else end
+        at = entry_of(offset - base, first_of)
+        return places[at] if at >= 0 else 0, min(places[at + 1], end) if at + 1 < count else end
 
     return extent_of
 

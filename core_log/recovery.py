@@ -21,7 +21,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,7 +76,7 @@ def recover(
     scanned_to: int | None = None
     """Where the segment before, if it was scanned, ends."""
     damaged = bool(bases and bases[0] > log_start) or bool(point and point.position and trusted_below not in bases)
-    for name, following in zip(names, [*bases[1:], trusted_below]):
+    for name in names:
         base = name.base_offset
         segment = Segment(directory, name, config.index_interval_bytes, None)
         if not cut and point is not None and base == point.early and scanned_to is not None and base > scanned_to:
@@ -90,7 +89,7 @@ def recover(
         if base < trusted_below:
             segment.size = segment.written_bytes = files.size(segment.log_path)
             if not is_plausible(files, segment.stem, segment.size):
-                damaged = _rebuild_index(files, segment, following, on_damage) or damaged
+                damaged = _rebuild_index(files, segment, on_damage) or damaged
             continue
         synced = point if base == trusted_below else None
         trusted_bytes, end, cut = _recover_segment(files, segment, synced, config, now_ms)
@@ -104,9 +103,9 @@ def recover(
         segments.append(Segment(directory, next_offset, config.index_interval_bytes, SegmentIndex()))
     if damaged:
         on_damage()
-    for segment, after in itertools.pairwise(segments):
+    for segment in segments[:-1]:
         if segment.index is not None:
-            _save_closed(files, segment, segment.index, after.base_offset)
+            _save_closed(files, segment)
             segment.close_file()
     if scanned:
         files.sync_directory(directory)
@@ -130,9 +129,9 @@ def _epochs_of_last_batch(files: Files, segments: list[Segment]) -> LeaderEpochs
     for segment in reversed(segments):
         if not segment.size:
             continue
-        position = segment.position_of(files, segment.base_offset + RELATIVE_OFFSET_MAX)
         file = files.open(segment.log_path, create=False)
         try:
+            position = segment.position_of(files, file, segment.base_offset + RELATIVE_OFFSET_MAX)
             for place in scan(file, segment.log_path, position, segment.size, check_crc=False):
                 position = place.position
         except CorruptBatch as error:
@@ -196,6 +195,7 @@ def _recover_segment(
             next_offset = point.next_offset
             segment.size = point.position
             segment.max_timestamp_ms = point.max_timestamp_ms
+            segment.max_timestamp_last = point.max_timestamp_last
             segment.created_ms = point.created_ms
         else:
             logger.warning("%s: index files are missing or too short, rebuilding", segment.stem)
@@ -209,7 +209,7 @@ def _recover_segment(
                 segment.created_ms = min(place.max_timestamp_ms, now_ms) if place.max_timestamp_ms > 0 else now_ms
             if place.next_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
                 raise CorruptBatch(f"{path} at position {place.position}: base offset {place.base_offset}")
-            segment.note(place.base_offset, place.size, place.max_timestamp_ms)
+            segment.note(place.base_offset, place.next_offset, place.size, place.max_timestamp_ms)
             next_offset = place.next_offset
     except CorruptBatch as error:
         logger.error("cutting the log, %d bytes of the segment are dropped: %s", file_bytes - segment.size, error)
@@ -221,18 +221,18 @@ def _recover_segment(
     return trusted_bytes, next_offset, cut
 
 
-def _rebuild_index(files: Files, segment: Segment, following: int, on_damage: Callable[[], None]) -> bool:
+def _rebuild_index(files: Files, segment: Segment, on_damage: Callable[[], None]) -> bool:
     """Index a closed segment again; whether it ends in bytes that are no batch. Its batches are not judged here: a
     damaged one is reported by who reads it.
     """
     logger.warning("%s: index files are missing or damaged, rebuilding", segment.stem)
     file = files.open(segment.log_path, create=False)
-    segment.index = index = SegmentIndex()
+    segment.index = SegmentIndex()
     size, segment.size = segment.size, 0
     damaged = False
     try:
         for place in scan(file, segment.log_path, 0, size, expected=segment.base_offset, check_crc=False):
-            segment.note(place.base_offset, place.size, place.max_timestamp_ms)
+            segment.note(place.base_offset, place.next_offset, place.size, place.max_timestamp_ms)
     except CorruptBatch as error:
         logger.error("the index ends early: %s", error)
         damaged = True
@@ -240,13 +240,12 @@ def _rebuild_index(files: Files, segment: Segment, following: int, on_damage: Ca
     finally:
         file.close()
     segment.size = size
-    _save_closed(files, segment, index, following, suffix=TEMPORARY_SUFFIX)
+    _save_closed(files, segment, suffix=TEMPORARY_SUFFIX)
     for kind in (".index", ".timeindex"):
         files.rename(segment.stem + TEMPORARY_SUFFIX + kind, segment.stem + kind)
     return damaged
 
 
-def _save_closed(files: Files, segment: Segment, index: SegmentIndex, following: int, suffix: str = "") -> None:
-    index.add_time(segment.max_timestamp_ms, following - segment.base_offset)
-    index.save(files, segment.stem + suffix, len(index.offsets), len(index.times))
+def _save_closed(files: Files, segment: Segment, suffix: str = "") -> None:
+    segment.save_index(files, segment.stem + suffix)
     segment.index = None

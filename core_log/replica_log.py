@@ -125,7 +125,7 @@ class ReplicaLog(PartitionLog):
         write = self._write_to(segment)
         write.buffers.append(batch)
         self._tail.add(batch, size, next_offset)
-        segment.note(base_offset, size, max_timestamp_ms)
+        segment.note(base_offset, next_offset, size, max_timestamp_ms)
         self._appended(write, size, next_offset)
         return next_offset
 

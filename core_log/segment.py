@@ -15,13 +15,14 @@ from typing import NamedTuple, Protocol
 
 from crc32c import crc32c
 
-from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC, RECORD_BYTES_MIN
+from core_log.batch_header import CRC_START, HEADER, HEADER_BYTES, LENGTH_START, MAGIC, RECORD_BYTES_MIN, parse_header
 from core_log.errors import CorruptBatch
 from core_log.files import BytesLike, File, Files
 from core_log.log_config import LogConfig
 from core_log.segment_index import (
     NO_TIMESTAMP_MS,
     OFFSET_ENTRY,
+    FirstOf,
     SegmentIndex,
     find_offset_before,
     find_position,
@@ -56,7 +57,7 @@ class Segment:
 
     __slots__ = (
         "_largest_timestamp_ms", "base_offset", "created_ms", "deleted", "file", "index", "interval_bytes",
-        "max_timestamp_ms", "size", "stem", "written_bytes",
+        "max_timestamp_last", "max_timestamp_ms", "size", "stem", "written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +73,8 @@ class Segment:
         self.size = 0
         self.written_bytes = 0
         self.max_timestamp_ms = NO_TIMESTAMP_MS
+        self.max_timestamp_last = 0
+        """The relative offset with which the first batch that has it ends."""
         self.created_ms = 0
         self.deleted = False
         self.file: File | None = None
@@ -95,15 +98,24 @@ class Segment:
             or wall_clock_ms() - self.created_ms >= config.segment_ms
         )
 
-    def note(self, base_offset: int, size: int, max_timestamp_ms: int) -> None:
+    def note(self, base_offset: int, next_offset: int, size: int, max_timestamp_ms: int) -> None:
         """A batch was put at the end of an open segment: index it if it is time."""
         index = self.index
         assert index is not None
-        if self.size - index.last_position > self.interval_bytes:
-            index.add(base_offset - self.base_offset, self.size, self.max_timestamp_ms)
-        self.size += size
         if max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = max_timestamp_ms
+            self.max_timestamp_last = next_offset - 1 - self.base_offset
+        if self.size - index.last_position > self.interval_bytes:
+            index.add(base_offset - self.base_offset, next_offset - 1 - self.base_offset, self.size)
+            index.add_time(self.max_timestamp_ms, self.max_timestamp_last)
+        self.size += size
+
+    def save_index(self, files: Files, stem: str) -> None:
+        """It is full: the files of its index, complete. Raises OSError; calling again is harmless."""
+        index = self.index
+        assert index is not None
+        index.add_time(self.max_timestamp_ms, self.max_timestamp_last)
+        index.save(files, stem, len(index.offsets), len(index.times))
 
     def writable(self, files: Files) -> File:
         """The handle to write with; made on first use. Called by the flusher's thread, one at a time a log."""
@@ -122,10 +134,25 @@ class Segment:
         self.index = None
         self.close_file()
 
-    def position_of(self, files: Files, offset: int) -> int:
-        """Where to start scanning for an offset of this segment. Raises OSError."""
+    def first_of(self, file: Readable) -> FirstOf:
+        """What looks into the headers of batches in its file."""
+        base = self.base_offset
+
+        def found(position: int, last: int) -> int:
+            try:
+                header = parse_header(file.pread(HEADER_BYTES, position))
+            except CorruptBatch:
+                return last
+            return header.base_offset - base if header.next_offset - 1 == base + last else last
+
+        return found
+
+    def position_of(self, files: Files, file: Readable, offset: int) -> int:
+        """Where to start scanning its file for an offset. Raises OSError."""
         index, relative = self.index, offset - self.base_offset
-        return index.position_of(relative) if index is not None else find_position(files, self.stem, relative)
+        if index is not None:
+            return index.position_of(relative, self.first_of(file))
+        return find_position(files, self.stem, relative, self.first_of(file))
 
     def offset_before(self, files: Files, timestamp_ms: int) -> int:
         """The offset from which on batches may reach a timestamp. Raises OSError."""

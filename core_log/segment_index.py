@@ -1,16 +1,25 @@
 """The two sparse indexes of a segment.
 
-    .index      entries of (relative offset u32, position u32): the batch with that base offset begins at that position
-    .timeindex  entries of (timestamp i64, relative offset u32): no batch below that offset has a larger timestamp
+    .index      entries of (relative offset u32, position u32): the batch that ends with that offset begins at that
+                position
+    .timeindex  entries of (timestamp i64, relative offset u32): the first batch with that timestamp, which is larger
+                than all before it, ends with that offset
 
 1. An offset entry is made for a batch that begins more than `index_interval_bytes` after the last indexed one, a time
    entry beside it when the largest timestamp has risen, and one time entry more when the segment is closed, which so
    ends with its largest timestamp. The entries depend on the batches alone: rebuilding a lost index gives the same
-   bytes.
+   bytes. Bytes and meaning are Kafka's, and pass its kafka-dump-log.
 2. Entries of the active segment live in memory (`SegmentIndex`) and are saved by the flusher's thread, up to where the
    log is synced; files of closed segments are searched where they are, with a few reads and no memory.
-
-All numbers are big-endian, as Kafka's. Kafka stores the last offset of a batch where we store the first.
+3. The last entry with an offset of at most the one that is looked for leads to its batch, or to one before it. The next
+   entry's batch ends behind it, and may hold it: that is known where the batch was noted, and else looked up in its
+   header, once (`first_of`). So a search begins at most an interval before, also where each batch is larger than one.
+4. In older files an offset entry has the first offset of its batch, and a time entry that of the batch that was indexed
+   with it, below which no batch has a larger timestamp. They stay, and the same file may go on with entries as above:
+   offsets rise all the same. The last one with an offset of at most the one that is looked for has a batch that begins
+   there or before it, as above. The next one's batch begins behind it, and ends with another offset than the entry
+   has, so it is not taken. Both kinds of time entries say that nothing below the offset is later, and no more is made
+   of them.
 """
 
 from __future__ import annotations
@@ -18,6 +27,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from struct import Struct
 
 from core_log.files import File, Files, read_file
@@ -25,44 +35,79 @@ from core_log.files import File, Files, read_file
 OFFSET_ENTRY = Struct(">II")
 TIME_ENTRY = Struct(">qI")
 NO_TIMESTAMP_MS = -1
+UNKNOWN = (1 << 32) - 1
 
+FirstOf = Callable[[int, int], int]
+"""The first offset of the batch at a position that ends with an offset, relative ones; if there is none, the latter."""
+
+ENTRY_BYTES = 12
+"""That an offset entry takes in memory."""
 _SEARCH_BLOCK_ENTRIES = 512
+_Entry = tuple[int, int]
 
 
-class SegmentIndex:
-    """The entries of a segment in memory. The event loop appends, other threads may look up and save."""
+class OffsetEntries:
+    """Offset entries in memory: the last offset of each batch, its position, and its first offset where it is known."""
 
-    __slots__ = ("offsets", "offsets_saved", "positions", "time_offsets", "times", "times_saved")
+    __slots__ = ("firsts", "offsets", "positions")
 
-    def __init__(self) -> None:
-        self.offsets = array("I")
-        self.positions = array("I")
-        self.times = array("q")
-        self.time_offsets = array("I")
-        self.offsets_saved = 0
-        self.times_saved = 0
+    def __init__(self, offsets: array[int], positions: array[int]) -> None:
+        self.offsets = offsets
+        self.positions = positions
+        self.firsts = array("I", (UNKNOWN,)) * len(offsets)
 
-    def add(self, relative_offset: int, position: int, max_timestamp_ms: int) -> None:
-        """Index a batch; `max_timestamp_ms` is the largest of the batches before it."""
-        self.positions.append(position)
-        self.offsets.append(relative_offset)  # last: its length is what lookups trust
-        self.add_time(max_timestamp_ms, relative_offset)
-
-    def add_time(self, max_timestamp_ms: int, relative_offset: int) -> None:
-        """A time entry, if it says something new."""
-        if max_timestamp_ms > (self.times[-1] if self.times else NO_TIMESTAMP_MS):
-            self.time_offsets.append(relative_offset)
-            self.times.append(max_timestamp_ms)
+    @property
+    def bytes(self) -> int:
+        """That they take."""
+        return len(self.offsets) * ENTRY_BYTES
 
     @property
     def last_position(self) -> int:
         """Where the last indexed batch begins; 0 without entries, as if the first batch were indexed."""
         return self.positions[-1] if self.positions else 0
 
-    def position_of(self, relative_offset: int) -> int:
-        """Where to start scanning for an offset."""
+    def entry_of(self, relative_offset: int, first_of: FirstOf) -> int:
+        """The number of the last entry that leads to the batch that holds an offset, or to one before it; -1 if none
+        does: that is where the segment begins. Raises what `first_of` raises.
+        """
         at = bisect_right(self.offsets, relative_offset)
-        return self.positions[at - 1] if at else 0
+        if at < len(self.offsets):
+            first = self.firsts[at]
+            if first == UNKNOWN:
+                first = self.firsts[at] = first_of(self.positions[at], self.offsets[at])
+            if first <= relative_offset:
+                return at
+        return at - 1
+
+    def position_of(self, relative_offset: int, first_of: FirstOf) -> int:
+        """Where to start scanning for an offset."""
+        at = self.entry_of(relative_offset, first_of)
+        return self.positions[at] if at >= 0 else 0
+
+
+class SegmentIndex(OffsetEntries):
+    """The entries of a segment in memory. The event loop appends, other threads may look up and save."""
+
+    __slots__ = ("offsets_saved", "time_offsets", "times", "times_saved")
+
+    def __init__(self) -> None:
+        super().__init__(array("I"), array("I"))
+        self.times = array("q")
+        self.time_offsets = array("I")
+        self.offsets_saved = 0
+        self.times_saved = 0
+
+    def add(self, first: int, last: int, position: int) -> None:
+        """Index a batch, of these relative offsets."""
+        self.positions.append(position)
+        self.firsts.append(first)
+        self.offsets.append(last)  # at last: its length is what lookups trust
+
+    def add_time(self, max_timestamp_ms: int, relative_offset: int) -> None:
+        """A time entry, if it says something new."""
+        if max_timestamp_ms > (self.times[-1] if self.times else NO_TIMESTAMP_MS):
+            self.time_offsets.append(relative_offset)
+            self.times.append(max_timestamp_ms)
 
     def offset_before(self, timestamp_ms: int) -> int:
         """The relative offset from which on batches may reach a timestamp."""
@@ -88,12 +133,29 @@ class SegmentIndex:
         flat = array("I", data)
         flat.byteswap()
         self.offsets, self.positions = flat[0::2], flat[1::2]
+        self.firsts = array("I", (UNKNOWN,)) * offset_count
         for timestamp_ms, relative_offset in TIME_ENTRY.iter_unpack(times):
             self.times.append(timestamp_ms)
             self.time_offsets.append(relative_offset)
         self.offsets_saved = offset_count
         self.times_saved = time_count
         return True
+
+    def take(self, other: SegmentIndex, position: int, offset: int) -> None:
+        """The entries of another one that are about what lies below a position, where a relative offset is next."""
+        count = bisect_left(other.positions, position)
+        self.offsets, self.positions = other.offsets[:count], other.positions[:count]
+        self.firsts = other.firsts[:count]
+        times = bisect_left(other.time_offsets, offset)
+        self.times, self.time_offsets = other.times[:times], other.time_offsets[:times]
+
+    @classmethod
+    def of_closed(cls, files: Files, stem: str) -> SegmentIndex:
+        """That of a closed segment, as its files have it. Raises OSError."""
+        index = cls()
+        counts = files.size(stem + ".index") // OFFSET_ENTRY.size, files.size(stem + ".timeindex") // TIME_ENTRY.size
+        index.load(files, stem, *counts)
+        return index
 
 
 def _write(files: Files, path: str, data: bytes, position: int) -> None:
@@ -117,52 +179,55 @@ def _read(files: Files, path: str, size: int) -> bytes | None:
     return data if len(data) == size else None
 
 
-def find_position(files: Files, stem: str, relative_offset: int) -> int:
+def find_position(files: Files, stem: str, relative_offset: int, first_of: FirstOf) -> int:
     """`position_of` for a closed segment, from its file. Raises OSError."""
-    position: int = _find(files, stem + ".index", OFFSET_ENTRY, 0, 1, relative_offset + 1)
-    return position
+    before, following = _find(files, stem + ".index", OFFSET_ENTRY, 0, relative_offset + 1)
+    if following is not None and first_of(following[1], following[0]) <= relative_offset:
+        return int(following[1])
+    return before[1] if before is not None else 0
 
 
 def find_before_position(files: Files, stem: str, below: int) -> tuple[int, int]:
-    """Relative offset and position of the last indexed batch of a closed segment that begins below a position, (0, 0)
-    if none does. Raises OSError.
+    """Entry of the last indexed batch of a closed segment that begins below a position, (0, 0) if none does. Raises
+    OSError.
     """
-    path = stem + ".index"
-    return _find(files, path, OFFSET_ENTRY, 1, 0, below), _find(files, path, OFFSET_ENTRY, 1, 1, below)
+    return _find(files, stem + ".index", OFFSET_ENTRY, 1, below)[0] or (0, 0)
 
 
-def read_positions(files: Files, stem: str) -> tuple[array[int], array[int]]:
-    """Relative offsets and positions of a closed segment, all of them. Raises OSError."""
+def read_entries(files: Files, stem: str) -> OffsetEntries:
+    """Those of a closed segment, all of them. Raises OSError."""
     data = read_file(files, stem + ".index")
     entries = array("I", data[: len(data) // OFFSET_ENTRY.size * OFFSET_ENTRY.size])
     if sys.byteorder == "little":
         entries.byteswap()
-    return entries[0::2], entries[1::2]
+    return OffsetEntries(entries[0::2], entries[1::2])
 
 
 def find_offset_before(files: Files, stem: str, timestamp_ms: int) -> int:
     """`offset_before` for a closed segment, from its file. Raises OSError."""
-    return _find(files, stem + ".timeindex", TIME_ENTRY, 0, 1, timestamp_ms)
+    before = _find(files, stem + ".timeindex", TIME_ENTRY, 0, timestamp_ms)[0]
+    return before[1] if before is not None else 0
 
 
-def _find(files: Files, path: str, entry: Struct, key: int, field: int, below: int) -> int:
-    """`field` of the last entry whose `key` is less than `below`; 0 when there is none."""
+def _find(files: Files, path: str, entry: Struct, key: int, below: int) -> tuple[_Entry | None, _Entry | None]:
+    """The last entry whose `key` is less than `below`, and the one behind it."""
     file = files.open(path, create=False)
     try:
-        low, high = 0, files.size(path) // entry.size
+        low, count = 0, files.size(path) // entry.size
+        high = count
         while high - low > _SEARCH_BLOCK_ENTRIES:
             middle = (low + high) // 2
             if entry.unpack(file.pread(entry.size, middle * entry.size))[key] < below:
                 low = middle
             else:
                 high = middle
-        block = file.pread((high - low) * entry.size, low * entry.size)
+        block = file.pread((min(high + 1, count) - low) * entry.size, low * entry.size)
     finally:
         file.close()
     block = block[: len(block) - len(block) % entry.size]
-    entries = list(entry.iter_unpack(block))
-    at = bisect_left(entries, below, key=lambda fields: int(fields[key]))
-    return int(entries[at - 1][field]) if at else 0
+    entries: list[_Entry] = list(entry.iter_unpack(block))
+    at = bisect_left(entries, below, key=lambda fields: fields[key])
+    return entries[at - 1] if at else None, entries[at] if at < len(entries) else None
 
 
 def largest_timestamp(files: Files, stem: str) -> int:

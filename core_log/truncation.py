@@ -15,13 +15,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from core_log.errors import BelowHighWatermark, LogUnavailable
 from core_log.flush_job import RecoveryPoint, save_epochs, save_log_start
-from core_log.segment import Segment, scan
-from core_log.segment_index import OFFSET_ENTRY, TIME_ENTRY, SegmentIndex
+from core_log.segment import BatchPlace, Segment, scan
+from core_log.segment_index import NO_TIMESTAMP_MS, SegmentIndex
 from core_log.segment_names import SegmentName, parse
 from core_log.transaction_index import TransactionIndex
 
@@ -40,6 +41,7 @@ class Cut:
     position: int
     next_offset: int
     max_timestamp_ms: int
+    max_timestamp_last: int
 
 
 async def truncate(log: PartitionLog, flusher: Flusher, end_offset: int, *, committed: bool = False) -> None:
@@ -106,7 +108,7 @@ def restart_files(log: PartitionLog, offset: int) -> Cut:
     files.sync_directory(directory)
     index = SegmentIndex()
     segment = Segment(log.directory, offset, log.config.index_interval_bytes, index)
-    return Cut(segment, index, 0, offset, -1)
+    return Cut(segment, index, 0, offset, NO_TIMESTAMP_MS, 0)
 
 
 def cut_files(log: PartitionLog, end_offset: int) -> Cut:
@@ -127,6 +129,7 @@ def cut_files(log: PartitionLog, end_offset: int) -> Cut:
         keep.created_ms,
         len(index.offsets),
         len(index.times),
+        max_timestamp_last=cut.max_timestamp_last,
     )
     point.save(files, log.directory, sync_name=True)
     for segment in reversed(log.segments):
@@ -162,45 +165,28 @@ def _forget_compaction(log: PartitionLog, keep: Segment) -> None:
 def _find(log: PartitionLog, keep: Segment, end_offset: int) -> Cut:
     """Where the first batch that reaches beyond `end_offset` begins, with the index entries before it."""
     files = log.files
-    full = keep.index
-    if full is None:
-        full = SegmentIndex()
-        entries = files.size(keep.stem + ".index") // OFFSET_ENTRY.size
-        times = files.size(keep.stem + ".timeindex") // TIME_ENTRY.size
-        full.load(files, keep.stem, entries, times)
-    position = full.position_of(end_offset - keep.base_offset - 1)
-    index = SegmentIndex()
-    for relative_offset, indexed in zip(full.offsets, full.positions):
-        if indexed > position:
-            break
-        index.offsets.append(relative_offset)
-        index.positions.append(indexed)
-    last_indexed = index.offsets[-1] if index.offsets else -1
-    for timestamp_ms, relative_offset in zip(full.times, full.time_offsets):
-        if relative_offset > last_indexed:
-            break
-        index.times.append(timestamp_ms)
-        index.time_offsets.append(relative_offset)
-    # All of it is saved again: that cuts the files, too.
-    max_timestamp_ms = index.times[-1] if index.times else -1
-    next_offset = -1
+    full = keep.index or SegmentIndex.of_closed(files, keep.stem)
+    # From the entry before the last one that is sure to stay: what is before that, an entry says the largest time of.
+    at = bisect_left(full.offsets, end_offset - keep.base_offset) - 2
+    position = full.positions[at] if at >= 0 else 0
+    scanned: list[BatchPlace] = []
     file = files.open(keep.log_path, create=False)
     try:
         for place in scan(file, keep.log_path, position, keep.written_bytes, check_crc=False):
             if place.next_offset > end_offset:
-                position = place.position
-                next_offset = next_offset if next_offset >= 0 else min(place.base_offset, end_offset)
+                next_offset = scanned[-1].next_offset if scanned else min(place.base_offset, end_offset)
                 break
+            scanned.append(place)
             position = place.position + place.size
-            next_offset = place.next_offset
-            max_timestamp_ms = max(max_timestamp_ms, place.max_timestamp_ms)
+        else:
+            next_offset = scanned[-1].next_offset if scanned else -1
     finally:
         file.close()
-    if index.positions and index.positions[-1] >= position:
-        # The batch that is indexed last is the first that goes: its entry goes with it.
-        index.positions.pop()
-        index.offsets.pop()
-        if index.time_offsets and index.time_offsets[-1] == last_indexed:
-            index.times.pop()
-            index.time_offsets.pop()
-    return Cut(keep, index, position, max(next_offset, keep.base_offset), max_timestamp_ms)
+    next_offset = max(next_offset, keep.base_offset)
+    index = SegmentIndex()  # All of it is saved again: that cuts the files, too.
+    index.take(full, position, next_offset - keep.base_offset)
+    max_timestamp_ms, last = (index.times[-1], index.time_offsets[-1]) if index.times else (NO_TIMESTAMP_MS, 0)
+    for place in scanned:
+        if place.max_timestamp_ms > max_timestamp_ms:
+            max_timestamp_ms, last = place.max_timestamp_ms, place.next_offset - 1 - keep.base_offset
+    return Cut(keep, index, position, next_offset, max_timestamp_ms, last)

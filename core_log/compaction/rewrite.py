@@ -189,17 +189,15 @@ class _Writer:
         self._position += self._file.pwritev(self._buffers, self._position)
         self._buffers, self._pending_bytes = [], 0
 
-    def finish(self, end: int, name: SegmentName) -> None:
+    def finish(self, name: SegmentName) -> None:
         """Write and sync all, indexes too; it has the name from then on."""
         assert self._file is not None
-        segment, index = self.segment, self.segment.index
-        assert index is not None
+        segment = self.segment
         self._write()
         self._file.sync()
         self.close()
         segment.stem = f"{self.path.rpartition('/')[0]}/{name}"
-        index.add_time(segment.max_timestamp_ms, end - segment.base_offset)
-        index.save(self.files, segment.stem, len(index.offsets), len(index.times))
+        segment.save_index(self.files, segment.stem)
         segment.index = None
         segment.written_bytes = segment.size
 
@@ -248,7 +246,7 @@ def rewrite(
             taken += 1
         if not writer.began:
             return Rewritten(taken, None, "")
-        writer.finish(candidates[taken - 1][1], SegmentName(base, candidates[taken - 1][1], generation))
+        writer.finish(SegmentName(base, candidates[taken - 1][1], generation))
         return Rewritten(taken, segment, writer.path)
     except BaseException:
         writer.close()
@@ -270,7 +268,8 @@ def _filter(source: Segment, writer: _Writer, kept: Filter, pause: Pause) -> Non
                 # A header alone has no time that anybody could look for.
                 largest_ms = header.max_timestamp_ms if left is batch else parse_header(left).max_timestamp_ms
                 is_empty = len(left) == HEADER_BYTES
-                writer.segment.note(header.base_offset, len(left), NO_TIMESTAMP_MS if is_empty else largest_ms)
+                latest_ms = NO_TIMESTAMP_MS if is_empty else largest_ms
+                writer.segment.note(header.base_offset, header.next_offset, len(left), latest_ms)
     finally:
         file.close()
 

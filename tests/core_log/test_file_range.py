@@ -109,7 +109,9 @@ def test_closed_segments_are_known_while_there_is_room(
     assert found_in(log, first, 300 * KIB) is not None
     assert known() == [room_for_indexes > 0, False]
     if room_for_indexes:
-        monkeypatch.setattr(closed_indexes, "BYTES_MAX", OsFiles(tmp_path).size(f"{log.segments[0].stem}.index") + 100)
+        monkeypatch.setattr(
+            closed_indexes, "BYTES_MAX", OsFiles(tmp_path).size(f"{log.segments[0].stem}.index") * 3 // 2 + 100
+        )
         monkeypatch.setattr(closed_indexes.CLOSED_INDEXES, "_known", {log.segments[0]: known_now(log)})
         monkeypatch.setattr(closed_indexes.CLOSED_INDEXES, "_bytes", known_now(log)[0].bytes)
         assert found_in(log, second, 300 * KIB) is not None

@@ -10,13 +10,22 @@ from typing import Any
 
 from tests.conformance.kafka.checks import BEGAN_MS, PATIENCE_S, until
 from tests.conformance.kafka.java import VERSION, Java
+from tests.support import broker_process
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 TOOLS = "org.apache.kafka.tools"
 STREAMS = "org.apache.kafka.streams.examples.wordcount.WordCountDemo"
 COUNT = 20_000
 """Records of each codec."""
-OLDER_PLACES = {"ConsoleProducer": "kafka.tools.ConsoleProducer", "AclCommand": "kafka.admin.AclCommand"}
+DUMP = f"{TOOLS}.DumpLogSegments"
+DUMP_FAULTS = re.compile(
+    "Mismatches in|mismatch in|out of order|not found in|invalid bytes|^ +[0-9]+ is followed", re.MULTILINE
+)
+"""That "-1 is followed by" the first offset 4.3 says of each file that does not begin with 0."""
+OLDER_PLACES = {
+    "ConsoleProducer": "kafka.tools.ConsoleProducer", "AclCommand": "kafka.admin.AclCommand",
+    DUMP: "kafka.tools.DumpLogSegments",
+}  # fmt: skip
 OLDER_WORDS = {"--reader-property": "--property", "--formatter-property": "--property"}
 """How tools and options were called before 4."""
 
@@ -255,8 +264,44 @@ def check_streams(tools: Tools) -> None:
     assert "cleanup.policy=compact" in described, described
 
 
+def check_dump(tools: Tools) -> None:
+    """kafka-dump-log, of what a broker of its own has written: batches, and each entry of their indexes."""
+    data = tools.java.directory / "data"
+    with broker_process(data, doors=("kafka",)) as broker:
+        own = Tools(tools.java, f"127.0.0.1:{broker.ports['kafka']}")
+        topic = f"{own.name}-dumped"
+        segments = ("--config", "segment.bytes=1048576", "--config", "index.interval.bytes=20000")
+        own("TopicCommand", "--create", "--topic", topic, "--partitions", "1", *segments)
+        size = ("--num-records", str(COUNT), "--record-size", "100", "--throughput", "-1")
+        for codec in CODECS:
+            properties = ("--command-property", f"compression.type={codec}", "linger.ms=5")
+            own("ProducerPerformance", "--topic", topic, *size, *properties)
+        transactions = ("--transactional-id", own.name, "--transaction-duration-ms", "20")
+        own("ProducerPerformance", "--topic", topic, *size, *transactions)
+        broker.terminate()
+    found = sorted((data / "topics" / f"{topic}-0").glob("0*"))
+    logs = [file for file in found if file.suffix == ".log"]
+    indexes = [file for file in found if file.suffix in (".index", ".timeindex")]
+    assert len(logs) > 3, found
+    assert len(indexes) == 2 * len(logs), found
+    said = dumped(tools, logs, "--deep-iteration")
+    assert said.count("lastOffset: ") > 100, said[-2000:]
+    said = dumped(tools, indexes, "--index-sanity-check")
+    assert said.count("passed sanity check") == len(indexes), said
+    assert dumped(tools, indexes).count("position: ") > 100
+    dumped(tools, indexes, "--verify-index-only")
+
+
+def dumped(tools: Tools, files: list[Path], *options: str) -> str:
+    """What it says of files. Raises AssertionError if it finds a fault."""
+    name = DUMP if tools.java.version == VERSION else OLDER_PLACES[DUMP]
+    said = tools.java.run(name, "--files", ",".join(map(str, files)), *options)
+    assert not DUMP_FAULTS.search(said), said[-3000:]
+    return said
+
+
 CHECKS: tuple[Callable[[Tools], None], ...] = (
-    check_topics, check_records, check_groups, check_rights, check_transactions,
+    check_topics, check_records, check_groups, check_rights, check_transactions, check_dump,
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from tests.core_log.compaction.helpers import (
     write_all,
 )
 from tests.core_log.helpers import DIRECTORY
+from tests.core_log.test_segment_index import check_as_kafka
 
 DAY_MS = 86_400_000
 
@@ -59,6 +60,7 @@ def check(log: PartitionLog, rows: list[Record]) -> None:
         end = header.next_offset
     assert end <= log.log_end_offset
     assert log.verify() == []
+    check_as_kafka(log.files, log)
 
 
 @pytest.mark.parametrize("seed", range(16))
