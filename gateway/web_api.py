@@ -108,6 +108,7 @@ class WebApi:
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "arguments are JSON: Content-Type: application/json")
         login = await logged_in(request, asking, config, self._authenticate)
         user = self._user(login)
+        self._broker.bans.require_welcome("", user, asking.peer)
         arguments = _arguments(await exchange.body(config.body_bytes_max, config.request_timeout_ms))
         name = request.path.removeprefix(PREFIX)
         with trio.move_on_after(config.operation_timeout_ms / 1000):
@@ -131,7 +132,7 @@ class WebApi:
         try:
             if found is not None:
                 return await found.run(asked, asked.user, **checked(name, found, arguments))
-            return await administer(self._broker, asked.user, name, arguments)
+            return await administer(self._broker, asked.user, name, arguments, asked_from=asked.peer)
         except (Refused, MillraceError, *ENGINE_ERRORS):
             raise
         except Exception as error:

@@ -7,7 +7,7 @@ there are none. What is longer than asked for is cut, and says how long it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,8 +17,9 @@ from msgspec import Meta
 from gateway.described import described_group, described_topic
 from gateway.errors import Refused
 from gateway.version import own_version
+from routing.administration.listed import listed
 from routing.administration.messages import Encoded, bytes_of
-from routing.administration.operations import Operation, operation, plain, table
+from routing.administration.operations import OPERATIONS, Operation, operation, plain, table
 from routing.administration.shown import BODY_BYTES, shown_bytes
 
 if TYPE_CHECKING:
@@ -89,6 +90,12 @@ async def whoami(asked: Asked, user: str) -> dict[str, Any]:
         "cluster": asked.config.cluster.name or None,
         "broker_id": 0 if cluster is None else cluster.broker_id,
     }
+
+
+@operation("operations.list", into=WEB_OPERATIONS)
+async def list_operations(asked: Asked, user: str, start: int = 0) -> dict[str, Any]:
+    """All that may be asked for over HTTP."""
+    return listed(OPERATIONS | {name: replace(one, tags=None) for name, one in WEB_OPERATIONS.items()}, start)
 
 
 @operation("topics.list", into=WEB_OPERATIONS)

@@ -405,7 +405,8 @@ class NativeAdapter:
         return offsets_for_epochs(request, self._led)
 
     async def _administer(self, request: wire.Administer) -> wire.Reply:
-        result = await administer(self._broker, self._grants.user, request.operation, request.arguments)
+        user, arguments = self._grants.user, request.arguments
+        result = await administer(self._broker, user, request.operation, arguments, asked_from=self.peer)
         return wire.AdministerReply(request.correlation_id, result)
 
     # Groups

@@ -4,6 +4,7 @@ from routing.administration import (
     bans,
     cluster,
     connections,
+    listed,
     messages,
     policies,
     queues,
@@ -19,6 +20,7 @@ from routing.administration import (
 from routing.administration.operations import CHANGES, LOOKS, OPERATIONS, administer, require_tag
 
 __all__ = [
-    "CHANGES", "LOOKS", "OPERATIONS", "administer", "bans", "cluster", "connections", "messages", "policies", "queues",
-    "readers", "require_tag", "retained", "rights", "sessions", "status", "topics", "topology", "transactions",
+    "CHANGES", "LOOKS", "OPERATIONS", "administer", "bans", "cluster", "connections", "listed", "messages", "policies",
+    "queues", "readers", "require_tag", "retained", "rights", "sessions", "status", "topics", "topology",
+    "transactions",
 ]  # fmt: skip

@@ -11,9 +11,6 @@ from routing.errors import PreconditionFailed
 if TYPE_CHECKING:
     from routing.broker import Broker
 
-_ASKED_BY = "native"
-"""The protocol that carries operations."""
-
 
 @operation("bans.list")
 async def list_bans(broker: Broker, user: str, start: int = 0) -> dict[str, Any]:
@@ -31,6 +28,8 @@ async def add_ban(
     until_ms: int = 0,
     reason: str = "",
     force: bool = False,
+    *,
+    asked_from: str,
 ) -> None:
     """Keep out a client by what it calls itself, a user, or an address or network, until a time in ms since 1970 (0: no
     end), at all doors of all brokers. Who is connected is closed; sessions that last stay.
@@ -38,7 +37,7 @@ async def add_ban(
     With `force` also who asks, or where he asks from.
     """
     ban = Ban(kind, checked(kind, value), until_ms, reason, user, broker.clock.now_ms())
-    if not force and _is_own(broker, user, ban):
+    if not force and ban.matches("", user, asked_from):
         raise PreconditionFailed(f"this would ban you, user '{user}': say `force` if that is what you want")
     await broker.bans.add(ban)
 
@@ -47,9 +46,3 @@ async def add_ban(
 async def delete_ban(broker: Broker, user: str, kind: BanKind, value: str) -> None:
     """Let somebody in again."""
     await broker.bans.delete(kind, checked(kind, value))
-
-
-def _is_own(broker: Broker, user: str, ban: Ban) -> bool:
-    """Whether it is of who asks, or of a connection over which he may be asking."""
-    own = [one for one in broker.clients if one.user == user and one.protocol == _ASKED_BY]
-    return (ban.kind, ban.value) == ("user", user) or any(ban.matches(one.name, one.user, one.peer) for one in own)

@@ -42,6 +42,8 @@ class Operation:
     arguments: type[msgspec.Struct]
     tags: tuple[str, ...] | None
     """Users with one of these may ask for it; None: it looks itself at what the user may do."""
+    wants_peer: bool = False
+    """It is told from where it is asked for."""
 
 
 OPERATIONS: dict[str, Operation] = {}
@@ -51,33 +53,42 @@ def operation(
     name: str, *, tags: tuple[str, ...] | None = CHANGES, into: dict[str, Operation] = OPERATIONS
 ) -> Callable[[Implementation], Implementation]:
     """Enter a function into a table. Its first two parameters are the broker and the user who asks; what follows are
-    the arguments, with their types and defaults."""
+    the arguments, with their types and defaults. A keyword `asked_from` is no argument: it is the address, "host:port",
+    from where it is asked for, or "".
+    """
 
     def enter(function: Implementation) -> Implementation:
         hints = get_type_hints(function, None, {"Broker": object}, include_extras=True)
         parameters = list(inspect.signature(function).parameters.values())[2:]
+        arguments = [one for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY]
         fields: list[Any] = [
             (one.name, hints[one.name])
             if one.default is inspect.Parameter.empty
             else (one.name, hints[one.name], one.default)
-            for one in parameters
+            for one in arguments
         ]
         struct = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
-        into[name] = Operation(function, struct, tags)
+        into[name] = Operation(function, struct, tags, wants_peer=len(arguments) < len(parameters))
         return function
 
     return enter
 
 
-async def administer(broker: Broker, user: str, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Run an operation for a user. Raises AccessRefused, NotFound (no such operation), InvalidArgument, and what the
-    operation raises."""
+async def administer(
+    broker: Broker, user: str, name: str, arguments: Mapping[str, Any], *, asked_from: str = ""
+) -> Any:
+    """Run an operation for a user, who asks from an address ("host:port"). Raises AccessRefused, NotFound (no such
+    operation), InvalidArgument, and what the operation raises.
+    """
     found = OPERATIONS.get(name)
     if found is None:
         raise NotFound(f"there is no operation '{name}'")
     if found.tags is not None:
         require_tag(broker, user, name, found.tags)
-    return await found.run(broker, user, **checked(name, found, arguments))
+    given = checked(name, found, arguments)
+    if found.wants_peer:
+        given["asked_from"] = asked_from
+    return await found.run(broker, user, **given)
 
 
 def checked(name: str, found: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from routing.administration.connections import close_connections
 from routing.administration.figures import Figures, figures_of
 from routing.administration.forwarded import ask_others
-from routing.administration.operations import LOOKS, ROWS_MAX, operation, plain, table
+from routing.administration.operations import LOOKS, ROWS_MAX, operation, page, plain, table
 from routing.administration.topology import vhosts_of
 from routing.client_sessions import (
     ClientSession,
@@ -45,8 +44,7 @@ async def list_sessions(broker: Broker, user: str, vhost: str | None = None, sta
     None where another broker has them and does not say, and so is who is connected there.
     """
     everything = ((found, one) for found in vhosts_of(broker, vhost) for one in sessions_in(found))
-    page = list(islice(everything, max(start, 0), max(start, 0) + ROWS_MAX))
-    return table(_COLUMNS, await _rows(broker, page), 0)
+    return table(_COLUMNS, await _rows(broker, list(page(everything, start))), 0)
 
 
 @operation("sessions.describe", tags=LOOKS)

@@ -91,6 +91,26 @@ def test_users_have_the_rights_of_their_tags(broker: BrokerProcess) -> None:
     assert refusal(Api(port, "guest", "wrong"), "whoami") == (401, "AUTHENTICATION_FAILED")
 
 
+def test_who_is_banned_may_ask_nothing(broker: BrokerProcess) -> None:
+    port = broker.ports["http"]
+    eve, ada = Api(port, "eve", "secret"), Api(port, "ada", "secret")
+    ada("bans.add", kind="user", value="eve", reason="enough")
+    with pytest.raises(ApiError, match="403 ACCESS_REFUSED: user eve is banned: enough"):
+        eve("whoami")
+    ada("bans.delete", kind="user", value="eve")
+    assert eve("whoami")["user"] == "eve"
+    for kind, value in (("user", "ada"), ("address", f"{HOST}/8".replace("0.1/", "0.0/"))):
+        assert refusal(ada, "bans.add", kind=kind, value=value) == (409, "PRECONDITION_FAILED")
+
+
+def test_all_that_may_be_asked_for_is_listed(api: Api) -> None:
+    columns, rows = api("operations.list").values()
+    tags = {row[columns.index("name")]: row[columns.index("tags")] for row in rows}
+    assert tags["bans.add"] == ["administrator"]
+    assert tags["topics.list"] is None
+    assert "records.read" in tags
+
+
 def test_topics_are_those_that_a_user_may_have(broker: BrokerProcess, api: Api) -> None:
     eve = Api(broker.ports["http"], "eve", "secret")
     api("topics.create", topic="others")

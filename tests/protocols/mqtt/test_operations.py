@@ -38,6 +38,7 @@ async def test_sessions_are_listed_connected_or_not(world: World) -> None:
     await world.client("silent")
     found = await sessions(world)
     assert set(found) == {"lasting", "passing", "silent"}
+    assert (await ask(world, "sessions.list", start=10**30))["rows"] == []
     one = found["lasting"]
     assert (one["user"], one["vhost"], one["peer"], one["connected"]) == ("guest", "/", "127.0.0.1:5000", True)
     assert (one["protocol"], one["version"], one["expiry_s"], one["subscriptions"]) == ("mqtt", "3.1.1", None, 2)
