@@ -1,6 +1,6 @@
 // Users, and what they may do in virtual hosts.
 
-import { ask, exists } from "./api.js"
+import { ask } from "./api.js"
 import { bans } from "./bans.js"
 import { confirm, form } from "./dialogs.js"
 import { chip, h, note, shown, text } from "./dom.js"
@@ -9,15 +9,13 @@ import { chosenVhost, list, tabs } from "./lists.js"
 const PATTERNS = "regular expressions of names; empty: nothing, .*: everything"
 
 export function access(parameters) {
-  const parts = {
+  return tabs("access", parameters, {
     users: ["Users", users],
     permissions: ["Permissions", permissions],
     topicPermissions: ["Keys of topic exchanges", topicPermissions],
     vhosts: ["Virtual hosts", virtualHosts],
     bans: ["Bans", bans],
-  }
-  if (!exists("bans.list")) delete parts.bans
-  return tabs("access", parameters, parts)
+  })
 }
 
 function users() {
@@ -132,7 +130,9 @@ function virtualHosts() {
 
 async function addVhost() {
   const done = await form({ title: "Add a virtual host", action: "Add", fields: [{ name: "name", label: "Name", required: true }, { name: "description", label: "Description" }], submit: (given) => ask("vhosts.add", given) })
-  if (done) note("added")
+  if (!done) return
+  note("added")
+  document.dispatchEvent(new Event("vhosts"))
 }
 
 async function limit(row) {
@@ -146,5 +146,7 @@ async function limit(row) {
 
 async function removeVhost(row) {
   const sure = await confirm("Delete virtual host?", [h("b", {}, text(row.name)), ` goes with its ${row.queues} queues and all in them; its ${row.connections} connections are closed.`], "Delete", () => ask("vhosts.delete", { name: row.name }))
-  if (sure) note(h("span", {}, "deleted ", text(row.name)))
+  if (!sure) return
+  note(h("span", {}, "deleted ", text(row.name)))
+  document.dispatchEvent(new Event("vhosts"))
 }

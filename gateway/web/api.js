@@ -1,14 +1,9 @@
 // What the page asks the broker for: POST /api/<name> with the user and password of this tab, no cookies.
 
-/** What the door for HTTP makes of several requests: the table of operations does not have them. */
-const OF_THE_DOOR = new Set([
-  "whoami", "topics.list", "topics.describe", "topics.create", "topics.delete", "topics.partitions", "topics.find",
-  "records.read", "records.produce", "groups.list", "groups.describe", "groups.reset", "groups.delete",
-])
 const KEPT = "millrace.authorization"
 
 let authorization = sessionStorage.getItem(KEPT)
-let operations = null // by name, as operations.list says; null: the broker does not say
+let operations = new Map() // by name, as operations.list tells of them
 const rights = { tags: [] }
 
 /** What the broker answered instead: its code, its reason as one line, and the status of HTTP. */
@@ -32,6 +27,9 @@ export function become(user, password) {
   if (authorization === null) sessionStorage.removeItem(KEPT)
   else sessionStorage.setItem(KEPT, authorization)
 }
+
+/** Whether somebody has logged in. */
+export const known = () => authorization !== null
 
 /** Run an operation; what it answers. Throws Refused. */
 export async function ask(name, given = {}, signal = undefined) {
@@ -79,24 +77,12 @@ export async function all(name, given = {}, most = 20 * PAGE_ROWS) {
 export async function look() {
   const who = await ask("whoami")
   rights.tags = who.tags ?? []
-  operations = null
-  try {
-    operations = new Map(objects(await ask("operations.list")).map((one) => [one.name, one]))
-  } catch (error) {
-    if (error.status === 401) throw error
-  }
+  operations = new Map((await all("operations.list")).map((one) => [one.name, one]))
   return who
 }
 
-/** Whether the broker has an operation, and this user one of the tags that it needs: what else to offer? */
+/** Whether the broker has an operation, and this user one of the tags that it needs, if it needs one. */
 export function can(name) {
-  if (operations === null) return true
   const found = operations.get(name)
-  if (found === undefined) return OF_THE_DOOR.has(name)
-  return !Array.isArray(found.tags) || found.tags.length === 0 || found.tags.some((tag) => rights.tags.includes(tag))
-}
-
-/** Whether the broker has an operation at all. */
-export function exists(name) {
-  return operations === null || operations.has(name) || OF_THE_DOOR.has(name)
+  return found !== undefined && (found.tags === null || found.tags.some((tag) => rights.tags.includes(tag)))
 }

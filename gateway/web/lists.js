@@ -78,7 +78,7 @@ export function list({ title, intro, operation, given = () => ({}), byVhost = fa
 
   function tell(matching, looked, full, filtered) {
     const cut = matching > PAGE_ROWS ? `, the first ${number(PAGE_ROWS)} shown` : ""
-    count.textContent = filtered ? `${number(matching)} of ${full ? "the first " : ""}${number(looked)}${cut}` : full || start ? `${number(start + 1)}–${number(start + looked)}` : number(matching)
+    count.textContent = filtered ? `${number(matching)} of ${full ? "the first " : ""}${number(looked)}${cut}` : full || start ? `${number(start + 1)} to ${number(start + looked)}` : number(matching)
     if (filtered || (!full && start === 0)) return pages.replaceChildren()
     const turn = (step) => button(step < 0 ? "Earlier" : "Later", async () => {
       start = Math.max(0, start + step * PAGE_ROWS)

@@ -1,6 +1,6 @@
 // The page as a whole: who is logged in, which view is seen, and that it is drawn again every few seconds.
 
-import { all, become, exists, look } from "./api.js"
+import { all, become, known, look } from "./api.js"
 import { access } from "./access.js"
 import { connections } from "./connections.js"
 import { field } from "./dialogs.js"
@@ -31,7 +31,6 @@ const VIEWS = {
   access: [access, "Users"],
   policies: [policies, "Policies"],
 }
-const NEEDED = { queues: "queues.list", exchanges: "exchanges.list", topics: "topics.list", groups: "groups.list", connections: "connections.list", mqtt: "connections.list", access: "users.list", policies: "policies.list" }
 
 const main = document.getElementById("main")
 const top = document.getElementById("top")
@@ -73,7 +72,7 @@ async function refresh() {
     view.well = new Date()
   } catch (error) {
     if (mine !== round) return
-    if (error.status === 401) return login(error)
+    if (error.status === 401) return login(error) // not this user any more
     const since = view.well ? ` (as it was at ${view.well.toLocaleTimeString()})` : ""
     view.state.replaceChildren(refusal(error), since)
     if (!error.code) console.error(error)
@@ -112,7 +111,7 @@ async function enter() {
   document.getElementById("who").replaceChildren(text(who.user), h("small", {}, text((who.tags ?? []).join(", ") || "no tags")))
   document.getElementById("nav").replaceChildren(
     ...Object.entries(VIEWS)
-      .filter(([name, entry]) => entry.length === 2 && (!(name in NEEDED) || exists(NEEDED[name])))
+      .filter(([, entry]) => entry.length === 2)
       .map(([name, entry]) => h("a", { href: `#/${name}`, "data-view": name }, entry[1])),
   )
   top.hidden = false
@@ -129,7 +128,7 @@ function login(error = null) {
   const password = field({ name: "password", label: "Password", kind: "password" })
   user.control.autocomplete = "username"
   password.control.autocomplete = "current-password"
-  const failed = h("p", { class: "failed" }, error && error.status !== 401 ? refusal(error) : "")
+  const failed = h("p", { class: "failed" }, error ? refusal(error) : "")
   const attempt = async (name, secret) => {
     failed.replaceChildren()
     become(name, secret)
@@ -172,4 +171,5 @@ document.addEventListener("keydown", (event) => {
   filter?.focus()
 })
 
-enter().catch(login)
+document.addEventListener("vhosts", vhosts) // there are others now
+enter().catch((error) => login(error.status === 401 && !known() ? null : error))

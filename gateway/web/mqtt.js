@@ -1,6 +1,6 @@
 // MQTT: devices that are connected, their sessions, what is retained, and who may not come.
 
-import { ask, exists } from "./api.js"
+import { ask } from "./api.js"
 import { banning, bans } from "./bans.js"
 import { confirm, form } from "./dialogs.js"
 import { chip, duration, h, note, number, text } from "./dom.js"
@@ -12,10 +12,7 @@ const single = () => vhost.names.length < 2
 const publish = ["Publish", "messages.publish", () => publishingMqtt(), "primary"]
 
 export function mqtt(parameters) {
-  const parts = { clients: ["Clients", clients], sessions: ["Sessions", sessions], retained: ["Retained", () => retained(parameters)], bans: ["Bans", bans] }
-  if (!exists("sessions.list")) delete parts.sessions
-  if (!exists("bans.list")) delete parts.bans
-  return tabs("mqtt", parameters, parts)
+  return tabs("mqtt", parameters, { clients: ["Clients", clients], sessions: ["Sessions", sessions], retained: ["Retained", () => retained(parameters)], bans: ["Bans", bans] })
 }
 
 const idOf = (row) => row.client_id ?? row.name
@@ -78,7 +75,7 @@ function retained(parameters) {
   const shown = h("div", { class: "messages" })
   const found = list({
     title: "Retained", operation: "retained.list", given: () => ({ vhost: chosenVhost(), pattern: parameters.pattern || "#", limit: 1000 }), key: (row) => row.key, empty: "nothing is retained",
-    columns: { key: { title: "topic", class: "name" }, bytes: { title: "size" }, persistent: {}, ends_at_ms: { title: "ends", show: (row) => (row.ends_at_ms ? new Date(row.ends_at_ms).toLocaleString() : "never") } },
+    columns: { key: { class: "name" }, bytes: { title: "size" }, persistent: {}, ends_at_ms: { title: "ends", show: (row) => (row.ends_at_ms ? new Date(row.ends_at_ms).toLocaleString() : "never") } },
     tools: [publish, ["Clear by pattern", "retained.clear", clearing, "danger"]],
     actions: (row) => [
       ["Show", "retained.get", async () => {

@@ -21,10 +21,6 @@ FROM_TEXT = re.compile(
 ASKED = re.compile(r'\b(?:ask|all)\("([a-z_.-]+)"|operation: "([a-z_.-]+)"|"((?!amq)[a-z-]+\.[a-z_]+)", (?:\(|[a-z])')
 
 
-LATER = {"bans.list", "bans.add", "bans.delete", "operations.list"}
-"""Those that the page does without."""
-
-
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
 def test_modules_are_small_and_make_nothing_of_text(module: Path) -> None:
     source = module.read_text()
@@ -50,10 +46,4 @@ def test_it_asks_for_nothing_that_there_is_not() -> None:
     there = OPERATIONS.keys() | WEB_OPERATIONS.keys()
     asked = {name for module in MODULES for found in ASKED.findall(module.read_text()) for name in found if name}
     assert len(asked) > 40
-    assert asked - LATER <= there
-
-
-def test_it_knows_what_the_door_makes_of_several_requests() -> None:
-    listed = re.search(r"OF_THE_DOOR = new Set\(\[(.*?)\]\)", (WEB / "api.js").read_text(), re.DOTALL)
-    assert listed is not None
-    assert set(re.findall(r'"([^"]+)"', listed[1])) == WEB_OPERATIONS.keys() - OPERATIONS.keys()
+    assert asked <= there

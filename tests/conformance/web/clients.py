@@ -144,7 +144,8 @@ class Reader:
             topic, group_id=group, bootstrap_servers=server, auto_offset_reset="earliest", enable_auto_commit=False
         )
         while not self._stop.is_set():
-            if consumer.poll(200, max_records=10):
+            # kafka-python 3.0 forgets an assignment that comes while a poll ends: few of them end.
+            if consumer.poll(500, max_records=10):
                 consumer.commit()
             if consumer.assignment():
                 self.joined.set()

@@ -27,6 +27,8 @@ ARGUMENTS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-extensions", "--lang=en-US",
 )  # fmt: skip
+_FIRST_ROW = """return [...document.querySelectorAll("main tbody tr")].find(
+    (row) => row.offsetParent !== null && arguments[0].every((text) => row.innerText.includes(text)))"""
 T = TypeVar("T")
 
 
@@ -61,7 +63,8 @@ class Page:
 
     def text(self) -> str:
         """All that is seen."""
-        return self.driver.find_element(By.TAG_NAME, "body").text
+        found: str = self.driver.execute_script("return document.body.innerText")
+        return found
 
     def find(self, path: str, root: WebElement | None = None) -> WebElement:
         """The first that is seen of an XPath. Raises AssertionError."""
@@ -83,11 +86,7 @@ class Page:
     def row(self, *texts: str) -> WebElement:
         """The first row that has all these texts."""
 
-        def look() -> WebElement | None:
-            rows = self.driver.find_elements(By.CSS_SELECTOR, "main tbody tr")
-            return next((row for row in rows if row.is_displayed() and all(text in row.text for text in texts)), None)
-
-        return self.until(f"row of {texts}", look)
+        return self.until(f"row of {texts}", lambda: self.driver.execute_script(_FIRST_ROW, texts))
 
     def cell(self, column: str, *texts: str) -> str:
         """What a row says in a column."""

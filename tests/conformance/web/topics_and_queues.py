@@ -270,8 +270,35 @@ def it_draws_itself_again(walk: Walk) -> None:
     page.says("1 of")
 
 
+def long_lists(walk: Walk) -> None:
+    """Have pages of 1,000 rows; a filter looks through all of them, and a virtual host is chosen."""
+    page = walk.page
+    with walk.client() as client:
+        client.administer("vhosts.add", name="many")
+        client.administer("permissions.set", vhost="many", name=ADMINISTRATOR, configure=".*", write=".*", read=".*")
+        for number in range(1100):
+            client.administer("queues.add", name=f"row.{number:04}", vhost="many")
+    page.open("#/overview")
+    page.driver.refresh()
+    page.find("//select[@id='vhost']/option[.='many']").click()
+    page.go("Queues")
+    page.says("1 to 1,000")
+    page.row("row.0999")
+    page.press("Later")
+    page.says("1,001 to 1,100")
+    page.row("row.1099")
+    assert "row.0999" not in page.text()
+    page.press("Earlier")
+    page.says("1 to 1,000")
+    page.find("//input[@type='search']").send_keys("row.1077")
+    page.says("1 of 1,100")
+    page.row("row.1077")
+    page.find("//select[@id='vhost']/option[.='all']").click()
+    walk.asked("vhosts.delete", name="many")
+
+
 TASKS = (
     log_in, create_a_topic, produce_a_record, browse_records, see_a_groups_lag, reset_the_group, alter_a_setting,
     more_partitions_fewer_records, declare_a_queue, publish_and_peek, purge, move_dead_letters_back, see_consumers,
-    close_a_connection, set_a_policy, delete_them, it_draws_itself_again,
+    close_a_connection, set_a_policy, delete_them, it_draws_itself_again, long_lists,
 )  # fmt: skip
