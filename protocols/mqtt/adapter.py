@@ -345,6 +345,8 @@ class MqttAdapter:
 
     def cancelled(self, consumer: Consumer) -> None:
         """Somebody deleted the queue: end the connection rather than go silent."""
+        if self._lasting is not None and consumer.queue_name == self._lasting.name:
+            self.connect.session_expiry_s = 0  # the session has ended: the will does not wait any more
         self.end("the queue of the client was deleted", code=ReasonCode.ADMINISTRATIVE_ACTION)
 
     def writable(self) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from routing.access.bans import Ban, BanKind, checked
-from routing.administration.operations import operation, table
+from routing.administration.operations import LOOKS, operation, table
 from routing.errors import PreconditionFailed
 
 if TYPE_CHECKING:
     from routing.broker import Broker
 
 
-@operation("bans.list")
+@operation("bans.list", tags=LOOKS)
 async def list_bans(broker: Broker, user: str, start: int = 0) -> dict[str, Any]:
     """Who is kept out, by whom and since when; those that end say when, in ms since 1970 (0: never)."""
     columns = ("kind", "value", "ends_at_ms", "reason", "by", "since_at_ms")

@@ -108,6 +108,10 @@ async def publish(
     if len(more) > _HEADERS_MAX:
         raise InvalidArgument(f"a message has at most {_HEADERS_MAX:,} headers here")
     neutral = _neutral(said, more)
+    try:
+        raw = to_neutral_raw(neutral)
+    except (OverflowError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"headers that no message can have: {error}") from None
     if mqtt_topic is not None:
         if exchange or routing_key:
             raise InvalidArgument("a message has a topic, or an exchange and a routing key")
@@ -116,7 +120,6 @@ async def publish(
         raise InvalidArgument("only messages with an `mqtt_topic` are retained")
     else:
         facts = pack(said.persistent, said.priority or 0, said.expiration_ms, _delay_ms(more))
-        raw = to_neutral_raw(neutral)
         made = Made(exchange, routing_key, Properties(NEUTRAL, raw, persistent=said.persistent, facts=facts), None)
     broker.rights.grants(user, vhost).require_publish(made.exchange, (made.routing_key,))
     if broker.blocked is not None:

@@ -67,6 +67,7 @@ async def delete_session(broker: Broker, user: str, client_id: str, vhost: str =
         if queue is not None and session.lasts:
             there = True
             waited += await broker.delete_queue(queue.name, owner=queue.owner, vhost=vhost)
+            broker.wills.returned(vhost, client_id, afresh=True)  # one that still waits does so for the session
         elif session.client is not None:
             there = True
             session.client.close(_ENDED)

@@ -180,6 +180,24 @@ def test_sessions_are_looked_after_at_any_broker(cluster: ClusterProcesses) -> N
             session("watched")
 
 
+def test_a_ban_counts_at_all_brokers(cluster: ClusterProcesses) -> None:
+    asked = cluster.brokers[3]
+    with BlockingClient(f"{asked.host}:{asked.native_port}") as operator:
+        device = Device(cluster, 2, "banned", lasting=True)
+        operator.administer("bans.add", kind="client_id", value="banned")
+        assert device.over.get(timeout=PATIENCE_S) == ADMINISTRATIVE_ACTION
+        device.client.loop_stop()
+        for broker in cluster.brokers.values():
+            with socket.create_connection((broker.host, broker.mqtt_port)) as sock:
+                sock.settimeout(PATIENCE_S)
+                sock.sendall(connect("banned"))
+                assert sock.recv(4) == b"\x20\2\0\5"
+        operator.administer("bans.delete", kind="client_id", value="banned")
+        with Device(cluster, 1, "banned", lasting=True) as device:
+            assert device.session_present
+        operator.administer("sessions.delete", client_id="banned")
+
+
 def test_sessions_may_begin_at_the_same_time(cluster: ClusterProcesses) -> None:
     with ExitStack() as stack:
         clients = []

@@ -12,7 +12,7 @@ from routing.administration import administer
 from routing.errors import AccessRefused, InvalidArgument, NotFound
 from tests.protocols.mqtt.conftest import World
 from tests.protocols.mqtt.test_clauses_5 import delivery, opened, told
-from tests.protocols.mqtt.test_sessions_5 import ended_with, is_present
+from tests.protocols.mqtt.test_sessions_5 import WILL, ended_with, is_present, watch, will
 from tests.protocols.mqtt.wire import connect, publish
 from tests.protocols.mqtt.wire_5 import block, connect_5, publish_5, subscribe_5
 
@@ -107,6 +107,19 @@ async def test_a_session_is_deleted_with_its_connection(world: World) -> None:
     assert publisher.closed
     with pytest.raises(NotFound):
         await ask(world, "sessions.delete", client_id="nobody")
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+async def test_a_will_does_not_wait_for_a_session_that_was_deleted(world: World, is_connected: bool) -> None:
+    watcher = await watch(world)
+    client, _ = await opened(world, "c", block(session_expiry=60), flags=WILL, rest=will(delay_s=50))
+    if not is_connected:
+        client.lose()
+    await ask(world, "sessions.delete", client_id="c")
+    if is_connected:
+        world.broker.end_turn()
+        client.lose()
+    assert delivery((await told(watcher))[0])[1:] == ("will", b"", b"gone")
 
 
 async def test_a_client_is_kicked_by_its_name(world: World) -> None:
