@@ -61,7 +61,7 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So many records are in the log before that group has got so far."""
     max_lag: int = 0
     """A group that is more records behind in a partition is too far behind, 0: none ever is. Nor is that."""
-    max_lag_action: Literal["alert", "skip"] = "alert"
+    max_lag_action: Literal["alert", "skip", "dead-letter"] = "alert"
     """What is done about it then."""
     max_lag_groups: tuple[str, ...] = ()
     """For these groups; (): for all."""

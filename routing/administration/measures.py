@@ -157,6 +157,8 @@ class Measures:
              broker.lag_rules.alerts),
             ("group_lag_skips", "counter", "So often one was moved on for that.", broker.lag_rules.skips),
             ("group_lag_skipped_records", "counter", "By so many records in all.", broker.lag_rules.skipped_records),
+            ("group_lag_dead_letters", "counter", "Records copied to dead letters for that.",
+             broker.lag_rules.dead_letters),
             ("home_log_bytes", "gauge", "The logs of queues that are led here.", sum(one.log_bytes for one in homes)),
             ("home_pinned_bytes", "gauge", "What of that only stays for messages that nobody has settled; estimated.",
              sum(one.pinned_bytes for one in homes)),

@@ -6,7 +6,10 @@
 3. With `skip` its position is moved, to `millrace.max.lag` before the end: what lies between is for others. Members
    that have the partition are put out first, so that none commits what it had; they join again and go on there. Only
    groups that the topic names are moved.
-4. A group has a position where it has committed one. While a transaction may change that it is let be.
+4. With `dead-letter` it is moved as far, a MiB at a time, each when the records in it that readers see are copied to
+   `TOPIC.dlq` (`republishing/dead_letter_topics.py`) and committed there: none is lost, and what was copied when the
+   broker died is copied once more. `_PIECES_MAX` at a time; the rest when it is looked at the next time.
+5. A group has a position where it has committed one. While a transaction may change that it is let be.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from core_log.errors import LogError
 from routing.errors import BrokerError
 from routing.groups.errors import GroupError
+from routing.republishing.dead_letter_topics import SUFFIX, bury_range
 from routing.topics.offset_store import Partition
 from routing.topics.topic_partition import TopicPartition
 
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PIECES_MAX = 64
 PATIENCE_S = 2.0
 """For so long the leaders of partitions that are not here are waited for, all together; what they have not said by then
 is left out."""
@@ -41,6 +47,8 @@ class LagRules:
         """So often one was moved on there."""
         self.skipped_records = 0
         """And by so many offsets in all."""
+        self.dead_letters = 0
+        """So many records were copied instead."""
         self._broker = broker
         self._over: set[tuple[str, Partition]] = set()
         self._looking = False
@@ -104,6 +112,8 @@ class LagRules:
                 )  # fmt: skip
             if config.max_lag_action == "skip":
                 moves[place] = end - config.max_lag
+            elif config.max_lag_action == "dead-letter":
+                await self._bury(group, place, partition, end - config.max_lag)
         if not moves:
             return
         try:
@@ -117,6 +127,28 @@ class LagRules:
             logger.warning(
                 "group %s skips %d records of partition %d of topic %s, and goes on at %d",
                 group, count, place[1], place[0], moves[place],
+            )  # fmt: skip
+
+    async def _bury(self, group: str, place: Partition, partition: TopicPartition, end: int) -> None:
+        """Rule 4."""
+        groups, offsets, before = self._broker.groups, self._broker.offsets, self.dead_letters
+        at = -1
+        try:
+            for _ in range(_PIECES_MAX):
+                at = offsets.known(group, [place]).get(place, (end, ""))[0]
+                if at >= end or groups.unstable(group, [place]):
+                    break
+                count, reached = await bury_range(self._broker, partition, at, end, {"reason": "lag", "group": group})
+                self.dead_letters += count
+                if reached <= at or not await groups.move_on(group, {place: reached}):
+                    break
+                at = reached
+        except (GroupError, BrokerError, LogError) as error:
+            logger.warning("group %s is not moved on: %s", group, error)
+        if self.dead_letters > before:
+            logger.warning(
+                "%d records of partition %d of topic %s that group %s is behind are in %s now, and it goes on at %d",
+                self.dead_letters - before, place[1], place[0], group, place[0] + SUFFIX, at,
             )  # fmt: skip
 
 

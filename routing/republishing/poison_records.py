@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from core_log.errors import LogError
-from core_log.record_batch import BatchBuilder, Record
-from routing.errors import BrokerError, PreconditionFailed, StorageUnavailable
+from core_log.record_batch import Record
+from routing.errors import BrokerError, StorageUnavailable
 from routing.groups.group import Group
-from routing.republishing.parked_records import append_anywhere
+from routing.republishing.dead_letter_topics import SUFFIX, bury
 from routing.topics.offset_store import Committed, Partition
 from routing.topics.seen_records import record_at
 from routing.topics.topic_partition import TopicPartition
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SUFFIX = ".dlq"
 _COUNT, _TRIES, _OFFSET, _GROUP = (f"x-retry-{what}" for what in ("count", "tries", "offset", "group"))
 _OURS = frozenset((_COUNT, _TRIES, _OFFSET, _GROUP))
 _DIGITS_MAX = 18
@@ -149,22 +148,8 @@ class PoisonRecords:
         await self._broker.delayed.put_off(partition, copy, delay_ms, f"retry.{group}.{record.offset}")
 
     async def _copy(self, group: str, partition: TopicPartition, record: Record, past: _Past) -> None:
-        broker, name = self._broker, partition.topic_name + SUFFIX
-        if name not in broker.topics:
-            try:
-                await broker.create_topic(name)
-            except PreconditionFailed:
-                pass  # somebody else does
-        said = {
-            "reason": "fetches", "group": group, "topic": partition.topic_name, "partition": partition.index,
-            "offset": past.offset, "tries": past.tries, "timestamp": record.timestamp_ms,
-        }  # fmt: skip
-        headers = [(f"x-dead-letter-{what}", str(value).encode()) for what, value in said.items()]
-        builder = BatchBuilder(0, 0, broker.clock.now_ms())
-        builder.add(0, record.key, record.value, [*record.headers, *headers])
-        target = append_anywhere(broker.topics[name].partitions[0], builder.build())
-        broker.want_turn()
-        await broker.commits.committed([target])
+        said = {"reason": "fetches", "group": group, "offset": past.offset, "tries": past.tries}
+        await bury(self._broker, partition, [(record, said)])
 
 
 async def _is_anything(partition: TopicPartition, offset: int) -> bool:

@@ -124,7 +124,8 @@ _SETTINGS: dict[str, _Setting] = {
     ),
     "millrace.max.lag.action": _Setting(
         "string", "millrace.max.lag.action", _field("max_lag_action"),
-        "What is done then: it is logged and counted (alert), and its position is moved on as well (skip).",
+        "What is done then: it is logged and counted (alert), and moved on as well (skip), with what it leaves out in "
+        "TOPIC.dlq (dead-letter).",
     ),
     "millrace.max.lag.groups": _Setting(
         "list", "millrace.max.lag.groups", lambda config: ",".join(config.max_lag_groups),

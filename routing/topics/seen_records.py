@@ -27,3 +27,26 @@ async def record_at(partition: TopicPartition, offset: int) -> Record | None:
                         return record
             offset = max(offset, header.next_offset)
     return None
+
+
+async def records_between(
+    partition: TopicPartition, offset: int, before: int, size_bytes: int
+) -> tuple[list[Record], int]:
+    """The records of [offset, before) that readers may see, of about so many bytes of batches, and where to go on: at
+    the offset itself as long as they may not see it. Raises LogError.
+    """
+    log = partition.log
+    offset, before = max(offset, log.log_start_offset), min(before, log.stable_offset)
+    if offset >= before:
+        return [], offset
+    batches = await log.read_cold(offset, size_bytes, before=log.stable_offset)
+    if not batches:
+        return [], before
+    found = [
+        record
+        for batch in unexpired(log, committed(log, batches))
+        if not parse_header(batch).is_control
+        for record in iterate_records(batch)
+        if offset <= record.offset < before
+    ]
+    return found, min(parse_header(batches[-1]).next_offset, before)

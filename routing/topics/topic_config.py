@@ -64,7 +64,7 @@ _FACTOR_MAX = 1_000
 _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
     "fsync": ("fsync", {text: text for text in ("commit", "interval", "never")}),
     "message.timestamp.type": ("timestamp_type", {text: text for text in ("CreateTime", "LogAppendTime")}),
-    _LAG_ACTION: ("max_lag_action", {text: text for text in ("alert", "skip")}),
+    _LAG_ACTION: ("max_lag_action", {text: text for text in ("alert", "skip", "dead-letter")}),
     DELAYS: ("delays", {"true": True, "false": False}),
     EXPIRY: ("expires", {"true": True, "false": False}),
     _POLICY: (
@@ -135,8 +135,9 @@ def log_config(config: Mapping[str, str], broker: BrokerConfig) -> LogConfig:
         raise InvalidConfig(f"topic config: {error}") from None
     if found.retry_delays_ms and not found.dead_letter_fetches:
         raise InvalidConfig(f"topic config {RETRIES} wants {FETCHES_MAX}: after how many tries a record is put off")
-    if found.max_lag_action == "skip" and not found.max_lag_groups:
-        raise InvalidConfig(f"topic config {_LAG_ACTION}='skip' wants {_LAG_GROUPS}: which groups are moved on")
+    if found.max_lag_action != "alert" and not found.max_lag_groups:
+        chosen = f"{_LAG_ACTION}={found.max_lag_action!r}"
+        raise InvalidConfig(f"topic config {chosen} wants {_LAG_GROUPS}: which groups are moved on")
     if found.retry_delays_ms and found.compacts:
         raise InvalidConfig(f"topic config {RETRIES}: what comes again would replace later records of its key")
     _require_kept_ids(found)

@@ -102,6 +102,16 @@ async def groups_are_moved_on_wherever_partitions_lie(brokers: list[Broker]) -> 
     assert sorted(known.items()) == [(("spread", number), (3, "")) for number in range(3)]
     counts = sorted((broker.lag_rules.skips, broker.lag_rules.skipped_records) for broker in brokers)
     assert counts == [(0, 0), (0, 0), (3, 9)]
+    rule = {"millrace.max.lag": "1", "millrace.max.lag.action": "dead-letter"}
+    await brokers[0].topic_control.alter_topic("spread", lambda config: config | rule)
+    for broker in brokers:
+        parts = broker.topics["spread"].partitions
+        await until(lambda parts=parts: all(one.log.config.max_lag == 1 for one in parts))
+        await broker.lag_rules.look()
+    known = await brokers[0].offsets.fetch("everywhere")
+    assert sorted(known.items()) == [(("spread", number), (4, "")) for number in range(3)]
+    assert sorted(broker.lag_rules.dead_letters for broker in brokers) == [0, 0, 3]
+    assert await brokers[0].topics["spread.dlq"].partitions[0].ends() == (0, 3)
 
 
 async def readers_of_queues_are_told_of_by_leaders(brokers: list[Broker]) -> None:

@@ -7,15 +7,19 @@ from trio.testing import MockClock
 
 from core_log.memory_files import MemoryFiles
 from core_log.partition_log import PartitionLog
+from core_log.record_batch import iterate_records
 from routing.administration.measures import Measures
 from routing.config import BrokerConfig
-from routing.errors import InvalidConfig
+from routing.errors import InvalidConfig, StorageUnavailable
+from routing.groups import lag_rules
+from routing.republishing import dead_letter_topics
 from routing.topics.topic_config import log_config
-from tests.routing.harness import Engine, engine, passing
+from tests.routing.harness import Engine, engine, killed, passing
 from tests.routing.queues.test_views import append
 from tests.support.metrics import series
 
 PLACE = ("t", 0)
+DEAD_LETTER = {"millrace.max.lag.action": "dead-letter", "millrace.max.lag.groups": "g, h"}
 SKIP = {"millrace.max.lag.action": "skip", "millrace.max.lag.groups": "g, h"}
 
 
@@ -86,6 +90,77 @@ async def test_groups_that_are_named_are_moved_on(caplog: pytest.LogCaptureFixtu
         assert await position(running, "g") == 0
 
 
+def buried(running: Engine) -> list[tuple[bytes | None, dict[str, bytes | None]]]:
+    """Values and headers in the topic of dead letters."""
+    log = running.broker.topics["t.dlq"].partitions[0].log
+    batches = log.read_blocking(0, 1 << 20)
+    return [(record.value, dict(record.headers)) for batch in batches for record in iterate_records(batch)]
+
+
+async def test_what_a_group_is_not_to_read_goes_to_a_topic_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    async with engine(MemoryFiles()) as running:
+        await topic(running, **DEAD_LETTER)
+        for group, offset in (("g", 2), ("h", 7), ("other", 0)):
+            await stand(running, group, offset)
+        for _ in range(2):
+            await running.broker.lag_rules.look()
+        assert [await position(running, group) for group in ("g", "h", "other")] == [6, 7, 0]
+        assert [value for value, _ in buried(running)] == [b"2", b"3", b"4", b"5"]
+        said = {name: value for name, value in buried(running)[1][1].items() if name.startswith("x-dead-letter")}
+        written = said.pop("x-dead-letter-timestamp")
+        assert written is not None
+        assert said == {
+            "x-dead-letter-reason": b"lag", "x-dead-letter-group": b"g", "x-dead-letter-topic": b"t",
+            "x-dead-letter-partition": b"0", "x-dead-letter-offset": b"3",
+        }  # fmt: skip
+        assert await counted(running) == [1, 0, 0]
+        assert running.broker.lag_rules.dead_letters == 4
+        (_, told) = [one.getMessage() for one in caplog.records if one.name == "routing.groups.lag_rules"]
+        assert told.endswith("that group g is behind are in t.dlq now, and it goes on at 6"), told
+
+
+async def test_a_group_moves_piece_by_piece_and_goes_on_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letter_topics, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(dead_letter_topics, "_BURIED_BYTES", 1)
+    monkeypatch.setattr(lag_rules, "_PIECES_MAX", 2)
+    async with engine(MemoryFiles()) as running:
+        await topic(running, **DEAD_LETTER)
+        for number in range(10, 17):
+            await append(running, number)  # each a batch
+        await running.broker.topics["t"].partitions[0].log.delete_records(1)
+        await stand(running, "g", 0)
+        moves = []
+        for _ in range(3):
+            await running.broker.lag_rules.look()
+            moves.append(await position(running, "g"))
+        assert moves == [11, 13, 13]
+        assert [value for value, _ in buried(running)] == [b"%d" % number for number in range(1, 13)]
+
+
+@pytest.mark.parametrize("fails", ["copy", "move"])
+async def test_nothing_is_lost_when_the_broker_dies_in_between(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> None:
+        raise StorageUnavailable("not now")
+
+    files = MemoryFiles()
+    async with engine(files) as running:
+        await topic(running, **DEAD_LETTER)
+        await stand(running, "g", 2)
+        place = (running.broker.commits, "committed") if fails == "copy" else (running.broker.groups, "move_on")
+        with monkeypatch.context() as patch:
+            patch.setattr(*place, refuse)
+            await running.broker.lag_rules.look()
+        assert await position(running, "g") == 2
+        await running.synced()
+        crashed = killed(files)
+    async with engine(crashed) as running:
+        await running.broker.lag_rules.look()
+        assert await position(running, "g") == 6
+        values = [value for value, _ in buried(running)]
+        once = [b"2", b"3", b"4", b"5"]
+        assert values == once * 2 or (fails == "copy" and values == once), "at least once"
+
+
 async def test_a_position_that_a_transaction_may_change_is_let_be() -> None:
     async def there() -> None:
         pass
@@ -118,7 +193,9 @@ def test_only_groups_that_are_named_can_be_moved() -> None:
     config = {"millrace.max.lag": "4", "millrace.max.lag.action": "skip"}
     with pytest.raises(InvalidConfig, match=r"wants millrace\.max\.lag\.groups"):
         log_config(config, BrokerConfig())
-    with pytest.raises(InvalidConfig, match="is none of alert, skip"):
+    with pytest.raises(InvalidConfig, match="is none of alert, skip, dead-letter"):
+        log_config(config | {"millrace.max.lag.action": "drop"}, BrokerConfig())
+    with pytest.raises(InvalidConfig, match=r"'dead-letter' wants millrace\.max\.lag\.groups"):
         log_config(config | {"millrace.max.lag.action": "dead-letter"}, BrokerConfig())
     found = log_config(config | {"millrace.max.lag.groups": "a,b"}, BrokerConfig())
     assert (found.max_lag, found.max_lag_action, list(found.max_lag_groups)) == (4, "skip", ["a", "b"])
