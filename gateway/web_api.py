@@ -86,6 +86,7 @@ class WebApi:
         try:
             return await self._answer(exchange, request, asking)
         except Refused as refused:
+            log.info("request refused", door=asking.scheme, peer=asking.peer, reason=str(refused))
             name = _NAMES.get(refused.status, refused.status.name)
             return _refusal(refused.status, name, refused.reason, refused.headers)
         except ENGINE_ERRORS as error:

@@ -1,0 +1,135 @@
+"""Over HTTP: clients that are slow, gone or too many, operations that do not end, and a broker that stops."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import BrokerProcess, broker_process
+from tests.support.web import HOST, Api, ApiError
+
+CONFIG = """
+[http]
+request_timeout_ms = 500
+operation_timeout_ms = {timeout_ms}
+connections_max = 3
+body_bytes_max = 16777216
+records_bytes_max = 16777216
+[engine]
+disk_free_bytes_min = {free}
+"""
+VALUE = "x" * (1 << 20)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    directory = tmp_path_factory.mktemp("limits")
+    (directory / "config.toml").write_text(CONFIG.format(timeout_ms=20_000, free=0))
+    with broker_process(
+        directory / "data", doors=("http",), arguments=("--config", str(directory / "config.toml"))
+    ) as process:
+        yield process
+
+
+def request(name: str, **arguments: object) -> bytes:
+    body = json.dumps(arguments)
+    head = f"POST /api/{name} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def small_window(broker: BrokerProcess) -> socket.socket:
+    """A client whose kernel takes little."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(10)
+    sock.connect((HOST, broker.ports["http"]))
+    return sock
+
+
+def test_who_does_not_take_the_answer_is_given_up(broker: BrokerProcess) -> None:
+    api = Api(broker.ports["http"])
+    api("topics.create", topic="large", config={"max.message.bytes": "2000000"})
+    for _ in range(12):
+        api("records.produce", topic="large", value=VALUE[:1_000_000])
+    slow = [small_window(broker) for _ in range(3)]
+    try:
+        for sock in slow:
+            sock.sendall(request("records.read", topic="large", partition=0, bytes_max=1 << 20))
+        deadline = time.monotonic() + 10
+        while True:  # all places are taken until the broker has given up
+            try:
+                api("whoami")
+                break
+            except (OSError, json.JSONDecodeError):
+                assert time.monotonic() < deadline
+        for sock in slow:
+            got = 0
+            while some := sock.recv(1 << 20):
+                got += len(some)
+            assert got < 12_000_000
+    finally:
+        for sock in slow:
+            sock.close()
+
+
+def test_who_goes_away_meanwhile_leaves_nothing(broker: BrokerProcess) -> None:
+    api = Api(broker.ports["http"])
+    api("topics.create", topic="left")
+    for _ in range(10):
+        with socket.create_connection((HOST, broker.ports["http"]), 10) as sock:
+            sock.sendall(request("records.produce", topic="left", value="x"))
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            if api("records.read", topic="left", partition=0)["end_offset"] and not api("connections.list")["rows"]:
+                break
+        except (OSError, json.JSONDecodeError):
+            pass  # too many at a time
+        assert time.monotonic() < deadline
+    assert "failed" not in broker.log()
+    assert "Traceback" not in broker.log()
+
+
+def blocked(directory: Path, timeout_ms: int) -> tuple[str, ...]:
+    (directory / "config.toml").write_text(CONFIG.format(timeout_ms=timeout_ms, free=1 << 60))
+    return ("--config", str(directory / "config.toml"))
+
+
+def test_an_operation_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", doors=("http",), arguments=blocked(tmp_path, 600)) as process:
+        api = Api(process.ports["http"])
+        api("topics.create", topic="t")
+        with pytest.raises(ApiError, match="504 REQUEST_TIMED_OUT"):
+            api("records.produce", topic="t", value="x")
+        assert api("records.read", topic="t", partition=0)["records"] == []
+        assert "Traceback" not in process.log()
+
+
+def test_a_broker_that_stops_does_not_wait_for_operations(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", doors=("http",), arguments=blocked(tmp_path, 120_000)) as process:
+        api = Api(process.ports["http"])
+        api("topics.create", topic="t")
+        told: list[Exception] = []
+
+        def produce() -> None:
+            try:
+                api("records.produce", topic="t", value="x")
+            except (OSError, ApiError) as error:
+                told.append(error)
+
+        waiting = threading.Thread(target=produce)
+        waiting.start()
+        deadline = time.monotonic() + 10
+        while not api("connections.list")["rows"]:
+            assert time.monotonic() < deadline
+        process.process.terminate()
+        assert process.process.wait(15) == 0
+        waiting.join(15)
+        assert len(told) == 1
+        assert "Traceback" not in process.log()
