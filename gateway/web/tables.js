@@ -89,7 +89,8 @@ export class Table {
     const drawn = new Map()
     const numeric = this.numeric()
     const lines = this.sorted().map((row) => {
-      const key = String(this.key(row))
+      let key = String(this.key(row))
+      while (drawn.has(key)) key += "'" // consumers of two channels may have one tag
       const told = JSON.stringify(row)
       const before = this.drawn.get(key)
       const line = before?.told === told ? before.line : this.line(row, key, numeric)
