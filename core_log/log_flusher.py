@@ -169,7 +169,8 @@ class LogFlusher:
     def end_turn(self) -> None:
         """`release` at the end of a turn: what is written at once is taken in another one."""
         self._holding = False
-        self._submit_enlisted()
+        if self._enlisted:
+            self._submit_enlisted()
         if self._done or self._finished:
             self._wake()
 

@@ -242,7 +242,7 @@ class SocketOutbox:
         try:
             if len(some) == 1 and type(some[0]) is not FileRange:
                 sent = self._socket.send(some[0])
-            elif any(type(one) is FileRange for one in some):
+            elif FileRange in map(type, some):
                 if not self._sent_files:
                     self._sent_files = True
                     do_not_pace(self._socket)
@@ -256,8 +256,11 @@ class SocketOutbox:
             self.discard()
             return False
         self.pending_bytes -= sent
-        remove_sent(buffers, sent)
-        return not buffers
+        if self.pending_bytes:
+            remove_sent(buffers, sent)
+            return not buffers
+        buffers.clear()
+        return True
 
     async def _drain(self) -> None:
         """Wait for the socket until all is sent, or that has become pointless."""

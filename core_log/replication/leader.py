@@ -23,7 +23,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -261,18 +261,20 @@ class Leader:
 
     def is_in_round(self, now_s: float) -> bool:
         """Whether all followers are in sync, and none of them gets more now: rule 8."""
-        end = self.log.log_end_offset
+        end, insync = self.log.log_end_offset, self.insync
         for broker, one in self.followers.items():
-            if broker not in self.insync:
+            if broker not in insync:
                 return False
-            end = min(end, one.next_offset)
-        return self._is_round(self.insync, end, now_s)
+            if one.next_offset < end:
+                end = one.next_offset
+        return self._is_round(insync, end, now_s)
 
-    def _is_round(self, members: Iterable[int], end: int, now_s: float) -> bool:
+    def _is_round(self, members: Collection[int], end: int, now_s: float) -> bool:
         """Whether somebody has to report no more than what ends there."""
-        for broker in members:
-            one = self.followers.get(broker)
-            if one is None or one.reported >= one.awaited or one.next_offset > end or one.down_since_s is not None:
+        for broker, one in self.followers.items():
+            if one.reported >= one.awaited or one.next_offset > end:
+                continue
+            if broker not in members or one.down_since_s is not None:
                 continue
             in_time = now_s - one.awaited_since_s < self.config.round_max_s
             if in_time and self.log.size_bytes - one.sent_at < self.config.round_bytes_max:
@@ -322,17 +324,18 @@ class Leader:
 
     def log_advanced(self) -> None:
         """The log was written or synced, or a follower has reported more."""
-        if self.log.local_committed <= self.log.high_watermark:
+        log, before = self.log, self.log.high_watermark
+        kept = log.local_committed
+        if kept <= before:
             return  # as a rule: most of what is heard comes before the last disk has it
         maximal = self.maximal()
-        for broker in maximal:
-            one = self.followers.get(broker)
-            if one is not None and one.reported <= self.log.high_watermark:
+        for broker, one in self.followers.items():
+            if one.reported <= before and broker in maximal:
                 return
         reported = {broker: progress.reported for broker, progress in self.followers.items()}
-        reported[self.me] = self.log.local_committed
-        state, before = self.state, self.log.high_watermark
-        self.log.advance_high_watermark(high_watermark(reported, len(state.isr), maximal, state.min_insync, before))
+        reported[self.me] = kept
+        state = self.state
+        log.advance_high_watermark(high_watermark(reported, len(state.isr), maximal, state.min_insync, before))
 
     # ---- changes
 

@@ -210,12 +210,15 @@ class Forwarding:
 
     async def wait_for_room(self) -> None:
         """Return when no stream has too much that is not answered."""
-        while not all(stream.has_room for stream in self.streams.values()):
+        while self._is_full():
             await self._room.wait()
+
+    def _is_full(self) -> bool:
+        return any(stream.kept_bytes and not stream.has_room for stream in self.streams.values())
 
     def room_changed(self) -> None:
         """Somebody may go on publishing."""
-        if self._room.statistics().tasks_waiting and all(stream.has_room for stream in self.streams.values()):
+        if self._room.statistics().tasks_waiting and not self._is_full():
             room, self._room = self._room, trio.Event()
             room.set()
 
