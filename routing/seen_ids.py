@@ -84,27 +84,28 @@ class SeenIds:
         return self._admit(hashes, now_ms)
 
     def _admit(self, hashes: Sequence[int], now_ms: int) -> list[bool]:
-        fresh = []
+        fresh, knows, table = [], self.knows, None
         for value in hashes:
-            if value and self.knows(value):
-                fresh.append(False)
-                continue
-            fresh.append(True)
-            if value:
-                self._table(now_ms).add(value)
+            is_new = not value or not knows(value)
+            fresh.append(is_new)
+            if value and is_new:
+                if table is None or table.full:
+                    table = self._table(now_ms)
+                table.add(value)
         return fresh
 
     def knows(self, value: int) -> bool:
         """Whether this hash is remembered. `expire` says what is too old."""
         for table in self._tables:
-            places, mask = table.places, table.mask
-            at = value & mask
-            found = places[at]
-            while found:
-                if found == value:
-                    return True
-                at = at + 1 & mask
-                found = places[at]
+            places = table.places
+            at = value & table.mask
+            if found := places[at]:
+                mask = table.mask
+                while found:
+                    if found == value:
+                        return True
+                    at = at + 1 & mask
+                    found = places[at]
         return False
 
     def _table(self, now_ms: int) -> _Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -24,6 +25,7 @@ from protocols.mqtt.properties import Property, encode_property
 from routing.errors import InvalidConfig
 from routing.message import Properties, Slab
 from routing.seen_ids import hashes_of
+from routing.topics import known_ids
 from routing.topics.known_ids import KnownIds, _hashes
 from routing.topics.topic_partition import TopicPartition
 from tests.routing.harness import Client, Engine, engine, killed, passing
@@ -447,3 +449,18 @@ def test_the_id_of_a_record(headers: list[tuple[str, bytes | None]], expected: b
 def test_headers_that_are_cut_short_are_refused(block: bytes) -> None:
     with pytest.raises(CorruptBatch):
         _hashes([block])
+
+
+def test_ids_of_many_blocks_at_once_are_those_of_each() -> None:
+    dice = random.Random(1)
+    at_once = 0
+    for _ in range(300):
+        name = dice.choice(["message-id", "millrace.message-id", "x-deduplication-header", "other"])
+        lengths = dice.choice([(36, 36), (1, 63), (0, 70)])
+        blocks = [encode_headers([(name, bytes(dice.randint(*lengths)))]) for _ in range(dice.randrange(6))]
+        if dice.random() < 0.2:
+            blocks.append(encode_headers(dice.choice([[], [("message-id", None)], [("a", b"b"), (name, b"c")]])))
+        found = known_ids._only_headers(blocks)
+        assert not found or found == [known_ids._id(block) for block in blocks]
+        at_once += len(found) > 1
+    assert at_once > 50
