@@ -81,7 +81,7 @@ def _invalid(reason: str) -> Refused:
 
 @operation("whoami", into=WEB_OPERATIONS)
 async def whoami(asked: Asked, user: str) -> dict[str, Any]:
-    """For whom it is asked, and which broker is."""
+    """For whom it is asked, which broker is, and why publishers have to wait there (None: they need not)."""
     cluster, known = asked.door.broker.cluster, asked.door.broker.rights.user(user)
     return {
         "user": plain(user),
@@ -89,6 +89,7 @@ async def whoami(asked: Asked, user: str) -> dict[str, Any]:
         "version": own_version(),
         "cluster": asked.config.cluster.name or None,
         "broker_id": 0 if cluster is None else cluster.broker_id,
+        "blocked": asked.door.broker.blocked,
     }
 
 

@@ -57,7 +57,8 @@ export function overview() {
       throw refused
     }
     const found = troubles(cluster, partitions)
-    alarms.replaceChildren(...(found.length ? found.map((one) => h("li", {}, one)) : [h("li", { class: "well" }, "No alarms: all brokers run, and all partitions have a leader and their replicas")]))
+    if (me.blocked) found.unshift(h("span", {}, "publishers to this broker wait: ", text(me.blocked)))
+    alarms.replaceChildren(...(found.length ? found.map((one) => h("li", {}, one)) : [h("li", { class: "well" }, "No alarms: all brokers run, all partitions have a leader and their replicas, and nobody has to wait with publishing to this broker")]))
     brokers.draw(cluster.brokers)
     looked.textContent = `Longest queues${queues.length === PAGE_ROWS ? `, of the first ${number(PAGE_ROWS)}` : ""}`
     longest.draw(queues.filter((one) => one.ready).sort((one, other) => other.ready - one.ready).slice(0, LONGEST))

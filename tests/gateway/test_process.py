@@ -84,13 +84,6 @@ def test_unknown_host(tmp_path: Path) -> None:
     refused(done, 1, "cannot listen on no-such-host.invalid:5672 for amqp: ")
 
 
-def test_a_door_whose_extra_is_not_installed_says_so(tmp_path: Path) -> None:
-    without = "import sys; sys.modules['prometheus_client'] = None; from gateway.cli import main; main()"
-    command = [sys.executable, "-c", without, "serve", "--data-dir", str(tmp_path), *FREE, "--http", "127.0.0.1:0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    refused(done, 1, "the http door needs prometheus_client: pip install 'millrace[metrics]'")
-
-
 def test_all_doors_off(tmp_path: Path) -> None:
     done = millrace("serve", "--data-dir", str(tmp_path), *FREE, "--amqp", "off")
     refused(done, 1, "nothing to listen for")

@@ -19,6 +19,7 @@ from tests.gateway.test_websocket import answer_of
 from tests.support import BrokerProcess, broker_process
 from tests.support.web import HOST, Api, ApiError
 
+TOO_LARGE = f"HTTP/1.1 413 {HTTPStatus.REQUEST_ENTITY_TOO_LARGE.phrase}"
 CONFIG = """
 [http]
 loopback_without_user = {open}
@@ -199,14 +200,14 @@ def test_a_body_may_come_in_chunks(broker: BrokerProcess) -> None:
     head = f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode()
     assert raw(broker, head, b"1\r\n{\r\n", b"1;x=y\r\n}\r\n", b"0\r\n\r\n")[2]["user"] == "guest"
     status, _, said = raw(broker, head, *[b"400\r\n" + b" " * 1024 + b"\r\n"] * 3)
-    assert (status, said["error"]) == ("HTTP/1.1 413 Request Entity Too Large", "REQUEST_TOO_LARGE")
+    assert (status, said["error"]) == (TOO_LARGE, "REQUEST_TOO_LARGE")
     assert raw(broker, head, b"nonsense\r\n")[0] == "HTTP/1.1 400 Bad Request"
 
 
 def test_what_is_announced_as_too_long_is_not_waited_for(broker: BrokerProcess) -> None:
     for length in ("2049", "9" * 20):
         status, _, _ = raw(broker, f"{HEAD}Content-Length: {length}\r\n\r\n".encode())
-        assert status == "HTTP/1.1 413 Request Entity Too Large"
+        assert status == TOO_LARGE
     with socket.create_connection((HOST, broker.ports["http"]), 10) as sock:
         sock.sendall(f"{HEAD}Content-Length: {'9' * 5000}\r\n\r\n".encode())
         assert answer_of(sock)[0] == "HTTP/1.1 400 Bad Request"

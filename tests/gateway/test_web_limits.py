@@ -101,10 +101,12 @@ def blocked(directory: Path, timeout_ms: int) -> tuple[str, ...]:
     return ("--config", str(directory / "config.toml"))
 
 
-def test_an_operation_that_does_not_end_is_ended(tmp_path: Path) -> None:
+def test_an_operation_that_does_not_end_is_ended(broker: BrokerProcess, tmp_path: Path) -> None:
+    assert Api(broker.ports["http"])("whoami")["blocked"] is None
     with broker_process(tmp_path / "data", doors=("http",), arguments=blocked(tmp_path, 600)) as process:
         api = Api(process.ports["http"])
         api("topics.create", topic="t")
+        assert "disk" in api("whoami")["blocked"]
         with pytest.raises(ApiError, match="504 REQUEST_TIMED_OUT"):
             api("records.produce", topic="t", value="x")
         assert api("records.read", topic="t", partition=0)["records"] == []
