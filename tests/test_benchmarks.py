@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from benchmarks import mqtt_codec, mqtt_steps
@@ -23,4 +25,5 @@ async def test_the_steps_of_a_message_are_counted(capsys: pytest.CaptureFixture[
     for version in ("3.1.1", "5"):
         plain, confirmed = (found[version, "QoS", qos, "PUBLISH"] for qos in "01")
         assert 10 < plain[0] < confirmed[0]
-        assert 10 * plain[0] < plain[1] < confirmed[1]
+        if sys.version_info < (3, 12):  # later ones do not tell of all bytecodes
+            assert 10 * plain[0] < plain[1] < confirmed[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from tests.gateway.test_commands import Commands
 from tests.support import BrokerProcess, broker_process
 
 WAIT_S = 20
+
+pytestmark = pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="mosquitto's clients are not installed")
 
 
 def mosquitto(broker: BrokerProcess, command: str, *arguments: str, text: str | None = None) -> str:

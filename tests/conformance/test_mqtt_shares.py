@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ def test_messages_wait_for_a_member_of_another_name(
         assert newcomer.next()[1] == b"last"
 
 
+@pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="mosquitto's clients are not installed")
 def test_two_kinds_of_clients_share_and_one_that_is_killed_leaves_its_part(shared_broker: BrokerProcess) -> None:
     topic, share = "shares/killed", "$share/mixed/shares/killed"
     with connected(shared_broker, Device("paho", manual_ack=True)) as holding, connected(shared_broker) as publisher:

@@ -57,7 +57,10 @@ class Device:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip(f"{command[0]} is not installed")
     if done.returncode:
         pytest.skip(f"no such device can be had here: {' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
