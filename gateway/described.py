@@ -24,29 +24,7 @@ def described_group(
     """Who is in a group, and how many records and seconds it is behind. Seconds are the age of the first record that
     was not read; in queues, which Spark's queries read, of the oldest message.
     """
-    partitions = [
-        {
-            "topic": one.topic,
-            "partition": one.partition,
-            "offset": one.offset,
-            "end_offset": one.end_offset,
-            "lag": one.lag,
-            "lag_s": _seconds(one.lag_ms),
-            "member_id": one.member_id,
-        }
-        for one in lags
-    ]
-    queues = [
-        {
-            "vhost": one.vhost,
-            "queue": one.queue,
-            "mode": one.mode,
-            "offset": one.offset,
-            "lag": one.lag,
-            "lag_s": _seconds(one.lag_ms),
-        }
-        for one in queue_lags
-    ]
+    partitions, queues = list(map(_in_seconds, lags)), list(map(_in_seconds, queue_lags))
     return {
         "group": group.group,
         "state": group.state,
@@ -61,5 +39,8 @@ def described_group(
     }
 
 
-def _seconds(lag_ms: int | None) -> float | None:
-    return None if lag_ms is None else round(lag_ms / 1000, 3)
+def _in_seconds(lag: PartitionLag | QueueLag) -> dict[str, Any]:
+    """Its fields, with `lag_s` for `lag_ms`."""
+    fields = msgspec.structs.asdict(lag)
+    lag_s = None if lag.lag_ms is None else round(lag.lag_ms / 1000, 3)
+    return {("lag_s" if name == "lag_ms" else name): lag_s if name == "lag_ms" else fields[name] for name in fields}

@@ -183,8 +183,7 @@ class Broker:
         iterations = self.config.scram_iterations
         self.rights = Rights(self.topology, users, kind_of=self._kind_of, scram_iterations=iterations)
         self.rights.user_deleted = self._user_deleted
-        catalog, bans_max = self.topology.catalog, self.config.bans_max
-        self.bans = Bans(catalog, lambda: self.clients, self.clock.now_ms, bans_max)
+        self.bans = Bans(self.topology.catalog, lambda: self.clients, self.clock.now_ms, self.config.bans_max)
         self.transactions = self.storage.open_transactions(self.topology, self.commits, alone=self.cluster is None)
         if self.engine is not None:
             self.engine.keep_transactions(self)

@@ -218,12 +218,11 @@ class View:
             self._home.note_taken(Taken(queue.id, partition, offset, self._next_id, count))
             self._next_id += count
             marked += min(max(mark - offset, 0), count)
-        if not stretches:
-            self._home.note_taken(Taken(queue.id, partition, end, first, 0))
         if self._behind >= 0:
             self._behind -= end - position
         self._positions[partition] = end
         if not stretches:
+            self._home.note_taken(Taken(queue.id, partition, end, first, 0))
             return False
         self._last = CachedSlab(first, picked(slab, stretches), 0)
         if marked:

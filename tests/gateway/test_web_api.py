@@ -17,7 +17,7 @@ from gateway.web_api import STATUSES
 from protocols.native.errors import RETRIABLE, ErrorCode
 from tests.gateway.test_websocket import answer_of
 from tests.support import BrokerProcess, broker_process
-from tests.support.web import HOST, Api, ApiError
+from tests.support.web import HOST, Api, ApiError, refusal, with_tls
 
 TOO_LARGE = f"HTTP/1.1 413 {HTTPStatus.REQUEST_ENTITY_TOO_LARGE.phrase}"
 CONFIG = """
@@ -38,11 +38,7 @@ def authority() -> trustme.CA:
 @pytest.fixture(scope="module")
 def broker(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     directory = tmp_path_factory.mktemp("api")
-    cert, ca = str(directory / "cert.pem"), str(directory / "ca.pem")
-    authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(cert)
-    authority.cert_pem.write_to_path(ca)
-    (directory / "config.toml").write_text(CONFIG.format(open="true"))
-    arguments = ("--tls-cert", cert, "--tls-ca", ca, "--config", str(directory / "config.toml"))
+    arguments = with_tls(directory, authority, CONFIG.format(open="true"))
     with broker_process(directory / "data", doors=("http", "https"), arguments=arguments) as process:
         api = Api(process.ports["http"])
         for name, tags in (("eve", []), ("mona", ["monitoring"]), ("ada", ["administrator"])):
@@ -55,12 +51,6 @@ def broker(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture
 def api(broker: BrokerProcess) -> Api:
     return Api(broker.ports["http"])
-
-
-def refusal(api: Api, name: str, /, **arguments: Any) -> tuple[int, str]:
-    with pytest.raises(ApiError) as caught:
-        api(name, **arguments)
-    return caught.value.status, caught.value.error
 
 
 def test_operations_are_those_of_the_broker(api: Api) -> None:

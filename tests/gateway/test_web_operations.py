@@ -15,7 +15,7 @@ import trio
 from millrace import BlockingClient, BlockingProducer, Consumer
 from tests.support import BrokerProcess, broker_process
 from tests.support.broker_process import CHECKOUT
-from tests.support.web import HOST, Api, ApiError
+from tests.support.web import HOST, Api, ApiError, refusal
 
 ODD = '<img src=x onerror="alert(1)">\u202e\n'
 
@@ -33,12 +33,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def api(broker: BrokerProcess) -> Api:
     return Api(broker.ports["http"])
-
-
-def refusal(api: Api, name: str, /, **arguments: Any) -> tuple[int, str]:
-    with pytest.raises(ApiError) as caught:
-        api(name, **arguments)
-    return caught.value.status, caught.value.error
 
 
 def printed(broker: BrokerProcess, *words: str) -> Any:

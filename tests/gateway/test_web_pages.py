@@ -28,8 +28,8 @@ from tests.gateway.test_websocket import answer_of
 from tests.support import BrokerProcess, broker_process
 from tests.support.home_cluster import mesh
 from tests.support.metrics import parsed, scraped
+from tests.support.web import HOST, with_tls
 
-HOST = "127.0.0.1"
 openmetrics = pytest.importorskip(
     "prometheus_client.openmetrics.parser", reason="these doors need pip install 'millrace[metrics]'"
 )
@@ -50,11 +50,7 @@ def authority() -> trustme.CA:
 @pytest.fixture(scope="module")
 def broker(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     directory = tmp_path_factory.mktemp("pages")
-    cert, ca = str(directory / "cert.pem"), str(directory / "ca.pem")
-    authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(cert)
-    authority.cert_pem.write_to_path(ca)
-    (directory / "config.toml").write_text(CONFIG.format(open="true"))
-    arguments = ("--tls-cert", cert, "--tls-ca", ca, "--config", str(directory / "config.toml"))
+    arguments = with_tls(directory, authority, CONFIG.format(open="true"))
     doors = ("amqp", "native", "http", "https")
     with broker_process(directory / "data", doors=doors, arguments=arguments) as process:
         yield process

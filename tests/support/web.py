@@ -7,7 +7,11 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
+
+import pytest
+import trustme
 
 HOST = "127.0.0.1"
 
@@ -49,3 +53,19 @@ class Api:
             with error:
                 said = json.load(error)
             raise ApiError(error.code, said["error"], said["reason"]) from None
+
+
+def refusal(api: Api, name: str, /, **arguments: Any) -> tuple[int, str]:
+    """Status and name of the error with which an operation is refused."""
+    with pytest.raises(ApiError) as caught:
+        api(name, **arguments)
+    return caught.value.status, caught.value.error
+
+
+def with_tls(directory: Path, authority: trustme.CA, config: str) -> tuple[str, ...]:
+    """Arguments of a broker with a configuration and a certificate of this authority."""
+    cert, ca = str(directory / "cert.pem"), str(directory / "ca.pem")
+    authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(cert)
+    authority.cert_pem.write_to_path(ca)
+    (directory / "config.toml").write_text(config)
+    return ("--tls-cert", cert, "--tls-ca", ca, "--config", str(directory / "config.toml"))
