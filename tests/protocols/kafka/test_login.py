@@ -16,8 +16,8 @@ from protocols.kafka.errors import ErrorCode
 from protocols.kafka.messages_connection import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from protocols.kafka.messages_users import ALTER_USER_SCRAM_CREDENTIALS, DESCRIBE_USER_SCRAM_CREDENTIALS
 from routing.access.grants import EVERYTHING as ALL
-from routing.access.rights import User
 from routing.access.scram import MECHANISMS
+from routing.access.users import User
 from routing.broker import Broker
 from tests.protocols.kafka.door import Peer, kafka_broker
 

@@ -23,7 +23,7 @@ from protocols.kafka.messages_transactions import (
     TXN_OFFSET_COMMIT,
     WRITE_TXN_MARKERS,
 )
-from routing.access.rights import Permission
+from routing.access.grants import Permission
 from routing.broker import Broker
 from tests.protocols.kafka.door import Peer, batch_of, fetching, kafka_broker, records_of
 from tests.support.transactional import transactional

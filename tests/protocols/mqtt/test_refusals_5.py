@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter_inflight import OWN_ID_MAX
 from protocols.mqtt.config import MqttConfig
-from routing.access.rights import TopicPermission
+from routing.access.grants import TopicPermission
 from routing.administration import administer
 from routing.broker import open_broker
 from routing.config import BrokerConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocols.mqtt.config import MqttConfig
-from routing.access.rights import TopicPermission
+from routing.access.grants import TopicPermission
 from routing.broker import Broker
 from tests.protocols.mqtt.conftest import Client, World
 from tests.protocols.mqtt.wire import connect, packets, puback, publish, unsubscribe
