@@ -52,11 +52,17 @@ class OwnDoor:
 
     @asynccontextmanager
     async def producer(self, login: Login | None, peer: str) -> AsyncIterator[Producer]:
-        """The same, to append. Raises MillraceError."""
+        """The same, to append; who has publishers wait refuses. Raises MillraceError."""
         within_ms = self._timeout_ms
         async with (
             self._dialled(login, peer) as dial,
-            Producer(dial, link=self._terms(login), delivery_timeout_ms=within_ms, max_block_ms=within_ms) as producer,
+            Producer(
+                dial,
+                link=self._terms(login),
+                delivery_timeout_ms=within_ms,
+                max_block_ms=within_ms,
+                wait_while_blocked=False,
+            ) as producer,
         ):
             yield producer
 

@@ -42,7 +42,12 @@ async def test_records_and_groups_are_those_of_the_cluster(etcd: EtcdProcess, tm
                 starting.start_soon(nursery.start, broker.run)
         await until(lambda: all(len(one.cluster.members.brokers) == 2 for one in brokers))
         try:
-            await trio.to_thread.run_sync(ask, *(Api(one.server.ports["http"], "guest", "guest") for one in brokers))
+            apis = [Api(one.server.ports["http"], "guest", "guest") for one in brokers]
+            await trio.to_thread.run_sync(ask, *apis)
+            alarms = brokers[1].server.broker.alarms
+            alarms.memory_bytes_max, alarms.memory_bytes = 1, 2
+            alarms.check()
+            await trio.to_thread.run_sync(produce_to_who_takes_nothing, *apis)
         finally:
             for broker in brokers:
                 broker.scope.set()
@@ -73,3 +78,16 @@ def ask(one: Api, two: Api) -> None:
     two("topics.delete", topic="t")
     with pytest.raises(ApiError, match="404 UNKNOWN_TOPIC"):
         two("topics.describe", topic="t")
+
+
+def produce_to_who_takes_nothing(one: Api, two: Api) -> None:
+    """Publishers have to wait at the second broker: for what it leads, whoever is asked."""
+    one("topics.create", topic="t", partitions=PARTITIONS)
+    assert [api("whoami")["blocked"] for api in (one, two)] == [None, "low on memory"]
+    for partition in one("topics.describe", topic="t")["partitions"]:
+        for api in (one, two):
+            if partition["leader"] == 1:
+                api("records.produce", topic="t", partition=partition["partition"], value="x")
+            else:
+                with pytest.raises(ApiError, match="503 BLOCKED: producers are blocked: low on memory"):
+                    api("records.produce", topic="t", partition=partition["partition"], value="x")

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
+from gateway.config import Config, HttpConfig, Listen
+from gateway.server import serve
+from gateway.web_operations import WEB_OPERATIONS
+from routing.administration.operations import operation
 from tests.support import BrokerProcess, broker_process
 from tests.support.web import HOST, Api, ApiError
 
@@ -101,42 +107,64 @@ def test_who_goes_away_meanwhile_leaves_nothing(broker: BrokerProcess) -> None:
     assert "Traceback" not in broker.log()
 
 
-def blocked(directory: Path, timeout_ms: int) -> tuple[str, ...]:
-    (directory / "config.toml").write_text(CONFIG.format(timeout_ms=timeout_ms, free=1 << 60))
-    return ("--config", str(directory / "config.toml"))
-
-
-def test_an_operation_that_does_not_end_is_ended(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_who_publishes_is_refused_at_once_while_publishers_have_to_wait(broker: BrokerProcess, tmp_path: Path) -> None:
     assert Api(broker.ports["http"])("whoami")["blocked"] is None
-    with broker_process(tmp_path / "data", doors=("http",), arguments=blocked(tmp_path, 600)) as process:
+    (tmp_path / "config.toml").write_text(CONFIG.format(timeout_ms=20_000, free=1 << 60))
+    arguments = ("--config", str(tmp_path / "config.toml"))
+    with broker_process(tmp_path / "data", doors=("http",), arguments=arguments) as process:
         api = Api(process.ports["http"])
         api("topics.create", topic="t")
-        assert "disk" in api("whoami")["blocked"]
-        with pytest.raises(ApiError, match="504 REQUEST_TIMED_OUT"):
+        assert api("whoami")["blocked"] == "low on disk"
+        began = time.monotonic()
+        with pytest.raises(ApiError, match="503 BLOCKED: producers are blocked: low on disk"):
             api("records.produce", topic="t", value="x")
+        with pytest.raises(ApiError, match="503 STORAGE_UNAVAILABLE: publishers have to wait: low on disk"):
+            api("messages.publish", exchange="amq.fanout", body="x")
+        assert time.monotonic() - began < 5
         assert api("records.read", topic="t", partition=0)["records"] == []
         assert "Traceback" not in process.log()
 
 
-def test_a_broker_that_stops_does_not_wait_for_operations(tmp_path: Path) -> None:
-    with broker_process(tmp_path / "data", doors=("http",), arguments=blocked(tmp_path, 120_000)) as process:
-        api = Api(process.ports["http"])
-        api("topics.create", topic="t")
-        told: list[Exception] = []
+@contextmanager
+def endless() -> Iterator[trio.Event]:
+    """An operation `endless`; set once it is under way."""
+    asked = trio.Event()
 
-        def produce() -> None:
-            try:
-                api("records.produce", topic="t", value="x")
-            except (OSError, ApiError) as error:
-                told.append(error)
+    async def wait(asking: Any, user: str) -> None:
+        asked.set()
+        await trio.sleep_forever()
 
-        waiting = threading.Thread(target=produce)
-        waiting.start()
-        deadline = time.monotonic() + 10
-        while not api("connections.list")["rows"]:
-            assert time.monotonic() < deadline
-        process.process.terminate()
-        assert process.process.wait(15) == 0
-        waiting.join(15)
-        assert len(told) == 1
-        assert "Traceback" not in process.log()
+    operation("endless", into=WEB_OPERATIONS)(wait)
+    try:
+        yield asked
+    finally:
+        del WEB_OPERATIONS["endless"]
+
+
+def settings(directory: Path, timeout_ms: int) -> Config:
+    doors = Listen(amqp="off", mqtt="off", native="off", http=f"{HOST}:0")
+    return Config(data_dir=str(directory), listen=doors, http=HttpConfig(operation_timeout_ms=timeout_ms))
+
+
+async def test_an_operation_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    with endless() as asked:
+        async with serve(settings(tmp_path, 50)) as server:
+            with pytest.raises(ApiError, match="504 REQUEST_TIMED_OUT: endless: no end within 50 ms"):
+                await trio.to_thread.run_sync(Api(server.ports["http"]), "endless")
+        assert asked.is_set()
+
+
+async def test_a_broker_that_stops_does_not_wait_for_operations(tmp_path: Path) -> None:
+    told: list[Exception] = []
+
+    def ask(port: int) -> None:
+        try:
+            Api(port)("endless")
+        except (OSError, ApiError) as error:
+            told.append(error)
+
+    with endless() as asked, trio.fail_after(15):
+        async with trio.open_nursery() as nursery, serve(settings(tmp_path, 120_000)) as server:
+            nursery.start_soon(trio.to_thread.run_sync, ask, server.ports["http"])
+            await asked.wait()
+    assert len(told) == 1

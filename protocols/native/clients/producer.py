@@ -46,6 +46,7 @@ from protocols.native.clients.records import (
 )
 from protocols.native.errors import (
     BatchTooLarge,
+    Blocked,
     BufferFull,
     ConnectionLost,
     DeliveryTimedOut,
@@ -71,9 +72,10 @@ class Producer(Service):
     `acks`: "all" (durable as the topic says), 1 (written) or 0 (nobody asks). `linger_ms`: how long a batch waits for
     more records. `compression`: None, "gzip", "snappy", "lz4" or "zstd". `max_block_ms`: how long `send` waits for room
     or for a topic. `delivery_timeout_ms`: from `send` to giving up. `in_flight_max`: batches of a partition under way
-    at once, at most 5 of an idempotent producer. `idempotent`: a batch that has to be sent again is stored once. What
-    the hooks do is told in `hooks.py`, what is said of records that were not stored, and given to `failed_sink`, in
-    `failed_sends.py`.
+    at once, at most 5 of an idempotent producer. `idempotent`: a batch that has to be sent again is stored once.
+    `wait_while_blocked`: whether records wait for a broker that is low on disk or memory; if not, they fail at once
+    with Blocked. What the hooks do is told in `hooks.py`, what is said of records that were not stored, and given to
+    `failed_sink`, in `failed_sends.py`.
 
     Leaving the block waits for all records, as `flush` does; leaving it by an error drops what was not sent.
     """
@@ -92,6 +94,7 @@ class Producer(Service):
         delivery_timeout_ms: int = 120_000,
         retry_backoff_ms: int = 100,
         idempotent: bool = True,
+        wait_while_blocked: bool = True,
         partitioner: Partitioner | None = None,
         key_serializer: Serializer | None = None,
         value_serializer: Serializer | None = None,
@@ -117,6 +120,7 @@ class Producer(Service):
         """Of its batches, beside their compression."""
         self._delivery_timeout_s = delivery_timeout_ms / 1000
         self._retry_backoff_s = retry_backoff_ms / 1000
+        self._final = () if wait_while_blocked else (Blocked,)
         self._topics: dict[str, TopicWaiting] = {}
         self._active: dict[Waiting, None] = {}
         self._buffered_bytes = 0
@@ -405,7 +409,7 @@ class Producer(Service):
 
     def _settle(self, queue: Waiting, batch: Batch, base_offset: int, error: MillraceError | None) -> None:
         queue.in_flight.remove(batch)
-        if error is not None and error.retriable:
+        if error is not None and error.retriable and not isinstance(error, self._final):
             queue.failed.append(batch)
             queue.recovering = True
             if isinstance(error, SequenceOutOfOrder):
