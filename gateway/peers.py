@@ -37,9 +37,10 @@ from gateway.peer_tls import PeerCertificates, connect, speaks_tls
 from gateway.readers import Readers
 from gateway.tls import HandshakeFailed, reason_of
 from protocols.peer.adapter import AcceptedAdapter, PeerAdapter
-from protocols.peer.adapter_engine import ForwardingAdapter, ServedAdapter
 from protocols.peer.adapter_feed import Feeds
+from protocols.peer.adapter_forwarding import ForwardingAdapter
 from protocols.peer.adapter_replica import FollowerAdapter, LeaderAdapter
+from protocols.peer.adapter_serving import ServedAdapter
 from protocols.peer.config import PeerConfig
 from protocols.peer.connection import Acceptor, Dialer, PeerId
 from protocols.peer.wire import NONCE_BYTES, ErrorCode, LinkKind, PeerError

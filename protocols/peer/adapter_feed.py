@@ -2,7 +2,7 @@
 messages for these, and group offsets.
 
 `FeedOut` is the end of who dialled, `FeedIn` that of who was dialled; the adapter of the link hands them the frames
-that are theirs (`wire_engine.FeedFrame`).
+that are theirs (`wire_feed.FeedFrame`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from protocols.peer import wire_engine as wire
+from protocols.peer import wire_feed as wire
 from protocols.peer.adapter_slabs import SlabReader, to_entry
 from protocols.peer.columns import NAMES
 from protocols.peer.wire import ErrorCode, PeerError
+from protocols.peer.wire_engine import encode
 from protocols.sansio import Outbox
 from routing.cluster.clients.interests import Interests
 from routing.cluster.clients.offsets import ReplicatedOffsets
@@ -112,8 +113,8 @@ class FeedOut:
         name = slab.name if isinstance(slab, NamedSlab) else b""
         self._write(wire.Forward(_name(vhost), [_name(key) for key in copies], _name(queue), name, to_entry(slab)))
 
-    def _write(self, frame: wire.AnyEngineFrame) -> None:
-        for piece in wire.encode(frame):
+    def _write(self, frame: wire.FeedFrame) -> None:
+        for piece in encode(frame):
             self._outbox.write(piece)
 
     def take(self, frame: wire.FeedFrame) -> None:
@@ -203,8 +204,8 @@ class FeedIn:
         else:
             raise PeerError(ErrorCode.UNEXPECTED_FRAME, f"who dialled sends no '{type(frame).__name__}'")
 
-    def _write(self, frame: wire.AnyEngineFrame) -> None:
-        for piece in wire.encode(frame):
+    def _write(self, frame: wire.FeedFrame) -> None:
+        for piece in encode(frame):
             self._outbox.write(piece)
 
     async def _answer(self, frame: wire.CommitOffsets | wire.FetchOffsets) -> None:

@@ -1,4 +1,4 @@
-"""Slabs as they travel between brokers (`wire_engine.SlabEntry`), and back.
+"""Slabs as they travel between brokers (`wire_slabs.SlabEntry`), and back.
 
 Properties of slabs that agree in them are interned for a link, so that what adapters keep with them is made once.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from protocols.peer import columns
 from protocols.peer.columns import NAMES
 from protocols.peer.wire import ErrorCode, PeerError
-from protocols.peer.wire_engine import RecordsEntry, SlabEntry
+from protocols.peer.wire_engine import RecordsEntry
+from protocols.peer.wire_slabs import SlabEntry
 from routing.cluster.clients.streams import Kept, Records
 from routing.facts import DELAYED_FROM, PERSISTENT, delay_ms_of, without_delay
 from routing.message import Properties, Slab, is_registered

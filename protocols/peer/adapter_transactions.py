@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from core_log.errors import LogError
-from protocols.peer import wire_engine as wire_codec
 from protocols.peer import wire_transactions as wire
 from protocols.peer.wire import ErrorCode, PeerError
+from protocols.peer.wire_engine import encode
 from protocols.sansio import Outbox
 from routing.cluster.clients.asked import answer
 from routing.cluster.clients.engine import Engine
 from routing.cluster.clients.questions import Questions
-from routing.cluster.clients.serving import ServedBroker
+from routing.cluster.clients.served_broker import ServedBroker
 from routing.cluster.clients.transaction_links import OutcomeUnknown, Settlement
 from routing.errors import BrokerError, StorageUnavailable
 from routing.groups.errors import GroupError
@@ -96,7 +96,7 @@ class TransactionsOut:
         return answer.answer
 
     def _send(self, frame: wire.TransactionFrame) -> None:
-        for piece in wire_codec.encode(frame):
+        for piece in encode(frame):
             self._outbox.write(piece)
         self._engine.want_turn()
 
@@ -148,7 +148,7 @@ class TransactionsIn:
             outcome, text = "unknown", str(error)
         except StorageUnavailable as error:
             outcome, text = "refused", str(error)
-        for piece in wire_codec.encode(wire.TransactionAnswer(frame.request, outcome, text[:_TEXT_MAX], list(offsets))):
+        for piece in encode(wire.TransactionAnswer(frame.request, outcome, text[:_TEXT_MAX], list(offsets))):
             self._outbox.write(piece)
         self._engine.want_turn()
 
@@ -177,7 +177,7 @@ class TransactionsIn:
             body = await answer(self._engine.serving.broker, frame.question)
         except (LogTransactionError, GroupError, BrokerError, LogError) as problem:
             error, text = type(problem).__name__[:64], str(problem)[:_TEXT_MAX]
-        for piece in wire_codec.encode(wire.CoordinatorAnswer(frame.request, error, text, body)):
+        for piece in encode(wire.CoordinatorAnswer(frame.request, error, text, body)):
             self._outbox.write(piece)
         self._engine.want_turn()
 

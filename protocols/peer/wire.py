@@ -28,8 +28,9 @@ VERSION = 4
 """
 NONCE_BYTES = 32
 PROOF_BYTES = 32
-LOGS_MAX = 100_000
+ENTRIES_MAX = 100_000
 """Entries of one frame."""
+RANGES_MAX = 2_000_000
 BATCHES_MAX = 1_000_000
 
 Pieces = list[BytesLike]
@@ -42,6 +43,8 @@ Maybe = Annotated[int, Meta(ge=-1, le=0x7FFF_FFFF_FFFF_FFFF)]
 """-1 stands for none."""
 Id = Annotated[str, Meta(max_length=255)]
 LogName = Annotated[str, Meta(min_length=1, max_length=600)]
+Ranges = Annotated[list[Number], Meta(max_length=RANGES_MAX)]
+"""First and last of each, one after the other."""
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Proof = Annotated[bytes, Meta(max_length=PROOF_BYTES)]
 
@@ -79,8 +82,8 @@ class _Handshake(Struct, array_like=True, gc=False):
     pass
 
 
-class _Frame(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    pass
+class Frame(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """What a frame, or an entry of one, is after the handshake."""
 
 
 class Hello(_Handshake, tag=0):
@@ -122,7 +125,7 @@ class Accepted(_Handshake, tag=3):
     proof: Proof
 
 
-class PositionEntry(_Frame):
+class PositionEntry(Frame):
     """`core_log.replication.messages.Position`, field by field."""
 
     log: LogName
@@ -136,7 +139,7 @@ class PositionEntry(_Frame):
     missed: bool
 
 
-class Positions(_Frame, tag=4):
+class Positions(Frame, tag=4):
     """A follower's standing orders, as far as they are new; without any it is a sign of life.
 
     `credit_bytes` is how many bytes of record batches the leader may have sent since the link began, all in all.
@@ -145,10 +148,10 @@ class Positions(_Frame, tag=4):
 
     credit_bytes: Number
     revision: Number
-    entries: Annotated[list[PositionEntry], Meta(max_length=LOGS_MAX)]
+    entries: Annotated[list[PositionEntry], Meta(max_length=ENTRIES_MAX)]
 
 
-class BatchesEntry(_Frame):
+class BatchesEntry(Frame):
     """`core_log.replication.messages.Batches`, field by field."""
 
     log: LogName
@@ -162,13 +165,13 @@ class BatchesEntry(_Frame):
     batches: Annotated[list[memoryview], Meta(max_length=BATCHES_MAX)]
 
 
-class Batches(_Frame, tag=5):
+class Batches(Frame, tag=5):
     """What a turn of the leader has for this follower; without entries it is a sign of life."""
 
-    entries: Annotated[list[BatchesEntry], Meta(max_length=LOGS_MAX)]
+    entries: Annotated[list[BatchesEntry], Meta(max_length=ENTRIES_MAX)]
 
 
-class Diverging(_Frame, tag=6):
+class Diverging(Frame, tag=6):
     """`core_log.replication.messages.Diverging`, field by field."""
 
     log: LogName
@@ -178,7 +181,7 @@ class Diverging(_Frame, tag=6):
     answers: tuple[Number, Maybe]
 
 
-class Refused(_Frame, tag=7):
+class Refused(Frame, tag=7):
     """`core_log.replication.messages.Refused`, field by field."""
 
     log: LogName

@@ -2,79 +2,51 @@
 
 README.md is the specification; framing and rules are those of `wire.py`. What is different: messages.
 
-1. A slab travels whole, as columns (`columns.py`). What all messages of a slab share stands once.
+1. A slab travels whole (`wire_slabs.py`).
 2. Counts and lengths are checked against what is there before anything is made of them.
-3. Names are bytes: they may not be UTF-8 (`columns.NAMES`).
+3. Frames that have a concern of their own are in files of their own: `wire_feed.py`, `wire_places.py`,
+   `wire_transactions.py`. Here are those of queues and logs, and the codec of all.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgpack
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from protocols.buffers import LENGTH_BYTES, BytesLike
-from protocols.peer.columns import FACTS_MASK, Column
-from protocols.peer.wire import BATCHES_MAX, Error, ErrorCode, LogName, Maybe, Number, PeerError, Pieces
-from protocols.peer.wire_places import Fenced, Numbered, Placed
-from protocols.peer.wire_transactions import (
-    AskCoordinator,
-    AskPlaces,
-    CoordinatorAnswer,
-    KeepStep,
-    KeepTransaction,
-    PutThere,
-    SettleThere,
-    TransactionAnswer,
+from protocols.peer.columns import Column
+from protocols.peer.wire import (
+    BATCHES_MAX,
+    ENTRIES_MAX,
+    Error,
+    ErrorCode,
+    Frame,
+    LogName,
+    Maybe,
+    Number,
+    PeerError,
+    Pieces,
+    Ranges,
 )
+from protocols.peer.wire_feed import FeedFrame, Forward
+from protocols.peer.wire_places import Fenced, Numbered, Placed
+from protocols.peer.wire_slabs import Messages, Name, SlabEntry, write_array, write_column, write_head, write_slab
+from protocols.peer.wire_transactions import TransactionFrame
 
-MESSAGES_MAX = 1 << 18
-"""Messages of a slab."""
-ENTRIES_MAX = 100_000
-"""Entries of one frame."""
 QUEUES_MAX = 1_000_000
 """Queues that one slab goes to."""
-RANGES_MAX = 2_000_000
 COMMAND_BYTES_MAX = 16 << 20
 """Arguments of an operation, or what it answers."""
 FETCH_BYTES_MAX = 8 << 20
 """Record batches that one answer has, but for a single batch that is larger."""
 
-_LARGE_BYTES = 16 << 10
-
-Messages = Annotated[int, Meta(ge=1, le=MESSAGES_MAX)]
-Name = Annotated[bytes, Meta(max_length=65_535)]
-Protocol = Annotated[str, Meta(min_length=1, max_length=32)]
-Ranges = Annotated[list[Number], Meta(max_length=RANGES_MAX)]
-"""First and last of each, one after the other."""
 Query = Literal["count", "purge", "get", "get_no_ack"]
 Settlement = Literal["ack", "requeue", "discard", "release", "unseen", "unseen_again"]
 
 
-class _Frame(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    pass
-
-
-class SlabEntry(_Frame):
-    """A slab: `routing.message.Slab`. Facts are their low 42 bits and the delay, of all or of each (16 bytes)."""
-
-    exchange: Name
-    routing_key: Name
-    protocol: Protocol
-    persistent: bool
-    raw: bytes
-    facts: Annotated[int, Meta(ge=0, le=FACTS_MASK)]
-    delay_ms: Annotated[int, Meta(ge=0, le=(1 << 41) - 1)]
-    count: Messages
-    bodies: Column
-    keys: Column | None
-    raws: Column | None
-    facts_of_each: bytes | None
-
-
-class PublishEntry(_Frame):
+class PublishEntry(Frame):
     """A slab for queues of a home. `position` is that of its first message among all that this process sends there."""
 
     log: LogName
@@ -87,7 +59,7 @@ class PublishEntry(_Frame):
     slab: SlabEntry
 
 
-class RecordsEntry(_Frame):
+class RecordsEntry(Frame):
     """Records for a topic's partition."""
 
     log: LogName
@@ -100,7 +72,7 @@ class RecordsEntry(_Frame):
     bodies: Column
 
 
-class WaitingEntry(_Frame):
+class WaitingEntry(Frame):
     """Somebody waits until all before `sync_before` is committed; answers to what is before `heard_before` came."""
 
     log: LogName
@@ -109,13 +81,13 @@ class WaitingEntry(_Frame):
     heard_before: Number
 
 
-class Begin(_Frame, tag=16):
+class Begin(Frame, tag=16):
     """The first frame of who dialled: `process` is another number for each process, positions are the process's."""
 
     process: Number
 
 
-class Publish(_Frame, tag=17):
+class Publish(Frame, tag=17):
     """What a turn sends. `revision` is the metadata's that is applied at the sender."""
 
     revision: Number
@@ -124,7 +96,7 @@ class Publish(_Frame, tag=17):
     waiting: Annotated[list[WaitingEntry], Meta(max_length=ENTRIES_MAX)]
 
 
-class Consume(_Frame, tag=18):
+class Consume(Frame, tag=18):
     """Attach consumer `number`. Without a queue id the log is a stream's, and `arguments` say where to begin (msgpack).
     Credit counts from here on: messages and bytes it may have been sent, all in all.
     """
@@ -144,13 +116,13 @@ class Consume(_Frame, tag=18):
     arguments: Annotated[bytes, Meta(max_length=1 << 16)]
 
 
-class Cancel(_Frame, tag=19):
+class Cancel(Frame, tag=19):
     """A consumer consumes no more; what it has may still be settled."""
 
     number: Number
 
 
-class CreditEntry(_Frame):
+class CreditEntry(Frame):
     """See `Consume`."""
 
     number: Number
@@ -158,13 +130,13 @@ class CreditEntry(_Frame):
     size_bytes: Number
 
 
-class Credit(_Frame, tag=20):
+class Credit(Frame, tag=20):
     """More credit; without entries it is a sign of life."""
 
     entries: Annotated[list[CreditEntry], Meta(max_length=ENTRIES_MAX)]
 
 
-class SettleEntry(_Frame):
+class SettleEntry(Frame):
     """Deliveries of a consumer, by id; `unseen`: nobody was given them after all."""
 
     number: Number
@@ -172,13 +144,13 @@ class SettleEntry(_Frame):
     ranges: Ranges
 
 
-class Settle(_Frame, tag=21):
+class Settle(Frame, tag=21):
     """What became of deliveries."""
 
     entries: Annotated[list[SettleEntry], Meta(max_length=ENTRIES_MAX)]
 
 
-class Ask(_Frame, tag=22):
+class Ask(Frame, tag=22):
     """A question about a queue. What `get` takes is settled as a delivery of consumer `number`."""
 
     request: Number
@@ -190,7 +162,7 @@ class Ask(_Frame, tag=22):
     number: Number
 
 
-class DoneEntry(_Frame):
+class DoneEntry(Frame):
     """How far what was sent to a log is written and committed there, by position; what was refused counts as done."""
 
     log: LogName
@@ -200,13 +172,13 @@ class DoneEntry(_Frame):
     refused: Ranges
 
 
-class Done(_Frame, tag=23):
+class Done(Frame, tag=23):
     """What a turn of the leader has for this peer; without entries it is a sign of life."""
 
     entries: Annotated[list[DoneEntry], Meta(max_length=ENTRIES_MAX)]
 
 
-class DeliverEntry(_Frame):
+class DeliverEntry(Frame):
     """Messages for a consumer, under the ids `first_id` and following."""
 
     number: Number
@@ -215,13 +187,13 @@ class DeliverEntry(_Frame):
     slab: SlabEntry
 
 
-class Deliver(_Frame, tag=24):
+class Deliver(Frame, tag=24):
     """What a turn of the leader delivers."""
 
     entries: Annotated[list[DeliverEntry], Meta(max_length=ENTRIES_MAX)]
 
 
-class Answer(_Frame, tag=25):
+class Answer(Frame, tag=25):
     """To `Consume` and `Ask`: an error by the engine's name for it (empty: none), counts, and what was got."""
 
     request: Number
@@ -232,14 +204,14 @@ class Answer(_Frame, tag=25):
     got: DeliverEntry | None
 
 
-class Over(_Frame, tag=26):
+class Over(Frame, tag=26):
     """A consumer is gone: with its queue, or because this broker does not lead it any more."""
 
     number: Number
     queue_is_gone: bool
 
 
-class NotLed(_Frame, tag=27):
+class NotLed(Frame, tag=27):
     """This broker does not lead the log in that epoch, or knows nothing of its queues yet: look again. `last`: it will
     say nothing more of what it was sent in that epoch.
     """
@@ -249,79 +221,7 @@ class NotLed(_Frame, tag=27):
     last: bool
 
 
-class InterestEntry(_Frame):
-    """What queues that end with their broker want: `routing.topology.interest.Interest`."""
-
-    vhost: Name
-    exchange: Name
-    pattern: Name
-    syntax: Annotated[str, Meta(max_length=16)]
-    arguments: Annotated[bytes, Meta(max_length=1 << 20)]
-    queue: Name
-
-
-class Wanted(_Frame, tag=32):
-    """More and less that is wanted at the sender; with `anew` all that was told before is void."""
-
-    number: Maybe
-    anew: bool
-    more: Annotated[list[InterestEntry], Meta(max_length=ENTRIES_MAX)]
-    less: Annotated[list[InterestEntry], Meta(max_length=ENTRIES_MAX)]
-
-
-class Noted(_Frame, tag=33):
-    """All up to a number is known here. Queues of the same names are here, too: virtual host and name of each."""
-
-    number: Maybe
-    same: Annotated[list[tuple[Name, Name]], Meta(max_length=ENTRIES_MAX)]
-
-
-class Forward(_Frame, tag=34):
-    """Messages for queues that end with the receiver; `copies` are further keys that they are published with. With a
-    `queue` they are for that one alone. What has a `name` is not given to them twice.
-    """
-
-    vhost: Name
-    copies: Annotated[list[Name], Meta(max_length=ENTRIES_MAX)]
-    queue: Name
-    name: Annotated[bytes, Meta(max_length=64)]
-    slab: SlabEntry
-
-
-class OffsetEntry(_Frame):
-    """How far a group has come in a partition."""
-
-    topic: Name
-    partition: Number
-    offset: Number
-    note: Annotated[str, Meta(max_length=65_535)]
-
-
-class CommitOffsets(_Frame, tag=35):
-    """Keep these for a group that the receiver leads."""
-
-    request: Number
-    group: Name
-    entries: Annotated[list[OffsetEntry], Meta(max_length=ENTRIES_MAX)]
-
-
-class FetchOffsets(_Frame, tag=36):
-    """Tell what a group has committed: in some partitions, or everywhere."""
-
-    request: Number
-    group: Name
-    partitions: Annotated[list[tuple[Name, Number]], Meta(max_length=ENTRIES_MAX)] | None
-
-
-class Offsets(_Frame, tag=37):
-    """To `CommitOffsets` and `FetchOffsets`: why not (empty: done), and what there is."""
-
-    request: Number
-    error: Annotated[str, Meta(max_length=4096)]
-    entries: Annotated[list[OffsetEntry], Meta(max_length=ENTRIES_MAX)]
-
-
-class Fetch(_Frame, tag=28):
+class Fetch(Frame, tag=28):
     """Read a log that the receiver leads: whole batches from the one that holds `offset` on, below `before`, about
     `size_bytes` of them. With `waits` there is no answer before the high watermark is beyond `offset`.
     """
@@ -336,7 +236,7 @@ class Fetch(_Frame, tag=28):
     waits: bool
 
 
-class FindTime(_Frame, tag=29):
+class FindTime(Frame, tag=29):
     """Where the first record at or after a time is; milliseconds since 1970."""
 
     request: Number
@@ -346,7 +246,7 @@ class FindTime(_Frame, tag=29):
     timestamp_ms: int
 
 
-class Fetched(_Frame, tag=30):
+class Fetched(Frame, tag=30):
     """To both: an error as in `Answer`, where the log begins, how far it is committed, and what was asked for. `offset`
     is what was found for a time.
     """
@@ -360,7 +260,7 @@ class Fetched(_Frame, tag=30):
     batches: Annotated[list[memoryview], Meta(max_length=BATCHES_MAX)]
 
 
-class Command(_Frame, tag=31):
+class Command(Frame, tag=31):
     """Have the leader of a home, or the process that has queues, run an operation; the arguments are msgpack."""
 
     request: Number
@@ -371,7 +271,7 @@ class Command(_Frame, tag=31):
     arguments: Annotated[bytes, Meta(max_length=COMMAND_BYTES_MAX)]
 
 
-class Result(_Frame, tag=38):
+class Result(Frame, tag=38):
     """To `Command`: an error as in `Answer`, and what the operation answered (msgpack)."""
 
     request: Number
@@ -380,18 +280,12 @@ class Result(_Frame, tag=38):
     value: Annotated[bytes, Meta(max_length=COMMAND_BYTES_MAX)]
 
 
-FeedFrame = Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
-"""What `adapter_feed.py` deals with."""
 AnyEngineFrame = (
     Begin | Publish | Consume | Cancel | Credit | Settle | Ask | Done | Deliver | Answer | Over | NotLed
     | Fetch | FindTime | Fetched | Command | Result
-    | Wanted | Noted | Forward | CommitOffsets | FetchOffsets | Offsets
-    | Numbered | Placed | Fenced
-    | KeepTransaction | AskPlaces | SettleThere | TransactionAnswer | AskCoordinator | CoordinatorAnswer
-    | KeepStep | PutThere
+    | FeedFrame | Numbered | Placed | Fenced | TransactionFrame
 )  # fmt: skip
 _decoder: msgspec.msgpack.Decoder[AnyEngineFrame | Error] = msgspec.msgpack.Decoder(AnyEngineFrame | Error)
-_pack = msgpack.Packer().pack
 
 
 def decode(frame: BytesLike) -> AnyEngineFrame | Error:
@@ -407,39 +301,39 @@ def encode(frame: AnyEngineFrame) -> Pieces:
     packed: Pieces = []
     tag = type(frame).__struct_config__.tag
     if isinstance(frame, Publish):
-        _head(packed, 5, tag, frame.revision)
-        _array(packed, len(frame.slabs))
+        write_head(packed, 5, tag, frame.revision)
+        write_array(packed, len(frame.slabs))
         for entry in frame.slabs:
-            _head(
+            write_head(
                 packed, 7, entry.log, entry.leader_epoch, entry.position, entry.queue_ids, entry.once_in_ms,
                 entry.follows,
             )  # fmt: skip
-            _slab(packed, entry.slab)
-        _array(packed, len(frame.records))
+            write_slab(packed, entry.slab)
+        write_array(packed, len(frame.records))
         for records in frame.records:
-            _head(packed, 8, records.log, records.leader_epoch, records.position, records.begins, records.count)
+            write_head(packed, 8, records.log, records.leader_epoch, records.position, records.begins, records.count)
             for column in (records.keys, records.header_blocks, records.bodies):
-                _column(packed, column)
+                write_column(packed, column)
         packed.append(msgspec.msgpack.encode(frame.waiting))
     elif isinstance(frame, Forward):
-        _head(packed, 6, tag, frame.vhost, frame.copies, frame.queue, frame.name)
-        _slab(packed, frame.slab)
+        write_head(packed, 6, tag, frame.vhost, frame.copies, frame.queue, frame.name)
+        write_slab(packed, frame.slab)
     elif isinstance(frame, Deliver):
-        _head(packed, 2, tag)
-        _array(packed, len(frame.entries))
+        write_head(packed, 2, tag)
+        write_array(packed, len(frame.entries))
         for delivery in frame.entries:
             _delivery(packed, delivery)
     elif isinstance(frame, Answer):
-        _head(packed, 7, tag, frame.request, frame.error, frame.text, frame.messages, frame.consumers)
+        write_head(packed, 7, tag, frame.request, frame.error, frame.text, frame.messages, frame.consumers)
         if frame.got is None:
             packed.append(b"\xc0")
         else:
             _delivery(packed, frame.got)
     elif isinstance(frame, Fetched):
-        _head(
+        write_head(
             packed, 8, tag, frame.request, frame.error, frame.text, frame.log_start, frame.high_watermark, frame.offset
         )
-        _array(packed, len(frame.batches))
+        write_array(packed, len(frame.batches))
         for batch in frame.batches:
             packed += (b"\xc6" + len(batch).to_bytes(4, "big"), batch)
     else:
@@ -449,43 +343,6 @@ def encode(frame: AnyEngineFrame) -> Pieces:
     return packed
 
 
-def _array(pieces: Pieces, count: int) -> None:
-    pieces.append(b"\xdd" + count.to_bytes(4, "big"))
-
-
-def _head(pieces: Pieces, count: int, *fields: Any) -> None:
-    """An array of `count`, and its first fields."""
-    pieces.append(bytes((0x90 + count,)) + b"".join(map(_pack, fields)))
-
-
 def _delivery(pieces: Pieces, entry: DeliverEntry) -> None:
-    _head(pieces, 4, entry.number, entry.first_id, entry.redelivered)
-    _slab(pieces, entry.slab)
-
-
-def _slab(pieces: Pieces, slab: SlabEntry) -> None:
-    bodies, keys, raws = slab.bodies, slab.keys, slab.raws
-    head = (
-        slab.exchange, slab.routing_key, slab.protocol, slab.persistent, slab.raw, slab.facts, slab.delay_ms,
-        slab.count,
-    )  # fmt: skip
-    if len(bodies[1]) < _LARGE_BYTES:
-        pieces.append(_pack((*head, bodies, keys, raws, slab.facts_of_each)))
-        return
-    pieces.append(b"\x9c" + _pack(head)[1:])
-    _column(pieces, bodies)
-    for column in (keys, raws):
-        if column is None:
-            pieces.append(b"\xc0")
-        else:
-            _column(pieces, column)
-    pieces.append(_pack(slab.facts_of_each))
-
-
-def _column(pieces: Pieces, column: Column) -> None:
-    sizes, values = column
-    if len(values) < _LARGE_BYTES:
-        pieces.append(_pack(column))
-    else:
-        pieces.append(b"\x92" + _pack(sizes) + b"\xc6" + len(values).to_bytes(4, "big"))
-        pieces.append(values)
+    write_head(pieces, 4, entry.number, entry.first_id, entry.redelivered)
+    write_slab(pieces, entry.slab)

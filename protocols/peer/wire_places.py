@@ -6,20 +6,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from protocols.peer.wire import LogName, Number
+from protocols.peer.wire import ENTRIES_MAX, Frame, LogName, Number, Ranges
 
-ENTRIES_MAX = 100_000
-RANGES_MAX = 2_000_000
 NUMBERS_BYTES_MAX = 1 << 20
 
 
-class _Frame(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    pass
-
-
-class NumberedEntry(_Frame):
+class NumberedEntry(Frame):
     """The slab at this position of a log is numbered by a publisher, over its connection of this epoch: uint16,
     little-endian, one for each message.
     """
@@ -31,27 +25,27 @@ class NumberedEntry(_Frame):
     numbers: Annotated[bytes, Meta(max_length=NUMBERS_BYTES_MAX)]
 
 
-class Numbered(_Frame, tag=39):
+class Numbered(Frame, tag=39):
     """About slabs of the `Publish` that follows."""
 
     entries: Annotated[list[NumberedEntry], Meta(max_length=ENTRIES_MAX)]
 
 
-class PlacedEntry(_Frame):
+class PlacedEntry(Frame):
     """Deliveries of a consumer, from an id on, lie at these offsets: first and last of each range."""
 
     number: Number
     first_id: Number
-    offsets: Annotated[list[Number], Meta(max_length=RANGES_MAX)]
+    offsets: Ranges
 
 
-class Placed(_Frame, tag=40):
+class Placed(Frame, tag=40):
     """About deliveries of the `Deliver` that follows, to consumers that are exclusive and acknowledge."""
 
     entries: Annotated[list[PlacedEntry], Meta(max_length=ENTRIES_MAX)]
 
 
-class Fenced(_Frame, tag=41):
+class Fenced(Frame, tag=41):
     """A client has connected anew, elsewhere: what is said for connections of earlier epochs is not done."""
 
     client: Number

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from protocols.peer.wire import LogName, Number
+from protocols.peer.wire import ENTRIES_MAX, Frame, LogName, Number, Ranges
 
-RANGES_MAX = 2_000_000
-ENTRIES_MAX = 100_000
 QUESTION_BYTES_MAX = 1 << 20
 ANSWER_BYTES_MAX = 8 << 20
 
 Key = Annotated[bytes, Meta(min_length=1, max_length=64)]
-Ranges = Annotated[list[Number], Meta(max_length=RANGES_MAX)]
-"""First and last of each, one after the other."""
 Outcome = Literal["done", "refused", "unknown", "before"]
 
 
-class _Frame(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    pass
-
-
-class KeepTransaction(_Frame, tag=48):
+class KeepTransaction(Frame, tag=48):
     """Keep a transaction that is decided in log `number`, which the receiver leads, or forget it (no record)."""
 
     request: Number
@@ -32,7 +24,7 @@ class KeepTransaction(_Frame, tag=48):
     record: bytes | None
 
 
-class AskPlaces(_Frame, tag=49):
+class AskPlaces(Frame, tag=49):
     """Where in their queue's home the deliveries of consumer `number` lie: ranges of ids."""
 
     request: Number
@@ -40,7 +32,7 @@ class AskPlaces(_Frame, tag=49):
     ids: Ranges
 
 
-class SettlementEntry(_Frame):
+class SettlementEntry(Frame):
     """Messages of one queue that are done with, by their offsets; consumer `number` (0: none) has them as `ids`."""
 
     queue_id: Number
@@ -50,7 +42,7 @@ class SettlementEntry(_Frame):
     rejected: bool
 
 
-class SettleThere(_Frame, tag=50):
+class SettleThere(Frame, tag=50):
     """Settle messages of queues of a home that the receiver leads, whoever has them. `revision` as in `Publish`."""
 
     request: Number
@@ -59,7 +51,7 @@ class SettleThere(_Frame, tag=50):
     entries: Annotated[list[SettlementEntry], Meta(max_length=ENTRIES_MAX)]
 
 
-class TransactionAnswer(_Frame, tag=51):
+class TransactionAnswer(Frame, tag=51):
     """To all of these. `refused`: nothing was done, and `text` says why; `unknown`: it may yet be; `before`: the step,
     or a later one, was kept before. To `PutThere` the offset is where the log ends.
     """
@@ -70,14 +62,14 @@ class TransactionAnswer(_Frame, tag=51):
     offsets: Ranges
 
 
-class AskCoordinator(_Frame, tag=52):
+class AskCoordinator(Frame, tag=52):
     """A question about transactions of producers (`routing/log_transactions/questions.py`, msgpack)."""
 
     request: Number
     question: Annotated[bytes, Meta(max_length=QUESTION_BYTES_MAX)]
 
 
-class CoordinatorAnswer(_Frame, tag=53):
+class CoordinatorAnswer(Frame, tag=53):
     """To that: the name of an error and what it says, or the answer."""
 
     request: Number
@@ -86,7 +78,7 @@ class CoordinatorAnswer(_Frame, tag=53):
     answer: Annotated[bytes, Meta(max_length=ANSWER_BYTES_MAX)]
 
 
-class KeepStep(_Frame, tag=54):
+class KeepStep(Frame, tag=54):
     """Keep a step of a writer in log `number`, which the receiver leads, unless that was done before."""
 
     request: Number
@@ -97,7 +89,7 @@ class KeepStep(_Frame, tag=54):
     step: Number
 
 
-class PutThere(_Frame, tag=55):
+class PutThere(Frame, tag=55):
     """Have a log that the receiver leads hold its part of a step, as the record says; without one only say where it
     ends. `revision` as in `Publish`.
     """

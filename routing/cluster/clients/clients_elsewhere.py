@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from core_log.partition_log import PartitionLog
     from routing.broker import Broker
     from routing.cluster.clients.engine import Engine
-    from routing.cluster.clients.serving import ServedBroker
+    from routing.cluster.clients.served_broker import ServedBroker
     from routing.consumer import Consumer
     from routing.queues.homes.queue_partition import QueuePartition
     from routing.session import Session

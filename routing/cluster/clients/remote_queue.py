@@ -1,8 +1,8 @@
 """A queue that another broker leads: its consumers are here, its messages there.
 
-1. A consumer here is one of the leader's (`serving.py`), under a number that nobody else has. What it is given has
-   dense ids there; here that is its place in the queue: number and id in one integer, so that a session keeps runs of
-   them as it keeps runs of offsets.
+1. A consumer here is one of the leader's (`served_broker.py`), under a number that nobody else has. What it is given
+   has dense ids there; here that is its place in the queue: number and id in one integer, so that a session keeps runs
+   of them as it keeps runs of offsets.
 2. Prefetch is this broker's to grant: the leader may send what the session has credit for, at most a window, counted
    from the attachment on. What has come and finds no credit waits here.
 3. When the link is lost, or another broker leads, consumers attach again under other numbers, and their clients do not

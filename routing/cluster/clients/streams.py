@@ -5,8 +5,8 @@ Positions count the messages that this process has sent to the log; they are to 
 
 1. What is sent is kept until the leader has it: written, and committed where somebody waits for that. When the link is
    lost, or the leader does not take it, all that is kept is sent again, over the next one or to the next leader, in the
-   same order. A leader drops what it has by position (`serving.py`), and takes nothing that does not follow what it
-   took last, or begins anew: what is under way behind something that was not taken comes again, too. What another
+   same order. A leader drops what it has by position (`served_broker.py`), and takes nothing that does not follow what
+   it took last, or begins anew: what is under way behind something that was not taken comes again, too. What another
    leader may have had is marked as redelivered.
 2. Publishers wait while there is no leader that can be reached and takes what is sent, for `patience_s` at most: then
    what is under way has failed, whoever waits is told so, and publishes are refused (`error`) until somebody leads.

@@ -42,7 +42,7 @@ from routing.unsettled import Outcome, Unsettled
 if TYPE_CHECKING:
     from routing.broker import Broker
     from routing.cluster.clients.engine import Engine
-    from routing.cluster.clients.serving import ServedBroker
+    from routing.cluster.clients.served_broker import ServedBroker
 
 logger = logging.getLogger(__name__)
 

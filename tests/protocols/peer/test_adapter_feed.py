@@ -11,6 +11,7 @@ import trio.testing
 
 from protocols.buffers import FrameReader
 from protocols.peer import wire_engine as wire
+from protocols.peer import wire_feed
 from protocols.peer.adapter_feed import FeedIn, FeedOut, Feeds
 from protocols.peer.wire import Error, ErrorCode, PeerError
 from routing.errors import StorageUnavailable
@@ -109,7 +110,7 @@ async def test_group_offsets() -> None:
 async def test_frames_of_the_other_end_are_refused() -> None:
     async with two() as both, trio.open_nursery() as nursery:
         feed, _, _, pipe = linked(both, 1, nursery.start_soon)
-        for end, frame in ((feed, wire.FetchOffsets(1, b"g", None)), (pipe.to, wire.Noted(1, []))):
+        for end, frame in ((feed, wire_feed.FetchOffsets(1, b"g", None)), (pipe.to, wire_feed.Noted(1, []))):
             with pytest.raises(PeerError) as caught:
                 end.take(frame)
             assert caught.value.code is ErrorCode.UNEXPECTED_FRAME

@@ -124,7 +124,7 @@ BAD = [
     ("a fraction", msgpack.packb(position(fetch=1.5))),
     ("a field too many", msgpack.packb([4, 0, 0, [[*position()[3][0], 1]]])),
     ("four billion entries", b"\x94\x04\x00\x00\xdd\xff\xff\xff\xff"),
-    ("more entries than a frame may have", msgpack.packb([4, 0, 0, position()[3] * (wire.LOGS_MAX + 1)])),
+    ("more entries than a frame may have", msgpack.packb([4, 0, 0, position()[3] * (wire.ENTRIES_MAX + 1)])),
     ("a batch that is text", msgpack.packb([5, [["a", 0, 0, 0, 0, 0, 0, 0, ["x"]]]])),
     ("a batch of four billion bytes", b"\x92\x05\x91\x99\xa1a\0\0\0\0\0\0\0\x91\xc6\xff\xff\xff\xffxyz"),
     ("four billion batches", b"\x92\x05\x91\x99\xa1a\0\0\0\0\0\0\0\xdd\xff\xff\xff\xff"),

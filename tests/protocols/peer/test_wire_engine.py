@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import protocols.amqp.adapter  # noqa: F401  registers its properties
-from protocols.peer import columns
+from protocols.peer import columns, wire_feed, wire_slabs
 from protocols.peer import wire_engine as wire
 from protocols.peer.adapter_slabs import SlabReader, to_entry
 from protocols.peer.wire import ErrorCode, PeerError
@@ -37,8 +37,8 @@ LARGE = bytes(range(256)) * 300
 MAX = (1 << 63) - 1
 SIZES = array("I", [1, 2, 0]).tobytes()
 ONE = (b"\x03\0\0\0", b"abc")
-SMALL = wire.SlabEntry(b"ex", b"key", "amqp", True, b"raw", 1, 0, 1, ONE, None, None, None)
-FULL = wire.SlabEntry(
+SMALL = wire_slabs.SlabEntry(b"ex", b"key", "amqp", True, b"raw", 1, 0, 1, ONE, None, None, None)
+FULL = wire_slabs.SlabEntry(
     b"\xff", b"", "mqtt-5", False, b"", 0, (1 << 41) - 1, 3,
     (b"\0\x64\0\0", LARGE[:25600] * 3), (SIZES, b"abb"), (SIZES, b"xyz"), b"\0" * 48,
 )  # fmt: skip
@@ -111,25 +111,25 @@ ALL: list[tuple[wire.AnyEngineFrame, list[Any]]] = [
     (Numbered([NumberedEntry("home-1", 2, MAX, 3, b"\1\0\2\0")]), [39, [["home-1", 2, MAX, 3, b"\1\0\2\0"]]]),
     (Fenced(7, MAX), [41, 7, MAX]),
     (Placed([PlacedEntry(1, MAX, [3, 4, 9, 9])]), [40, [[1, MAX, [3, 4, 9, 9]]]]),
-    (wire.Wanted(-1, True, [], []), [32, -1, True, [], []]),
+    (wire_feed.Wanted(-1, True, [], []), [32, -1, True, [], []]),
     (
-        wire.Wanted(
+        wire_feed.Wanted(
             3, False,
-            [wire.InterestEntry(b"/", b"e", b"a.#\xff", "amqp", b"{}", b"q")],
-            [wire.InterestEntry(b"v", b"", b"q", "mqtt", b"", b"")],
+            [wire_feed.InterestEntry(b"/", b"e", b"a.#\xff", "amqp", b"{}", b"q")],
+            [wire_feed.InterestEntry(b"v", b"", b"q", "mqtt", b"", b"")],
         ),
         [32, 3, False, [[b"/", b"e", b"a.#\xff", "amqp", b"{}", b"q"]], [[b"v", b"", b"q", "mqtt", b"", b""]]],
     ),
-    (wire.Noted(MAX, [(b"/", b"q")]), [33, MAX, [[b"/", b"q"]]]),
-    (wire.Forward(b"/", [], b"", b"", SMALL), [34, b"/", [], b"", b"", SMALL_LIST]),
-    (wire.Forward(b"v", [b"k", b"\xff"], b"q", b"n", FULL), [34, b"v", [b"k", b"\xff"], b"q", b"n", FULL_LIST]),
+    (wire_feed.Noted(MAX, [(b"/", b"q")]), [33, MAX, [[b"/", b"q"]]]),
+    (wire_feed.Forward(b"/", [], b"", b"", SMALL), [34, b"/", [], b"", b"", SMALL_LIST]),
+    (wire_feed.Forward(b"v", [b"k", b"\xff"], b"q", b"n", FULL), [34, b"v", [b"k", b"\xff"], b"q", b"n", FULL_LIST]),
     (
-        wire.CommitOffsets(1, b"g", [wire.OffsetEntry(b"t", 0, MAX, "note")]),
+        wire_feed.CommitOffsets(1, b"g", [wire_feed.OffsetEntry(b"t", 0, MAX, "note")]),
         [35, 1, b"g", [[b"t", 0, MAX, "note"]]],
     ),
-    (wire.FetchOffsets(1, b"g", None), [36, 1, b"g", None]),
-    (wire.FetchOffsets(1, b"g", [(b"t", 3)]), [36, 1, b"g", [[b"t", 3]]]),
-    (wire.Offsets(1, "", [wire.OffsetEntry(b"t", 0, 1, "")]), [37, 1, "", [[b"t", 0, 1, ""]]]),
+    (wire_feed.FetchOffsets(1, b"g", None), [36, 1, b"g", None]),
+    (wire_feed.FetchOffsets(1, b"g", [(b"t", 3)]), [36, 1, b"g", [[b"t", 3]]]),
+    (wire_feed.Offsets(1, "", [wire_feed.OffsetEntry(b"t", 0, 1, "")]), [37, 1, "", [[b"t", 0, 1, ""]]]),
     (KeepTransaction(1, 2, b"key", LARGE), [48, 1, 2, b"key", LARGE]),
     (KeepTransaction(1, 2, b"key", None), [48, 1, 2, b"key", None]),
     (AskPlaces(1, MAX, [1, 2, 4, 4]), [49, 1, MAX, [1, 2, 4, 4]]),
@@ -196,7 +196,7 @@ def slab_list(**other: Any) -> list[Any]:
 BAD = [
     ("a kind of another link", msgpack.packb([4, 0, 0, []])),
     ("no messages", msgpack.packb([24, [[1, 1, False, slab_list(count=0)]]])),
-    ("too many messages", msgpack.packb([24, [[1, 1, False, slab_list(count=wire.MESSAGES_MAX + 1)]]])),
+    ("too many messages", msgpack.packb([24, [[1, 1, False, slab_list(count=wire_slabs.MESSAGES_MAX + 1)]]])),
     ("text for bodies", msgpack.packb([24, [[1, 1, False, slab_list(bodies=["", "abc"])]]])),
     ("facts above the limit", msgpack.packb([24, [[1, 1, False, slab_list(facts=1 << 42)]]])),
     ("an endless delay", msgpack.packb([24, [[1, 1, False, slab_list(delay=1 << 41)]]])),

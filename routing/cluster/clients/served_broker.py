@@ -1,0 +1,377 @@
+"""What this broker does for the clients of another, with the queues that it leads.
+
+1. What another broker publishes is taken in the order of its positions, each once: what this broker has in this leader
+   epoch is dropped when it comes again. The answer is how far the log has got with it. What queues refuse (they are
+   full, or the disk is) is told as positions, and counts as done.
+2. A consumer of another broker is a session here with one consumer, whose credit that broker grants. The ids of its
+   deliveries are the session's. When the link is lost all is given back at once.
+3. Nothing is done for a home that this broker does not lead now: the answer is that it does not.
+4. Who ceases to lead a log says so to all who have published to it, behind its last answer: it is the last word on what
+   they have sent. What is committed later says nothing of that any more.
+5. What is said for a client over an earlier connection than its latest is not done (`latest_connections.py`): that is
+   told first, then it counts as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from core_log.errors import LogUnavailable
+from routing.cluster.clients.latest_connections import is_latest
+from routing.cluster.clients.leader_questions import Answer, NotLed
+from routing.cluster.clients.orders import NO_QUEUE, fields_of, obey
+from routing.cluster.clients.published import Publisher, Taken
+from routing.cluster.clients.served import PeerConsumer, ServedLink, Sink
+from routing.cluster.clients.served_commands import ServedCommands
+from routing.cluster.clients.served_logs import ServedLogs
+from routing.cluster.clients.streams import Records
+from routing.errors import BrokerError, NotFound, PreconditionFailed
+from routing.message import Slab
+from routing.publishing.deduplication import put
+from routing.queues.homes.home import for_others
+from routing.queues.homes.queue_partition import QueuePartition
+from routing.queues.queue import Queue
+from routing.session import Session
+from routing.unsettled import Outcome
+
+if TYPE_CHECKING:
+    from core_log.partition_log import PartitionLog
+    from routing.cluster.clients.serving import Serving
+
+_LOST_FOR_S = 10.0
+"""A queue that goes with its last consumer stays for so long when that one's link is lost."""
+
+
+class ServedBroker:
+    """See the module; one link from another broker."""
+
+    def __init__(self, serving: Serving, link: ServedLink) -> None:
+        self.link = link
+        self.publisher: Publisher | None = None
+        self.logs = ServedLogs(serving, serving.broker, link)
+        self.commands = ServedCommands(serving, serving.broker, link)
+        self._serving = serving
+        self._broker = serving.broker
+        self._follows: dict[str, tuple[int, int]] = {}
+        """By log: leader epoch, and the position behind what was taken last over this link."""
+        self._asked: dict[str, int] = {}
+        """By log: the leader epoch in which something was published last."""
+        self._sessions: dict[int, Session] = {}
+        """By the number of the consumer."""
+        self._getting: list[int] = []
+        """The sessions of which a message is being got, once for each."""
+
+    # ---- publishing
+
+    def begin(self, process: int) -> None:
+        """Which process it is."""
+        self.publisher = self._serving.publisher(self.link.broker, process)
+        for taken in self.publisher.logs.values():
+            taken.again()
+
+    def publish(
+        self,
+        log: str,
+        leader_epoch: int,
+        position: int,
+        queue_ids: Sequence[int],
+        once_in_ms: int,
+        slab: Slab,
+        *,
+        begins: bool,
+        again: bool,
+    ) -> None:
+        """Take a slab for queues of a home; `begins` and `again` as in `EngineLink.publish`."""
+        follows = self._follows.pop(log, None)
+        self._asked[log] = leader_epoch
+        if not begins and follows != (leader_epoch, position):
+            return  # what it follows was not taken: that has been said, and all of it comes again
+        home = self._serving.home(log, leader_epoch)
+        kept = self._serving.keeping(log, leader_epoch) if home is None else None
+        if (kept is None and (home is None or home.refusal is not None)) or self.publisher is None:
+            self._not_led(log, leader_epoch)
+            return
+        self._follows[log] = leader_epoch, position + len(slab.bodies)
+        where = home if home is not None else kept
+        assert where is not None
+        taken = self._taken(log, leader_epoch, where.log)
+        count = len(slab.bodies)
+        end = position + count
+        latest = home is None or slab.once is None or is_latest(home, slab.once, self.link, self._serving.connections)
+        if end <= taken.next_position:
+            return
+        if not latest:
+            taken.add(end, 0)
+            return
+        if position < taken.next_position:
+            slab = slab.part(taken.next_position - position, count)
+            position = taken.next_position
+        queues: tuple[Queue, ...] = ()
+        try:
+            if home is None:
+                assert kept is not None
+                offset = kept.take(self.publisher.process, position, queue_ids[0], slab, taken)
+            elif queue_ids[0] == NO_QUEUE:
+                offset = self._obey(home, slab)
+            else:
+                queues = tuple(home.queues[queue_id] for queue_id in queue_ids if queue_id in home.queues)
+                offset = self._put(home, queues, once_in_ms, slab, position, taken) if queues else 0
+        except LogUnavailable:
+            del self._follows[log]
+            self._not_led(log, leader_epoch)
+            return
+        if again and home is not None:
+            for queue in queues:
+                queue.redelivered_before = max(queue.redelivered_before, home.next_offset)
+        taken.add(end, offset)
+
+    def _obey(self, home: QueuePartition, slab: Slab) -> int:
+        """Do what was told; up to where the log has to get. Raises LogUnavailable."""
+        for body in slab.bodies:
+            obey(home, fields_of(body), self._broker.sessions)
+        home.seal_all()
+        if home.log.error is not None:
+            raise LogUnavailable(str(home.log.error))
+        return home.log.log_end_offset
+
+    def _put(
+        self, home: QueuePartition, queues: tuple[Queue, ...], once_in_ms: int, slab: Slab, position: int, taken: Taken
+    ) -> int:
+        """Put a slab into queues, as `Session.publish` does; up to where the log has to get. Raises LogUnavailable."""
+        broker = self._broker
+        vhost = broker.topology.vhosts[queues[0].vhost]
+        route = vhost.router.to_queues(queues, slab.exchange, once_in_ms)
+        with for_others((home,)):
+            for piece in route.pieces(slab) if route.guarded else (slab,):
+                count = len(piece.bodies)
+                fitting = min(route.room(piece.bodies), count) if route.guarded else count
+                if fitting:
+                    put(route, piece.part(0, fitting), broker.clock.now_ms)
+                if fitting < count:
+                    route.overflowing().deliver(piece.part(fitting, count))
+                    broker.refused_messages += count - fitting
+                    taken.refuse(position + fitting, position + count - 1)
+                position += count
+        return home.next_offset
+
+    def append(self, log: str, leader_epoch: int, position: int, records: Records, *, begins: bool) -> None:
+        """Take records for a partition of a topic; `begins` as in `publish`."""
+        keys, blocks, bodies = records
+        end = position + len(bodies)
+        follows = self._follows.pop(log, None)
+        self._asked[log] = leader_epoch
+        if not begins and follows != (leader_epoch, position):
+            return
+        partition = self._serving.partition(log, leader_epoch)
+        if partition is None or self.publisher is None or partition.error() is not None:
+            self._not_led(log, leader_epoch)
+            return
+        self._follows[log] = leader_epoch, end
+        taken = self._taken(log, leader_epoch, partition.log)
+        if end <= taken.next_position:
+            return
+        skipped = max(taken.next_position - position, 0)
+        if skipped:
+            keys = keys if isinstance(keys, bytes) else keys[skipped:]
+            blocks = blocks if isinstance(blocks, bytes) else blocks[skipped:]
+            bodies = bodies[skipped:]
+        taken.add(end, partition.append_records(keys, blocks, bodies, sum(map(len, bodies))))
+
+    def _not_led(self, log: str, leader_epoch: int) -> None:
+        self.link.not_led(log, leader_epoch, last=self._serving.epoch_of(log) > leader_epoch)
+
+    def moved(self, log: str, leader_epoch: int, *, is_renewed: bool) -> None:
+        """Rule 4; `publisher` was told."""
+        asked = self._asked.get(log)
+        if asked is not None and asked < leader_epoch and not is_renewed:
+            del self._asked[log]
+            self.link.not_led(log, asked, last=True)
+
+    def _taken(self, log: str, leader_epoch: int, where: PartitionLog) -> Taken:
+        assert self.publisher is not None
+        logs = self.publisher.logs
+        found = logs.get(log)
+        if found is None or found.leader_epoch != leader_epoch or found.log is not where:
+            if found is not None:
+                found.close()
+                self.publisher.news.pop(found, None)
+            role = self._serving.role_of(log)
+            found = logs[log] = Taken(log, leader_epoch, where, self.publisher, role)
+        return found
+
+    def wait(self, log: str, leader_epoch: int, heard_before: int) -> None:
+        """Somebody there waits for what it published to be committed."""
+        found = self.publisher.logs.get(log) if self.publisher is not None else None
+        if found is not None and found.leader_epoch == leader_epoch:
+            found.heard(heard_before)
+            found.sync_wanted = True
+            assert self.publisher is not None
+            self.publisher.news[found] = None
+
+    # ---- consuming
+
+    def consume(
+        self,
+        request: int,
+        log: str,
+        leader_epoch: int,
+        queue_id: int,
+        number: int,
+        *,
+        tag: str,
+        no_ack: bool,
+        exclusive: bool,
+        priority: int,
+        messages: int,
+        size_bytes: int,
+    ) -> None:
+        """Attach a consumer."""
+        queue = self._queue(request, log, leader_epoch, queue_id)
+        if queue is None:
+            return
+        session = self._session(number, queue)
+        consumer = PeerConsumer(session, queue, tag, no_ack=no_ack, exclusive=exclusive, priority=priority)
+        consumer.allowed, consumer.allowed_bytes = messages, size_bytes
+        try:
+            queue.attach(consumer, {})
+        except BrokerError as error:
+            self.end(number)
+            self.link.answer(request, Answer(error))
+            return
+        session.consumers.append(consumer)
+        self.link.answer(request, Answer())
+        queue.wake()
+
+    def credit(self, number: int, messages: int, size_bytes: int) -> None:
+        """A consumer may be sent more."""
+        session = self._sessions.get(number)
+        for consumer in session.consumers if session is not None else ():
+            assert isinstance(consumer, PeerConsumer)
+            consumer.allowed, consumer.allowed_bytes = messages, size_bytes
+            consumer.queue.wake()
+
+    def cancel(self, number: int) -> None:
+        """A consumer consumes no more."""
+        session = self._sessions.get(number)
+        if session is not None:
+            for consumer in list(session.consumers):
+                session.cancel(consumer)
+            self._end_if_idle(number)
+
+    def settle(self, number: int, outcome: Outcome, ranges: Sequence[int]) -> None:
+        """What became of deliveries; of those that are not known nothing is said."""
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+            try:
+                session.settle(first, last, outcome)
+            except PreconditionFailed:
+                continue
+        self._end_if_idle(number)
+
+    def session_of(self, number: int) -> Session | None:
+        """That of a consumer."""
+        return self._sessions.get(number)
+
+    def _session(self, number: int, queue: Queue) -> Session:
+        found = self._sessions.get(number)
+        if found is None:
+            sink = Sink(self.link, number)
+            found = self._broker.session(sink, protocol="peer", owner=self, vhost=queue.vhost)
+            self._sessions[number] = found
+        return found
+
+    def _end_if_idle(self, number: int) -> None:
+        session = self._sessions[number]
+        if not session.consumers and not session.unsettled and number not in self._getting:
+            self.end(number)
+
+    def end(self, number: int) -> None:
+        """A consumer is over, and all that it has is given back."""
+        self._sessions.pop(number).close()
+
+    def resume(self) -> None:
+        """The link takes deliveries again."""
+        for session in self._sessions.values():
+            session.resume()
+        self.logs.resume()
+
+    # ---- questions
+
+    def _queue(self, request: int, log: str, leader_epoch: int, queue_id: int) -> Queue | None:
+        """The queue that is meant; None: it was said why not."""
+        home = self._serving.home(log, leader_epoch)
+        if home is None:
+            self.link.answer(request, Answer(NotLed()))
+            return None
+        queue = home.queues.get(queue_id)
+        if queue is None:
+            self.link.answer(request, Answer(NotFound("no such queue")))
+        return queue
+
+    def ask(self, request: int, what: str, log: str, leader_epoch: int, queue_id: int, number: int) -> None:
+        """Answer a question about a queue."""
+        queue = self._queue(request, log, leader_epoch, queue_id)
+        if queue is None:
+            return
+        if what == "count":
+            queue.rules.used()
+            queue.rules.catch_up()
+            self.link.answer(request, Answer(None, queue.message_count, queue.consumer_count))
+        elif what == "purge":
+            queue.rules.catch_up()
+            self.link.answer(request, Answer(None, queue.purge(), queue.consumer_count))
+        else:
+            self._broker.spawn(self._get, request, queue, number, what == "get_no_ack")
+
+    async def _get(self, request: int, queue: Queue, number: int, no_ack: bool) -> None:
+        session = self._session(number, queue)
+        self._getting.append(number)
+        try:
+            got = await session.get(queue.name, no_ack=no_ack)
+        except BrokerError as error:
+            answer = Answer(error)
+        else:
+            answer = Answer(None, queue.message_count, queue.consumer_count)
+            if got is not None and not session.closed:
+                slab = got.slab.part(got.index, got.index + 1)
+                answer = Answer(
+                    None, got.message_count, queue.consumer_count, number, got.delivery_id, got.redelivered, slab
+                )
+        finally:
+            self._getting.remove(number)
+        if not session.closed:
+            self.link.answer(request, answer)
+        self._broker.end_turn()
+
+    # ---- turns and the end
+
+    def tell(self, publisher: Publisher) -> None:
+        """Say what is new of what it has published."""
+        news, publisher.news = publisher.news, {}
+        for taken in news:
+            taken.tell(self.link)
+
+    def lost(self) -> None:
+        """The link is over: all that was given out is back."""
+        self.logs.lost()
+        queues: dict[Queue, None] = {}
+        for session in list(self._sessions.values()):
+            for consumer in session.consumers:
+                queue = consumer.queue
+                queue.detach(consumer)
+                if isinstance(queue, Queue):
+                    queues[queue] = None
+            session.consumers.clear()
+            session.close()
+        self._sessions.clear()
+        for queue in queues:
+            queue.wake()
+            if queue.auto_delete:
+                at = trio.current_time() + _LOST_FOR_S
+                self._broker.timers.at(at, partial(self._broker.consumer_gone, queue))
