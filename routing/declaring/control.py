@@ -1,7 +1,7 @@
 """The control plane: what exists is declared, bound and deleted here.
 
 Calls are asynchronous only because a durable change is answered when it is durable. The rules of what may be changed
-are the topology's (`topology/topology.py`); `Broker` hands these methods on as its own.
+are the topology's (`topology/plans.py`, `topology/broker_plans.py`); `Broker` hands these methods on as its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import trio
@@ -26,7 +27,7 @@ from routing.errors import (
 from routing.queues.queue import Queue
 from routing.queues.settings import VIEW
 from routing.topics.stream_settings import STREAM
-from routing.topology import plans
+from routing.topology import broker_plans, plans
 from routing.topology.binding import Binding, Destination
 from routing.topology.catalog import DEFAULT_VHOST
 from routing.topology.entries import Plan
@@ -74,18 +75,18 @@ class Control:
         Raises InvalidArgument, LimitExceeded, StorageUnavailable.
         """
         topology = self.topology
-        await topology.change(lambda: topology.plan_vhost(name, description=description, limits=limits))
+        await topology.change(lambda: broker_plans.set_vhost(topology, name, description=description, limits=limits))
 
     async def delete_vhost(self, name: str) -> None:
         """Everything in it goes with it, what users might do there as well, and connections to it are closed. Raises
         NotAllowed (there is none), AccessRefused ("/" stays), StorageUnavailable.
         """
         topology = self.topology
-        topology.plan_vhost_removal(name)
+        broker_plans.delete_vhost(topology, name)
         for stream in list(topology.vhost(name).streams.values()):
             await self._topics.delete_topic(stream.topic.name)
         async with self._broker.rights.without(name) as entries:
-            await topology.change(lambda: topology.plan_vhost_removal(name, also=entries))
+            await topology.change(lambda: broker_plans.delete_vhost(topology, name, also=entries))
         keeping = self._broker.keeping
         if keeping is None:
             self._broker.retained.forget(name)
@@ -126,7 +127,8 @@ class Control:
         """
         topology = self.topology
         await topology.change(
-            lambda: topology.plan_exchange(
+            lambda: broker_plans.declare_exchange(
+                topology,
                 topology.vhost(vhost),
                 name,
                 kind,
@@ -173,7 +175,8 @@ class Control:
                 topology.vhost(vhost), name, durable, exclusive, auto_delete, dict(arguments)
             )
         plan = await topology.change(
-            lambda: topology.plan_queue(
+            lambda: broker_plans.declare_queue(
+                topology,
                 topology.vhost(vhost),
                 name,
                 durable=durable,
@@ -325,7 +328,8 @@ class Control:
         LimitExceeded, StorageUnavailable.
         """
         ends = exchange, (destination_kind, destination)
-        await self._change_binding("queues.bind", self.topology.plan_binding, ends, pattern, arguments, **options)
+        plan = partial(broker_plans.bind, self.topology)
+        await self._change_binding("queues.bind", plan, ends, pattern, arguments, **options)
 
     async def unbind(
         self, destination_kind: str, destination: str, exchange: str, pattern: str,

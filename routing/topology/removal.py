@@ -59,6 +59,14 @@ class Removal:
         self._with_their_bindings()
         return self
 
+    def everything(self) -> Removal:
+        """All queues and exchanges of the virtual host go."""
+        for queue in self._vhost.queues.values():
+            self.queue(queue)
+        for exchange in self._vhost.exchanges.values():
+            self.exchange(exchange)
+        return self
+
     def _add(self, entry: Entry) -> None:
         self._entries[entry.key] = entry
 

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ import trio
 from core_log.errors import Conflict, MetadataUnavailable
 from routing.commits import storage_errors
 from routing.config import BrokerConfig
-from routing.errors import AccessRefused, LimitExceeded, NotAllowed, NotFound, StorageUnavailable
+from routing.errors import NotAllowed, NotFound, StorageUnavailable
 from routing.queues.homes.home import Home
 from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.homes.receipts import release
@@ -33,12 +33,9 @@ from routing.topics.topic import Topic
 from routing.topics.topic_config import log_config
 from routing.topics.topic_ids import Topics
 from routing.topics.topic_partition import TopicPartition
-from routing.topology import plans
-from routing.topology.binding import Binding
 from routing.topology.catalog import DEFAULT_VHOST, Catalog
-from routing.topology.entries import Entry, InFlight, Plan, queue_key, vhost_key
-from routing.topology.exchange import DEFAULT_EXCHANGES, Exchange
-from routing.topology.policies import policy_key
+from routing.topology.entries import Entry, InFlight, Plan
+from routing.topology.exchange import Exchange
 from routing.topology.queue_ids import OutOfQueueIds
 from routing.topology.rehoming import adopt, rehome
 from routing.topology.removal import Removal
@@ -250,12 +247,7 @@ class Topology:
             gone = self.vhosts.get(name)
             if gone is None:
                 return
-            removal = Removal(gone)
-            for queue in gone.queues.values():
-                removal.queue(queue)
-            for exchange in gone.exchanges.values():
-                removal.exchange(exchange)
-            self._apply(removal.plan().entries)
+            self._apply(Removal(gone).everything().plan().entries)
             del self.vhosts[name]
             for client in list(gone.connections.values()):
                 client.close(f"vhost '{name}' is deleted")
@@ -391,94 +383,6 @@ class Topology:
                 vhost.follow_policies(there)
                 return
             vhost.add_stream(Stream(said["name"], vhost.name, topic, said["arguments"], self.stream_host))
-
-    # --- plans that concern more than one virtual host --------------------------------
-
-    def plan_exchange(self, vhost: VirtualHost, name: str, kind: str, **declared: Any) -> Plan:
-        """`plans.declare_exchange`, and the limit. Raises LimitExceeded."""
-        plan = plans.declare_exchange(vhost, name, kind, **declared)
-        if plan.entries:
-            there = sum(len(vhost.exchanges) - len(DEFAULT_EXCHANGES) for vhost in self.vhosts.values())
-            self._require_room("exchanges", there, self.config.exchanges_max)
-        return plan
-
-    def plan_vhost(self, name: str, *, description: str | None, limits: Mapping[str, int] | None) -> Plan:
-        """Make a virtual host, or change what is given. Raises InvalidArgument, LimitExceeded."""
-        found = self.vhosts.get(name)
-        if found is None:
-            plans.require_valid_vhost_name(name)
-            self._require_room("vhosts", len(self.vhosts), self.config.vhosts_max)
-        plans.check_vhost_limits(limits or {})
-        value = {
-            "description": description if description is not None else found.description if found else "",
-            "limits": dict(limits if limits is not None else found.limits if found else {}),
-        }
-        if found is not None and value == {"description": found.description, "limits": found.limits}:
-            return Plan(guards=[vhost_key(name)])
-        return Plan([Entry(vhost_key(name), value, True)])
-
-    def plan_vhost_removal(self, name: str, *, also: Sequence[Entry] = ()) -> Plan:
-        """A virtual host goes with all that is in it, and with what others say `also` goes. Raises NotAllowed,
-        AccessRefused.
-        """
-        vhost = self.vhost(name)
-        if name == DEFAULT_VHOST:
-            raise AccessRefused(f"vhost '{name}' cannot be deleted")
-        removal = Removal(vhost)
-        for queue in vhost.queues.values():
-            removal.queue(queue)
-        for exchange in vhost.exchanges.values():
-            removal.exchange(exchange)
-        plan = removal.plan()
-        for operator, there in ((False, vhost.policies.own), (True, vhost.policies.operator)):
-            plan.entries += [Entry(policy_key(name, policy, operator=operator), None, True) for policy in there]
-        plan.entries += [*also, Entry(vhost_key(name), None, True)]
-        return plan
-
-    def plan_queue(
-        self, vhost: VirtualHost, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
-        arguments: Mapping[str, Any], owner: object, prefix: str = plans.GENERATED_PREFIX,
-        start: list[int] | None = None,
-    ) -> Plan:  # fmt: skip
-        """Make a queue; nothing to do if there is one that is the same. Without a name it gets one after `prefix`."""
-        guards = [vhost_key(vhost.name)]
-        if name in vhost.queues or name in vhost.streams or name in vhost.away:
-            found = vhost.source(name, owner)
-            plans.check_queue_equals(
-                vhost, found, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
-            )
-            if isinstance(found, Queue):
-                found.rules.used()
-            return Plan(guards=[*guards, queue_key(vhost.name, name)])
-        name = plans.new_queue_name(name, prefix)
-        guards += plans.check_queue_arguments(vhost, name, arguments)
-        plans.require_room_for_queue(vhost, name)
-        self._require_room("queues", sum(len(vhost.queues) for vhost in self.vhosts.values()), self.config.queues_max)
-        # An exclusive queue ends with its connection, so nothing of it has to outlive the process.
-        written = durable and not exclusive
-        queue_id = self.catalog.ids.new(durable=written)
-        value = {
-            "id": queue_id,
-            "stripe": self.place_queue(queue_id, arguments) if written else -1,
-            "auto_delete": auto_delete,
-            "arguments": dict(arguments),
-        } | ({"start": start} if start is not None else {})
-        if not written:
-            value |= {"durable": durable, "exclusive": exclusive}
-        return Plan([Entry(queue_key(vhost.name, name), value, written, owner if exclusive else None)], guards)
-
-    def plan_binding(self, vhost: VirtualHost, binding: Binding, owner: object) -> Plan:
-        """`plans.bind`, and the limit. Raises LimitExceeded."""
-        plan = plans.bind(vhost, binding, owner)
-        if plan.entries:
-            there = sum(vhost.binding_count for vhost in self.vhosts.values())
-            self._require_room("bindings", there, self.config.bindings_max)
-        return plan
-
-    @staticmethod
-    def _require_room(what: str, there: int, limit: int) -> None:
-        if there >= limit:
-            raise LimitExceeded(f"there are {limit} {what} already")
 
     # --- what goes by itself -----------------------------------------------------------
 
