@@ -174,6 +174,8 @@ class Listener:
             log.info("request refused", door=self.door, peer=peer, reason=str(error))
         except PeerGone:
             log.debug("nothing asked for", door=self.door, peer=peer)
+        except Exception as error:
+            log.error("connection failed", door=self.door, peer=peer, exc_info=error)
         finally:
             shell.handshakes.remove(scope)
             if not ready:

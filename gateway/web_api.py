@@ -113,8 +113,8 @@ class WebApi:
         arguments = _arguments(await exchange.body(config.body_bytes_max, config.request_timeout_ms))
         name = request.path.removeprefix(PREFIX)
         with trio.move_on_after(config.operation_timeout_ms / 1000):
-            result = await self._run(name, arguments, Asked(self._door, self._config, login, user, asking.peer))
-            return HTTPStatus.OK, _JSON, msgspec.json.encode(result)
+            asked = Asked(self._door, self._config, login, user, asking.peer)
+            return HTTPStatus.OK, _JSON, await self._run(name, arguments, asked)
         reason = f"{name}: no end within {config.operation_timeout_ms} ms; it may have been done, or go on"
         return _of_code(ErrorCode.REQUEST_TIMED_OUT, reason)
 
@@ -127,13 +127,15 @@ class WebApi:
             raise unauthorized("a user is needed")
         return native.anonymous_user
 
-    async def _run(self, name: str, arguments: dict[str, Any], asked: Asked) -> Any:
-        """Raises what operations raise, InternalError."""
+    async def _run(self, name: str, arguments: dict[str, Any], asked: Asked) -> bytes:
+        """The result, in JSON. Raises what operations raise, Refused."""
         found = WEB_OPERATIONS.get(name)
         try:
             if found is not None:
-                return await found.run(asked, asked.user, **checked(name, found, arguments))
-            return await administer(self._broker, asked.user, name, arguments, asked_from=asked.peer)
+                result = await found.run(asked, asked.user, **checked(name, found, arguments))
+            else:
+                result = await administer(self._broker, asked.user, name, arguments, asked_from=asked.peer)
+            return msgspec.json.encode(result)
         except (Refused, MillraceError, *ENGINE_ERRORS):
             raise
         except Exception as error:
@@ -147,7 +149,7 @@ def _arguments(body: bytes) -> dict[str, Any]:
     """Raises Refused."""
     try:
         found: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(HTTPStatus.BAD_REQUEST, f"the body is no JSON object: {error}") from None
     return found
 

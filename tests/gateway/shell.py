@@ -12,7 +12,7 @@ import trio
 from delay.timer_service import TimerService
 from gateway.config import Limits
 from gateway.connection import Shell
-from gateway.listener import open_listener
+from gateway.listener import Listener, open_listener
 from gateway.outbox import Outboxes
 from gateway.proxy_header import Proxies
 from gateway.tls import Certificates
@@ -60,8 +60,9 @@ class EchoAdapter:
 class Door:
     """An open door with nothing but the shell behind it."""
 
-    def __init__(self, port: int, shell: Shell) -> None:
-        self.port = port
+    def __init__(self, listener: Listener, shell: Shell) -> None:
+        self.listener = listener
+        self.port = listener.port
         self.shell = shell
         self.adapters: list[EchoAdapter] = []
         self.names: list[str | None] = []
@@ -114,7 +115,7 @@ async def open_door(
         shell = Shell(limits, outboxes, timers, end_turn, wait_for_room)
         listener = open_listener("test", "127.0.0.1", 0, certificates, proxies=proxies)
         listener.listen()
-        door = Door(listener.port, shell)
+        door = Door(listener, shell)
         nursery.start_soon(timers.run)
         nursery.start_soon(outboxes.run, end_turn)
         nursery.start_soon(listener.run, shell, make, nursery.start_soon)

@@ -386,6 +386,19 @@ class PublisherAdapter(EchoAdapter):
         await super().handle(data)
 
 
+async def test_a_door_that_answers_itself_and_fails_costs_its_client_only() -> None:
+    async def answer(sock: socket.socket, tls: object, peer: str, certificate_name: str | None) -> None:
+        raise UnicodeError("that was not to be")
+
+    async with open_door() as door:
+        door.listener.answer = answer
+        with capture_logs() as logs:
+            for _ in range(2):
+                assert await receive_all(await door.connect()) == b""
+        assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["connection failed"] * 2
+        assert not door.shell.handshakes
+
+
 async def test_who_publishes_while_publishers_are_blocked_is_not_read_from() -> None:
     async with open_door(PublisherAdapter) as door, await door.connect() as publisher, await door.connect() as consumer:
         for client in (publisher, consumer):

@@ -128,6 +128,8 @@ def test_topics_are_those_that_a_user_may_have(broker: BrokerProcess, api: Api) 
         (b"[]", {}, 400, "INVALID_REQUEST"),
         (b"null", {}, 400, "INVALID_REQUEST"),
         (b'{"a":\xff}', {}, 400, "INVALID_REQUEST"),
+        (b'{"a":"\xff"}', {}, 400, "INVALID_REQUEST"),
+        (b'{"\xed\xa0\x80":1}', {}, 400, "INVALID_REQUEST"),
         (b'{"a":' + b"[" * 2000, {}, 400, "INVALID_REQUEST"),
         (b'{"a":NaN}', {}, 400, "INVALID_REQUEST"),
         (b'{"start":1e400}', {}, 400, "INVALID_REQUEST"),
