@@ -107,6 +107,7 @@ class WebApi:
         require_own_page(request, asking, config)
         if (request.first("content-type") or "").partition(";")[0].strip().lower() != "application/json":
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "arguments are JSON: Content-Type: application/json")
+        self._broker.bans.require_welcome("", "", asking.peer)
         login = await logged_in(request, asking, config, self._authenticate)
         user = self._user(login)
         self._broker.bans.require_welcome("", user, asking.peer)

@@ -56,8 +56,10 @@ async def logged_in(request: Request, asking: Asking, config: HttpConfig, authen
         login = _credentials(given)
     elif asking.certificate_name is not None:
         login = Login(asking.certificate_name, None)
-    elif config.loopback_without_user and is_loopback(asking.peer) and _names_this_machine(request):
-        return None
+    elif config.loopback_without_user and is_loopback(asking.peer):
+        if _names_this_machine(request):
+            return None
+        raise unauthorized("a user is needed, but by who asks for localhost or a loopback address")
     else:
         raise unauthorized("a user is needed")
     if not await is_welcome(authenticate, login.user, login.password, asking.peer):

@@ -125,11 +125,13 @@ class WebPages:
 
     async def _require_rights(self, request: Request, asking: Asking) -> None:
         """Raises Refused."""
-        login = await logged_in(request, asking, self._config, self._authenticate)
+        bans = self._broker.bans
         try:
-            self._broker.bans.require_welcome("", "" if login is None else login.user, asking.peer)
+            bans.require_welcome("", "", asking.peer)
+            login = await logged_in(request, asking, self._config, self._authenticate)
             if login is None:
                 return
+            bans.require_welcome("", login.user, asking.peer)
             require_tag(self._broker, login.user, "metrics", LOOKS)
         except AccessRefused as error:
             raise Refused(HTTPStatus.FORBIDDEN, str(error)) from None

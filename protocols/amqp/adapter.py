@@ -268,6 +268,8 @@ class AmqpAdapter:
         self._connection.send(0, methods.ConnectionOpenOk())
 
     async def _log_in(self, method: methods.ConnectionStartOk) -> None:
+        """Raises AmqpError, Banned."""
+        self.broker.bans.require_welcome("", "", self._peer)
         refused = await self._login.log_in(method)
         self.notifies_cancel = self._login.capabilities.get("consumer_cancel_notify") is True
         if refused is None:

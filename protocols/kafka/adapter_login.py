@@ -28,6 +28,10 @@ class Login:
 
     async def token(self, door: Door, token: bytes) -> bytes:
         """What to answer; the client is logged in when that was all. Raises KafkaError."""
+        try:
+            door.broker.bans.require_welcome("", "", door.peer)
+        except BrokerError as error:
+            raise _refused(str(error)) from None
         if self.mechanism == "PLAIN":
             await _plain(door, token)
             self.done = True

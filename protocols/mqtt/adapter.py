@@ -209,6 +209,12 @@ class MqttAdapter:
 
     async def _open(self, connect: Connect) -> None:
         """Answer a CONNECT: refuse it, or make a session and take the client identifier over."""
+        try:
+            self.broker.bans.require_welcome("", "", self.peer)
+        except BrokerError as error:
+            log.warning("MQTT %s: %s", self.peer, error)
+            self._refuse(reason_of(error, CONNACK_REASONS))
+            return
         if connect.authentication_method is not None and self._login.shown is None:
             code = await self._authentication.begin(connect)
             if code != ReasonCode.SUCCESS:

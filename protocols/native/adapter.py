@@ -174,11 +174,12 @@ class NativeAdapter:
         if version < max(request.version_min, wire.VERSION_MIN):
             self._goodbye(ErrorCode.UNSUPPORTED_VERSION, f"this is version {wire.VERSION}", request.correlation_id)
             return None
-        user = await self._authenticated(request.credentials)
-        if user is None:
-            self._goodbye(ErrorCode.AUTHENTICATION_FAILED, correlation_id=request.correlation_id)
-            return None
         try:
+            self._broker.bans.require_welcome("", "", self.peer)
+            user = await self._authenticated(request.credentials)
+            if user is None:
+                self._goodbye(ErrorCode.AUTHENTICATION_FAILED, correlation_id=request.correlation_id)
+                return None
             client = Client("native", user, self._config.virtual_host, self.peer, self._shut_out, request.client_name)
             self._grants = self._broker.connect(self, client)
         except errors.BrokerError as error:

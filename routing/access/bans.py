@@ -2,8 +2,9 @@
 
 1. Bans are in the catalog: durable before they count, known to all brokers of a cluster, there after a restart. Whoever
    is connected when one begins to count is closed.
-2. They are looked at when a client has logged in and enters a virtual host (`Broker.connect`), at no other time: two
-   look-ups by name, and one for each length of prefix that occurs among the addresses.
+2. They are looked at when a client has logged in and enters a virtual host (`Broker.connect`): two look-ups by name,
+   and one for each length of prefix that occurs among the addresses. Adapters look at the address alone before that, so
+   that who is banned by it is not told whether a password is right.
 3. One whose time is up means nothing any more, and is removed with the next change.
 """
 

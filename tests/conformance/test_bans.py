@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import queue
+import urllib.error
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,11 @@ import paho.mqtt.client as paho
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
-from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError
+from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
 from millrace import BlockingClient, MillraceError
 from tests.support import BrokerProcess, broker_process
+from tests.support.web import Api, ApiError
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -70,8 +74,7 @@ def kafka_error(broker: BrokerProcess, name: str) -> Any:
     for _ in range(100):
         client.poll(0.05)
         if not errors.empty():
-            found: Any = errors.get().code()
-            return found
+            return errors.get()
         if client.list_topics(timeout=0.5).brokers:
             return None
     raise AssertionError("neither answer nor error")
@@ -121,4 +124,28 @@ def check_refused(broker: BrokerProcess) -> None:
         ProbableAccessDeniedError, match=r"\(403\) 'ACCESS_REFUSED - client_id worker is banned: enough"
     ):
         amqp(broker, "worker")
-    assert kafka_error(broker, "reader") == confluent_kafka.KafkaError._AUTHENTICATION
+    assert kafka_error(broker, "reader").code() == confluent_kafka.KafkaError._AUTHENTICATION
+
+
+def test_from_a_banned_address_no_password_is_looked_at(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", doors=(*DOORS, "http")) as broker:
+        with operator(broker) as client, suppress(MillraceError):  # it is closed itself
+            client.administer("bans.add", kind="address", value="127.0.0.0/8", reason="enough", force=True)
+        for version, code in ((paho.MQTTv5, BANNED), (paho.MQTTv311, NOT_AUTHORIZED)):
+            device = Device(broker, "device", version)
+            assert device.answer == code
+            device.close()
+        said = "address 127.0.0.0/8 is banned: enough"
+        with pytest.raises(ProbableAuthenticationError, match=said):
+            amqp(broker, "worker", "nobody")
+        with pytest.raises(MillraceError, match=said), operator(broker) as client:
+            client.administer("queues.list")
+        refused = kafka_error(broker, "reader")
+        assert refused.code() == confluent_kafka.KafkaError._AUTHENTICATION
+        assert said in refused.str()
+        with pytest.raises(ApiError, match=f"403 ACCESS_REFUSED: {said}"):
+            Api(broker.ports["http"], "nobody", "wrong")("whoami")
+        figures = urllib.request.Request(f"http://{HOST}:{broker.ports['http']}/metrics")
+        figures.add_header("Authorization", "Basic bm9ib2R5Ondyb25n")
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(figures, timeout=PATIENCE_S)

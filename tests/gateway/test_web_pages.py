@@ -176,6 +176,7 @@ def test_who_asks_for_something_else_is_told_in_terms_of_http(
     assert told == f"HTTP/1.1 {status}"
     assert answered["connection"] == "close"
     assert ("allow" in answered) == ("405" in status)
+    assert ("asks for localhost" in body) == ("401" in status)
     assert len(body) == (0 if line.startswith("HEAD") else int(answered["content-length"]))
 
 
