@@ -123,17 +123,20 @@ def with_terms(command: Command) -> Command:
     return wrapped
 
 
+def client_of(terms: Terms) -> BlockingClient:
+    """One that speaks to the broker on these terms."""
+    from protocols.native.clients.blocking import BlockingClient
+
+    server, credentials, tls = terms
+    return BlockingClient(server, timeout_s=TIMEOUT_S, client_name="millrace", credentials=credentials, tls=tls)
+
+
 def with_client(command: Command) -> Command:
     """`with_terms`, with a client that speaks to the broker on them."""
 
     @functools.wraps(command)
     def wrapped(terms: Terms, **arguments: Any) -> None:
-        from protocols.native.clients.blocking import BlockingClient
-
-        server, credentials, tls = terms
-        with BlockingClient(
-            server, timeout_s=TIMEOUT_S, client_name="millrace", credentials=credentials, tls=tls
-        ) as client:
+        with client_of(terms) as client:
             command(client, **arguments)
 
     return with_terms(wrapped)

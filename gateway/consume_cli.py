@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gateway.client_cli import COUNT, DISTANCE, NUMBER, TIMEOUT_S, Terms, with_terms
+from gateway.stored_records import data_option, print_stored, require_offline
 
 if TYPE_CHECKING:
     from protocols.native.clients.consumer import Consumer
@@ -85,6 +86,7 @@ class _Format:
 @click.option("--timeout-ms", type=NUMBER, metavar="MS", help="End when nothing comes for so long.")
 @click.option("--format", "form", metavar="TEXT", help="Such as '%t %p %o %T %k %v %h\\n'. Default: the value.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each record, one a line.")
+@data_option
 @with_terms
 def consume(
     terms: Terms,
@@ -97,10 +99,12 @@ def consume(
     timeout_ms: int | None,
     form: str | None,
     as_json: bool,
+    data_dir: str | None,
 ) -> None:
     """Print the records of TOPICS as they come, until interrupted.
 
-    With --group, what was printed is committed.
+    With --group, what was printed is committed. With --data all records that are there are printed, or those from
+    --offset on, partition by partition.
     """
     if group is not None and (offset is not None or partition is not None):
         raise click.UsageError(
@@ -109,6 +113,10 @@ def consume(
     if as_json and form is not None:
         raise click.UsageError("either --json or --format")
     show = _as_json if as_json else _Format(form if form is not None else "%v\\n")
+    if data_dir is not None:
+        require_offline(group=group, timeout_ms=timeout_ms)
+        print_stored(data_dir, topics, partition=partition, offset=offset, most=max_messages, show=show)
+        return
 
     import trio
 

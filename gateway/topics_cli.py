@@ -9,9 +9,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.client_cli import COUNT, NUMBER, OFFSET, list_all, show, show_fields, with_client, with_json
+from gateway.client_cli import (
+    COUNT,
+    NUMBER,
+    OFFSET,
+    Terms,
+    client_of,
+    list_all,
+    show,
+    show_fields,
+    with_client,
+    with_json,
+    with_terms,
+)
 from gateway.cluster_status import SINGLE_COPY
 from gateway.described import described_topic
+from gateway.stored_records import data_option, require_offline, stopped_data_dir
 
 if TYPE_CHECKING:
     from protocols.native.clients.blocking import BlockingClient
@@ -98,10 +111,19 @@ def bind(client: BlockingClient, name: str, exchange: str, key: str) -> None:
 
 @topics.command(name="list")
 @with_json
-@with_client
-def list_topics(client: BlockingClient, as_json: bool) -> None:
-    """Print the name and the number of partitions of every topic."""
-    rows = [(name, len(partitions)) for name, partitions in sorted(client.metadata().items())]
+@data_option
+@with_terms
+def list_topics(terms: Terms, as_json: bool, data_dir: str | None) -> None:
+    """Print the name and the number of partitions of every topic; with --data, of those that are in the directory."""
+    if data_dir is None:
+        with client_of(terms) as client:
+            rows = [(name, len(partitions)) for name, partitions in sorted(client.metadata().items())]
+    else:
+        require_offline()
+        from routing.stored_topics import stored_topics
+
+        with stopped_data_dir(data_dir) as files:
+            rows = [(topic.name, len(topic.directories)) for topic in stored_topics(files).values()]
     show(("name", "partitions"), rows, as_json)
 
 

@@ -7,6 +7,7 @@ import sys
 import click
 
 from gateway.client_cli import show, with_json
+from gateway.stored_records import stopped_data_dir
 
 EXIT_FAULTY = 1
 
@@ -21,22 +22,12 @@ def verify(directory: str, as_json: bool) -> None:
     on standard error, and makes the exit code 1. `cut bytes` are what an unclean stop has left behind the last whole
     batch: the next start cuts them off.
     """
-    from core_log.read_only import ReadOnlyFiles
-    from gateway.errors import StartError
-    from gateway.lock import unlocked_data_dir
     from routing.verification import verify_logs, verify_topology, whose
 
-    files = ReadOnlyFiles(directory)
-    try:
-        with unlocked_data_dir(directory):
-            if not files.list("catalog"):
-                raise StartError(f"{directory} is no data directory: there is no catalog in it")
-            click.echo(f"the data directory of {whose(files)}", err=True)
-            logs = list(verify_logs(files))
-            counts, problems = verify_topology(files)
-    except (StartError, OSError, ValueError) as error:
-        click.echo(f"millrace: {error}", err=True)
-        sys.exit(EXIT_FAULTY)
+    with stopped_data_dir(directory) as files:
+        click.echo(f"the data directory of {whose(files)}", err=True)
+        logs = list(verify_logs(files))
+        counts, problems = verify_topology(files)
     columns = ("log", "from", "to", "bytes", "cut_bytes", "problems")
     show(columns, [(*log[:5], len(log.problems)) for log in logs], as_json)
     if not as_json:

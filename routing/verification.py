@@ -17,19 +17,15 @@ from core_log.compaction import state as states
 from core_log.damage import find_damage
 from core_log.errors import CorruptBatch
 from core_log.files import Files
-from core_log.keyed_store import KeyedStore
-from core_log.log_flusher import LogFlusher
-from core_log.partition_log import LogConfig, PartitionLog
 from core_log.segment_names import LOG_SUFFIX, effective
 from routing.cluster.metadata.identity import load_identity
 from routing.directories import TOPICS, topic_directory
 from routing.queues.homes.checkpoints import decode_checkpoint
+from routing.stored_topics import CATALOG, catalog_items, open_stored
 from routing.topology.catalog import unpack_entry
 
-CATALOG = "catalog/0"
 _STORES = ("catalog", "offsets", "transactions")
 _HOMES = "queues"
-_SETTINGS = LogConfig(retention_ms=-1, retention_bytes=-1, tail_cache_bytes=0)
 
 
 class Verified(NamedTuple):
@@ -74,7 +70,7 @@ def verify_topology(files: Files) -> tuple[dict[str, int], list[str]]:
     identity = load_identity(files)
     alone = identity is None
     try:
-        items = list(KeyedStore(_open(files, CATALOG)).items())
+        items = catalog_items(files)
     except CorruptBatch as error:
         return {}, [str(error)]
     homes, topics = set(files.list(_HOMES)), set(files.list(TOPICS))
@@ -96,15 +92,10 @@ def verify_topology(files: Files) -> tuple[dict[str, int], list[str]]:
     return dict(counts), problems
 
 
-def _open(files: Files, directory: str) -> PartitionLog:
-    flusher = LogFlusher(retry_interval_s=1, unflushed_bytes_max=1)
-    return PartitionLog.open(files, directory, _SETTINGS, flusher, wall_clock_ms=lambda: 0)
-
-
 def _verify(files: Files, directory: str, *, is_store: bool = False) -> Verified:
     damage = find_damage(files, directory) if is_store else None
     before = _log_bytes(files, directory)
-    log = _open(files, directory)
+    log = open_stored(files, directory)
     problems = [str(damage)] if damage is not None else []
     if log.damaged and damage is None:
         problems.append(f"{directory}: bytes that had been synced are missing or damaged at its end")

@@ -12,9 +12,11 @@ from typing import Any
 import pika
 import pytest
 import trio
+from click.testing import CliRunner
 from paho.mqtt.client import Client as Paho
 from paho.mqtt.enums import CallbackAPIVersion
 
+from gateway.cli import main
 from gateway.etcd_process import EtcdProcess
 from gateway.free_ports import free_ports
 from protocols.native.clients.blocking import BlockingClient
@@ -170,6 +172,8 @@ async def test_a_filled_broker_becomes_the_first_of_three_and_is_then_killed(
         assert said.startswith("log ")
         assert f"the data directory of broker 1 of cluster '{name}'" in said
         assert "3 queue" in said
+        printed = CliRunner().invoke(main, ["consume", "orders", "--data", str(tmp_path / "1"), "--format", "%p %o\\n"])
+        assert printed.stdout.splitlines() == [f"{index} {offset}" for index in (0, 1) for offset in range(10)]
         first.arguments = ()
         with pytest.raises(RuntimeError, match="cannot be served alone: serve it with --cluster"):
             await in_thread(first.start)
