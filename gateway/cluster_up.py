@@ -31,7 +31,7 @@ from gateway.lock import locked_data_dir
 
 NAME = "millrace"
 HOST = "127.0.0.1"
-DOORS = ("amqp", "mqtt", "native", "peer")
+DOORS = ("amqp", "mqtt", "native", "peer", "http")
 BROKERS = 3
 _BLOCK_PORTS = 10
 """With `base_port` broker N has its doors from base port + 10 N on."""
@@ -64,10 +64,12 @@ def planned_ports(directory: Path, brokers: int | None, base_port: int | None) -
     if base_port is not None:
         ports = _blocks(base_port, count)
     else:
-        missing = max(count - len(known.brokers), 0)
-        free = free_ports(len(DOORS) * missing + (0 if known.etcd else 2))
-        new = [dict(zip(DOORS, free[first:], strict=False)) for first in range(0, len(DOORS) * missing, len(DOORS))]
-        ports = Ports(known.etcd or free[-2:], [*known.brokers, *new])
+        there = [*known.brokers, *({} for _ in range(count - len(known.brokers)))]
+        missing = sum(door not in ports for ports in there for door in DOORS)
+        free = free_ports(missing + (0 if known.etcd else 2))
+        chosen = iter(free)
+        brokers_ports = [{door: ports[door] if door in ports else next(chosen) for door in DOORS} for ports in there]
+        ports = Ports(known.etcd or free[-2:], brokers_ports)
     remembered = Ports(ports.etcd, ports.brokers + known.brokers[len(ports.brokers) :])
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(remembered)) + b"\n")

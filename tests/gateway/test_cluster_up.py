@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -23,6 +24,7 @@ from gateway.errors import StartError
 from gateway.etcd_process import find_etcd
 from protocols.native.clients.blocking import BlockingClient
 from tests.support.broker_process import CHECKOUT
+from tests.support.web import Api
 
 needs_etcd = pytest.mark.skipif(find_etcd() is None, reason="there is no etcd")
 
@@ -98,8 +100,9 @@ def test_a_cluster_is_up_loses_a_broker_and_goes_on_where_it_was(tmp_path: Path)
     with up(tmp_path / "c", "--brokers", "2") as first:
         said = first.until(lambda line: line == "ready")
         found = doors(said)
-        wanted = {f"broker {number} {door}" for number in (1, 2) for door in ("amqp", "mqtt", "native", "peer")}
+        wanted = {f"broker {number} {door}" for number in (1, 2) for door in ("amqp", "mqtt", "native", "peer", "http")}
         assert set(found) == wanted | {"etcd"}
+        assert Api(int(found["broker 2 http"].rpartition(":")[2]))("whoami")["broker_id"] == 2
         there = status(found["broker 2 native"])
         assert (there["broker"], [one["alive"] for one in there["brokers"]]) == (2, [True, True])
         assert there["controller"] in (1, 2)
@@ -144,17 +147,22 @@ def test_a_broker_that_cannot_start_is_one_line(tmp_path: Path) -> None:
 def test_ports_are_kept_and_added_to(tmp_path: Path) -> None:
     first = planned_ports(tmp_path, None, None)
     assert len(first.brokers) == 3
-    assert len({*first.etcd, *(port for one in first.brokers for port in one.values())}) == 14
+    assert len({*first.etcd, *(port for one in first.brokers for port in one.values())}) == 17
     assert planned_ports(tmp_path, None, None) == first
     assert planned_ports(tmp_path, 1, None) == Ports(first.etcd, first.brokers[:1])
     four = planned_ports(tmp_path, 4, None)
     assert four.brokers[:3] == first.brokers
     assert planned_ports(tmp_path, None, None) == four
+    older = Ports(four.etcd, [{door: port for door, port in one.items() if door != "http"} for one in four.brokers])
+    (tmp_path / "ports.json").write_bytes(msgspec.json.encode(older))
+    again = planned_ports(tmp_path, None, None)
+    assert [one | {"http": 0} for one in again.brokers] == [one | {"http": 0} for one in older.brokers]
+    assert len({one["http"] for one in again.brokers}) == 4
     based = planned_ports(tmp_path, 2, 7000)
     assert based.etcd == [7000, 7001]
     assert based.brokers == [
-        {"amqp": 7010, "mqtt": 7011, "native": 7012, "peer": 7013},
-        {"amqp": 7020, "mqtt": 7021, "native": 7022, "peer": 7023},
+        {"amqp": 7010, "mqtt": 7011, "native": 7012, "peer": 7013, "http": 7014},
+        {"amqp": 7020, "mqtt": 7021, "native": 7022, "peer": 7023, "http": 7024},
     ]
     with pytest.raises(StartError, match="there are not enough ports"):
         planned_ports(tmp_path, 9, 65450)
