@@ -1,15 +1,12 @@
 """The engine as protocols see it.
 
-1. Everything about data is synchronous and takes effect when the turn ends (`end_turn`): queues are pumped, partitions
-   sealed, confirms noted, and then the gateway sends the outboxes (`after_turn`).
+1. Everything about data is synchronous and takes effect when the turn ends (`turns.py`).
 2. The control plane is asynchronous only because a durable change is answered when it is durable.
 3. Whoever calls back into the engine outside a socket read (flusher, timers, cold reads) ends a turn too.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
@@ -33,7 +30,6 @@ from routing.cluster.clients.keeping import Keeping, SharedWills
 from routing.cluster.cluster import Cluster
 from routing.cluster.homes import Homes
 from routing.cluster.metadata.health import Health, names_by_id
-from routing.cluster.replicas import Replicas
 from routing.cluster.topic_logs import TopicLogs
 from routing.commits import CommitWaiter
 from routing.config import BrokerConfig
@@ -49,11 +45,10 @@ from routing.kept.retained import Retained
 from routing.kept.wills import Wills
 from routing.log_transactions.coordinator import TransactionCoordinator
 from routing.message import Slab
-from routing.queue_host import Clock, Host, Runnable
+from routing.queue_host import Clock, Host
 from routing.queues.homes.checkpoints import Checkpoints
 from routing.queues.homes.cold_reads import ColdReads
 from routing.queues.homes.home_status import HomeStatus
-from routing.queues.homes.queue_partition import QueuePartition
 from routing.queues.queue import Queue
 from routing.republishing.dead_letters import DeadLetters
 from routing.republishing.delayed_records import DelayedRecords
@@ -68,15 +63,10 @@ from routing.topics.topic import Topic
 from routing.topics.topic_ids import Topics
 from routing.topics.topic_partition import TopicPartition
 from routing.topology.catalog import DEFAULT_VHOST
-from routing.tracing import Trace, flush
-
-logger = logging.getLogger(__name__)
-
-_PASSES_MAX = 4
-"""What is given out may let more be given out within a turn, but not for ever."""
+from routing.turns import Turns
 
 
-class Broker:
+class Broker(Turns):
     """See the module. Use `open_broker`."""
 
     def __init__(
@@ -91,32 +81,22 @@ class Broker:
         metadata: MetadataStore | None = None,
         cluster: Cluster | None = None,
     ) -> None:
+        super().__init__(config, flusher, timers)
         self.files = files
-        self.config = config
-        self.flusher = flusher
-        self.timers = timers
         self.commits = CommitWaiter()
         self.sessions: dict[Session, None] = {}
         self.ended: dict[str, tuple[int, int]] = {}
         """How many messages came and went through sessions that are over, by protocol."""
-        self.confirming: dict[Session, None] = {}
-        self.after_turn: Callable[[], None] | None = None
         self.message_bytes_max = config.message_bytes_max
         self.refused_messages = 0  # what a failing log could not take (who asked for confirms was told), or was shed
         self.looked_bytes = self.left_out_bytes = 0
         """What fetches that look for something looked at, and what of that had nothing of it."""
-        self._nursery = nursery
         self.spawn = nursery.start_soon
         self.leased: set[TopicPartition] = set()
         """Partitions that readers have leases of."""
         self.browsed: dict[tuple[str, str], Leases] = {}
         """Who browses which queues, by virtual host and name (`queue_lag.py`)."""
-        self.traces: dict[str, Trace] = {}
-        """Of virtual hosts in which tracing is on."""
         self.clock = Clock(wall_clock_ms)
-        self._runnable: deque[Runnable] = deque()
-        self._dirty: dict[QueuePartition | TopicPartition, None] = {}
-        self._deferred: dict[QueuePartition, None] = {}
         self._begin_storage(cluster, wall_clock_ms)
         self._recover(metadata)
         self._begin_services(users, wall_clock_ms)
@@ -132,11 +112,9 @@ class Broker:
         with suppress(OSError):  # tried again each second
             space.tend(self.alarms.disk_free_bytes_min)
         self.cluster = cluster
-        """What this broker is part of; None for a single one."""
         if cluster is not None:
             cluster.begin(files, flusher, spawn=spawn, want_turn=self.want_turn, wall_clock_ms=wall_clock_ms)
-        self.engine: Engine | None = None
-        """What the brokers of a cluster do for each other's clients."""
+        self.engine = None
         self.wait_for_room = flusher.wait_for_room
         """Returns when clients may go on."""
         self.wait_to_publish: Callable[[], Awaitable[None]] | None = None
@@ -170,8 +148,7 @@ class Broker:
             homes = [self.engine.forwarding.home(index) for index in range(cluster.members.meta.homes)]
             positions = self.engine.keep_offsets(self.storage, lambda topic: topic in self.topology.topics)
         self.topology, self.offsets = self.storage.recover(host, metadata, homes, positions)
-        self.homes: Homes | None = None
-        """The home partitions as a member of a cluster has them."""
+        self.homes = None
         if cluster is not None and self.engine is not None:
             self.homes = Homes(self, cluster, elsewhere=self.engine.forwarding.home)
             self.engine.serve(self)
@@ -244,10 +221,7 @@ class Broker:
         """Write down where everything stands. Sessions must be closed."""
         await close(self)
 
-    # --- turns -------------------------------------------------------------------------
-
-    def _mark_dirty(self, partition: QueuePartition | TopicPartition) -> None:
-        self._dirty[partition] = None
+    # --- logs --------------------------------------------------------------------------
 
     def fail_waiting(self, log: PartitionLog, error: StorageUnavailable) -> None:
         """Nobody knows whether what was appended to a log will stay: tell who waits, this turn's publishers too."""
@@ -273,113 +247,13 @@ class Broker:
         self.offsets.forget_topic(topic.name)
         self.spawn(directories.remove_later, self.files, places)
 
-    def _defer(self, partition: QueuePartition) -> None:
-        """Have a partition write its settlements a little later, together with all that ask for it meanwhile."""
-        if not self._deferred:
-            self.timers.at(trio.current_time() + self.config.settle_delay_ms / 1000, self._deferred_due)
-        self._deferred[partition] = None
-
-    def _deferred_due(self) -> None:
-        deferred, self._deferred = self._deferred, {}
-        for partition in deferred:
-            partition.settlements_due()
-
-    def _pump(self) -> None:
-        runnable = self._runnable
-        while runnable:
-            queue = runnable.popleft()
-            queue.awake = False
-            queue.pump()
-
     def looked(self, looked_bytes: int, sent_bytes: int) -> None:
         """A fetch looked for something in so many bytes, and is answered with so many of them."""
         self.looked_bytes += looked_bytes
         self.left_out_bytes += max(looked_bytes - sent_bytes, 0)
 
-    def end_turn(self) -> None:
-        """Deliver, write and confirm what has come together; see the module's rule 1."""
-        homes, flusher, dead_letters = self.homes, self.flusher, self.dead_letters
-        if homes is not None:
-            homes.begin_turn()
-            flusher.hold()  # what replicas have to write is written when it is on its way to the others
-        if self._runnable:
-            self._pump()
-        if dead_letters.due:
-            dead_letters.run()
-            self._pump()
-        if self.traces and flush(self.traces.values()):
-            self._pump()
-        if self.after_turn is not None:
-            self.after_turn()  # deliveries wait neither for confirms, nor for the disk's threads, nor for a look around
-        if self._dirty:
-            dirty, self._dirty = self._dirty, {}
-            for partition in dirty:
-                partition.seal()
-        if self.groups.saver.unsaved:
-            self.groups.saver.flush()
-        if self.cluster is not None:
-            due = self._runnable or self._dirty or dead_letters.due
-            if due or self.cluster.replicas.has_news:
-                self._replicate(self.cluster.replicas)
-        if dead_letters.published:
-            dead_letters.note_commits()
-        if flusher.unflushed_bytes > self.alarms.room_bytes:
-            self.alarms.check()
-        if self.confirming:
-            confirming, self.confirming = self.confirming, {}
-            for session in confirming:
-                session.confirms.note()
-        if self.engine is not None:
-            self.engine.end_turn()
-            if homes is not None:
-                homes.end_turn()
-        if self.after_turn is not None:
-            self.after_turn()
-        if homes is not None:
-            flusher.end_turn()
-
-    def turn_is_due(self) -> bool:
-        """Whether there is anything that the end of a turn would bring out, in a broker of a cluster. Most of what
-        replicas say to each other brings nothing.
-        """
-        cluster, engine, dead_letters = self.cluster, self.engine, self.dead_letters
-        ours = self._runnable or self._dirty or self.confirming or self.traces or self.groups.saver.unsaved
-        if ours or dead_letters.due or dead_letters.published or cluster is None or engine is None:
-            return True
-        behind = self.homes is not None and self.homes.is_behind
-        return behind or cluster.replicas.has_news or cluster.has_no_lease or engine.has_news
-
-    def _replicate(self, replicas: Replicas) -> None:
-        """Tell other brokers what is new. What that makes committed is given out."""
-        replicas.end_turn()
-        for _ in range(_PASSES_MAX):
-            if not self._runnable and not self._dirty:
-                break
-            self._pump()
-            dirty, self._dirty = self._dirty, {}
-            for partition in dirty:
-                partition.seal()
-            replicas.end_turn()
-        if self.after_turn is not None:
-            self.after_turn()  # nor do followers wait for confirms
-        if self._runnable or self._dirty or self.dead_letters.due:
-            self.want_turn()
-
-    def _flushed(self) -> None:
-        self.alarms.check()
-        if self.cluster is not None:
-            self.cluster.replicas.look_at_kept()
-        if self.turn_is_due():
-            self.end_turn()
-        elif self.after_turn is not None:
-            self.after_turn()  # others have to keep it, too
-
     def _timer(self, wait_ms: int, callback: Callable[[], None]) -> Timer:
         return self.timers.at(trio.current_time() + wait_ms / 1000, callback)
-
-    def want_turn(self) -> None:
-        """Have a turn end soon."""
-        self.timers.at(trio.current_time(), lambda: None)
 
     @property
     def blocked(self) -> str | None:
