@@ -8,11 +8,27 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Literal
+
+from spark_bridge.option_values import (
+    ByPartition,
+    assignment,
+    by_partition,
+    count_of,
+    duration_ms,
+    flag_of,
+    json_object,
+    known_options,
+    mqtt_filter,
+    names_in,
+    one_of,
+    timestamp_ms,
+    topic_pattern,
+)
+from spark_bridge.option_values import OptionError as OptionError
 
 EARLIEST = -2
 LATEST = -1
@@ -66,13 +82,6 @@ GROUP_PREFIX = "spark-millrace-source"
 LEASE_MS = 3_600_000
 CONSUME_LEASE_MS = 86_400_000
 TRIGGER_DELAY_MS = 900_000
-_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-ByPartition = dict[str, dict[int, int]]
-
-
-class OptionError(ValueError):
-    """An option of the read is missing, unknown, malformed or at odds with another one."""
 
 
 @dataclass(frozen=True)
@@ -168,91 +177,79 @@ class SinkOptions:
 
 def included(options: Mapping[str, str]) -> tuple[bool, bool]:
     """Whether headers, and what a message is besides, were asked for. Raises `OptionError`."""
-    given = _known(options, KNOWN_OPTIONS, "of a read")
-    return _flag(given, "includeHeaders", default=False), _flag(given, "includeProperties", default=False)
+    given = known_options(options, KNOWN_OPTIONS, "of a read")
+    return flag_of(given, "includeHeaders", default=False), flag_of(given, "includeProperties", default=False)
 
 
 def parse_options(options: Mapping[str, str], *, columns: tuple[str, ...] = (), streaming: bool = False) -> ReadOptions:
     """Check the options of a read (names in any case). Raises `OptionError`."""
     included(options)
     known = _STREAM_OPTIONS if streaming else _BATCH_OPTIONS
-    given = _known(options, known, "of readStream" if streaming else "of read")
-    servers = _one_of(given, _SERVERS, required=True)
-    chosen = _one_of(given, _TOPICS, required=True)
+    given = known_options(options, known, "of readStream" if streaming else "of read")
+    servers = one_of(given, _SERVERS, required=True)
+    chosen = one_of(given, _TOPICS, required=True)
     start = _boundary(given, _STARTS, default=LATEST if streaming else EARLIEST, refused=None if streaming else LATEST)
     end = _boundary(given, _ENDS, default=LATEST, refused=EARLIEST)
     _check_isolation(given)
     consumes = _consumes(given, start, streaming=streaming)
     return ReadOptions(
-        servers=_names("the list of servers", given[str(servers)]),
-        topics=_names("subscribe", given["subscribe"]) if chosen == "subscribe" else None,
-        pattern=_pattern(given["subscribePattern"]) if chosen == "subscribePattern" else None,
-        assignment=_assignment(given["assign"]) if chosen == "assign" else None,
+        servers=names_in("the list of servers", given[str(servers)]),
+        topics=names_in("subscribe", given["subscribe"]) if chosen == "subscribe" else None,
+        pattern=topic_pattern(given["subscribePattern"]) if chosen == "subscribePattern" else None,
+        assignment=assignment(given["assign"]) if chosen == "assign" else None,
         start=start,
         end=end,
-        fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
+        fail_on_data_loss=flag_of(given, "failOnDataLoss", default=True),
         columns=columns,
         start_time_missing=_strategy(given, start),
-        input_partitions_min=_count(given, "minPartitions"),
+        input_partitions_min=count_of(given, "minPartitions"),
         access=access_of(given),
-        records_per_partition_max=_count(given, "maxRecordsPerPartition", default=0),
-        offsets_per_trigger_max=_count(given, "maxOffsetsPerTrigger", default=0),
+        records_per_partition_max=count_of(given, "maxRecordsPerPartition", default=0),
+        offsets_per_trigger_max=count_of(given, "maxOffsetsPerTrigger", default=0),
         offsets_per_trigger_min=_least(given, consumes=consumes),
-        trigger_delay_ms_max=_duration_ms(given, _DELAY, default=TRIGGER_DELAY_MS),
+        trigger_delay_ms_max=duration_ms(given, _DELAY, default=TRIGGER_DELAY_MS),
         lease_ms=_lease(given, consumes=consumes) if streaming else 0,
-        push_down=_flag(given, _PUSH_DOWN, default=False),
-        disorder_ms=_count(given, _DISORDER, default=0, least=0) if _DISORDER in given else None,
+        push_down=flag_of(given, _PUSH_DOWN, default=False),
+        disorder_ms=count_of(given, _DISORDER, default=0, least=0) if _DISORDER in given else None,
         group=_group(given, consumes=consumes) if streaming else "",
         queue=given.get("queue"),
         headers_where=_headers_where(given, consumes=consumes),
         data_dir=_data_dir(given),
         consumes=consumes,
-        mqtt_filter=_filter(given["mqtt.filter"]) if chosen == "mqtt.filter" else None,
+        mqtt_filter=mqtt_filter(given["mqtt.filter"]) if chosen == "mqtt.filter" else None,
         vhost=_vhost(given, ("queue", "mqtt.filter")),
     )
 
 
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Check the options of a write. Raises `OptionError`."""
-    given = _known(options, _SINK_OPTIONS, "of write")
-    servers = _one_of(given, _SERVERS, required=True)
-    compression = _one_of(given, _COMPRESSION)
+    given = known_options(options, _SINK_OPTIONS, "of write")
+    servers = one_of(given, _SERVERS, required=True)
+    compression = one_of(given, _COMPRESSION)
     codec = None if compression is None or given[compression] == "none" else given[compression]
     if codec not in (None, "gzip", "snappy", "lz4", "zstd"):
         raise OptionError(f"{compression} must be none, gzip, snappy, lz4 or zstd, not {codec!r}")
     if ("txnAppId" in given) != ("txnVersion" in given):
         raise OptionError("txnAppId and txnVersion are given together or not at all")
-    _one_of(given, ("topic", "exchange"))
+    one_of(given, ("topic", "exchange"))
     if "routingKey" in given and "exchange" not in given:
         raise OptionError("routingKey needs the option exchange")
     return SinkOptions(
-        servers=_names("the list of servers", given[str(servers)]),
+        servers=names_in("the list of servers", given[str(servers)]),
         topic=given.get("topic"),
         compression=codec,
-        transaction_timeout_ms=_count(given, "transactionTimeoutMs", default=300_000),
+        transaction_timeout_ms=count_of(given, "transactionTimeoutMs", default=300_000),
         access=access_of(given),
         job=given.get("txnAppId"),
-        version=_count(given, "txnVersion", default=0, least=0),
+        version=count_of(given, "txnVersion", default=0, least=0),
         exchange=given.get("exchange"),
         routing_key=given.get("routingKey"),
         vhost=_vhost(given, ("exchange",)),
     )
 
 
-def _known(options: Mapping[str, str], known: tuple[str, ...], what: str) -> dict[str, str]:
-    """Options by the names as they are written here. Raises `OptionError` for one that is not among them."""
-    by_lower_name = {name.lower(): name for name in known}
-    given: dict[str, str] = {}
-    for name, value in options.items():
-        found = by_lower_name.get(name.lower())
-        if found is None:
-            raise OptionError(f"unknown option {name!r}; the options {what} are {', '.join(known)}")
-        given[found] = value
-    return given
-
-
 def _check_isolation(given: Mapping[str, str]) -> None:
-    chosen = _one_of(given, _ISOLATION)
+    chosen = one_of(given, _ISOLATION)
     if chosen is not None and given[chosen] != "read_committed":
         raise OptionError(f"{chosen}: only read_committed is there, not {given[chosen]!r}")
 
@@ -268,7 +265,7 @@ def _headers_where(given: Mapping[str, str], *, consumes: bool) -> tuple[tuple[s
         return ()
     if consumes:
         raise OptionError(f"{_WHERE}: what is consumed leaves the queue, and other rows would be lost; browse it")
-    wanted = _json_object(_WHERE, given[_WHERE])
+    wanted = json_object(_WHERE, given[_WHERE])
     if not wanted or not all(isinstance(value, str) for value in wanted.values()):
         raise OptionError(f'{_WHERE} must look like {{"name": "value"}}, not {given[_WHERE]}')
     for text in (*wanted, *wanted.values()):
@@ -308,7 +305,7 @@ def _consumes(given: Mapping[str, str], start: Boundary, *, streaming: bool) -> 
 
 def _lease(given: Mapping[str, str], *, consumes: bool) -> int:
     """What is taken out of a queue is the query's for longer: others get it afterwards, done or not."""
-    return _count(given, "leaseMs", default=CONSUME_LEASE_MS if consumes else LEASE_MS, least=int(consumes))
+    return count_of(given, "leaseMs", default=CONSUME_LEASE_MS if consumes else LEASE_MS, least=int(consumes))
 
 
 def _least(given: Mapping[str, str], *, consumes: bool) -> int:
@@ -316,34 +313,10 @@ def _least(given: Mapping[str, str], *, consumes: bool) -> int:
         raise OptionError(f"{_DELAY} needs the option {_LEAST}")
     if consumes and _LEAST in given:
         raise OptionError(f"{_MODE}=consume takes what waits: leave {_LEAST} out")
-    least, most = _count(given, _LEAST, default=0), _count(given, "maxOffsetsPerTrigger", default=0)
+    least, most = count_of(given, _LEAST, default=0), count_of(given, "maxOffsetsPerTrigger", default=0)
     if most and least > most:
         raise OptionError(f"{_LEAST} ({least}) is above maxOffsetsPerTrigger ({most})")
     return least
-
-
-def _duration_ms(given: Mapping[str, str], name: str, *, default: int) -> int:
-    """Such as `500ms`, `1s`, `15m`; milliseconds without a unit."""
-    text = given.get(name)
-    if text is None:
-        return default
-    found = re.fullmatch(r"([0-9]+) *([a-z]*)", text.strip().lower())
-    if found is None or found[2] not in _UNITS_MS:
-        raise OptionError(f"{name} must be a time such as 500ms, 1s, 15m or 1h, not {text!r}")
-    return int(found[1]) * _UNITS_MS[found[2]]
-
-
-def _filter(text: str) -> str:
-    levels = text.split("/")
-    if (
-        not text
-        or "#" in text[:-1]
-        or any(level not in ("+", "#") and ("+" in level or "#" in level) for level in levels)
-    ):
-        raise OptionError(f"mqtt.filter: {text!r} is no filter: + is a whole level, and # the last one")
-    if text.startswith("$"):
-        raise OptionError(f"mqtt.filter: {text!r} cannot be kept: it is no filter of ordinary topics")
-    return text
 
 
 def _group(given: Mapping[str, str], *, consumes: bool) -> str:
@@ -358,25 +331,16 @@ def _group(given: Mapping[str, str], *, consumes: bool) -> str:
     return f"{given.get('groupIdPrefix', GROUP_PREFIX)}-{digest[:12]}"
 
 
-def _one_of(given: Mapping[str, str], names: tuple[str, ...], *, required: bool = False) -> str | None:
-    chosen = [name for name in names if name in given]
-    if len(chosen) > 1:
-        raise OptionError(f"the options {' and '.join(chosen)} contradict each other: give one of them")
-    if not chosen and required:
-        raise OptionError(f"one of the options {', '.join(names)} is needed")
-    return chosen[0] if chosen else None
-
-
 def _boundary(given: Mapping[str, str], names: tuple[str, ...], *, default: int, refused: int | None) -> Boundary:
-    chosen = _one_of(given, names)
+    chosen = one_of(given, names)
     if chosen is None:
         return Boundary(default, False, names[0])
     text = given[chosen].strip()
     if chosen.endswith("Timestamp") and not chosen.endswith("ByTimestamp"):
-        return Boundary(_timestamp(chosen, text), True, chosen)
+        return Boundary(timestamp_ms(chosen, text), True, chosen)
     by_time = chosen.endswith("ByTimestamp")
     words = {} if by_time else {"earliest": EARLIEST, "latest": LATEST}
-    value: int | ByPartition = words[text.lower()] if text.lower() in words else _by_partition(chosen, text)
+    value: int | ByPartition = words[text.lower()] if text.lower() in words else by_partition(chosen, text)
     numbers = [value] if isinstance(value, int) else [one for each in value.values() for one in each.values()]
     for number in numbers:
         if number < (0 if by_time else EARLIEST):
@@ -387,90 +351,18 @@ def _boundary(given: Mapping[str, str], names: tuple[str, ...], *, default: int,
     return Boundary(value, by_time, chosen)
 
 
-def _by_partition(option: str, text: str) -> ByPartition:
-    parsed = _json_object(option, text)
-    try:
-        return {topic: {int(part): _integer(number) for part, number in each.items()} for topic, each in parsed.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise OptionError(f'{option} must look like {{"topic": {{"0": 23, "1": -2}}}}, not {text}') from None
-
-
-def _assignment(text: str) -> dict[str, list[int]]:
-    parsed = _json_object("assign", text)
-    try:
-        assignment = {topic: [_integer(number) for number in numbers] for topic, numbers in parsed.items()}
-    except (TypeError, ValueError):
-        raise OptionError(f'assign must look like {{"topic": [0, 1]}}, not {text}') from None
-    if not any(assignment.values()):
-        raise OptionError("assign names no partition")
-    return assignment
-
-
-def _json_object(option: str, text: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(text)
-    except ValueError as error:
-        raise OptionError(f"{option} is not JSON ({error}): {text}") from None
-    if not isinstance(parsed, dict):
-        raise OptionError(f"{option} must be a JSON object, not {text}")
-    return parsed
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError
-    return value
-
-
-def _timestamp(option: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise OptionError(f"{option} must be milliseconds since 1970, not {text!r}")
-    return int(text)
-
-
-def _names(what: str, text: str) -> tuple[str, ...]:
-    names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
-    if not names:
-        raise OptionError(f"{what} is empty")
-    return names
-
-
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise OptionError(f"subscribePattern is not a regular expression: {error}") from None
-    return text
-
-
 def access_of(given: Mapping[str, str]) -> Access:
     """How to connect. Raises `OptionError`."""
     user = given.get("millrace.user")
     if user is None and "millrace.password" in given:
         raise OptionError("millrace.password needs millrace.user")
     files = {name: given.get(f"millrace.tls.{name}") for name in ("ca", "cert", "key")}
-    tls = _flag(given, "millrace.tls", default=any(files.values()))
+    tls = flag_of(given, "millrace.tls", default=any(files.values()))
     if not tls and any(files.values()):
         raise OptionError("millrace.tls is false: millrace.tls.ca, millrace.tls.cert and millrace.tls.key need it")
     if files["key"] is not None and files["cert"] is None:
         raise OptionError("millrace.tls.key needs millrace.tls.cert")
     return Access(None if user is None else (user, given.get("millrace.password", "")), tls, **files)
-
-
-def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = given.get(name, str(default)).lower()
-    if text not in ("true", "false"):
-        raise OptionError(f"{name} must be true or false, not {given[name]!r}")
-    return text == "true"
-
-
-def _count(given: Mapping[str, str], name: str, *, default: int = 1, least: int = 1) -> int:
-    text = given.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise OptionError(f"{name} must be a number from {least}, not {text!r}")
-    return int(text)
 
 
 def _strategy(given: Mapping[str, str], start: Boundary) -> Literal["error", "latest"]:
