@@ -27,36 +27,13 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 
+from delay.ahead import Ahead
+
 _SWEEP_MIN = 1024  # below this many cancelled keys a sweep is not worth it
 _BITE = 1 << 15  # timers that are looked at together where all of them are
 _FEW = 24  # fewer timers than this are not worth preparing for
 
 _LARGE, _AHEAD = 4096, 1024  # a slot with fewer timers is moved at once; so many are moved ahead together
-
-
-class _Ahead:
-    """A slot that is moved down before it begins: what is still in it, and the slots that it becomes."""
-
-    __slots__ = ("begin", "position", "slots", "source", "tick")
-
-    def __init__(self, source: array[int], begin: int, tick: int) -> None:
-        self.source = source
-        self.position = 0
-        self.slots: dict[int, array[int]] = {}
-        self.begin = begin
-        """Its first tick."""
-        self.tick = tick
-        """When it was looked at last."""
-
-    @property
-    def left(self) -> int:
-        """How many timers are still to be moved."""
-        return (len(self.source) - self.position) // 2
-
-    def trim(self) -> None:
-        """Forget what was moved."""
-        del self.source[: self.position]
-        self.position = 0
 
 
 class TimingWheel:
@@ -81,7 +58,7 @@ class TimingWheel:
         self._far: array[int] = array("q")
         self._far_tick_min = 0
         self._moving: array[int] | None = None  # the slot being cascaded
-        self._aheads: dict[int, _Ahead] = {}  # by level; in its place is a slot for what comes later
+        self._aheads: dict[int, Ahead] = {}  # by level; in its place is a slot for what comes later
         self._ahead_tick = 0  # when to go on with them, if there are any
         self._position = 0  # how much of the slot being moved, or of the slot being returned, is done
         self._stored = 0
@@ -297,33 +274,19 @@ class TimingWheel:
             if count:
                 ahead.tick = self._tick
                 limit -= count
-                self._move_ahead(level, ahead, count)
+                pairs = self._waiting(ahead.source, *ahead.pass_over(count))
+                ahead.place(*pairs, (level - 1) * self._bits, self._mask, self._tick_ms)
             if ahead.left:
                 self._ahead_tick = min(self._ahead_tick, self._tick + max(ticks * _AHEAD // ahead.left, 1))
 
-    def _begin_ahead(self, level: int) -> _Ahead | None:
+    def _begin_ahead(self, level: int) -> Ahead | None:
         position = self._tick >> level * self._bits
         index = (position & self._mask) + 1
         slot = self._slots[level].get(index)  # none beyond the last: that is a higher level's
         if slot is None or len(slot) < 2 * _LARGE:
             return None
         self._slots[level][index] = array("q")
-        return self._aheads.setdefault(level, _Ahead(slot, position + 1 << level * self._bits, self._tick))
-
-    def _move_ahead(self, level: int, ahead: _Ahead, count: int) -> None:
-        stop = min(len(ahead.source), ahead.position + 2 * count)
-        slots, shift, mask, tick_ms = ahead.slots, (level - 1) * self._bits, self._mask, self._tick_ms
-        for deadline_ms, key in zip(*self._waiting(ahead.source, ahead.position, stop)):
-            index = -(-deadline_ms // tick_ms) >> shift & mask
-            slot = slots.get(index)
-            if slot is None:
-                slots[index] = array("q", (deadline_ms, key))
-            else:
-                slot.append(deadline_ms)
-                slot.append(key)
-        ahead.position = stop
-        if not ahead.left:
-            ahead.trim()
+        return self._aheads.setdefault(level, Ahead(slot, position + 1 << level * self._bits, self._tick))
 
     def _arrive(self, level: int) -> array[int]:
         """The slot that was moved ahead begins: what it has become takes its place. What is to be moved yet, first."""
