@@ -15,10 +15,18 @@ import trio
 from msgspec import Meta
 
 from routing.administration.forwarded import ask_leader
-from routing.administration.operations import operation, plain
+from routing.administration.operations import LOOKS, has_tag, operation, plain
 from routing.administration.shown import BODY_BYTES, shown_message
 from routing.commits import storage_errors
-from routing.errors import BrokerError, InvalidArgument, NotFound, PreconditionFailed, StorageUnavailable, TimedOut
+from routing.errors import (
+    BrokerError,
+    InvalidArgument,
+    NotFound,
+    PreconditionFailed,
+    ResourceLocked,
+    StorageUnavailable,
+    TimedOut,
+)
 from routing.facts import DELAY_MS_MAX, TTL_MS_MAX, pack
 from routing.message import NeutralProperties, Properties, Slab
 from routing.message_makers import Made, maker_of
@@ -191,7 +199,8 @@ async def peek(
 ) -> list[dict[str, Any]]:
     """The messages that come next out of a queue, at most `limit` and `PEEKED_MAX`, with at most `bytes_max` bytes of
     each body. They stay where they are, and nobody can tell that they were looked at. `returns` is how often one came
-    back, in queues that count it.
+    back, in queues that count it. A connection's own queue is shown to users with the tag `monitoring` or
+    `administrator`.
     """
     if user:  # else another broker asks, which has seen to it
         broker.rights.grants(user, vhost).require("read", "queue", name)
@@ -201,6 +210,8 @@ async def peek(
         if name in found.streams:
             raise PreconditionFailed(f"'{name}' is a stream: read its topic '{found.streams[name].topic.name}'")
         raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
+    if queue.exclusive and user and not has_tag(broker, user, LOOKS):
+        raise ResourceLocked(f"queue '{name}' in vhost '{vhost}' belongs to a connection alone")
     if queue.elsewhere:
         told = {"name": name, "vhost": vhost, "limit": limit, "bytes_max": bytes_max}
         there: list[dict[str, Any]] = await ask_leader(queue, "queues.peek", told)

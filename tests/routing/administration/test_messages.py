@@ -10,7 +10,15 @@ import pytest
 from core_log.files import FaultyFiles, MemoryFiles
 from routing.access.grants import Permission, TopicPermission
 from routing.administration import administer
-from routing.errors import AccessRefused, BrokerError, InvalidArgument, NotFound, PreconditionFailed, StorageUnavailable
+from routing.errors import (
+    AccessRefused,
+    BrokerError,
+    InvalidArgument,
+    NotFound,
+    PreconditionFailed,
+    ResourceLocked,
+    StorageUnavailable,
+)
 from routing.facts import pack
 from routing.message import Properties
 from tests.routing.harness import PROTOCOL, Engine, engine, with_headers
@@ -85,6 +93,20 @@ async def test_who_publishes_and_looks_needs_the_rights_for_it() -> None:
         assert await ask(running, "messages.publish", "ada", **mine) == {"routed": False}
         with pytest.raises(AccessRefused):
             await ask(running, "queues.peek", "ada", name="q")
+
+
+async def test_the_queue_of_a_connection_is_not_shown_to_other_clients() -> None:
+    async with engine(MemoryFiles()) as running:
+        await running.broker.declare_queue("own", exclusive=True, owner=running)
+        await ask(running, "messages.publish", routing_key="own", body="secret")
+        rights = running.broker.rights
+        for name, tags in (("eve", ()), ("mona", ("monitoring",))):
+            await rights.add_user(name, b"secret", tags)
+            await rights.set_permission("/", name, Permission("", "", ".*"))
+        with pytest.raises(ResourceLocked):
+            await ask(running, "queues.peek", "eve", name="own")
+        for user in ("mona", "guest"):
+            assert bodies(await ask(running, "queues.peek", user, name="own")) == ["secret"]
 
 
 async def test_nothing_is_said_to_be_safe_that_is_not() -> None:
