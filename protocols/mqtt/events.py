@@ -62,8 +62,6 @@ class Connect:
     receive_maximum: int = 65_535
     packet_bytes_max: int | None = None
     topic_alias_max: int = 0
-    wants_response_information: bool = False
-    wants_problem_information: bool = True
     user_properties: list[tuple[str, str]] = field(default_factory=list)
     authentication_method: str | None = None
     authentication_data: bytes = b""

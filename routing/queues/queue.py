@@ -50,8 +50,8 @@ class Queue:
     """One queue."""
 
     elsewhere = False
-    joining: Collection[Consumer] = ()  # those that are not told yet that they consume
     """Another broker leads it: what is asked of it has to be waited for."""
+    joining: Collection[Consumer] = ()  # those that are not told yet that they consume
 
     __slots__ = (
         "__weakref__", "arguments", "auto_delete", "awake", "deleted", "duplicates", "durable", "exclusive",
@@ -168,7 +168,7 @@ class Queue:
         """Know the ids of what comes for so long, because the settings or an exchange (by name) ask for it."""
         self.seen = asked(self.seen, who, window_ms, self.partition.deduplication_ids_max)
 
-    # --- messages in -------------------------------------------------------------------
+    # --- consumers ---------------------------------------------------------------------
 
     def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> Awaitable[None] | None:
         """Make it a consumer of this queue: it is one unless the answer has to be awaited. Raises AccessRefused when
@@ -192,6 +192,8 @@ class Queue:
     def detach(self, consumer: Consumer) -> None:
         """It consumes no more."""
         self.turns.remove(consumer)
+
+    # --- messages in -------------------------------------------------------------------
 
     def enqueue(self, first: int, count: int) -> None:
         """Add messages that ask for nothing at the end; only for queues whose settings are plain."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -54,7 +53,6 @@ class Stream:
     """Were in the queue at the last check."""
     checked: int = 0
     """`published` at the last check."""
-    changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
         self.queue = self.queue or self.name
@@ -80,17 +78,7 @@ class Stream:
 
     def note(self, numbers: set[int] | range, *, refused: bool = False) -> None:
         """The broker answered for these."""
-        with self.changed:
-            (self.refused if refused else self.confirmed).update(numbers)
-            self.changed.notify_all()
-
-    def wait_confirmed(self, count: int, timeout_s: float = 60) -> None:
-        """Until `count` messages are confirmed in all."""
-        with self.changed:
-            done = self.changed.wait_for(lambda: len(self.confirmed) >= count, timeout_s)
-        assert done, (
-            f"{self.name}: {len(self.confirmed)} confirmed of {self.published} after {timeout_s} s, not {count}"
-        )
+        (self.refused if refused else self.confirmed).update(numbers)
 
 
 def wire_options(port: int) -> argparse.Namespace:

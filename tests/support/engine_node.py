@@ -121,7 +121,6 @@ class Town:
     def __init__(self) -> None:
         self.nodes: dict[int, EngineNode] = {}
         self.leaders: dict[str, tuple[int | None, int]] = {}
-        self._through: dict[int, str] = {}
 
     def lead(self, index: int, broker: int | None, *, anew: bool = True) -> None:
         """Have a broker lead a home from now on; what is in it elsewhere is lost."""

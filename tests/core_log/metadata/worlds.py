@@ -98,8 +98,6 @@ class Seen:
 class World:
     """Makes stores over the same data."""
 
-    is_etcd = True
-
     async def store(self, **options: Any) -> tuple[Any, Line]:
         """Another store, and its line to etcd."""
         raise NotImplementedError
@@ -130,8 +128,6 @@ class EtcdWorld(World):
 
 
 class EmbeddedWorld(World):
-    is_etcd = False
-
     def __init__(self, flusher: LogFlusher) -> None:
         self._store = EmbeddedStore(KeyedStore(open_log(MemoryFiles(), flusher=flusher)))
 

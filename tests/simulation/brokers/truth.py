@@ -115,7 +115,6 @@ class Truth:
         """Offsets whose settlements are committed, by queue id."""
         self.sets: dict[int, tuple[int, ...]] = {}
         self.begun_epoch = self.served_epoch = 0
-        self.is_home = name.startswith("queues/")
 
     # ---- what logs tell
 
