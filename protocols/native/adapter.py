@@ -20,7 +20,7 @@ from core_log.partition_log import PartitionLog
 from core_log.record_batch import validate
 from protocols.adapter_topics import create_missing, may_see
 from protocols.fetching import Fetches
-from protocols.native import wire, wire_groups
+from protocols.native import wire, wire_groups, wire_topics
 from protocols.native.adapter_errors import ENGINE_ERRORS, Refused, engine_error
 from protocols.native.adapter_fetch import FetchDoor, check_containing
 from protocols.native.adapter_groups import HANDLERS, GroupDoor
@@ -234,22 +234,22 @@ class NativeAdapter:
                 topics.append((name, None, partitions(self._broker, self._config, topic)))
         return wire.MetadataReply(request.correlation_id, nodes(self._broker, self._config, self._door), topics)
 
-    async def _create_topic(self, request: wire.CreateTopic) -> wire.Reply:
+    async def _create_topic(self, request: wire_topics.CreateTopic) -> wire.Reply:
         await self._broker.create_topic(request.name, partitions=request.partitions, config=request.config)
-        return wire.CreateTopicReply(request.correlation_id)
+        return wire_topics.CreateTopicReply(request.correlation_id)
 
-    async def _create_partitions(self, request: wire.CreatePartitions) -> wire.Reply:
+    async def _create_partitions(self, request: wire_topics.CreatePartitions) -> wire.Reply:
         await self._broker.create_partitions(self._topic(request.name).name, request.partitions)
-        return wire.CreatePartitionsReply(request.correlation_id)
+        return wire_topics.CreatePartitionsReply(request.correlation_id)
 
-    async def _delete_topic(self, request: wire.DeleteTopic) -> wire.Reply:
+    async def _delete_topic(self, request: wire_topics.DeleteTopic) -> wire.Reply:
         await self._broker.delete_topic(self._topic(request.name).name)
-        return wire.DeleteTopicReply(request.correlation_id)
+        return wire_topics.DeleteTopicReply(request.correlation_id)
 
-    async def _describe_topic(self, request: wire.DescribeTopic) -> wire.Reply:
+    async def _describe_topic(self, request: wire_topics.DescribeTopic) -> wire.Reply:
         topic = self._topic(request.name)
         found = describe(self._broker, self._config, topic)
-        return wire.DescribeTopicReply(request.correlation_id, topic.name, topic.config, found)
+        return wire_topics.DescribeTopicReply(request.correlation_id, topic.name, topic.config, found)
 
     async def _describe_broker(self, request: wire.DescribeBroker) -> wire.Reply:
         broker = self._broker
@@ -259,7 +259,7 @@ class NativeAdapter:
             request.correlation_id, homes, len(broker.sessions), broker.refused_messages, broker.blocked
         )
 
-    async def _bind(self, request: wire.Bind) -> wire.Reply:
+    async def _bind(self, request: wire_topics.Bind) -> wire.Reply:
         topic = self._topic(request.topic).name
         await self._broker.bind(
             "topic",
@@ -270,9 +270,9 @@ class NativeAdapter:
             owner=self,
             vhost=self._config.virtual_host,
         )
-        return wire.BindReply(request.correlation_id)
+        return wire_topics.BindReply(request.correlation_id)
 
-    async def _unbind(self, request: wire.Unbind) -> wire.Reply:
+    async def _unbind(self, request: wire_topics.Unbind) -> wire.Reply:
         topic = self._topic(request.topic).name
         await self._broker.unbind(
             "topic",
@@ -283,7 +283,7 @@ class NativeAdapter:
             owner=self,
             vhost=self._config.virtual_host,
         )
-        return wire.UnbindReply(request.correlation_id)
+        return wire_topics.UnbindReply(request.correlation_id)
 
     def _topic(self, name: str) -> Topic:
         topic = self._broker.topics.get(name)
@@ -429,14 +429,14 @@ class NativeAdapter:
     _HANDLERS: ClassVar[dict[type[wire.Request], Callable[[NativeAdapter, Any], Awaitable[wire.Reply | None]]]] = {
         wire.Hello: _hello,
         wire.Metadata: _metadata,
-        wire.CreateTopic: _create_topic,
-        wire.CreatePartitions: _create_partitions,
-        wire.DeleteTopic: _delete_topic,
-        wire.DescribeTopic: _describe_topic,
+        wire_topics.CreateTopic: _create_topic,
+        wire_topics.CreatePartitions: _create_partitions,
+        wire_topics.DeleteTopic: _delete_topic,
+        wire_topics.DescribeTopic: _describe_topic,
         wire.DescribeBroker: _describe_broker,
         wire.Administer: _administer,
-        wire.Bind: _bind,
-        wire.Unbind: _unbind,
+        wire_topics.Bind: _bind,
+        wire_topics.Unbind: _unbind,
         wire.Produce: _produce,
         wire.Fetch: _fetch,
         wire.ListOffsets: _list_offsets,

@@ -6,7 +6,7 @@ In a cluster a broker's address is the one that it advertises for the same door:
 from __future__ import annotations
 
 from protocols.adapter_topics import nodes_of
-from protocols.native import wire
+from protocols.native import wire, wire_topics
 from protocols.native.config import NativeConfig
 from routing.broker import Broker
 from routing.topics.topic import Topic
@@ -45,13 +45,13 @@ def _partition(broker: Broker, config: NativeConfig, partition: TopicPartition) 
     )
 
 
-def describe(broker: Broker, config: NativeConfig, topic: Topic) -> list[wire.PartitionDescription]:
+def describe(broker: Broker, config: NativeConfig, topic: Topic) -> list[wire_topics.PartitionDescription]:
     """Each partition as far as it is on this broker."""
     found = []
     for partition in topic.partitions:
         said, log = _partition(broker, config, partition), partition.log
         found.append(
-            wire.PartitionDescription(
+            wire_topics.PartitionDescription(
                 partition.index,
                 said.leader,
                 said.leader_epoch,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from protocols.native import wire, wire_groups
+from protocols.native import wire, wire_groups, wire_topics
 from routing.access.grants import Grants
 from routing.errors import AccessRefused
 
@@ -30,7 +30,7 @@ def require_id(grants: Grants, transactional_id: str) -> None:
         raise AccessRefused(f"write access to transactional id '{transactional_id}' refused for user '{grants.user}'")
 
 
-def _bind(grants: Grants, request: wire.Bind | wire.Unbind) -> None:
+def _bind(grants: Grants, request: wire_topics.Bind | wire_topics.Unbind) -> None:
     grants.require("configure", "topic", request.topic)
     grants.require("read", "exchange", request.exchange)
     grants.require_keys("read", request.exchange, (request.pattern,))
@@ -42,12 +42,12 @@ def _commit_offsets(grants: Grants, request: wire.CommitOffsets | wire_groups.Co
 
 
 _CHECKS: dict[type[wire.Request], _Check] = {
-    wire.CreateTopic: lambda grants, request: grants.require("configure", "topic", request.name),
-    wire.CreatePartitions: lambda grants, request: grants.require("configure", "topic", request.name),
-    wire.DeleteTopic: lambda grants, request: grants.require("configure", "topic", request.name),
-    wire.DescribeTopic: lambda grants, request: grants.require("read", "topic", request.name),
-    wire.Bind: _bind,
-    wire.Unbind: _bind,
+    wire_topics.CreateTopic: lambda grants, request: grants.require("configure", "topic", request.name),
+    wire_topics.CreatePartitions: lambda grants, request: grants.require("configure", "topic", request.name),
+    wire_topics.DeleteTopic: lambda grants, request: grants.require("configure", "topic", request.name),
+    wire_topics.DescribeTopic: lambda grants, request: grants.require("read", "topic", request.name),
+    wire_topics.Bind: _bind,
+    wire_topics.Unbind: _bind,
     wire.CommitOffsets: _commit_offsets,
     wire_groups.CommitGroupOffsets: _commit_offsets,
 }

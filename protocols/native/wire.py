@@ -20,9 +20,9 @@ from msgspec import Meta, Struct
 
 from protocols.buffers import LENGTH_BYTES as LENGTH_BYTES
 from protocols.buffers import BytesLike
-from protocols.native import wire_groups, wire_transactions
+from protocols.native import wire_groups, wire_topics, wire_transactions
 from protocols.native.errors import ErrorCode, ProtocolError, WireError
-from protocols.native.wire_base import CONFIG_MAX, ENTRIES_MAX, Containing, Count, Epoch, Name, NameOrNone, Offset, Text
+from protocols.native.wire_base import CONFIG_MAX, ENTRIES_MAX, Containing, Count, Epoch, Name, Offset, Text
 from protocols.native.wire_base import GROUPS_SINCE as GROUPS_SINCE
 from protocols.native.wire_base import NO_EPOCH as NO_EPOCH
 from protocols.native.wire_base import VERSION as VERSION
@@ -57,44 +57,6 @@ class Metadata(Request, tag=1):
 
     topics: Annotated[list[Name], Meta(max_length=ENTRIES_MAX)] | None
     create_missing: bool
-
-
-class CreateTopic(Request, tag=2):
-    """`config` as text, by the names of the log's configuration."""
-
-    name: Name
-    partitions: Annotated[int, Meta(ge=1, le=1_000_000)]
-    config: Annotated[dict[Name, Text], Meta(max_length=CONFIG_MAX)]
-
-
-class DeleteTopic(Request, tag=3):
-    """The topic and all its records."""
-
-    name: Name
-
-
-class DescribeTopic(Request, tag=4):
-    """Configuration and offsets of a topic."""
-
-    name: Name
-
-
-class Bind(Request, tag=5):
-    """Copy what an exchange routes by `pattern` to the topic."""
-
-    topic: Name
-    exchange: NameOrNone
-    pattern: Text
-    arguments: Annotated[dict[Name, Argument], Meta(max_length=CONFIG_MAX)]
-
-
-class Unbind(Request, tag=6):
-    """The inverse of `Bind`, with the same fields."""
-
-    topic: Name
-    exchange: NameOrNone
-    pattern: Text
-    arguments: Annotated[dict[Name, Argument], Meta(max_length=CONFIG_MAX)]
 
 
 class ProduceEntry(Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -178,13 +140,6 @@ class Administer(Request, tag=13):
     arguments: Annotated[dict[Name, Any], Meta(max_length=CONFIG_MAX)]
 
 
-class CreatePartitions(Request, tag=14):
-    """Have a topic have `partitions` partitions; it never has fewer than before."""
-
-    name: Name
-    partitions: Annotated[int, Meta(ge=1, le=1_000_000)]
-
-
 class OffsetsForEpochs(Request, tag=15):
     """Entries are (topic, partition, current leader epoch, epoch of the last batch that was read): KIP-320."""
 
@@ -224,49 +179,6 @@ class MetadataReply(Reply, tag=1):
 
     nodes: list[tuple[int, str, int]]
     topics: list[tuple[str, WireError | None, list[PartitionMetadata]]]
-
-
-class CreateTopicReply(Reply, tag=2):
-    """Created, durably."""
-
-
-class DeleteTopicReply(Reply, tag=3):
-    """Deleted, durably."""
-
-
-class PartitionDescription(Struct, array_like=True, gc=False):
-    """One partition as `DescribeTopic` tells it."""
-
-    partition: int
-    leader: int
-    leader_epoch: int
-    log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
-    size_bytes: int
-    replicas: list[int] = []
-    isr: list[int] = []
-
-    @property
-    def single_copy(self) -> bool:
-        """One replica at most is in sync: what is confirmed, be it with acks "all", is on one disk."""
-        return len(self.isr) <= 1
-
-
-class DescribeTopicReply(Reply, tag=4):
-    """The topic's own configuration and each partition."""
-
-    name: str
-    config: dict[str, str]
-    partitions: list[PartitionDescription]
-
-
-class BindReply(Reply, tag=5):
-    """Bound, durably."""
-
-
-class UnbindReply(Reply, tag=6):
-    """Unbound, durably."""
 
 
 class ProduceReply(Reply, tag=7):
@@ -333,10 +245,6 @@ class AdministerReply(Reply, tag=13):
     result: Any
 
 
-class CreatePartitionsReply(Reply, tag=14):
-    """It has them, durably."""
-
-
 class OffsetsForEpochsReply(Reply, tag=15):
     """(error, epoch, end offset) of each entry, in order: the largest epoch that is not above the one asked for, and
     where it ends. Epoch -1: there is none, the log begins at that offset.
@@ -346,16 +254,14 @@ class OffsetsForEpochsReply(Reply, tag=15):
 
 
 AnyRequest = (
-    Hello | Metadata | CreateTopic | DeleteTopic | DescribeTopic | Bind | Unbind | Produce | Fetch | ListOffsets
-    | CommitOffsets | FetchOffsets | DescribeBroker | Administer | CreatePartitions
-    | OffsetsForEpochs | wire_groups.AnyGroupRequest
+    Hello | Metadata | Produce | Fetch | ListOffsets | CommitOffsets | FetchOffsets | DescribeBroker | Administer
+    | OffsetsForEpochs | wire_topics.AnyTopicRequest | wire_groups.AnyGroupRequest
     | wire_transactions.AnyTransactionRequest
 )  # fmt: skip
 AnyReply = (
-    ErrorReply | HelloReply | MetadataReply | CreateTopicReply | DeleteTopicReply | DescribeTopicReply | BindReply
-    | UnbindReply | ProduceReply | FetchReply | ListOffsetsReply | CommitOffsetsReply | FetchOffsetsReply
-    | DescribeBrokerReply | AdministerReply | CreatePartitionsReply | OffsetsForEpochsReply
-    | wire_groups.AnyGroupReply | wire_transactions.AnyTransactionReply
+    ErrorReply | HelloReply | MetadataReply | ProduceReply | FetchReply | ListOffsetsReply | CommitOffsetsReply
+    | FetchOffsetsReply | DescribeBrokerReply | AdministerReply | OffsetsForEpochsReply
+    | wire_topics.AnyTopicReply | wire_groups.AnyGroupReply | wire_transactions.AnyTransactionReply
 )  # fmt: skip
 
 _REQUEST_APIS = range(wire_groups.API_MAX + 1)

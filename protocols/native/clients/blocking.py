@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from core_log.containing import Groups
 from protocols.buffers import BytesLike
-from protocols.native import wire, wire_transactions
+from protocols.native import wire, wire_topics, wire_transactions
 from protocols.native.clients.blocking_admin import BlockingAsker, BlockingGroups
 from protocols.native.clients.blocking_leaders import BlockingLeaders
 from protocols.native.clients.blocking_link import BlockingLink, BlockingTerms
@@ -47,7 +47,7 @@ class TopicDescription(Struct):
 
     name: str
     config: dict[str, str]
-    partitions: list[wire.PartitionDescription]
+    partitions: list[wire_topics.PartitionDescription]
 
 
 def which_offset(which: Which) -> int:
@@ -116,14 +116,16 @@ class BlockingClient(BlockingGroups):
 
     def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create it durably. Raises PreconditionFailed when it exists."""
-        self._any.call(wire.CreateTopic(0, name, partitions, dict(config or {})), wire.CreateTopicReply, repeat=False)
+        self._any.call(
+            wire_topics.CreateTopic(0, name, partitions, dict(config or {})), wire_topics.CreateTopicReply, repeat=False
+        )
 
     def create_partitions(self, name: str, partitions: int) -> None:
         """Have a topic have `partitions` partitions; records with a key go by the new number from then on.
 
         Raises UnknownTopic, PreconditionFailed (it is a stream), and InvalidArgument's code where it has more.
         """
-        self._any.call(wire.CreatePartitions(0, name, partitions), wire.CreatePartitionsReply)
+        self._any.call(wire_topics.CreatePartitions(0, name, partitions), wire_topics.CreatePartitionsReply)
 
     def alter_topic(self, name: str, config: Mapping[str, str], *, unset: Sequence[str] = ()) -> None:
         """Configure it otherwise while it is used; `unset` are to be the defaults again. Raises NotFound."""
@@ -173,11 +175,11 @@ class BlockingClient(BlockingGroups):
 
     def delete_topic(self, name: str) -> None:
         """Delete it and all its records. Raises UnknownTopic."""
-        self._any.call(wire.DeleteTopic(0, name), wire.DeleteTopicReply, repeat=False)
+        self._any.call(wire_topics.DeleteTopic(0, name), wire_topics.DeleteTopicReply, repeat=False)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """Configuration, offsets and sizes. Raises UnknownTopic."""
-        reply = self._any.call(wire.DescribeTopic(0, name), wire.DescribeTopicReply)
+        reply = self._any.call(wire_topics.DescribeTopic(0, name), wire_topics.DescribeTopicReply)
         return TopicDescription(reply.name, reply.config, reply.partitions)
 
     def describe_broker(self) -> wire.DescribeBrokerReply:
@@ -198,13 +200,13 @@ class BlockingClient(BlockingGroups):
         self, topic: str, exchange: str, pattern: str, arguments: Mapping[str, wire.Argument] | None = None
     ) -> None:
         """Copy what `exchange` routes by `pattern` to the topic. Raises NotFound."""
-        self._any.call(wire.Bind(0, topic, exchange, pattern, dict(arguments or {})), wire.BindReply)
+        self._any.call(wire_topics.Bind(0, topic, exchange, pattern, dict(arguments or {})), wire_topics.BindReply)
 
     def unbind_topic(
         self, topic: str, exchange: str, pattern: str, arguments: Mapping[str, wire.Argument] | None = None
     ) -> None:
         """The inverse of `bind_topic`."""
-        self._any.call(wire.Unbind(0, topic, exchange, pattern, dict(arguments or {})), wire.UnbindReply)
+        self._any.call(wire_topics.Unbind(0, topic, exchange, pattern, dict(arguments or {})), wire_topics.UnbindReply)
 
     # Records
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import trio
 
-from protocols.native import wire
+from protocols.native import wire, wire_topics
 from protocols.native.clients.blocking import TopicDescription, Which
 from protocols.native.clients.client_admin import Groups, TrioAsker
 from protocols.native.clients.finding import FOUND_MAX, find_records, read_records
@@ -105,11 +105,13 @@ class Client(Groups, Service):
 
     async def create_topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create it durably. Raises PreconditionFailed when it exists."""
-        await self._link.request(wire.CreateTopic(0, name, partitions, dict(config or {})), wire.CreateTopicReply)
+        await self._link.request(
+            wire_topics.CreateTopic(0, name, partitions, dict(config or {})), wire_topics.CreateTopicReply
+        )
 
     async def create_partitions(self, name: str, partitions: int) -> None:
         """Have a topic have `partitions` partitions; see `BlockingClient.create_partitions`."""
-        await self._link.call(wire.CreatePartitions(0, name, partitions), wire.CreatePartitionsReply)
+        await self._link.call(wire_topics.CreatePartitions(0, name, partitions), wire_topics.CreatePartitionsReply)
 
     async def alter_topic(self, name: str, config: Mapping[str, str], *, unset: Sequence[str] = ()) -> None:
         """Configure it otherwise while it is used; see `BlockingClient.alter_topic`."""
@@ -132,7 +134,7 @@ class Client(Groups, Service):
 
     async def delete_topic(self, name: str) -> None:
         """Delete it and all its records. Raises UnknownTopic."""
-        await self._link.request(wire.DeleteTopic(0, name), wire.DeleteTopicReply)
+        await self._link.request(wire_topics.DeleteTopic(0, name), wire_topics.DeleteTopicReply)
 
     async def list_topics(self) -> dict[str, int]:
         """Number of partitions by topic."""
@@ -141,7 +143,7 @@ class Client(Groups, Service):
 
     async def describe_topic(self, name: str) -> TopicDescription:
         """Configuration, offsets and sizes. Raises UnknownTopic."""
-        reply = await self._link.call(wire.DescribeTopic(0, name), wire.DescribeTopicReply)
+        reply = await self._link.call(wire_topics.DescribeTopic(0, name), wire_topics.DescribeTopicReply)
         return TopicDescription(reply.name, reply.config, reply.partitions)
 
     async def describe_broker(self) -> wire.DescribeBrokerReply:
@@ -156,13 +158,17 @@ class Client(Groups, Service):
         self, topic: str, exchange: str, pattern: str, arguments: Mapping[str, wire.Argument] | None = None
     ) -> None:
         """Copy what `exchange` routes by `pattern` to the topic. Raises UnknownTopic, NotFound."""
-        await self._link.call(wire.Bind(0, topic, exchange, pattern, dict(arguments or {})), wire.BindReply)
+        await self._link.call(
+            wire_topics.Bind(0, topic, exchange, pattern, dict(arguments or {})), wire_topics.BindReply
+        )
 
     async def unbind_topic(
         self, topic: str, exchange: str, pattern: str, arguments: Mapping[str, wire.Argument] | None = None
     ) -> None:
         """The inverse of `bind_topic`."""
-        await self._link.call(wire.Unbind(0, topic, exchange, pattern, dict(arguments or {})), wire.UnbindReply)
+        await self._link.call(
+            wire_topics.Unbind(0, topic, exchange, pattern, dict(arguments or {})), wire_topics.UnbindReply
+        )
 
     async def find_records(
         self, topic: str, key: bytes, *, limit: int = FOUND_MAX, partition: int | None = None

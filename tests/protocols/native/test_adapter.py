@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from core_log.memory_files import FaultyFiles, MemoryFiles
-from protocols.native import wire
+from protocols.native import wire, wire_topics
 from protocols.native.config import NativeConfig
 from protocols.native.errors import RETRIABLE, ErrorCode
 from routing.config import BrokerConfig
@@ -134,33 +134,37 @@ async def test_framing_errors_close_and_others_do_not(
 
 async def test_topics_are_created_described_and_deleted() -> None:
     async with native_broker() as running, connected(running) as peer:
-        create = wire.CreateTopic(0, "t", 3, {"max.message.bytes": "5000"})
-        assert isinstance(await peer.ask(create), wire.CreateTopicReply)
+        create = wire_topics.CreateTopic(0, "t", 3, {"max.message.bytes": "5000"})
+        assert isinstance(await peer.ask(create), wire_topics.CreateTopicReply)
         assert await refused(peer, create) == ErrorCode.PRECONDITION_FAILED
         metadata = await peer.ask(wire.Metadata(0, None, False))
         assert isinstance(metadata, wire.MetadataReply)
         assert metadata.topics == [("t", None, [wire.PartitionMetadata(n, 0, 0, [0], [0]) for n in range(3)])]
         assert await produced(peer, ("t", 2, batch_of(b"a", b"b"))) == [(None, 0)]
-        described = await peer.ask(wire.DescribeTopic(0, "t"))
-        assert isinstance(described, wire.DescribeTopicReply)
+        described = await peer.ask(wire_topics.DescribeTopic(0, "t"))
+        assert isinstance(described, wire_topics.DescribeTopicReply)
         assert described.config == {"max.message.bytes": "5000"}
         assert [(p.high_watermark, p.log_end_offset) for p in described.partitions] == [(0, 0), (0, 0), (2, 2)]
-        assert isinstance(await peer.ask(wire.DeleteTopic(0, "t")), wire.DeleteTopicReply)
-        for request in (wire.DeleteTopic(0, "t"), wire.DescribeTopic(0, "t"), wire.Bind(0, "t", "amq.topic", "#", {})):
+        assert isinstance(await peer.ask(wire_topics.DeleteTopic(0, "t")), wire_topics.DeleteTopicReply)
+        for request in (
+            wire_topics.DeleteTopic(0, "t"),
+            wire_topics.DescribeTopic(0, "t"),
+            wire_topics.Bind(0, "t", "amq.topic", "#", {}),
+        ):
             assert await refused(peer, request) == ErrorCode.UNKNOWN_TOPIC
 
 
 @pytest.mark.parametrize(
     ("request_", "code"),
     [
-        (wire.CreateTopic(0, "no/slashes", 1, {}), ErrorCode.INVALID_ARGUMENT),
-        (wire.CreateTopic(0, "__reserved", 1, {}), ErrorCode.INVALID_ARGUMENT),
-        (wire.CreateTopic(0, "x", 1, {"no.such": "1"}), ErrorCode.INVALID_ARGUMENT),
-        (wire.CreateTopic(0, "x", 5, {}), ErrorCode.INVALID_ARGUMENT),
-        (wire.CreateTopic(0, "x", 1, {"replication.factor": "2"}), ErrorCode.INVALID_ARGUMENT),
-        (wire.CreateTopic(0, "x", 1, {"unclean.leader.election": "yes"}), ErrorCode.INVALID_ARGUMENT),
-        (wire.CreateTopic(0, "x", 1, {"min.insync.replicas": "4"}), ErrorCode.INVALID_ARGUMENT),
-        (wire.Bind(0, "t", "no such exchange", "#", {}), ErrorCode.NOT_FOUND),
+        (wire_topics.CreateTopic(0, "no/slashes", 1, {}), ErrorCode.INVALID_ARGUMENT),
+        (wire_topics.CreateTopic(0, "__reserved", 1, {}), ErrorCode.INVALID_ARGUMENT),
+        (wire_topics.CreateTopic(0, "x", 1, {"no.such": "1"}), ErrorCode.INVALID_ARGUMENT),
+        (wire_topics.CreateTopic(0, "x", 5, {}), ErrorCode.INVALID_ARGUMENT),
+        (wire_topics.CreateTopic(0, "x", 1, {"replication.factor": "2"}), ErrorCode.INVALID_ARGUMENT),
+        (wire_topics.CreateTopic(0, "x", 1, {"unclean.leader.election": "yes"}), ErrorCode.INVALID_ARGUMENT),
+        (wire_topics.CreateTopic(0, "x", 1, {"min.insync.replicas": "4"}), ErrorCode.INVALID_ARGUMENT),
+        (wire_topics.Bind(0, "t", "no such exchange", "#", {}), ErrorCode.NOT_FOUND),
         (wire.CommitOffsets(0, "g", [("u", 0, 1, "")]), ErrorCode.UNKNOWN_TOPIC),
         (wire.CommitOffsets(0, "g", [("t", 9, 1, "")]), ErrorCode.UNKNOWN_PARTITION),
     ],
@@ -168,7 +172,7 @@ async def test_topics_are_created_described_and_deleted() -> None:
 async def test_what_cannot_be_is_refused(request_: wire.Request, code: ErrorCode) -> None:
     engine = BrokerConfig(stripes=1, partitions_max=4)
     async with native_broker(engine=engine) as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         assert await refused(peer, request_) == code
 
 
@@ -187,8 +191,8 @@ async def test_metadata_names_what_is_missing_or_makes_it() -> None:
 
 async def test_what_an_exchange_routes_reaches_a_bound_topic() -> None:
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
-        assert isinstance(await peer.ask(wire.Bind(0, "t", "amq.topic", "a.#", {})), wire.BindReply)
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
+        assert isinstance(await peer.ask(wire_topics.Bind(0, "t", "amq.topic", "a.#", {})), wire_topics.BindReply)
         await peer.say(fetch(("t", 0, 0), wait_ms=5000))
         await until_parked(running, "t")
         register_decoder("test-native", lambda raw: NeutralProperties())
@@ -199,7 +203,7 @@ async def test_what_an_exchange_routes_reaches_a_bound_topic() -> None:
         reply = await peer.hear()
         assert isinstance(reply, wire.FetchReply)
         assert values_of(reply.entries[0].records) == [b"one", b"two"]
-        assert isinstance(await peer.ask(wire.Unbind(0, "t", "amq.topic", "a.#", {})), wire.UnbindReply)
+        assert isinstance(await peer.ask(wire_topics.Unbind(0, "t", "amq.topic", "a.#", {})), wire_topics.UnbindReply)
         session.publish(Slab("amq.topic", "a.b", properties, [b"three"]))
         running.broker.end_turn()
         assert await fetched(peer, fetch(("t", 0, 2))) == [(None, [])]
@@ -244,7 +248,7 @@ async def test_each_entry_has_its_own_outcome() -> None:
     good = batch_of(b"a")
     damaged = good[:-1] + bytes([good[-1] ^ 1])
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 2, {"max.message.bytes": "1000"}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 2, {"max.message.bytes": "1000"}))
         assert await produced(
             peer,
             ("t", 0, good),
@@ -274,8 +278,8 @@ async def test_each_entry_has_its_own_outcome() -> None:
 async def test_the_largest_batch_of_a_topic() -> None:
     batch = batch_of(b"x" * 1000)
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "at", 1, {"max.message.bytes": str(len(batch))}))
-        await peer.ask(wire.CreateTopic(0, "below", 1, {"max.message.bytes": str(len(batch) - 1)}))
+        await peer.ask(wire_topics.CreateTopic(0, "at", 1, {"max.message.bytes": str(len(batch))}))
+        await peer.ask(wire_topics.CreateTopic(0, "below", 1, {"max.message.bytes": str(len(batch) - 1)}))
         outcome = await produced(peer, ("at", 0, batch), ("below", 0, batch))
         assert outcome == [(None, 0), (ErrorCode.BATCH_TOO_LARGE, -1)]
 
@@ -291,7 +295,7 @@ async def test_after_a_refusal_the_rest_of_the_round_is_refused() -> None:
     engine = BrokerConfig(stripes=1, flush_retry_interval_ms=10)
     async with native_broker(files, engine=engine) as running, connected(running) as peer:
         assert await produced(peer, ("t", 0, batch_of(b"0"))) == [(None, 0)]
-        await peer.ask(wire.CreateTopic(0, "u", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "u", 1, {}))
         log = running.broker.topics["t"].partitions[0].log
         files.failing["write"] = errno.ENOSPC
         assert await produced(peer, ("t", 0, batch_of(b"1"))) == [(ErrorCode.STORAGE_UNAVAILABLE, -1)] or log.error
@@ -313,7 +317,7 @@ async def test_a_produce_that_is_not_committed_in_time() -> None:
     files = FaultyFiles(MemoryFiles())
     gate = _Gate()
     async with native_broker(files) as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         files.hook = gate
         try:
             reply = await peer.ask(produce(("t", 0, batch_of(b"a")), timeout_ms=20))
@@ -367,7 +371,7 @@ async def test_offsets_by_end_and_time() -> None:
 async def test_group_offsets_outlive_the_broker() -> None:
     files = MemoryFiles()
     async with native_broker(files) as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 2, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 2, {}))
         commit = wire.CommitOffsets(0, "g", [("t", 0, 5, "note"), ("t", 1, 6, "")])
         assert isinstance(await peer.ask(commit), wire.CommitOffsetsReply)
         assert isinstance(await peer.ask(wire.CommitOffsets(0, "g", [("t", 0, 7, "")])), wire.CommitOffsetsReply)
@@ -387,7 +391,7 @@ async def test_group_offsets_outlive_the_broker() -> None:
 
 async def test_a_stopping_broker_answers_polls_and_says_goodbye() -> None:
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         fetch_id = await peer.say(fetch(("t", 0, 0), wait_ms=60_000))
         await until_parked(running, "t")
         for connection in list(running.shell.connections):

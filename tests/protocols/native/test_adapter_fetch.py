@@ -7,7 +7,7 @@ import trio
 from core_log.memory_files import MemoryFiles
 from core_log.wall_clock import wall_clock_ms
 from protocols.log_waits import LogWaits
-from protocols.native import wire
+from protocols.native import wire, wire_topics
 from protocols.native.config import NativeConfig
 from protocols.native.errors import ErrorCode
 from tests.protocols.native.asking import fetch, fetched, parked, produce, produced, refused, until_parked
@@ -18,7 +18,7 @@ TIMEOUT_S = 30
 
 async def test_a_long_poll_ends_with_the_first_record_and_holds_up_nobody() -> None:
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         fetch_id = await peer.say(fetch(("t", 0, 0), wait_ms=60_000))
         produce_id = await peer.say(produce(("t", 0, batch_of(b"a"))))
         with trio.fail_after(TIMEOUT_S):
@@ -29,7 +29,7 @@ async def test_a_long_poll_ends_with_the_first_record_and_holds_up_nobody() -> N
 
 async def test_a_long_poll_ends_empty_when_its_time_is_over() -> None:
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 2, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 2, {}))
         assert await fetched(peer, fetch(("t", 0, 0), ("t", 1, 0), wait_ms=10)) == [(None, []), (None, [])]
         assert await fetched(peer, fetch(("t", 0, 0), wait_ms=0)) == [(None, [])]
         assert parked(running, "t") == 0
@@ -38,7 +38,7 @@ async def test_a_long_poll_ends_empty_when_its_time_is_over() -> None:
 async def test_bytes_min_waits_for_more() -> None:
     batch = batch_of(b"x" * 100)
     async with native_broker() as running, connected(running) as peer, connected(running) as other:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         await peer.say(fetch(("t", 0, 0), wait_ms=60_000, bytes_min=2 * len(batch)))
         await until_parked(running, "t")
         await produced(other, ("t", 0, batch))
@@ -58,7 +58,7 @@ async def test_limits_of_bytes_hold_but_for_the_first_batch() -> None:
     batch = batch_of(b"x" * 1000)
     size = len(batch)
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 3, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 3, {}))
         for partition in range(3):
             for _ in range(3):
                 await produced(peer, ("t", partition, batch))
@@ -90,7 +90,7 @@ async def test_what_a_fetch_cannot_have_is_answered_at_once() -> None:
 async def test_parked_fetches_go_with_their_connection() -> None:
     async with native_broker() as running:
         async with connected(running) as peer:
-            await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+            await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
             for _ in range(5):
                 await peer.say(fetch(("t", 0, 0), wait_ms=60_000))
             await until_parked(running, "t", 5)
@@ -101,11 +101,11 @@ async def test_parked_fetches_go_with_their_connection() -> None:
 
 async def test_a_parked_fetch_survives_the_deletion_of_its_topic() -> None:
     async with native_broker() as running, connected(running) as peer, connected(running) as other:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         await peer.say(fetch(("t", 0, 0), wait_ms=60_000))
         await until_parked(running, "t")
         (waiting,) = LogWaits.of(running.broker.topics["t"].partitions[0].log)._waiters
-        await other.ask(wire.DeleteTopic(0, "t"))
+        await other.ask(wire_topics.DeleteTopic(0, "t"))
         waiting.timed_out()  # type: ignore[attr-defined]
         running.broker.end_turn()
         with trio.fail_after(TIMEOUT_S):
@@ -118,7 +118,7 @@ async def test_a_parked_fetch_survives_the_deletion_of_its_topic() -> None:
 async def test_requests_in_flight_at_the_limit_and_one_more() -> None:
     config = NativeConfig(requests_in_flight_max=3)
     async with native_broker(config=config) as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         for _ in range(3):
             await peer.say(fetch(("t", 0, 0), wait_ms=60_000))
         assert await refused(peer, fetch(("t", 0, 0), wait_ms=60_000)) == ErrorCode.LIMIT_EXCEEDED
@@ -128,7 +128,7 @@ async def test_requests_in_flight_at_the_limit_and_one_more() -> None:
 async def test_what_left_memory_is_read_from_disk() -> None:
     files = MemoryFiles()
     async with native_broker(files) as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 2, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 2, {}))
         for number in range(4):
             await produced(peer, ("t", number % 2, batch_of(b"%d" % number)))
     async with native_broker(files) as running, connected(running) as peer:

@@ -7,7 +7,7 @@ import random
 import pytest
 import trio
 
-from protocols.native import wire
+from protocols.native import wire, wire_topics
 from protocols.native.adapter import NativeAdapter
 from protocols.native.config import NativeConfig
 from protocols.native.connection import FrameReader
@@ -15,11 +15,11 @@ from tests.protocols.native.broker import batch_of, native_broker
 
 REQUESTS: list[wire.Request] = [
     wire.Metadata(1, ["t", "u"], True),
-    wire.CreateTopic(2, "v", 2, {"retention.ms": "5000"}),
-    wire.DeleteTopic(3, "v"),
-    wire.DescribeTopic(4, "t"),
-    wire.Bind(5, "t", "amq.topic", "a.#", {}),
-    wire.Unbind(6, "t", "amq.topic", "a.#", {}),
+    wire_topics.CreateTopic(2, "v", 2, {"retention.ms": "5000"}),
+    wire_topics.DeleteTopic(3, "v"),
+    wire_topics.DescribeTopic(4, "t"),
+    wire_topics.Bind(5, "t", "amq.topic", "a.#", {}),
+    wire_topics.Unbind(6, "t", "amq.topic", "a.#", {}),
     wire.Produce(7, -1, 100, [wire.ProduceEntry("t", 0, 0, memoryview(batch_of(b"a", b"b")))]),
     wire.Produce(8, 1, 0, [wire.ProduceEntry("t", 0, 0, memoryview(batch_of(b"c")))]),
     wire.Produce(9, 0, 0, [wire.ProduceEntry("t", 0, 0, memoryview(batch_of(b"d")))]),

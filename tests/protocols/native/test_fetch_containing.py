@@ -14,7 +14,7 @@ from core_log.compression import Compression
 from core_log.memory_files import MemoryFiles
 from core_log.record_batch import BatchBuilder, encode_headers, iterate_records
 from millrace import BlockingClient, TransactionalProducer
-from protocols.native import wire
+from protocols.native import wire, wire_topics
 from protocols.native.clients.records import split_batches
 from protocols.native.errors import ErrorCode, MillraceError
 from protocols.native.wire_base import CONTAINING_BYTES_MAX, CONTAINING_MAX
@@ -55,7 +55,7 @@ async def found_by(peer: Peer, request: wire.Fetch) -> list[list[tuple[int, int,
 async def test_what_has_nothing_of_it_is_left_out(in_memory: bool) -> None:
     files = MemoryFiles()
     async with native_broker(files) as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 2, {"retention.ms": "-1"}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 2, {"retention.ms": "-1"}))
         for value in (b"a", b"b", b"ab", b"c"):
             await produced(peer, ("t", 0, batch_of(value)), ("t", 1, batch_of(value)))
         if in_memory:
@@ -83,7 +83,7 @@ async def refused_offset(peer: Peer) -> bool:
 
 async def test_a_long_poll_that_sees_nothing_of_it_is_answered_and_moves_on() -> None:
     async with native_broker() as running, connected(running) as peer, connected(running) as other:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         await produced(other, ("t", 0, batch_of(b"a", b"a")))
         request = looking(fetch(("t", 0, 0), wait_ms=60_000, bytes_min=1 << 19), [b"b"])
         with trio.fail_after(TIMEOUT_S):
@@ -113,7 +113,7 @@ async def test_what_may_be_looked_for_has_limits() -> None:
 
 async def test_aborted_transactions_are_not_shown_for_what_they_contain() -> None:
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         async with TransactionalProducer(running.server, "one") as producer:
             for number in range(4):
                 await producer.begin()
@@ -148,7 +148,7 @@ async def test_nothing_that_has_it_is_lost(seed: int) -> None:
     batches = list(_random_batches(rng))
     rows = [row for _, each in batches for row in each]
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         for batch, _ in batches:
             await produced(peer, ("t", 0, batch))
         for _ in range(12):
@@ -165,7 +165,7 @@ async def test_nothing_that_has_it_is_lost(seed: int) -> None:
 
 async def test_clients_say_it_to_brokers_that_know_it() -> None:
     async with native_broker() as running, connected(running) as peer:
-        await peer.ask(wire.CreateTopic(0, "t", 1, {}))
+        await peer.ask(wire_topics.CreateTopic(0, "t", 1, {}))
         for key in (b"a", b"b", b"c"):
             builder = BatchBuilder(0, -1, 1000)
             builder.add_run(0, key, [b"v"], encode_headers([]))

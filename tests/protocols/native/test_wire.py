@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.buffers import join_small
-from protocols.native import wire
+from protocols.native import wire, wire_topics
 from protocols.native import wire_groups as groups
 from protocols.native import wire_transactions as txn
 from protocols.native.connection import FrameReader, split_address
@@ -25,15 +25,15 @@ REQUESTS: list[tuple[wire.Request, list[Any]]] = [
     (wire.Hello(1, 1, 3, "", ("u", "p")), [0, 1, 1, 3, "", ["u", "p"]]),
     (wire.Metadata(2, None, False), [1, 2, None, False]),
     (wire.Metadata(2, ["a", "b"], True), [1, 2, ["a", "b"], True]),
-    (wire.CreateTopic(3, "t", 4, {"retention.ms": "5"}), [2, 3, "t", 4, {"retention.ms": "5"}]),
-    (wire.DeleteTopic(4, "t"), [3, 4, "t"]),
-    (wire.DescribeTopic(5, "t"), [4, 5, "t"]),
+    (wire_topics.CreateTopic(3, "t", 4, {"retention.ms": "5"}), [2, 3, "t", 4, {"retention.ms": "5"}]),
+    (wire_topics.DeleteTopic(4, "t"), [3, 4, "t"]),
+    (wire_topics.DescribeTopic(5, "t"), [4, 5, "t"]),
     (wire.DescribeBroker(5), [12, 5]),
     (wire.Administer(5, "users.add", {"name": "a", "tags": ["x"]}), [13, 5, "users.add", {"name": "a", "tags": ["x"]}]),
-    (wire.CreatePartitions(5, "t", 7), [14, 5, "t", 7]),
+    (wire_topics.CreatePartitions(5, "t", 7), [14, 5, "t", 7]),
     (wire.OffsetsForEpochs(5, [("t", 7, 3, 2), ("t", 8, -1, 0)]), [15, 5, [["t", 7, 3, 2], ["t", 8, -1, 0]]]),
-    (wire.Bind(6, "t", "amq.topic", "a.#", {"x": 1, "y": "z", "w": None}), [5, 6, "t", "amq.topic", "a.#", {"x": 1, "y": "z", "w": None}]),  # noqa: E501
-    (wire.Unbind(7, "t", "", "a", {}), [6, 7, "t", "", "a", {}]),
+    (wire_topics.Bind(6, "t", "amq.topic", "a.#", {"x": 1, "y": "z", "w": None}), [5, 6, "t", "amq.topic", "a.#", {"x": 1, "y": "z", "w": None}]),  # noqa: E501
+    (wire_topics.Unbind(7, "t", "", "a", {}), [6, 7, "t", "", "a", {}]),
     (
         wire.Produce(8, -1, 1000, [wire.ProduceEntry("t", 0, 0, B(b"one")), wire.ProduceEntry("t", 1, 2, B(b"x" * 70_000), 9)]),  # noqa: E501
         [7, 8, -1, 1000, [["t", 0, 0, b"one"], ["t", 1, 2, b"x" * 70_000, 9]]],
@@ -70,18 +70,18 @@ REPLIES: list[tuple[wire.Reply, list[Any]]] = [
     (wire.ErrorReply(None, ERROR), [255, None, [8, False, "no topic 't'"]]),
     (wire.HelloReply(1, 1, "millrace", 0, {"request_bytes_max": 5}), [0, 1, 1, "millrace", 0, {"request_bytes_max": 5}]),  # noqa: E501
     (wire.MetadataReply(2, [(0, "h", 1)], [("t", None, [wire.PartitionMetadata(0, 0, 7, [0, 1], [1])]), ("u", ERROR, [])]), [1, 2, [[0, "h", 1]], [["t", None, [[0, 0, 7, [0, 1], [1]]]], ["u", list(ERROR), []]]]),  # noqa: E501
-    (wire.CreateTopicReply(3), [2, 3]),
-    (wire.DeleteTopicReply(4), [3, 4]),
+    (wire_topics.CreateTopicReply(3), [2, 3]),
+    (wire_topics.DeleteTopicReply(4), [3, 4]),
     (
         wire.DescribeBrokerReply(5, [wire.HomeDescription(-1, 2, 3, 4, 5)], 6, 7, "low on disk"),
         [12, 5, [[-1, 2, 3, 4, 5]], 6, 7, "low on disk"],
     ),
-    (wire.CreatePartitionsReply(5), [14, 5]),
+    (wire_topics.CreatePartitionsReply(5), [14, 5]),
     (wire.OffsetsForEpochsReply(5, [(None, 2, 9), (ERROR, -1, -1)]), [15, 5, [[None, 2, 9], [list(ERROR), -1, -1]]]),
     (wire.AdministerReply(5, {"rows": [["a", 1, None]]}), [13, 5, {"rows": [["a", 1, None]]}]),
-    (wire.DescribeTopicReply(5, "t", {"a": "b"}, [wire.PartitionDescription(0, 0, 1, 2, 3, 4, 5, [0], [0])]), [4, 5, "t", {"a": "b"}, [[0, 0, 1, 2, 3, 4, 5, [0], [0]]]]),  # noqa: E501
-    (wire.BindReply(6), [5, 6]),
-    (wire.UnbindReply(7), [6, 7]),
+    (wire_topics.DescribeTopicReply(5, "t", {"a": "b"}, [wire_topics.PartitionDescription(0, 0, 1, 2, 3, 4, 5, [0], [0])]), [4, 5, "t", {"a": "b"}, [[0, 0, 1, 2, 3, 4, 5, [0], [0]]]]),  # noqa: E501
+    (wire_topics.BindReply(6), [5, 6]),
+    (wire_topics.UnbindReply(7), [6, 7]),
     (wire.ProduceReply(8, [(None, 17), (ERROR, -1)]), [7, 8, [[None, 17], [list(ERROR), -1]]]),
     (wire.FetchReply(9, [wire.FetchedPartition(None, 0, 9, B(b"abc")), wire.FetchedPartition(ERROR, -1, -1, B(b""))]), [8, 9, [[None, 0, 9, b"abc"], [list(ERROR), -1, -1, b""]]]),  # noqa: E501
     (wire.ListOffsetsReply(10, [(None, 5, -1), (None, None, -1), (ERROR, None, -1)]), [9, 10, [[None, 5, -1], [None, None, -1], [list(ERROR), None, -1]]]),  # noqa: E501
