@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Outcome(Enum):
     """What becomes of delivered messages; RELEASE puts them back without a verdict of who had them, UNSEEN those that
     came to another broker and no further, UNSEEN_AGAIN such as had been delivered before. RECEIVED is the first of two
-    steps to be done with them (`Queue.receive`).
+    steps to be done with them (`receipts.receive`).
     """
 
     ACK = "ack"
