@@ -5,6 +5,7 @@ const KEPT = "millrace.authorization"
 let authorization = sessionStorage.getItem(KEPT)
 let operations = new Map() // by name, as operations.list tells of them
 const rights = { tags: [] }
+const here = { cluster: null, broker_id: 0 }
 
 /** What the broker answered instead: its code, its reason as one line, and the status of HTTP. */
 export class Refused extends Error {
@@ -31,6 +32,12 @@ export function become(user, password) {
 /** Whether somebody has logged in. */
 export const known = () => authorization !== null
 
+/** JSON with whole numbers as they are: those of more than 2^53 are what `JSON.stringify` writes as they were read. */
+export function parse(source) {
+  return JSON.parse(source, (key, value, context) =>
+    typeof value === "number" && !Number.isSafeInteger(value) && JSON.rawJSON && /^-?\d+$/.test(context?.source) ? JSON.rawJSON(context.source) : value)
+}
+
 /** Run an operation; what it answers. Throws Refused. */
 export async function ask(name, given = {}, signal = undefined) {
   const headers = { "Content-Type": "application/json" }
@@ -47,7 +54,7 @@ export async function ask(name, given = {}, signal = undefined) {
   }
   let value
   try {
-    value = body === "" ? null : JSON.parse(body)
+    value = body === "" ? null : parse(body)
   } catch {
     value = { error: `HTTP ${answer.status}`, reason: body.trim() }
   }
@@ -77,6 +84,7 @@ export async function all(name, given = {}, most = 20 * PAGE_ROWS) {
 export async function look() {
   const who = await ask("whoami")
   rights.tags = who.tags ?? []
+  Object.assign(here, { cluster: who.cluster, broker_id: who.broker_id })
   operations = new Map((await all("operations.list")).map((one) => [one.name, one]))
   return who
 }
@@ -86,3 +94,6 @@ export function can(name) {
   const found = operations.get(name)
   return found !== undefined && (found.tags === null || found.tags.some((tag) => rights.tags.includes(tag)))
 }
+
+/** What to say above a list that is of this broker's clients alone; "" without a cluster. */
+export const ownAlone = () => (here.cluster === null ? "" : `Clients of broker ${here.broker_id} alone. Those of another broker of the cluster are shown by the page of that one.`)

@@ -1,6 +1,6 @@
 // Who is connected at all doors, who consumes, and what producers have under way.
 
-import { ask } from "./api.js"
+import { ask, ownAlone } from "./api.js"
 import { banning } from "./bans.js"
 import { confirm, form } from "./dialogs.js"
 import { chip, h, link, note, text } from "./dom.js"
@@ -11,7 +11,7 @@ const single = () => vhost.names.length < 2
 export function connections(parameters) {
   return tabs("connections", parameters, {
     connections: ["Connections", () => list({
-      title: "Connections", operation: "connections.list", byVhost: true, key: (row) => row.peer + row.connected_at_ms, empty: "nobody is connected",
+      title: "Connections", intro: ownAlone(), operation: "connections.list", byVhost: true, key: (row) => row.peer + row.connected_at_ms, empty: "nobody is connected",
       columns: { peer: { class: "name" }, name: {}, client_id: { title: "client id" }, user: {}, vhost: { unless: single }, protocol: {}, channels: {}, unacknowledged: { title: "unacked" }, connected_at_ms: { title: "connected" } },
       tools: [["Close all of a user", "connections.close", closeUser]],
       actions: (row) => [
@@ -20,7 +20,7 @@ export function connections(parameters) {
       ],
     })],
     consumers: ["Consumers", () => list({
-      title: "Consumers", operation: "consumers.list", byVhost: true, key: (row) => JSON.stringify([row.vhost, row.queue, row.peer, row.tag]), empty: "nobody consumes",
+      title: "Consumers", intro: ownAlone() && "As this broker knows them: of queues that it leads, and of its own clients.", operation: "consumers.list", byVhost: true, key: (row) => JSON.stringify([row.vhost, row.queue, row.peer, row.tag]), empty: "nobody consumes",
       columns: { vhost: { unless: single }, queue: { show: (row) => link("queue", { name: row.queue, vhost: row.vhost }, text(row.queue)), class: "name" }, tag: {}, peer: {}, acknowledges: {}, prefetch: {}, unacknowledged: { title: "unacked" }, exclusive: {}, priority: {} },
     })],
     transactions: ["Transactions", () => list({

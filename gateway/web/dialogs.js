@@ -1,5 +1,6 @@
 // Questions to whoever looks at the page: forms, and confirmations of what destroys something.
 
+import { parse } from "./api.js"
 import { h, refusal } from "./dom.js"
 
 /** A dialog with what `fill` puts into its form; `submit` may throw, which is shown. Its answer, or null: cancelled. */
@@ -86,6 +87,7 @@ function reading(control, kind, label) {
   if (kind === "number") {
     if (given.trim() === "") return null
     if (!/^-?\d+$/.test(given.trim())) throw new Error(`${label}: a whole number is needed`)
+    if (!Number.isSafeInteger(Number(given))) throw new Error(`${label}: a number here is at most 2^53`)
     return Number(given)
   }
   if (kind === "time") return given === "" ? null : new Date(given).getTime()
@@ -98,7 +100,7 @@ function parsed(given, label) {
   if (given.trim() === "") return {}
   let found
   try {
-    found = JSON.parse(given)
+    found = parse(given)
   } catch (error) {
     throw new Error(`${label}: ${error.message}`)
   }

@@ -39,7 +39,7 @@ export function text(value, kept = "") {
 
 const numbers = new Intl.NumberFormat("en-US")
 
-export const number = (value) => (value === null || value === undefined ? "?" : numbers.format(value))
+export const number = (value) => (value === null || value === undefined ? "?" : typeof value === "object" ? JSON.stringify(value) : numbers.format(value))
 
 const two = (value) => String(value).padStart(2, "0")
 

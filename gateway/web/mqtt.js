@@ -1,6 +1,6 @@
 // MQTT: devices that are connected, their sessions, what is retained, and who may not come.
 
-import { ask } from "./api.js"
+import { ask, ownAlone } from "./api.js"
 import { banning, bans } from "./bans.js"
 import { confirm, form } from "./dialogs.js"
 import { chip, duration, h, note, number, text } from "./dom.js"
@@ -19,7 +19,7 @@ const idOf = (row) => row.client_id ?? row.name
 
 function clients() {
   return list({
-    title: "Clients", operation: "connections.list", byVhost: true, where: (row) => /mqtt/i.test(row.protocol), key: (row) => row.peer + row.connected_at_ms,
+    title: "Clients", intro: ownAlone(), operation: "connections.list", byVhost: true, where: (row) => /mqtt/i.test(row.protocol), key: (row) => row.peer + row.connected_at_ms,
     empty: "no device is connected",
     columns: { client: { title: "client id", show: (row) => text(idOf(row)), value: idOf, class: "name" }, user: {}, peer: {}, vhost: { unless: single }, protocol: {}, unacknowledged: { title: "unacked" }, connected_at_ms: { title: "connected" } },
     hidden: ["channels", "client_id", "name"], tools: [publish],

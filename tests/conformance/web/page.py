@@ -25,7 +25,7 @@ from tests.conformance.mqtt.browser import browser
 PATIENCE_S = 20.0
 ARGUMENTS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-    "--disable-background-networking", "--disable-extensions", "--lang=en-US",
+    "--disable-background-networking", "--disable-extensions", "--lang=en-US", "--ignore-certificate-errors",
 )  # fmt: skip
 _FIRST_ROW = """return [...document.querySelectorAll("main tbody tr")].find(
     (row) => row.offsetParent !== null && arguments[0].every((text) => row.innerText.includes(text)))"""

@@ -168,13 +168,20 @@ def publish_and_peek(walk: Walk) -> None:
     """A message to the queue, and one by its binding; both are seen and still there."""
     page = walk.page
     page.press("Publish")
-    page.fill(body="first parcel", headers='{"weight": 7}')
+    page.fill(body="first parcel", headers='{"weight": 7, "id": 9007199254740993}')
     page.sure("Publish")
     page.press("Publish")
     page.fill(exchange="amq.topic", routing_key="parcel.small", body="second parcel")
     page.sure("Publish")
     page.press("Peek")
-    for text in ("The first 2 that wait", "first parcel", "weight 7", "second parcel", "parcel.small"):
+    for text in (
+        "The first 2 that wait",
+        "first parcel",
+        "weight 7",
+        "id 9007199254740993",
+        "second parcel",
+        "parcel.small",
+    ):
         page.says(text)
     assert walk.waiting("parcels") == 2
 
@@ -302,3 +309,5 @@ TASKS = (
     more_partitions_fewer_records, declare_a_queue, publish_and_peek, purge, move_dead_letters_back, see_consumers,
     close_a_connection, set_a_policy, delete_them, it_draws_itself_again, long_lists,
 )  # fmt: skip
+AT_THE_CLIENTS = (see_consumers, close_a_connection)
+"""See `devices_and_users`."""
