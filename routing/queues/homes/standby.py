@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from core_log.errors import OffsetOutOfRange
 from core_log.files import BytesLike
 from core_log.partition_log import PartitionLog
 from core_log.record_batch import decode_runs, iterate_records, parse_header
@@ -91,10 +92,18 @@ class Standby:
     # --- being fed ---------------------------------------------------------------------
 
     def read(self, log: PartitionLog, end: int) -> None:
-        """Apply the log from `offset` up to `end`; blocks. Raises OffsetOutOfRange, CorruptBatch, OSError."""
-        self.offset = max(self.offset, log.log_start_offset)
+        """Apply the log from `offset` up to `end`; blocks. What goes meanwhile, as no queue needs it, is left out.
+
+        Raises OffsetOutOfRange, CorruptBatch, OSError.
+        """
         while self.offset < end:
-            batches = log.read_blocking(self.offset, _READ_BYTES, before=end)
+            self.offset = max(self.offset, log.log_start_offset)
+            try:
+                batches = log.read_blocking(self.offset, _READ_BYTES, before=end)
+            except OffsetOutOfRange:
+                if log.log_start_offset <= self.offset:
+                    raise
+                continue
             if not batches:
                 break
             for batch in batches:

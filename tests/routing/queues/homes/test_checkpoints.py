@@ -17,6 +17,7 @@ from routing.queues.fact_columns import FactColumns
 from routing.queues.homes.checkpoints import checkpoint_path, decode_checkpoint, encode_checkpoint
 from routing.queues.homes.journal import Journal
 from routing.queues.homes.queue_partition import QueuePartition
+from routing.queues.homes.reclaim import give_back
 from routing.queues.homes.standby import Standby
 from routing.queues.packed_ranges import unpack
 from tests.routing.harness import PERSISTENT, Engine, engine, killed
@@ -129,6 +130,32 @@ async def test_what_a_crashed_broker_replayed_is_its_next_checkpoint() -> None:
         content = load(found, checkpoint_path(home.log))
         assert content is not None
         assert decode_checkpoint(content).standby.offset == end
+
+
+async def test_what_no_queue_needs_may_go_while_a_checkpoint_reads_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the queues are emptied faster than a thread reads."""
+    monkeypatch.setattr("routing.queues.homes.standby._READ_BYTES", 1)
+    async with engine(MemoryFiles(), stripes=1) as running:
+        await running.queue("q")
+        home, client = running.home("q"), running.client()
+        for number in range(4):
+            await client.publish_safely("q", number, "x" * 20_000)
+        standby, read_blocking = Standby(0), home.log.read_blocking
+        await running.drain("q")
+        await running.synced()
+
+        def read(offset: int, max_bytes: int, **limits: Any) -> Any:
+            if home.log.log_start_offset == 0 and offset:
+                assert give_back(home)
+            return read_blocking(offset, max_bytes, **limits)
+
+        monkeypatch.setattr(home.log, "read_blocking", read)
+        end = home.log.log_end_offset
+        standby.read(home.log, end)
+        assert home.log.log_start_offset > 0
+        assert standby.offset == end
+        standby.fold(home.queues, home.log.log_start_offset)
+        assert not any(offsets(standby).values())
 
 
 async def test_a_checkpoint_of_the_old_form_is_understood() -> None:
