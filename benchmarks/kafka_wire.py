@@ -182,12 +182,12 @@ class Bench:
         self.usage = ProcessUsage(pid)
         self.rng = random.Random(7)
 
-    def topic(self, partitions: int = 1) -> str:
+    def topic(self, partitions: int = 1, connection: Connection | None = None) -> str:
         """A new one."""
         name = f"bench-{secrets.token_hex(4)}"
         configs = [Entity(name=key, value=value) for key, value in self.config.items()]
         made = Entity(name=name, num_partitions=partitions, replication_factor=1, assignments=[], configs=configs)
-        connection = Connection(self.port)
+        connection = connection or Connection(self.port)
         found = connection.ask(CREATE_TOPICS, frame(CREATE_TOPICS, topics=[made], timeout_ms=30_000))
         if found.topics[0].error_code:
             raise RuntimeError(f"no topic: {found.topics[0].error_message}")
@@ -295,8 +295,9 @@ class Bench:
         print(f"{'creating':16} {count} topics in {time.monotonic() - began:.1f} s")
 
     def _make_topics(self, count: int) -> None:
+        connection = Connection(self.port)
         for _ in range(count):
-            self.topic()
+            self.topic(connection=connection)
 
     def _paced(self, topic: str, name: str, goes_on: Callable[[int], bool]) -> None:
         """Print how long single records take to be answered, `_PER_S` of them a second."""

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 Assignment = Sequence[Sequence[int]]
 """The brokers that are to have replicas of each partition, the preferred leader first."""
-_PARTITIONS_AT_ONCE = 8
-"""Logs that are made before others have a turn."""
 ConfigChange = Callable[[dict[str, str]], dict[str, str]]
 """Makes another configuration of the one that there is; it may be asked more than once."""
 
@@ -142,19 +140,20 @@ class TopicControl:
         return topic
 
     async def _open_new(self, name: str, value: Mapping[str, Any], indexes: range) -> list[TopicPartition]:
-        """New partitions of a topic. Others have their turns while the disk makes directories, and between the logs of
-        many. Raises StorageUnavailable.
+        """New partitions of a topic. A thread makes and opens them: others have their turns meanwhile. Raises
+        StorageUnavailable.
         """
-        places = [directories.topic_directory(name, index) for index in indexes]
+        files, storage = self._broker.files, self._broker.storage
         opened: list[TopicPartition] = []
+
+        def make() -> None:
+            directories.make_places(files, [directories.topic_directory(name, index) for index in indexes])
+            for index in indexes:
+                opened.extend(storage.open_partitions(name, value, range(index, index + 1)))
+
         try:
             with storage_errors():
-                await trio.to_thread.run_sync(directories.make_places, self._broker.files, places)
-                for start in range(indexes.start, indexes.stop, _PARTITIONS_AT_ONCE):
-                    if opened:
-                        await trio.lowlevel.checkpoint()
-                    until = min(start + _PARTITIONS_AT_ONCE, indexes.stop)
-                    opened += self._broker.storage.open_partitions(name, value, range(start, until))
+                await trio.to_thread.run_sync(make)
         except BaseException:
             self._close(opened)
             raise
