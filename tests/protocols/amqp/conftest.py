@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,22 +16,10 @@ from protocols.amqp.connection import PROTOCOL_HEADER
 from protocols.amqp.methods import Method
 from routing.broker import Broker, open_broker
 from tests.protocols.amqp.wire import CAPABILITIES, OPEN, call, contents
+from tests.support.memory_shell import MemoryClient, MemoryOutbox, MemoryWorld
 
 
-class MemoryOutbox:
-    """Keeps what was written."""
-
-    def __init__(self) -> None:
-        self.pending_bytes = 0
-        self.writable = True
-        self.on_writable: Callable[[], None] | None = None
-        self.pieces: list[bytes] = []
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.pieces.append(bytes(data))
-
-
-class Client:
+class Client(MemoryClient):
     """One connection; `take` is what it was sent since the last time."""
 
     def __init__(self, world: World, config: AmqpConfig, **options: Any) -> None:
@@ -42,10 +30,6 @@ class Client:
             world.broker, self.outbox, peer="127.0.0.1:5000", clock=lambda: world.now_s, config=config, **options
         )
 
-    @property
-    def closed(self) -> bool:
-        return self.adapter.closed
-
     async def send(self, *data: bytes) -> None:
         """One read of the shell, and the end of its turn."""
         await self.adapter.handle(b"".join(data))
@@ -55,10 +39,6 @@ class Client:
         """Send methods; the methods sent back."""
         await self.send(call(channel, *calls))
         return self.methods()
-
-    def take_bytes(self) -> bytes:
-        pieces, self.outbox.pieces = self.outbox.pieces, []
-        return b"".join(pieces)
 
     def take(self) -> list[tuple[int, Any, bytes, bytes]]:
         """(channel, method, property bytes, body)."""
@@ -98,34 +78,13 @@ class Client:
         for channel in range(1, channels + 1):
             await self.send(call(channel, methods.ChannelOpen()))
 
-    def lose(self) -> None:
-        """What the shell does when the transport is gone."""
-        self.adapter.connection_lost()
-        self.world.broker.end_turn()
 
-    def tick(self, seconds: float) -> None:
-        """Time passes; the shell calls when the adapter asked for it."""
-        self.world.now_s += seconds
-        if self.adapter.next_timer_at() <= self.world.now_s:
-            self.adapter.handle_timer(self.world.now_s)
-
-
-class World:
+class World(MemoryWorld):
     """An engine in memory and a clock."""
 
     def __init__(self, broker: Broker, files: FaultyFiles) -> None:
-        self.broker = broker
+        super().__init__(broker)
         self.files = files
-        self.now_s = 1000.0
-        self._turn = trio.Event()
-        broker.after_turn = self._turn_ended
-
-    def _turn_ended(self) -> None:
-        self._turn.set()
-        self._turn = trio.Event()
-
-    async def next_turn(self) -> None:
-        await self._turn.wait()
 
     def connect(self, config: AmqpConfig | None = None, **options: Any) -> Client:
         """A transport on which nothing was said."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,27 +12,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from core_log.memory_files import MemoryFiles
 from protocols.mqtt.adapter import MqttAdapter
 from protocols.mqtt.config import MqttConfig
-from routing.broker import Broker, open_broker
+from routing.broker import open_broker
 from tests.protocols.mqtt.wire import connect, deliveries, puback, subscribe
+from tests.support.memory_shell import MemoryClient, MemoryOutbox, MemoryWorld
 
 CONNACK = b"\x20\x02\0\0"
 
 
-class MemoryOutbox:
-    """Keeps what was written, as the pieces they were."""
-
-    def __init__(self) -> None:
-        self.pending_bytes = 0
-        self.writable = True
-        self.on_writable: Callable[[], None] | None = None
-        self.pieces: list[bytes] = []
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if data:
-            self.pieces.append(bytes(data))
-
-
-class Client:
+class Client(MemoryClient):
     """One connection; `take` is what it was sent since the last time."""
 
     def __init__(self, world: World, peer: str, config: MqttConfig, **options: Any) -> None:
@@ -42,10 +29,6 @@ class Client:
             world.broker, self.outbox, peer=peer, clock=lambda: world.now_s, config=config, **options
         )
 
-    @property
-    def closed(self) -> bool:
-        return self.adapter.closed
-
     async def send(self, *data: bytes) -> None:
         """One read of the shell, and the end of its turn."""
         await self.adapter.handle(b"".join(data))
@@ -53,8 +36,7 @@ class Client:
         self.adapter.next_timer_at()
 
     def take(self) -> bytes:
-        pieces, self.outbox.pieces = self.outbox.pieces, []
-        return b"".join(pieces)
+        return self.take_bytes()
 
     def take_deliveries(self) -> list[tuple[str, int, int | None, bytes]]:
         return deliveries(self.take())
@@ -81,33 +63,9 @@ class Client:
                 await self.world.next_turn()
         assert got == data
 
-    def lose(self) -> None:
-        """What the shell does when the transport is gone."""
-        self.adapter.connection_lost()
-        self.world.broker.end_turn()
 
-    def tick(self, seconds: float) -> None:
-        """Time passes; the shell calls when the adapter asked for it."""
-        self.world.now_s += seconds
-        if self.adapter.next_timer_at() <= self.world.now_s:
-            self.adapter.handle_timer(self.world.now_s)
-
-
-class World:
+class World(MemoryWorld):
     """An engine in memory and a clock."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
-        self.now_s = 1000.0
-        self._turn = trio.Event()
-        broker.after_turn = self._turn_ended
-
-    def _turn_ended(self) -> None:
-        self._turn.set()
-        self._turn = trio.Event()
-
-    async def next_turn(self) -> None:
-        await self._turn.wait()
 
     def open(self, *, peer: str = "127.0.0.1:5000", config: MqttConfig | None = None, **options: Any) -> Client:
         """A transport without a CONNECT yet."""
