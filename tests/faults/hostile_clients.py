@@ -26,7 +26,8 @@ from protocols.amqp import wire
 from protocols.amqp.connection import PROTOCOL_HEADER
 from protocols.amqp.deliveries import content, method_frame
 from protocols.amqp.methods import Method
-from tests.support import HOST, BrokerProcess, broker_process
+from tests.support import HOST, broker_process
+from tests.support.attacks import attack_beside, figures, resident_bytes
 
 MEMORY_BYTES_MAX = 1 << 30
 ROUND_TRIP_S_MAX = 10.0
@@ -167,19 +168,6 @@ ATTACKS: tuple[Callable[[int, random.Random], None], ...] = (
 )  # fmt: skip
 
 
-def attack(port: int, which: Callable[[int, random.Random], None], seed: int, end: float, done: list[str]) -> None:
-    """Do it until the time is over; being thrown out is what is to be expected."""
-    chance = random.Random(seed)
-    while True:
-        try:
-            which(port, chance)
-        except OSError:
-            pass
-        done.append(which.__name__)
-        if time.monotonic() > end:
-            return
-
-
 def honest(port: int, stop: threading.Event, took: list[float]) -> None:
     """Persistent messages with confirms, each taken and acknowledged."""
     connection = pika.BlockingConnection(pika.ConnectionParameters(HOST, port, heartbeat=0))
@@ -199,30 +187,13 @@ def honest(port: int, stop: threading.Event, took: list[float]) -> None:
     connection.close()
 
 
-def resident_bytes(broker: BrokerProcess) -> int:
-    """The most memory that the broker ever had."""
-    return int(Path(f"/proc/{broker.pid}/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
-
-
 def run(seconds: float, seed: int) -> str:
     """All attacks for `seconds`; the figures. Raises AssertionError."""
     with tempfile.TemporaryDirectory() as directory, broker_process(Path(directory, "data")) as broker:
-        port, end = broker.amqp_port, time.monotonic() + seconds
-        stop, took, done = threading.Event(), list[float](), list[str]()
+        port, stop, took = broker.amqp_port, threading.Event(), list[float]()
         good = threading.Thread(target=honest, args=(port, stop, took))
-        bad = [
-            threading.Thread(target=attack, args=(port, which, seed + number, end, done))
-            for number, which in enumerate(ATTACKS)
-        ]
-        for thread in (good, *bad):
-            thread.start()
-        for thread in bad:
-            thread.join()
-        stop.set()
-        good.join(30)
-        assert not good.is_alive(), "the honest client was not served"
+        done = attack_beside(good, stop, port, ATTACKS, seed, seconds)
         assert broker.running, broker.log()[-4000:]
-        assert set(done) == {which.__name__ for which in ATTACKS}
         assert "Traceback" not in broker.log(), broker.log()[-4000:]
         assert took, "the honest client was never served"
         assert max(took) < ROUND_TRIP_S_MAX, f"a round trip took {max(took):.1f} s"
@@ -231,12 +202,7 @@ def run(seconds: float, seed: int) -> str:
         connection = pika.BlockingConnection(pika.ConnectionParameters(HOST, port))
         assert connection.channel().basic_get("honest", auto_ack=True)[2] == b"last"
         connection.close()
-        ordered = sorted(took)
-        return (
-            f"{len(done)} attacks, {len(took)} honest round trips: p50 {ordered[len(took) // 2] * 1000:.1f} ms, "
-            f"p99 {ordered[len(took) * 99 // 100] * 1000:.0f} ms, at most {max(took) * 1000:.0f} ms; "
-            f"at most {memory >> 20} MiB"
-        )
+        return figures(done, took, memory)
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ import paho.mqtt.client as paho
 
 from benchmarks.wire_mqtt import packet, utf8
 from gateway.websocket import unmasked
-from tests.faults.hostile_clients import resident_bytes
 from tests.support import HOST, BrokerProcess, broker_process
+from tests.support.attacks import attack_beside, figures, resident_bytes
 
 MEMORY_BYTES_MAX = 640 << 20
 ROUND_TRIP_S_MAX = 10.0
@@ -211,19 +211,6 @@ ATTACKS: tuple[Callable[[Ports, random.Random], None], ...] = (
 )  # fmt: skip
 
 
-def attack(ports: Ports, which: Callable[[Ports, random.Random], None], seed: int, end: float, done: list[str]) -> None:
-    """Do it until the time is over; being thrown out is what is to be expected."""
-    chance = random.Random(seed)
-    while True:
-        try:
-            which(ports, chance)
-        except OSError:
-            pass
-        done.append(which.__name__)
-        if time.monotonic() > end:
-            return
-
-
 def honest(ports: Ports, stop: threading.Event, took: list[float], wrong: list[str]) -> None:
     """Publishes at QoS 1, and is sent what it published."""
     came: queue.Queue[bytes] = queue.Queue()
@@ -262,23 +249,11 @@ def run(seconds: float, seed: int) -> str:
 
 
 def _run(broker: BrokerProcess, seconds: float, seed: int) -> str:
-    end = time.monotonic() + seconds
-    stop, took, done, wrong = threading.Event(), list[float](), list[str](), list[str]()
+    stop, took, wrong = threading.Event(), list[float](), list[str]()
     good = threading.Thread(target=honest, args=(broker.ports, stop, took, wrong))
-    bad = [
-        threading.Thread(target=attack, args=(broker.ports, which, seed + number, end, done))
-        for number, which in enumerate(ATTACKS)
-    ]
-    for thread in (good, *bad):
-        thread.start()
-    for thread in bad:
-        thread.join()
-    stop.set()
-    good.join(60)
-    assert not good.is_alive(), "the honest device was not served"
+    done = attack_beside(good, stop, broker.ports, ATTACKS, seed, seconds)
     assert not wrong, wrong
     assert broker.running, broker.log()[-4000:]
-    assert set(done) == {which.__name__ for which in ATTACKS}
     raised = broker.log().find("Traceback")
     assert raised < 0, broker.log()[max(0, raised - 300) : raised + 3000]
     assert took, "the honest device was never served"
@@ -286,12 +261,7 @@ def _run(broker: BrokerProcess, seconds: float, seed: int) -> str:
     memory, open_files = resident_bytes(broker), _settled(broker)
     assert memory < MEMORY_BYTES_MAX, f"{memory >> 20} MiB of memory"
     assert open_files < 100, f"{open_files} files are open when everybody is gone"
-    ordered = sorted(took)
-    return (
-        f"{len(done)} attacks, {len(took)} honest round trips: p50 {ordered[len(took) // 2] * 1000:.1f} ms, "
-        f"p99 {ordered[len(took) * 99 // 100] * 1000:.0f} ms, at most {max(took) * 1000:.0f} ms; "
-        f"at most {memory >> 20} MiB"
-    )
+    return figures(done, took, memory)
 
 
 def _settled(broker: BrokerProcess) -> int:
