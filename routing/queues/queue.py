@@ -168,8 +168,6 @@ class Queue:
         """Know the ids of what comes for so long, because the settings or an exchange (by name) ask for it."""
         self.seen = asked(self.seen, who, window_ms, self.partition.deduplication_ids_max)
 
-    # --- consumers ---------------------------------------------------------------------
-
     def attach(self, consumer: Consumer, arguments: Mapping[str, Any]) -> Awaitable[None] | None:
         """Make it a consumer of this queue: it is one unless the answer has to be awaited. Raises AccessRefused when
         there is an exclusive one, or must be none.
