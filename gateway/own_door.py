@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from routing.broker import Broker
 
 NAME = "http"
-"""What the client calls itself, and its door."""
+"""Its door. The client has no name: one that has can be banned by it."""
 
 
 class OwnDoor:
@@ -69,7 +69,7 @@ class OwnDoor:
     def _terms(self, login: Login | None) -> LinkConfig:
         # Here nobody looks at the password, other brokers do.
         credentials = None if login is None else (login.user, (login.password or b"").decode("utf-8", "replace"))
-        return LinkConfig(client_name=NAME, credentials=credentials, tls=self._tls, request_timeout_ms=self._timeout_ms)
+        return LinkConfig(credentials=credentials, tls=self._tls, request_timeout_ms=self._timeout_ms)
 
     @asynccontextmanager
     async def _dialled(self, login: Login | None, peer: str) -> AsyncIterator[Dial]:

@@ -90,6 +90,9 @@ def test_who_is_banned_may_ask_nothing(broker: BrokerProcess) -> None:
         eve("whoami")
     ada("bans.delete", kind="user", value="eve")
     assert eve("whoami")["user"] == "eve"
+    ada("bans.add", kind="client_id", value="http")  # of that name is nobody: least of all the door itself
+    assert eve("topics.list")["rows"] == []
+    ada("bans.delete", kind="client_id", value="http")
     for kind, value in (("user", "ada"), ("address", f"{HOST}/8".replace("0.1/", "0.0/"))):
         assert refusal(ada, "bans.add", kind=kind, value=value) == (409, "PRECONDITION_FAILED")
 
