@@ -14,11 +14,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import trio
 
+from core_log import key_index
 from core_log.batch_header import HEADER_BYTES, parse_header
 from core_log.containing import LOOKED_BYTES_MAX, Groups, containing
 from core_log.errors import CorruptBatch, OffsetOutOfRange
@@ -83,33 +84,52 @@ def read_containing(log: ReadableLog, offset: int, max_bytes: int, limit: int, g
     """
     found: list[BytesLike] = []
     last: BytesLike = b""
+    end: BytesLike
     looked = size = 0
     strings = max(sum(map(len, groups)), 1)
     most = min(max_bytes, LOOKED_BYTES_MAX, max(2 * LOOKED_BYTES_MAX // strings, READ_BYTES_MIN))
     each = max(LOOK_BYTES // strings, READ_BYTES_MIN)
+    wanted = key_index.hashes_of(groups) if log.config.key_index else []
     while not looked or (looked < most and size < LOOK_BYTES):
         try:
-            batches = read_batches(log, offset, min(each, most - looked), limit)
+            step = _indexed(log, offset, limit, wanted, LOOK_BYTES - size) if wanted else None
+            if step is not None:
+                batches, end = step
+                read_bytes = sum(map(len, batches), len(end))
+            else:
+                batches = read_batches(log, offset, min(each, most - looked), limit)
+                read_bytes = sum(map(len, batches))
+                end = batches[-1] if batches else b""
             if offset < log.log_start_offset:  # deleted meanwhile: what was read may lie behind a gap
                 raise OffsetOutOfRange(offset, log.log_start_offset, log.log_end_offset)
         except (OffsetOutOfRange, CorruptBatch):
             if not looked:
                 raise
             break  # the next read begins with it
-        read_bytes = sum(map(len, batches))
-        if not batches or (looked and read_bytes > most - looked):
+        if step is None and (not batches or (looked and read_bytes > most - looked)):
             break
-        kept = containing(batches, groups)
+        last = end
+        kept = containing(batches, groups) if batches else []
         if len(kept) < len(batches):
             kept = [bytes(batch) for batch in kept]  # who keeps them does not keep what is left out
         found += kept
         size += sum(map(len, kept))
         looked += read_bytes
-        last = batches[-1]
         offset = parse_header(last).next_offset
     if last and (not found or parse_header(found[-1]).next_offset < offset):
         found.append(stand_in(parse_header(last)))
     return Looked(found, looked)
+
+
+def _indexed(
+    log: ReadableLog, offset: int, limit: int, wanted: Sequence[set[int]], bytes_max: int
+) -> tuple[list[BytesLike], BytesLike] | None:
+    """What the index of keys has; None where it has nothing to say."""
+    try:
+        step = key_index.step(log, offset, limit, wanted, bytes_max)
+    except OSError:
+        return None  # gone meanwhile, or it cannot be read: a look at the log itself tells
+    return None if step is None else (list(step.batches), step.last)
 
 
 def _read(log: ReadableLog, offset: int, max_bytes: int, limit: int) -> list[BytesLike]:

@@ -51,6 +51,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Records may ask to be delivered later. That is not the log's matter: whoever appends asks."""
     expires: bool = False
     """Records may have a time to live (`core_log/expiry.py`). That is the matter of whoever reads."""
+    key_index: bool = False
+    """Who looks for records of a key finds them by an index (`core_log/key_index.py`)."""
     dead_letter_fetches: int = 0
     """So often a group may begin with the same record, 0: for ever. Nor is that."""
     retry_delays_ms: tuple[int, ...] = ()

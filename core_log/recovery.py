@@ -173,7 +173,7 @@ def _segment_names(files: Files, directory: str) -> list[SegmentName]:
     gone = {str(name) for name in left_over}
     for file_name in listed:
         stem, _, suffix = file_name.rpartition(".")
-        orphan = suffix in ("index", "timeindex") and stem not in stems
+        orphan = suffix in ("index", "timeindex", "keys") and stem not in stems
         if orphan or stem in gone or file_name.endswith(TEMPORARY_SUFFIX):
             files.remove(f"{directory}/{file_name}")
     return names

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from crc32c import crc32c
 
@@ -29,6 +29,9 @@ from core_log.segment_index import (
     largest_timestamp,
 )
 from core_log.segment_names import SegmentName
+
+if TYPE_CHECKING:
+    from core_log.key_index import Block
 
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 
@@ -56,7 +59,7 @@ class Segment:
     """See the module."""
 
     __slots__ = (
-        "_largest_timestamp_ms", "base_offset", "created_ms", "deleted", "file", "index", "interval_bytes",
+        "_largest_timestamp_ms", "base_offset", "created_ms", "deleted", "file", "index", "interval_bytes", "keys",
         "max_timestamp_last", "max_timestamp_ms", "size", "stem", "written_bytes",
     )  # fmt: skip
 
@@ -77,6 +80,8 @@ class Segment:
         """The relative offset with which the first batch that has it ends."""
         self.created_ms = 0
         self.deleted = False
+        self.keys: tuple[Block, ...] | None = None
+        """What its index of keys has (`key_index.py`); None: its file was not looked at."""
         self.file: File | None = None
         self._largest_timestamp_ms: int | None = None
 
@@ -171,7 +176,7 @@ class Segment:
 
     def remove(self, files: Files) -> None:
         """Remove the files. Raises OSError."""
-        for suffix in (".log", ".index", ".timeindex"):
+        for suffix in (".log", ".index", ".timeindex", ".keys"):
             try:
                 files.remove(self.stem + suffix)
             except FileNotFoundError:

@@ -103,7 +103,7 @@ def restart_files(log: PartitionLog, offset: int) -> Cut:
     for segment in log.segments:
         segment.close_file()
     for name in reversed(files.list(directory)):
-        if name.endswith((".log", ".index", ".timeindex")):
+        if name.endswith((".log", ".index", ".timeindex", ".keys")):
             files.remove(f"{directory}/{name}")
     files.sync_directory(directory)
     index = SegmentIndex()
@@ -157,9 +157,12 @@ def _forget_compaction(log: PartitionLog, keep: Segment) -> None:
     plain = f"{directory}/{SegmentName(keep.base_offset)}"
     if keep.stem != plain:
         keep.close_file()
+        if files.exists(keep.stem + ".keys"):
+            files.remove(keep.stem + ".keys")
         for suffix in (".index", ".timeindex", ".log"):
             files.rename(keep.stem + suffix, plain + suffix)
         keep.stem = plain
+        keep.keys = None
 
 
 def _find(log: PartitionLog, keep: Segment, end_offset: int) -> Cut:

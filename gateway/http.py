@@ -44,6 +44,8 @@ class Request:
     """Without the query."""
     version: str
     headers: dict[str, list[str]] = field(default_factory=dict)
+    query: str = ""
+    """As it was sent."""
 
     def first(self, name: str) -> str | None:
         """The value of a header that makes sense once; None without it."""
@@ -116,8 +118,8 @@ class Exchange:
         for name, value in event.headers:
             headers.setdefault(name.decode("ascii"), []).append(value.decode("latin-1"))
         self._announced_bytes = int(headers.get("content-length", ["0"])[0])
-        path = event.target.decode("latin-1").partition("?")[0]
-        return Request(event.method.decode("ascii"), path, event.http_version.decode("ascii"), headers)
+        path, _, query = event.target.decode("latin-1").partition("?")
+        return Request(event.method.decode("ascii"), path, event.http_version.decode("ascii"), headers, query)
 
     def has_body(self) -> bool:
         """Whether anything but its end follows the head of the request."""

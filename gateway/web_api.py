@@ -1,4 +1,5 @@
-"""`POST /api/NAME`: operations of administration over HTTP, arguments and answers in JSON.
+"""`POST /api/NAME`: operations of administration over HTTP, arguments and answers in JSON; and `GET
+/api/messages?key=K[&topic=T][&limit=N]`, which is the operation `messages.find`.
 
 1. A name is one of the table of operations, or one of `web_operations`, which are made of several requests of the
    native protocol. Who may ask for what, and what is refused, is the same as for the commands of `millrace`.
@@ -10,8 +11,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PREFIX = "/api/"
+_MESSAGES = "/api/messages"
+_FIELDS_MAX = 8
 _JSON = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
 
 STATUSES: dict[ErrorCode, HTTPStatus] = {
@@ -102,17 +107,23 @@ class WebApi:
     async def _answer(self, exchange: Exchange, request: Request, asking: Asking) -> Page:
         """Raises what `answer` tells of."""
         config = self._config.http
-        if request.method != "POST":
+        is_get = request.path == _MESSAGES and request.method == "GET"
+        if request.method != "POST" and not is_get:
             raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "operations are asked for with POST", [("Allow", "POST")])
         require_own_page(request, asking, config)
-        if (request.first("content-type") or "").partition(";")[0].strip().lower() != "application/json":
+        if is_get and exchange.has_body():
+            raise Refused(HTTPStatus.BAD_REQUEST, "a GET has no body")
+        if not is_get and (request.first("content-type") or "").partition(";")[0].strip().lower() != "application/json":
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "arguments are JSON: Content-Type: application/json")
         self._broker.bans.require_welcome("", "", asking.peer)
         login = await logged_in(request, asking, config, self._authenticate)
         user = self._user(login)
         self._broker.bans.require_welcome("", user, asking.peer)
-        arguments = _arguments(await exchange.body(config.body_bytes_max, config.request_timeout_ms))
-        name = request.path.removeprefix(PREFIX)
+        if is_get:
+            name, arguments = "messages.find", _asked_by(request.query)
+        else:
+            name = request.path.removeprefix(PREFIX)
+            arguments = _arguments(await exchange.body(config.body_bytes_max, config.request_timeout_ms))
         with trio.move_on_after(config.operation_timeout_ms / 1000):
             asked = Asked(self._door, self._config, login, user, asking.peer)
             return HTTPStatus.OK, _JSON, await self._run(name, arguments, asked)
@@ -152,6 +163,22 @@ def _arguments(body: bytes) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(HTTPStatus.BAD_REQUEST, f"the body is no JSON object: {error}") from None
+    return found
+
+
+def _asked_by(query: str) -> dict[str, Any]:
+    """The arguments of `messages.find`; a key is any bytes. Raises Refused."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape", max_num_fields=_FIELDS_MAX)
+        found: dict[str, Any] = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name comes twice")
+        if "key" in found:
+            found["key"] = {"base64": b64encode(found["key"].encode("utf-8", "surrogateescape")).decode()}
+        if "limit" in found:
+            found["limit"] = int(found["limit"])
+    except ValueError as error:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"the query is not understood: {error}") from None
     return found
 
 

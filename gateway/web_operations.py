@@ -12,15 +12,18 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+import trio
 from msgspec import Meta
 
 from gateway.described import described_group, described_topic
 from gateway.errors import Refused
 from gateway.version import own_version
+from protocols.native.errors import ErrorCode, MillraceError
 from routing.administration.listed import listed
 from routing.administration.messages import Encoded, bytes_of
 from routing.administration.operations import OPERATIONS, Operation, operation, plain, table
 from routing.administration.shown import BODY_BYTES, shown_bytes
+from routing.topics.topic_config import KEY_INDEX
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from protocols.native.clients.records import ConsumerRecord
 
 RECORDS_MAX = 500
+_SHARE = 0.9
 FOUND_MAX = 1000
 
 Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -166,6 +170,42 @@ async def find_records(
         (one.partition, one.offset, one.timestamp_ms, None if one.value is None else len(one.value)) for one in found
     )
     return table(("partition", "offset", "timestamp_ms", "bytes"), rows, 0)
+
+
+@operation("messages.find", into=WEB_OPERATIONS)
+async def find_messages(
+    asked: Asked, user: str, key: Text, topic: str = "", limit: Annotated[int, Meta(ge=1, le=FOUND_MAX)] = 100
+) -> dict[str, Any]:
+    """Every stored copy of a message, by its key, in one topic or in all that the user may read: those with an index
+    of keys first. Which topics were searched, and whether that was to their ends: the limit, or nine tenths of
+    `http.operation_timeout_ms`, may have come before.
+    """
+    searched: list[dict[str, Any]] = []
+    found: list[ConsumerRecord] = []
+    complete = False
+    known, wanted = asked.door.broker.topics, _bytes(key) or b""
+    indexed = {name for name in known if known[name].config.get(KEY_INDEX) == "true"}
+    async with asked.client() as client:
+        with trio.move_on_after(asked.config.http.operation_timeout_ms * _SHARE / 1000):
+            names = [topic] if topic else sorted(await client.list_topics())
+            for name in sorted(names, key=lambda name: name not in indexed):
+                try:
+                    found += await client.find_records(name, wanted, limit=limit + 1 - len(found))
+                except MillraceError as error:
+                    if topic or error.code not in (ErrorCode.ACCESS_REFUSED, ErrorCode.UNKNOWN_TOPIC):
+                        raise
+                    continue
+                searched.append({"topic": plain(name), "indexed": name in indexed})
+                if len(found) > limit:
+                    break
+            else:
+                complete = True
+    rows = (
+        (plain(one.topic), one.partition, one.offset, one.timestamp_ms, None if one.value is None else len(one.value))
+        for one in found[:limit]
+    )
+    shown = table(("topic", "partition", "offset", "timestamp_ms", "bytes"), rows, 0)
+    return {**shown, "searched": searched, "complete": complete}
 
 
 @operation("records.read", into=WEB_OPERATIONS)

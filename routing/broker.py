@@ -56,8 +56,8 @@ from routing.republishing.later import Later
 from routing.republishing.poison_records import PoisonRecords
 from routing.session import DeliverySink, Session
 from routing.storage import Storage, fitted
-from routing.topics.compaction import Compaction
 from routing.topics.leases import Leases
+from routing.topics.log_care import look_after_logs
 from routing.topics.stream import Stream
 from routing.topics.topic import Topic
 from routing.topics.topic_ids import Topics
@@ -363,7 +363,7 @@ async def open_broker(
             cluster,
         )
         nursery.start_soon(housekeep, broker)
-        nursery.start_soon(Compaction(flusher, config, broker.topology.topics.values).run)
+        nursery.start_soon(look_after_logs, flusher, config, broker.topology.topics.values)
         if cluster is not None:
             nursery.start_soon(Health(cluster, lambda: names_by_id(broker.topics.values())).run)
         try:

@@ -143,6 +143,10 @@ class BrokerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """For how long a reader may have records kept that retention would delete, without saying so again."""
     compaction_check_interval_ms: Milliseconds = 15_000
     """How often it is looked which topics are to be compacted (`cleanup.policy`)."""
+    key_index_interval_ms: Milliseconds = 1_000
+    """How often it is looked what there is to be indexed (`millrace.key.index.enable`)."""
+    key_index_cpu_percent: Annotated[int, Meta(ge=1, le=100)] = 30
+    """How much of one processor that takes."""
     compaction_memory_bytes_max: Annotated[int, Meta(ge=1 << 16, le=BYTES_MAX)] = 128 << 20
     """Memory for the keys of a log that is compacted, some 450,000 for each 128 MiB; more take several passes."""
     compaction_cpu_percent: Annotated[int, Meta(ge=1, le=100)] = 30

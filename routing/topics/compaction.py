@@ -33,18 +33,19 @@ _AGAIN_S = 600.0
 class Pacer:
     """What a pass calls in its thread: works for a bite, sleeps for the rest, and ends when whoever waits gives up."""
 
-    def __init__(self, cpu_percent: int) -> None:
+    def __init__(self, cpu_percent: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._rest = (100 - cpu_percent) / cpu_percent
-        self._began_s = time.perf_counter()
+        self._clock = clock
+        self._began_s = clock()
 
     def __call__(self) -> None:
         """Raises trio.Cancelled."""
-        worked_s = time.perf_counter() - self._began_s
+        worked_s = self._clock() - self._began_s
         if worked_s >= _BITE_S:
             trio.from_thread.check_cancelled()
             if self._rest:
                 time.sleep(worked_s * self._rest)
-            self._began_s = time.perf_counter()
+            self._began_s = self._clock()
 
 
 class Compaction:

@@ -118,6 +118,10 @@ _SETTINGS: dict[str, _Setting] = {
         "boolean", "millrace.expiry.enable", _field("expires"),
         "Whether records with a header x-ttl (ms) or expires-at (ms since 1970) are seen by nobody after that.",
     ),
+    "millrace.key.index.enable": _Setting(
+        "boolean", "millrace.key.index.enable", _field("key_index"),
+        "Whether the broker keeps an index of keys, so that records are found by theirs at once.",
+    ),
     "millrace.max.lag": _Setting(
         "long", "millrace.max.lag", _field("max_lag"),
         "A group that is more records behind in a partition is too far behind; 0: none ever is.",

@@ -13,6 +13,8 @@ from routing.errors import InvalidConfig
 from routing.facts import DELAY_MS_MAX
 
 _LARGE = (1 << 63) - 1
+KEY_INDEX = "millrace.key.index.enable"
+"""Whether records are found by their key without looking through the log (`core_log/key_index.py`)."""
 DELAYS, EXPIRY, FETCHES_MAX = "millrace.delay.enable", "millrace.expiry.enable", "millrace.dead.letter.fetches"
 """The engine's own: whether records may be delivered later, or have a time to live, and how often a group may begin
 with the same one.
@@ -67,6 +69,7 @@ _CHOICES: dict[str, tuple[str, dict[str, str | bool]]] = {
     _LAG_ACTION: ("max_lag_action", {text: text for text in ("alert", "skip", "dead-letter")}),
     DELAYS: ("delays", {"true": True, "false": False}),
     EXPIRY: ("expires", {"true": True, "false": False}),
+    KEY_INDEX: ("key_index", {"true": True, "false": False}),
     _POLICY: (
         "cleanup_policy",
         {

@@ -82,6 +82,34 @@ def test_records_are_what_was_produced(api: Api) -> None:
     assert refusal(api, "records.produce", topic="bytes", value="x", partition=1) == (404, "UNKNOWN_PARTITION")
 
 
+def test_every_copy_of_a_message_by_its_key(api: Api) -> None:
+    for topic, indexed in (("copies-a", "false"), ("copies-b", "true")):
+        api("topics.create", topic=topic, partitions=2, config={"millrace.key.index.enable": indexed})
+        for partition in (0, 1):
+            api("records.produce", topic=topic, partition=partition, key="a b/ä", value="12345")
+            api("records.produce", topic=topic, partition=partition, key={"base64": "/w=="}, value=None)
+    found = api.send("messages?key=a+b%2F%C3%A4", None, {}, method="GET")
+    assert found["columns"] == ["topic", "partition", "offset", "timestamp_ms", "bytes"]
+    assert [[*row[:3], row[4]] for row in found["rows"]] == [
+        ["copies-b", 0, 0, 5], ["copies-b", 1, 0, 5], ["copies-a", 0, 0, 5], ["copies-a", 1, 0, 5],
+    ]  # fmt: skip
+    assert found["complete"]
+    assert {"topic": "copies-a", "indexed": False} in found["searched"]
+    assert found["searched"][0] == {"topic": "copies-b", "indexed": True}
+    binary = api("messages.find", key={"base64": "/w=="}, topic="copies-a")
+    assert [[*row[:3], row[4]] for row in binary["rows"]] == [["copies-a", 0, 1, None], ["copies-a", 1, 1, None]]
+    cut = api.send("messages?key=%FF&limit=3", None, {}, method="GET")
+    assert (len(cut["rows"]), cut["complete"]) == (3, False)
+    for query, status in (("", 400), ("key=a&limit=x", 400), ("key=a&key=b", 400), ("key=a&topic=none", 404)):
+        with pytest.raises(ApiError) as caught:
+            api.send(f"messages?{query}", None, {}, method="GET")
+        assert caught.value.status == status
+    with pytest.raises(ApiError, match="405"):
+        api.send("topics.list", None, {}, method="GET")
+    with pytest.raises(ApiError, match="403"):
+        api.send("messages?key=a", None, {"Origin": "http://elsewhere"}, method="GET")
+
+
 def test_long_values_are_cut(api: Api) -> None:
     api("topics.create", topic="long")
     for value in ("äöü" * 3000, {"base64": "/////w=="}):

@@ -1,5 +1,5 @@
 """Records that somebody looks for: those from an offset on, and every record of a topic that has a key. For the latter
-its log is looked through, as there is no index:
+its log is looked through, by brokers that have an index of keys (`core_log/key_index.py`) there alone where it may be:
 
 1. What is committed when the search begins is looked at, from the beginning, a partition after the other. Brokers look
    for the key's bytes and leave out batches without them (`core_log/containing.py`); compressed batches are sent whole.
