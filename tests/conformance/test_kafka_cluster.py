@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from tests.support import cluster
 from tests.support.cluster import cluster_processes
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -18,7 +16,7 @@ DOORS = ("amqp", "mqtt", "native", "kafka")
 
 
 def test_an_idempotent_producer_and_a_group_live_through_the_death_of_a_leader(tmp_path: Path) -> None:
-    with mock.patch.object(cluster, "DOORS", DOORS), cluster_processes(tmp_path, relayed=False) as brokers:
+    with cluster_processes(tmp_path, relayed=False, doors=DOORS) as brokers:
         brokers.until_whole()
         servers = ",".join(f"{broker.host}:{broker.ports['kafka']}" for broker in brokers.brokers.values())
         producer = confluent_kafka.Producer({"bootstrap.servers": servers, "enable.idempotence": True})

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -199,7 +198,7 @@ def test_members_read_on_after_the_broker_was_killed(tmp_path: Path) -> None:
 
 
 def test_members_of_both_kinds_read_on_after_the_death_of_their_coordinator(tmp_path: Path) -> None:
-    with mock.patch.object(cluster, "DOORS", DOORS), cluster.cluster_processes(tmp_path, relayed=False) as brokers:
+    with cluster.cluster_processes(tmp_path, relayed=False, doors=DOORS) as brokers:
         brokers.until_whole()
         servers = ",".join(f"{broker.host}:{broker.ports['kafka']}" for broker in brokers.brokers.values())
         admin = kafka_admin.AdminClient({"bootstrap.servers": servers})

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from tests.support import cluster
 from tests.support.cluster import cluster_processes
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -86,10 +84,7 @@ class Cluster:
 def test_what_is_put_off_comes_again_and_what_is_too_old_does_not_though_their_leader_is_killed(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[engine]\ngroup_initial_delay_ms = 0\n")
     arguments = ("--config", str(tmp_path / "config.toml"))
-    with (
-        mock.patch.object(cluster, "DOORS", DOORS),
-        cluster_processes(tmp_path, relayed=False, arguments=arguments) as brokers,
-    ):
+    with cluster_processes(tmp_path, relayed=False, arguments=arguments, doors=DOORS) as brokers:
         brokers.until_whole()
         clients = Cluster(",".join(f"{one.host}:{one.ports['kafka']}" for one in brokers.brokers.values()))
         retries = {"millrace.dead.letter.fetches": "1", "millrace.retry.delays.ms": str(DELAY_MS)}

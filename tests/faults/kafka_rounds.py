@@ -238,10 +238,7 @@ def brokers_of(directory: Path, count: int) -> Iterator[Single | Several]:
             with broker_process(directory / "data", doors=DOORS) as broker:
                 yield Single(broker)
             return
-        with (
-            mock.patch.object(cluster, "DOORS", DOORS),
-            cluster.cluster_processes(directory, count, relayed=False) as processes,
-        ):
+        with cluster.cluster_processes(directory, count, relayed=False, doors=DOORS) as processes:
             processes.until_whole()
             yield Several(processes)
 
