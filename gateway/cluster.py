@@ -26,7 +26,7 @@ from core_log.metadata.etcd_client import EtcdClient
 from core_log.metadata.etcd_store import EtcdStore
 from core_log.metadata.store import MetadataStore
 from gateway.config import ClusterConfig, ConfigError, check_cluster
-from gateway.errors import StartError
+from gateway.errors import StartError, first_error
 from gateway.listener import Listener
 from gateway.version import own_version
 from protocols.peers import is_loopback
@@ -86,6 +86,7 @@ async def joining(
     )
     candidate = Candidate(store, members)
     part = Membership(store, members, candidate, Elections(store, members, candidate))
+    refused = ""
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
@@ -95,14 +96,16 @@ async def joining(
             yield part
             nursery.cancel_scope.cancel()
     except* ClusterRefused as group:
-        raise StartError(str(_first(group))) from None
+        refused = str(first_error(group))
     except* MetadataUnavailable as group:
         if part.joined:
             raise
-        raise StartError(f"cluster '{config.name}': {_first(group)}") from None
+        refused = f"cluster '{config.name}': {first_error(group)}"
     finally:
         with trio.CancelScope(shield=True):
             await transport.aclose()
+    if refused:
+        raise StartError(refused)
 
 
 @asynccontextmanager
@@ -156,12 +159,6 @@ async def _leave(members: Members) -> None:
         await members.leave()
     except MetadataUnavailable:
         pass  # the lease ends by itself
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _tls(config: ClusterConfig) -> ssl.SSLContext | None:

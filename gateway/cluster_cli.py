@@ -40,18 +40,21 @@ def up(directory: Path, brokers: int | None, base_port: int | None, config_file:
     """
     import trio
 
-    from gateway.errors import StartError
+    from gateway.errors import StartError, first_error
 
     try:
         from gateway.cluster_up import up as run_up
     except ImportError:
         _fail("a cluster needs the extra `cluster`: pip install 'millrace[cluster]'")
     more = ["--config", config_file] if config_file is not None else []
+    reason = ""
     try:
         if not trio.run(run_up, directory.absolute(), brokers, base_port, more):
-            _fail("no broker runs any more")
+            reason = "no broker runs any more"
     except* StartError as group:
-        _fail(str(_first(group)))
+        reason = str(first_error(group))
+    if reason:
+        _fail(reason)
 
 
 @cluster.command()
@@ -84,12 +87,6 @@ def status(client: BlockingClient, as_json: bool) -> None:
 
 def _cell(value: object) -> object:
     return ",".join(map(str, value)) if isinstance(value, list) else value
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _fail(message: str) -> None:

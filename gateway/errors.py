@@ -22,3 +22,13 @@ class Refused(Exception):
 
 class PeerGone(Exception):
     """The client closed the transport, or it broke."""
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first error within groups of them: nurseries wrap what is raised within them.
+
+    What `except*` makes of it is raised behind the statement: within it, Python before 3.11.4 wraps it again.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

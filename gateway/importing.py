@@ -12,7 +12,7 @@ from core_log.errors import LogError
 from core_log.files import OsFiles
 from core_log.metadata.store import MetadataStore
 from gateway.config import Config
-from gateway.errors import StartError
+from gateway.errors import StartError, first_error
 from routing.broker import open_broker
 from routing.cluster.metadata.importing import Import
 from routing.errors import BrokerError
@@ -39,7 +39,7 @@ async def import_directory(config: Config, store: MetadataStore) -> None:
 
 async def _settle(config: Config) -> None:
     """Start and stop the engine, as a single broker's. Raises StartError."""
-    started = False
+    started, refused = False, ""
     try:
         async with open_broker(OsFiles(config.data_dir), config.engine, config.users) as broker:
             started = True
@@ -50,13 +50,9 @@ async def _settle(config: Config) -> None:
     except* (LogError, OSError, BrokerError) as group:
         if started:
             raise
-        raise StartError(f"data directory {config.data_dir}: {_first(group)}") from None
+        refused = f"data directory {config.data_dir}: {first_error(group)}"
+    if refused:
+        raise StartError(refused)
     for log in logs:
         if log.error is not None:
             raise StartError(f"data directory {config.data_dir}: {log.directory} cannot be written: {log.error}")
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from gateway.config import Config
-from gateway.errors import StartError
+from gateway.errors import StartError, first_error
 from gateway.logs import configure_logs
 from gateway.server import serve, tune_process
 
@@ -25,11 +25,10 @@ def run(config: Config) -> None:
     try:
         trio.run(_serve_until_signal, config)
     except BaseExceptionGroup as group:
-        # Nurseries wrap what is raised within them, an error of starting too.
         refused, rest = group.split(StartError)
         if refused is None or rest is not None:
             raise
-        raise _first(refused) from None
+        raise first_error(refused) from None
 
 
 async def _serve_until_signal(config: Config) -> None:
@@ -49,11 +48,3 @@ async def _serve_until_signal(config: Config) -> None:
                 log.info("stopping", signal=signal.Signals(number).name)
                 break
     log.info("stopped")
-
-
-def _first(group: BaseExceptionGroup[StartError]) -> StartError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, StartError)
-    return error

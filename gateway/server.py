@@ -33,7 +33,7 @@ from core_log.files import OsFiles
 from gateway.authentication import Authenticate, authenticator
 from gateway.config import HTTP_DOORS, OFF, TLS_DOORS, WEBSOCKET_DOORS, Config, parse_address
 from gateway.connection import MakeAdapter, Shell
-from gateway.errors import StartError
+from gateway.errors import StartError, first_error
 from gateway.listener import Listener, open_listener
 from gateway.lock import locked_data_dir
 from gateway.outbox import Outboxes, SocketOutbox
@@ -155,7 +155,7 @@ def _refuse_member(data_dir: str) -> None:
 @asynccontextmanager
 async def _engine(config: Config, member: Member | None) -> AsyncIterator[Broker]:
     """The engine on the data directory. Raises StartError where the directory is at fault."""
-    started = False
+    started, refused = False, ""
     engine = config.engine
     shared: dict[str, Any] = {}
     if member is not None:
@@ -168,13 +168,9 @@ async def _engine(config: Config, member: Member | None) -> AsyncIterator[Broker
     except* (LogError, OSError) as group:
         if started:
             raise
-        raise StartError(f"data directory {config.data_dir}: {_first(group)}") from None
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        refused = f"data directory {config.data_dir}: {first_error(group)}"
+    if refused:
+        raise StartError(refused)
 
 
 def _say_goodbye(shell: Shell, listeners: list[Listener]) -> None:
