@@ -228,8 +228,7 @@ class Producer(Service):
                 self, topic, value, key, record.headers, record.partition, record.timestamp_ms
             )
         except MillraceError as error:
-            for interceptor in hooks.interceptors:
-                interceptor.on_acknowledgement(None, error)
+            hooks.tell([None], error)
             raise
         for interceptor in hooks.interceptors:
             delivery.watch(interceptor.on_acknowledgement)

@@ -280,7 +280,9 @@ async def test_hooks() -> None:
             await producer.flush()
             assert (await by_key).partition in (0, 1, 2)
             assert (await there).partition == 1
-        assert len(seen.fates) == 8
+            with pytest.raises(UnknownPartition, match="no partition 9"):
+                await producer.send("t", None, partition=9)
+        assert len(seen.fates) == 9
         assert [fate[0].partition for fate in seen.fates if fate[0]].count(2) >= 6
         async with Consumer(
             running.server, "g", auto_offset_reset="earliest", value_deserializer=json.loads, interceptors=[read]
