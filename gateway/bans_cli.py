@@ -50,10 +50,15 @@ def add_ban(
     from protocols.native.errors import MillraceError
 
     try:
-        client.administer("bans.add", kind=kind, value=value, until_ms=int(ends_s * 1000), reason=reason, force=force)
+        kept = client.administer(
+            "bans.add", kind=kind, value=value, until_ms=int(ends_s * 1000), reason=reason, force=force
+        )
     except MillraceError as error:
-        if not (force and str(error).startswith(f"{kind} {value} is banned")):  # that closes this connection, too
+        if not (force and str(error).startswith(f"{kind} ") and " is banned" in str(error)):  # closes this one, too
             raise
+    else:
+        if kept is not None and kept != value:
+            click.echo(f"{kind} {kept} is banned")
 
 
 @bans.command("delete")

@@ -194,10 +194,10 @@ class Bans:
 
 
 def checked(kind: BanKind, value: str) -> str:
-    """A value as bans have it. Raises InvalidArgument."""
+    """A value as bans have it; of an address with a length the network it lies in. Raises InvalidArgument."""
     if kind == "address":
         try:
-            return _shown(ip_network(value))
+            return _shown(ip_network(value, strict=False))
         except ValueError as error:
             raise InvalidArgument(f"no address, nor a network as ADDRESS/LENGTH: {error}") from None
     if not 0 < len(value.encode("utf-8", "surrogateescape")) <= VALUE_BYTES_MAX:

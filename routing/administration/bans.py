@@ -30,9 +30,10 @@ async def add_ban(
     force: bool = False,
     *,
     asked_from: str,
-) -> None:
+) -> str:
     """Keep out a client by what it calls itself, a user, or an address or network, until a time in ms since 1970 (0: no
-    end), at all doors of all brokers. Who is connected is closed; sessions that last stay.
+    end), at all doors of all brokers. Who is connected is closed; sessions that last stay. Answers the value as
+    `bans.list` has it: 10.1.2.3/16 is 10.1.0.0/16.
 
     With `force` also who asks, or where he asks from.
     """
@@ -40,6 +41,7 @@ async def add_ban(
     if not force and ban.matches("", user, asked_from):
         raise PreconditionFailed(f"this would ban you, user '{user}': say `force` if that is what you want")
     await broker.bans.add(ban)
+    return ban.value
 
 
 @operation("bans.delete")

@@ -73,7 +73,12 @@ async def delete_session(broker: Broker, user: str, client_id: str, vhost: str =
             session.client.close(_ENDED)
     if not there:  # another broker may have a client whose session ends with the connection
         for protocol in protocols():
-            await close_connections(broker, user, client_id=client_id, vhost=vhost, protocol=protocol, reason=_ENDED)
+            try:
+                await close_connections(
+                    broker, user, client_id=client_id, vhost=vhost, protocol=protocol, reason=_ENDED
+                )
+            except NotFound:
+                raise _unknown(client_id, vhost) from None
     return waited
 
 
@@ -81,7 +86,11 @@ def _session(vhost: VirtualHost, client_id: str) -> ClientSession:
     """Raises NotFound."""
     for session in sessions_of_client(vhost, client_id):
         return session
-    raise NotFound(f"no session of client '{client_id}' in vhost '{vhost.name}' that lasts or is connected here")
+    raise _unknown(client_id, vhost.name, "that lasts or is connected here")
+
+
+def _unknown(client_id: str, vhost: str, more: str = "") -> NotFound:
+    return NotFound(f"no session of client '{client_id}' in vhost '{vhost}' {more}".rstrip())
 
 
 async def _rows(broker: Broker, sessions: list[_Found]) -> list[tuple[Any, ...]]:

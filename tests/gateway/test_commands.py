@@ -234,14 +234,16 @@ def test_a_message_is_published_and_looked_at(broker: BrokerProcess, millrace: C
 
 
 def test_who_is_kept_out(millrace: Commands) -> None:
-    millrace("bans", "add", "address", "10.0.0.0/24", "--reason", "noise")
+    assert not millrace("bans", "add", "address", "10.0.0.0/24", "--reason", "noise")
     millrace("bans", "add", "client_id", "sensor", "--for", "60")
     first, second = millrace.rows("bans", "list")
     assert (first["kind"], first["value"], first["ends_at_ms"]) == ("address", "10.0.0.0/24", 0)
     assert (first["reason"], first["by"]) == ("noise", "guest")
     assert second["ends_at_ms"] == pytest.approx((time.time() + 60) * 1000, abs=30_000)
     assert "never" in millrace("bans", "list")
-    assert millrace.refused("bans", "add", "address", "127.0.0.0/8").startswith("this would ban you")
+    assert millrace.refused("bans", "add", "address", "127.0.0.1/8").startswith("this would ban you")
+    assert millrace("bans", "add", "address", "10.2.3.4/16") == "address 10.2.0.0/16 is banned\n"
+    millrace("bans", "delete", "address", "10.2.3.4/16")
     assert millrace.run("bans", "add", "user", "x", "--for", "1", "--until", "2099-01-01").exit_code == 2
     millrace("bans", "delete", "address", "10.0.0.0/24")
     millrace("bans", "delete", "client_id", "sensor")

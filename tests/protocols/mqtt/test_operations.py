@@ -105,7 +105,7 @@ async def test_a_session_is_deleted_with_its_connection(world: World) -> None:
     assert not (await is_present(world, 0, "c"))[1]
     await ask(world, "sessions.delete", client_id="publisher")  # its connection is all there is of it
     assert publisher.closed
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="no session of client 'nobody'"):
         await ask(world, "sessions.delete", client_id="nobody")
 
 
