@@ -72,8 +72,10 @@ class Holding(trio.abc.Instrument):
         """Another task waits from now on: it cannot know who else runs in this round."""
         self._due = True
 
-    async def wait(self, *, at_once: bool) -> list[tuple[int, int]]:
-        """What is ready, our own sockets and maybe trio's set. `at_once`: do not wait until there is something."""
+    async def wait(self, *, at_once: bool, most: int) -> list[tuple[int, int]]:
+        """What is ready, our own sockets and maybe trio's set, at most so many. `at_once`: do not wait until
+        there is something.
+        """
         if self._due or self._ready:
             await trio.lowlevel.checkpoint()
             self._due = not self._alone or self._next_deadline() != self._deadline
@@ -85,7 +87,7 @@ class Holding(trio.abc.Instrument):
                 self._due = True
             elif not at_once:
                 wait_s = min(left_s, _WAIT_S_MAX)
-        events = self._epoll.poll(wait_s)
+        events = self._epoll.poll(wait_s, most)
         for number, _ in events:
             if number == self._theirs:
                 self._due = True

@@ -6,7 +6,9 @@
    over, its socket is out of the set, and another task takes the place. What is waited for need not know of it.
 3. Whoever needs little reads first, all of them; then those who need much, in the order in which they became ready,
    each once, or until `LOOK_S` are over while somebody is there who needs little; then it looks again who is ready. So
-   who sends little waits for at most the turn that is under way, and those who saturate the broker share it.
+   who sends little waits for at most the turn that is under way, and those who saturate the broker share it. Where the
+   turn of one who needs little waits, those who need much come first the next time: else as many as connect at once,
+   each of whom waits for other brokers, would keep the links to these brokers from being read.
 4. What came together belongs together: `rounds` is told when a round of turns begins, and when nobody is left who was
    ready; those who need little are a round of their own. What the disk has synced is waited for here as well (`watch`):
    it is often what a client waits for. And what the end of a turn would bring may be put off until all have had theirs
@@ -36,6 +38,10 @@ from gateway.holding import Holding
 LOOK_S = 0.00025
 """How long those who need much read before it is looked who else is ready, while somebody is there who needs little.
 Else each of them reads once: longer rounds make larger batches of what they publish."""
+
+READY_MAX = 128
+"""How many of those who are ready are taken at once; the kernel gives the others next. When the turns of all wait, each
+time one does it is asked anew who is ready."""
 
 Spawn = Callable[..., Any]
 
@@ -81,6 +87,8 @@ class Readers:
         """Those who need much and are ready, or may be."""
         self._waiting: dict[int, trio.CancelScope] = {}
         """Whose turn waits."""
+        self._kept_waiting = False
+        """Whether those who need much have not had a turn in the round before."""
         self._watched: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
         self._taking_turns = False
         self._put_off: Callable[[], None] | None = None
@@ -172,15 +180,21 @@ class Readers:
         """Wait until somebody is ready, and have turns; whether this task is still the one that leads."""
         busy, holding, rounds = self._busy, self._holding, self._rounds
         if holding is not None:
-            events = await holding.wait(at_once=bool(busy))
+            events = await holding.wait(at_once=bool(busy), most=READY_MAX)
         else:
             if busy:
                 await trio.lowlevel.checkpoint()
             else:
                 await trio.lowlevel.wait_readable(epoll)
-            events = epoll.poll(0)
+            events = epoll.poll(0, READY_MAX)
         if rounds is not None:
             rounds.begin_round()
+        if self._kept_waiting:
+            those = ((number, self._readers.get(number)) for number, _ in events)
+            busy.update((number, one) for number, one in those if one is not None and not one.needs_little)
+            if busy and not await self._take_turns(scope):
+                return False
+        self._kept_waiting = True
         for number, _ in events:
             reader = self._readers.get(number)
             if reader is None:
@@ -192,6 +206,7 @@ class Readers:
                 self.neighbours.little(perf_counter())
                 if not await self._turn(number, reader, scope):
                     return False
+        self._kept_waiting = False
         if busy:
             if rounds is not None and events and self.neighbours.somebody(perf_counter()):
                 rounds.end_round()  # their records need not wait for those who need much

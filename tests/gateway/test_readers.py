@@ -89,6 +89,32 @@ async def test_who_needs_little_reads_first_and_again_after_each_who_needs_much(
         assert sorted(order) == ["little"] * 3 + ["more", "much"]
 
 
+@only_linux
+async def test_those_who_need_much_are_not_kept_by_many_who_need_little_and_whose_turns_wait() -> None:
+    order: list[str] = []
+    names = {f"little {number}": True for number in range(20)}
+    with noted(order, much=False, **names) as (much, *others):
+        for one in others:
+            one.may_go_on = trio.Event()
+        async with reading(*others, much):
+            await trio.testing.wait_all_tasks_blocked()
+        assert order.index("much") <= 2
+        assert len(order) == 21
+
+
+@only_linux
+async def test_all_of_more_than_are_taken_at_once_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.readers.READY_MAX", 3)
+    order: list[str] = []
+    names = {f"little {number}": True for number in range(20)}
+    with noted(order, much=False, **names) as those:
+        for one in those[10:]:
+            one.may_go_on = trio.Event()
+        async with reading(*those):
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(order) == len(set(order)) == 21
+
+
 async def test_a_turn_that_waits_keeps_nobody_and_is_not_read_meanwhile() -> None:
     order: list[str] = []
     with noted(order, waits=False, goes=False) as (waits, goes):
