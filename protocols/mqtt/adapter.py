@@ -170,7 +170,7 @@ class MqttAdapter:
         return self._deadline_s
 
     def handle_timer(self, now: float) -> None:
-        """Close a connection that is silent for 1.5 times its keep-alive (MQTT-3.1.2-24), or is not connected in time."""
+        """Close a connection that is silent for 1.5 times its keep-alive (MQTT-3.1.2-24) or not connected in time."""
         if self.held and self.session is not None:
             self._deadline_s = now + self._keep_alive_s if self._keep_alive_s else math.inf
         elif now >= self._deadline_s:
