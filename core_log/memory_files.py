@@ -30,7 +30,7 @@ class _Node:
 
     __slots__ = ("data", "durable", "unsynced")
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: BytesLike = b"") -> None:
         self.data = bytearray(data)
         self.durable = bytearray(data)
         self.unsynced: list[tuple[int, bytes | None]] = []
@@ -227,12 +227,20 @@ class MemoryFiles:
                 assert dice is not None
                 for change in changes[: dice.randrange(len(changes) + 1)]:
                     change(names)
-            found = MemoryFiles()
-            for path, node in names.items():
-                copy = None if node is None else _Node(node.survivor(dice))
-                found._names[path] = copy
-                found._durable[path] = copy
-            return found
+            return _found(names, lambda node: node.survivor(dice))
+
+    def kill(self) -> MemoryFiles:
+        """What is found after the process was killed at this moment: all that was written, synced or not."""
+        with self._lock:
+            return _found(self._names, lambda node: node.data)
+
+
+def _found(names: _Names, content: Callable[[_Node], BytesLike]) -> MemoryFiles:
+    """A disk with these names, all of it durable."""
+    found = MemoryFiles()
+    found._names = {path: None if node is None else _Node(content(node)) for path, node in names.items()}
+    found._durable = dict(found._names)
+    return found
 
 
 def _forget(names: _Names, path: str) -> None:

@@ -34,23 +34,7 @@ def _decode(raw: bytes) -> NeutralProperties:
 register_decoder(PROTOCOL, _decode)
 
 
-def killed(files: MemoryFiles, directory: str = "", found: MemoryFiles | None = None) -> MemoryFiles:
-    """What is found after the process was killed: everything written is still there, synced or not."""
-    found = found or MemoryFiles()
-    found.make_directory(directory)
-    for name in files.list(directory):
-        path = f"{directory}/{name}" if directory else name
-        try:
-            size = files.size(path)
-        except FileNotFoundError:
-            killed(files, path, found)
-        else:
-            file = found.open(path)
-            file.pwritev([files.open(path).pread(size, 0)], 0)
-            file.sync()
-    found.sync_directory(directory)
-    return found
-
+killed = MemoryFiles.kill
 
 PERSISTENT = Properties(PROTOCOL, b"", persistent=True)
 TRANSIENT = Properties(PROTOCOL, b"", persistent=False)

@@ -154,9 +154,10 @@ async def test_a_kill_at_any_write_leaves_all_or_nothing(what: str) -> None:
         everything = counts(running)[:4]
         if "settlements" not in what and "work" not in what:
             everything[0] += 2
-        found.append(killed(memory))
+        # A thread may still have been about to look: what a clean stop leaves is for other tests.
+        pictures = [*found, killed(memory)]
     seen = set()
-    for left in found:
+    for left in pictures:
         async with engine(left) as again:
             drained = [await again.drain(name) for name in QUEUES]
         distinct = [len(dict(messages)) for messages in drained]
@@ -191,8 +192,9 @@ async def test_what_is_settled_may_have_been_delayed_once(clock: MockClock) -> N
         await client.session.commit()
         await running.synced()
         files.hook = None
+        pictures = list(found)
     seen = set()
-    for left in found:
+    for left in pictures:
         async with engine(left) as again:
             await passing(clock, 1)
             state = (len(dict(await again.drain("b"))), sorted(dict(await again.drain("d1"))))
