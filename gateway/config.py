@@ -98,6 +98,17 @@ class Tls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How often the files are looked at; one that has changed is used from the next handshake on, as after SIGHUP."""
 
 
+class PreSharedKeysConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Doors that speak TLS by keys which both sides know beforehand, without certificates. The rest is as in `Tls`."""
+
+    doors: tuple[str, ...] = ()
+    """Names of doors that speak TLS, as in `listen`."""
+    file: str = ""
+    """The keys: `IDENTITY:KEY` a line, the key in hexadecimal. The identity is the user name of who sends none."""
+    hint: str = ""
+    """Which key to take, for clients with TLS 1.2 that have several."""
+
+
 class PeerTls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """TLS between the brokers of a cluster: all of them have it, or none has."""
 
@@ -240,6 +251,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Where everything durable lies; empty means `default_data_dir()`."""
     listen: Listen = msgspec.field(default_factory=Listen)
     tls: Tls = msgspec.field(default_factory=Tls)
+    psk: PreSharedKeysConfig = msgspec.field(default_factory=PreSharedKeysConfig)
     proxy_protocol: ProxyProtocol = msgspec.field(default_factory=ProxyProtocol)
     websocket: WebSocketConfig = msgspec.field(default_factory=WebSocketConfig)
     http: HttpConfig = msgspec.field(default_factory=HttpConfig)
@@ -288,8 +300,9 @@ def load_config(
     config.data_dir = os.path.abspath(os.path.expanduser(config.data_dir))
     for door in config.listen.__struct_fields__:
         address = parse_address(getattr(config.listen, door), setting=f"listen.{door}")
-        if door in TLS_DOORS and address is not None and not config.tls.cert:
+        if door in TLS_DOORS and address is not None and not (config.tls.cert or door in config.psk.doors):
             raise ConfigError(f"listen.{door}: needs a certificate: set tls.cert and tls.key (--tls-cert, --tls-key)")
+    check_pre_shared_keys(config.psk)
     check_proxy_protocol(config.proxy_protocol)
     if config.tls.verify == "required" and not config.tls.ca:
         raise ConfigError("tls.verify: 'required' needs tls.ca (--tls-ca)")
@@ -307,6 +320,15 @@ def load_config(
         if least > most:
             raise ConfigError(f"{low}: {least} is more than {high}, {most}")
     return config
+
+
+def check_pre_shared_keys(config: PreSharedKeysConfig) -> None:
+    """Whether doors can be what they are said to be. Raises ConfigError."""
+    for door in config.doors:
+        if door not in TLS_DOORS:
+            raise ConfigError(f"psk.doors: {door!r} is no door that speaks TLS ({', '.join(sorted(TLS_DOORS))})")
+    if config.doors and not config.file:
+        raise ConfigError("psk.file: is missing: the keys")
 
 
 def check_proxy_protocol(config: ProxyProtocol) -> None:

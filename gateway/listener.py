@@ -24,7 +24,7 @@ from gateway.connection import Connection, MakeAdapter, Shell
 from gateway.errors import PeerGone, Refused, StartError
 from gateway.proxy_header import NoProxyHeader, Proxies, take_header
 from gateway.sockets import set_up
-from gateway.tls import Certificates, HandshakeFailed, TlsLayer, handshake
+from gateway.tls import HandshakeFailed, Terms, TlsLayer, handshake
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +38,7 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener:
-    """A bound socket and the door behind it. With `certificates` its clients speak TLS, with `web` in a WebSocket, with
+    """A bound socket and the door behind it. With `terms` its clients speak TLS, with `web` in a WebSocket, with
     `proxies` a PROXY header comes before all that.
     """
 
@@ -46,7 +46,7 @@ class Listener:
         self,
         door: str,
         sock: socket.socket,
-        certificates: Certificates | None = None,
+        terms: Terms | None = None,
         web: WebSocketConfig | None = None,
         proxies: Proxies | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class Listener:
         self.refused: Callable[[str, str], None] | None = None
         """Told of the address of a client with which TLS failed, and why, instead of the log."""
         self._socket = sock
-        self._certificates = certificates
+        self._terms = terms
         self._web = web
         self._proxies = proxies
 
@@ -112,7 +112,7 @@ class Listener:
             log.warning("too many connections", door=self.door, peer=peer, connections_max=shell.limits.connections_max)
             return
         set_up(client)
-        if any(one is not None for one in (self._certificates, self._web, self._proxies, self.answer)):
+        if any(one is not None for one in (self._terms, self._web, self._proxies, self.answer)):
             scope = trio.CancelScope()
             shell.handshakes.add(scope)
             spawn(self._prepare, client, address, shell, make_adapter, scope)
@@ -143,16 +143,16 @@ class Listener:
         """Hear whose connection it is, agree on TLS, and on a WebSocket, with a client, and serve it; or answer it in
         HTTP.
         """
-        certificates, ready, secured, peer = self._certificates, False, {}, format_address(address)
+        terms, ready, secured, peer = self._terms, False, {}, format_address(address)
         try:
             with scope:
                 tls = name = dialled = None
                 if self._proxies is not None:
                     header = await take_header(client, address[0], self._proxies)
                     peer, dialled = format_address(header.source or address), header.destination
-                if certificates is not None:
-                    tls = await handshake(client, certificates.context, certificates.handshake_timeout_ms)
-                    name = tls.certificate_name(certificates.name_source)
+                if terms is not None:
+                    tls = await self._secure(client, terms)
+                    name = terms.peer_name(tls)
                 if self.answer is not None:
                     await self.answer(client, tls, peer, name)
                     return
@@ -185,6 +185,13 @@ class Listener:
             if connection is not None:
                 await connection.run()
 
+    async def _secure(self, client: socket.socket, terms: Terms) -> TlsLayer:
+        context = terms.next_context()
+        try:
+            return await handshake(client, context, terms.handshake_timeout_ms)
+        except HandshakeFailed as error:
+            raise HandshakeFailed(terms.refusal(context, str(error))) from None
+
     def close(self) -> None:
         """Stop listening; connections that were accepted live on. Who still waits to be gets an end, not a reset."""
         if self._socket.fileno() >= 0:
@@ -199,11 +206,11 @@ def open_listener(
     door: str,
     host: str,
     port: int,
-    certificates: Certificates | None = None,
+    terms: Terms | None = None,
     web: WebSocketConfig | None = None,
     proxies: Proxies | None = None,
 ) -> Listener:
-    """Bind a door to an address; for `certificates`, `web` and `proxies` see `Listener`. Raises StartError."""
+    """Bind a door to an address; for `terms`, `web` and `proxies` see `Listener`. Raises StartError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -221,7 +228,7 @@ def open_listener(
     except OSError as error:
         sock.close()
         raise cannot_listen(door, f"{host}:{port}", error) from None
-    return Listener(door, sock, certificates, web, proxies)
+    return Listener(door, sock, terms, web, proxies)
 
 
 def cannot_listen(door: str, address: str, error: OSError) -> StartError:

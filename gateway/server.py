@@ -39,7 +39,7 @@ from gateway.lock import locked_data_dir
 from gateway.outbox import Outboxes, SocketOutbox
 from gateway.proxy_header import Proxies
 from gateway.readers import Readers
-from gateway.tls import Certificates
+from gateway.tls import Certificates, Terms
 from protocols.amqp.adapter import AmqpAdapter
 from protocols.mqtt.adapter import MqttAdapter
 from protocols.native.adapter import NativeAdapter
@@ -56,20 +56,18 @@ STOPPING = "the broker is stopping"
 class Server:
     """A broker that runs in this process; made by `serve`."""
 
-    def __init__(
-        self, broker: Broker, shell: Shell, listeners: list[Listener], certificates: list[Certificates]
-    ) -> None:
+    def __init__(self, broker: Broker, shell: Shell, listeners: list[Listener], terms: list[Terms]) -> None:
         self.broker = broker
-        self.certificates = certificates
+        self._terms = terms
         self.shell = shell
         self.listeners = listeners
         self.ports = {listener.door: listener.port for listener in listeners}
         """The port of each door that is open."""
 
     def reload(self) -> None:
-        """Read again what may change while the broker runs: certificates."""
-        for certificates in self.certificates:
-            certificates.reload()
+        """Read again what may change while the broker runs: certificates and keys."""
+        for terms in self._terms:
+            terms.reload()
 
 
 @asynccontextmanager
@@ -79,8 +77,8 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
     Raises StartError, possibly in an exception group.
     """
     with ExitStack() as stack:
-        certificates = Certificates(config.tls) if _speaks_tls(config) else None
-        listeners = _open_listeners(config, stack, certificates)
+        terms = _terms(config)
+        listeners = _open_listeners(config, stack, terms)
         stack.enter_context(locked_data_dir(config.data_dir))
         async with (
             _member(config, listeners) as member,
@@ -97,14 +95,11 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
             broker.alarms.listeners[shell.publishers_blocked] = None
             shell.publishers_blocked(broker.blocked)
             nursery.start_soon(outboxes.run, broker.end_turn)
-            peer_certificates = member.certificates if member is not None else None
-            watched = [
-                (certificates, config.tls.reload_interval_ms),
-                (peer_certificates, config.peer_tls.reload_interval_ms),
-            ]
-            in_use = [(files, interval_ms) for files, interval_ms in watched if files is not None]
-            for files, interval_ms in in_use:
-                nursery.start_soon(_watch_certificates, files, interval_ms)
+            in_use: dict[Terms, int] = dict.fromkeys(terms.values(), config.tls.reload_interval_ms)
+            if member is not None and member.certificates is not None:
+                in_use[member.certificates] = config.peer_tls.reload_interval_ms
+            for watched, interval_ms in in_use.items():
+                nursery.start_soon(_watch, watched, interval_ms)
             authenticate = authenticator(broker.rights)
             _open_web_pages(listeners, broker, shell, config, authenticate)
             makers = adapter_makers(broker, config, authenticate, {one.door for one in listeners if one.answer is None})
@@ -115,7 +110,7 @@ async def serve(config: Config, *, holds: bool = False) -> AsyncIterator[Server]
                     nursery.start_soon(listener.run, shell, makers.get(listener.door), clients.start_soon)
                 open_doors = listeners if member is None else [*listeners, member.listener]
                 try:
-                    yield Server(broker, shell, open_doors, [files for files, _ in in_use])
+                    yield Server(broker, shell, open_doors, list(in_use))
                 finally:
                     if member is not None:
                         await member.step_aside()
@@ -184,17 +179,26 @@ def _say_goodbye(shell: Shell, listeners: list[Listener]) -> None:
     shell.end_turn()
 
 
-def _speaks_tls(config: Config) -> bool:
-    return any(getattr(config.listen, door) != OFF for door in TLS_DOORS)
+def _terms(config: Config) -> dict[str, Terms]:
+    """On what terms each open door with TLS speaks it. Raises StartError."""
+    doors = [door for door in TLS_DOORS if getattr(config.listen, door) != OFF]
+    terms: dict[str, Terms] = {}
+    if any(door in config.psk.doors for door in doors):
+        from gateway.pre_shared_keys import PreSharedKeys
+
+        terms = dict.fromkeys(config.psk.doors, PreSharedKeys(config.psk, config.tls))
+    if any(door not in terms for door in doors):
+        terms = dict.fromkeys(TLS_DOORS, Certificates(config.tls)) | terms
+    return terms
 
 
-async def _watch_certificates(certificates: Certificates, interval_ms: int) -> None:
+async def _watch(terms: Terms, interval_ms: int) -> None:
     while True:
         await trio.sleep(interval_ms / 1000)
-        certificates.check()
+        terms.check()
 
 
-def _open_listeners(config: Config, stack: ExitStack, certificates: Certificates | None) -> list[Listener]:
+def _open_listeners(config: Config, stack: ExitStack, terms: dict[str, Terms]) -> list[Listener]:
     listeners, proxied = [], config.proxy_protocol
     for door in config.listen.__struct_fields__:
         address = parse_address(getattr(config.listen, door), setting=f"listen.{door}")
@@ -202,7 +206,7 @@ def _open_listeners(config: Config, stack: ExitStack, certificates: Certificates
             continue
         web = config.websocket if door in WEBSOCKET_DOORS else None
         proxies = Proxies.of(proxied) if door in proxied.doors else None
-        listener = open_listener(door, *address, certificates if door in TLS_DOORS else None, web, proxies)
+        listener = open_listener(door, *address, terms.get(door), web, proxies)
         stack.callback(listener.close)
         listeners.append(listener)
     if not listeners:

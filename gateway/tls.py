@@ -168,6 +168,11 @@ class TlsLayer:
         return name_of(certificate, source) if certificate else None
 
     @property
+    def context(self) -> ssl.SSLContext:
+        """The terms of this connection."""
+        return self._object.context
+
+    @property
     def version(self) -> str:
         """Such as "TLSv1.3"."""
         return self._object.version() or ""
@@ -198,42 +203,88 @@ def _escaped(value: str) -> str:
     return text[:-1] + "\\ " if text.endswith(" ") and len(text) > 1 else text
 
 
-class Certificates:
-    """The context of new connections, made again when the files have changed."""
+class Terms:
+    """On what terms the connections of a door are secured, made again when the files that say so have changed."""
 
-    context: ssl.SSLContext
+    _what = "certificates"
 
-    def __init__(self, config: Tls, *, section: str = "tls") -> None:
+    def __init__(self, config: Tls, *, section: str) -> None:
         """Raises StartError when the files cannot be used, which names the `section` of the configuration."""
         self._config = config
         self.handshake_timeout_ms = config.handshake_timeout_ms
-        self.name_source: str = config.name
-        self._seen = self._files()
+        self._seen = self._identities()
         try:
             self._load()
         except (OSError, ValueError) as error:
-            raise StartError(f"{section}: {problem(config, error)}") from None
+            raise StartError(f"{section}: {self._problem(error)}") from None
 
     def _load(self) -> None:
-        self.context = make_context(self._config)
+        """Raises OSError (ssl.SSLError is one), ValueError, and then changes nothing."""
+        raise NotImplementedError
+
+    def _files(self) -> list[str]:
+        raise NotImplementedError
+
+    def _problem(self, error: Exception) -> str:
+        """One line for the operator about files that cannot be used."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Load the files again if they are others than before."""
-        if self._files() != self._seen:
+        if self._identities() != self._seen:
             self.reload()
 
     def reload(self) -> None:
         """Load the files again; if they cannot be used, what is there stays, and the log says why."""
-        self._seen = self._files()
+        self._seen = self._identities()
         try:
             self._load()
         except (OSError, ValueError) as error:
-            log.error("certificates not reloaded", error=problem(self._config, error))
+            log.error(f"{self._what} not reloaded", error=self._problem(error))
         else:
-            log.info("certificates reloaded", cert=self._config.cert)
+            log.info(f"{self._what} reloaded", files=self._files())
 
-    def _files(self) -> list[tuple[int, int, int] | None]:
-        return [_identity(path) for path in (self._config.cert, self._config.key, self._config.ca) if path]
+    def _identities(self) -> list[tuple[int, int, int] | None]:
+        return [_identity(path) for path in self._files()]
+
+    def next_context(self) -> ssl.SSLContext:
+        """For the next connection."""
+        raise NotImplementedError
+
+    def peer_name(self, tls: TlsLayer) -> str | None:
+        """The user as whom the peer may log in, now that the handshake is complete; None for nobody."""
+        raise NotImplementedError
+
+    def refusal(self, context: ssl.SSLContext, reason: str) -> str:
+        """Why a handshake failed, where OpenSSL says only `reason`."""
+        return reason
+
+
+class Certificates(Terms):
+    """This side shows a certificate, and verifies those of clients."""
+
+    context: ssl.SSLContext
+
+    def __init__(self, config: Tls, *, section: str = "tls") -> None:
+        """See `Terms`."""
+        super().__init__(config, section=section)
+
+    def _load(self) -> None:
+        self.context = make_context(self._config)
+
+    def _files(self) -> list[str]:
+        return [path for path in (self._config.cert, self._config.key, self._config.ca) if path]
+
+    def _problem(self, error: Exception) -> str:
+        return problem(self._config, error)
+
+    def next_context(self) -> ssl.SSLContext:
+        """That of all connections, until the files change."""
+        return self.context
+
+    def peer_name(self, tls: TlsLayer) -> str | None:
+        """What a verified certificate calls the peer."""
+        return tls.certificate_name(self._config.name)
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:
@@ -251,14 +302,19 @@ def make_context(config: Tls, *, protocol: int = ssl.PROTOCOL_TLS_SERVER) -> ssl
     Raises OSError (ssl.SSLError is one), ValueError.
     """
     context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3 if config.version_min == "1.3" else ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    restrict(context, config)
     # Without a function OpenSSL would ask the terminal.
     context.load_cert_chain(config.cert, config.key or None, password=lambda: config.key_password)
     if config.ca and config.verify != "none":
         context.load_verify_locations(config.ca)
         context.verify_mode = ssl.CERT_REQUIRED if config.verify == "required" else ssl.CERT_OPTIONAL
     return context
+
+
+def restrict(context: ssl.SSLContext, config: Tls) -> None:
+    """Allow what is allowed on any terms: rule 2."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_3 if config.version_min == "1.3" else ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
 
 
 def problem(config: Tls, error: Exception) -> str:
