@@ -86,6 +86,13 @@ def tls(port: int) -> str:
     return found
 
 
+def connect(port: int) -> str:
+    """Kafka Connect and MirrorMaker, at brokers of their own that are killed meanwhile."""
+    with tempfile.TemporaryDirectory() as directory:
+        found: str = part("with_connect").run(Path(directory))
+        return found
+
+
 def java(port: int) -> str:
     """Kafka's own tools, and Kafka Streams."""
     return of_java(port, VERSION)
@@ -106,9 +113,9 @@ def of_java(port: int, version: str) -> str:
 PARTS: dict[str, Callable[[int], str]] = {
     "confluent": confluent, "confluent-consumer": confluent_consumer, "kafka-python": kafka_python,
     "aiokafka": aiokafka, "kcat": kcat, "kafkajs": kafkajs, "tls": tls,
-    "java": java, "java-older": java_older,
+    "java": java, "java-older": java_older, "connect": connect,
 }  # fmt: skip
-OF_MILLRACE_ONLY = ("tls",)
+OF_MILLRACE_ONLY = ("tls", "connect")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ OLDER_VERSION = "3.9.1"
 LOG4J_VERSION = "2.25.4"
 KAFKA_JARS = ("kafka_2.13", "kafka-tools")
 STREAMS_JARS = ("kafka-streams-examples",)
+CONNECT_JARS = ("connect-runtime", "connect-file", "connect-json", "connect-mirror")
 LOG4J_JARS = ("log4j-slf4j-impl", "log4j-1.2-api")
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>millrace</groupId><artifactId>conformance</artifactId><version>1</version><packaging>pom</packaging>
@@ -38,12 +39,12 @@ OPTIONS = ("-Xmx256M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.aw
 class Java:
     """Starts classes; `directory` is where all that belongs to it lies."""
 
-    def __init__(self, directory: Path, version: str) -> None:
-        """Raises Missing without Java, Maven or a way to the jars."""
+    def __init__(self, directory: Path, version: str, more: Sequence[str] = ()) -> None:
+        """With `more` jars of Kafka's. Raises Missing without Java, Maven or a way to the jars."""
         require("java", "mvn")
         self.directory, self.version = directory, version
         jars = [
-            *(("org.apache.kafka", name, version) for name in KAFKA_JARS),
+            *(("org.apache.kafka", name, version) for name in (*KAFKA_JARS, *more)),
             *(("org.apache.kafka", name, version) for name in STREAMS_JARS if version == VERSION),
             *(("org.apache.logging.log4j", name, LOG4J_VERSION) for name in LOG4J_JARS),
         ]
