@@ -18,6 +18,7 @@ _SETTINGS = {
 }
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 _SENTENCE = re.compile(r"^[\w.]*\b(?:OptionError|DataLoss|JobError|\w+Error|UnknownTopic|ConnectionLost): (.+)$", re.M)
+_OF_JAVA = re.compile(r"^: [\w.$]+: (.+)$", re.M)
 
 
 class JobError(RuntimeError):
@@ -25,8 +26,12 @@ class JobError(RuntimeError):
 
 
 def session(name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None) -> Any:
-    """The session that is there (as under `spark-submit`), else a new one on `master`. Raises `JavaNotFound`."""
+    """The session that is there (as under `spark-submit`), else a new one on `master`. Raises `JavaNotFound`,
+    and JobError if Spark does not start.
+    """
     ensure_java()
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
@@ -38,10 +43,14 @@ def session(name: str, *, master: str | None = None, settings: Mapping[str, str]
             chosen |= _LOCAL
     for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, Py4JError) as error:  # what Java wrote about it has been seen
+        where = f"with master {master}" if master is not None else "as it is set up"
+        raise JobError(f"Spark does not start {where}: {sentence_of(error)}") from None
 
 
 def sentence_of(error: BaseException) -> str:
-    """What a user can act on, out of Spark's report of an error in a Python process."""
-    found = _SENTENCE.findall(str(error))
+    """What a user can act on, out of Spark's report of an error in a Python process, or in Java."""
+    found = _SENTENCE.findall(str(error)) or _OF_JAVA.findall(str(error))
     return str(found[-1]) if found else str(error).partition("\n")[0]

@@ -202,3 +202,22 @@ def test_the_commands_say_what_is_wrong(
     done = CliRunner().invoke(main, ["spark", *given, "--server", server], catch_exceptions=False)
     assert done.exit_code in (1, 2)
     assert sentence in done.stderr
+
+
+def test_a_spark_that_does_not_start_is_a_line(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "spark",
+        "export",
+        str(tmp_path),
+        "--topic",
+        "t",
+        "--master",
+        "local[x]",
+    ]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "millrace: Spark does not start with master local[x]: Could not parse Master URL: 'local[x]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -22,6 +22,7 @@ from tests.spark_bridge.spark_examples import (  # noqa: F401
 )
 from tests.spark_bridge.spark_jobs import (  # noqa: F401
     test_a_replay_that_is_done_again_writes_nothing_twice,
+    test_a_spark_that_does_not_start_is_a_line,
     test_an_export_takes_what_came_since_the_last_one,
     test_an_export_that_is_killed_is_gone_on_with,
     test_queues_and_filters_are_exported,
