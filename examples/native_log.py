@@ -9,7 +9,8 @@ from millrace import BlockingClient, BlockingConsumer, BlockingProducer
 
 server = f"127.0.0.1:{sys.argv[1] if len(sys.argv) > 1 else 9094}"
 with BlockingClient(server) as client:
-    client.create_topic("example-orders", partitions=3)
+    if "example-orders" not in client.metadata():
+        client.create_topic("example-orders", partitions=3)
 
 with BlockingProducer(server) as producer:  # at the end of the block all records are on disk
     for step in ("ordered", "paid", "shipped"):

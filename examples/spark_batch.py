@@ -16,7 +16,8 @@ from pyspark_millrace import ensure_java
 def fill(mqtt_port: int, server: str) -> None:
     """Make a topic that takes everything published under `climate/`, and publish."""
     with BlockingClient(server) as client:
-        client.create_topic("climate", partitions=2)
+        if "climate" not in client.metadata():
+            client.create_topic("climate", partitions=2)
         client.bind_topic("climate", "amq.topic", "climate.#")
     readings = [("kitchen", "20.0"), ("kitchen", "22.0"), ("attic", "11.0"), ("attic", "12.0")]
     messages = [{"topic": f"climate/{room}", "payload": degrees, "qos": 1} for room, degrees in readings]

@@ -23,14 +23,15 @@ def fill(amqp_port: int, server: str) -> None:
     ):
         channel = connection.channel()
         channel.exchange_declare("refused", "fanout", durable=True)
-        client.create_topic("dead-letters", partitions=1)
+        if "dead-letters" not in client.metadata():
+            client.create_topic("dead-letters", partitions=1)
         client.bind_topic("dead-letters", "refused", "#")
-        channel.queue_declare("orders", durable=True, arguments={"x-dead-letter-exchange": "refused"})
+        channel.queue_declare("example-orders", durable=True, arguments={"x-dead-letter-exchange": "refused"})
         channel.confirm_delivery()
         for number in range(9):
             body = b'{"order":"%d","country":"?"}' % number
-            channel.basic_publish("", "orders", body, pika.BasicProperties(delivery_mode=2))
-        for method, _, _ in channel.consume("orders"):
+            channel.basic_publish("", "example-orders", body, pika.BasicProperties(delivery_mode=2))
+        for method, _, _ in channel.consume("example-orders"):
             if method.delivery_tag % 3:
                 channel.basic_ack(method.delivery_tag)
             else:

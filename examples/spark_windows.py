@@ -91,8 +91,10 @@ if __name__ == "__main__":
 
     address = f"127.0.0.1:{sys.argv[1] if len(sys.argv) > 1 else 9094}"
     with BlockingClient(address) as client:
-        client.create_topic("readings", partitions=2)
-        client.create_topic("minutes", partitions=1)
+        if "readings" not in client.metadata():
+            client.create_topic("readings", partitions=2)
+        if "minutes" not in client.metadata():
+            client.create_topic("minutes", partitions=1)
     ensure_java()
     session = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "2").getOrCreate()
     with tempfile.TemporaryDirectory() as directory:

@@ -39,7 +39,8 @@ def test_mqtt_device(shared_broker: BrokerProcess) -> None:
     assert run("mqtt_device", shared_broker.mqtt_port) == said
 
 
-def test_native_log(shared_broker: BrokerProcess) -> None:
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_native_log(shared_broker: BrokerProcess, time: str) -> None:
     lines = run("native_log", shared_broker.native_port)
     assert len(lines) == 18
     for group in ("billing", "statistics"):

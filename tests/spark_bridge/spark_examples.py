@@ -56,21 +56,21 @@ def test_dead_letters_of_all_doors_are_a_table_and_go_back(spark: Any, tmp_path:
             (expired,) = client.fetch("dead-letters", 0, 3, max_wait_ms=10_000).batches  # the device's lives a second
             assert len(list(iterate_records(expired))) == 1
         assert spark_dead_letters.by_origin(spark, server) == [
-            ("events", "fetches", 1), ("orders", "rejected", 3), ("readings", "expired", 1),
+            ("events", "fetches", 1), ("example-orders", "rejected", 3), ("readings", "expired", 1),
         ]  # fmt: skip
         back = partial(spark_dead_letters.send_back, spark, server, str(tmp_path / "checkpoint"))
         back("reason != 'maxlen'")
         mended = [b'{"order":"%d","country":"DE"}' % number for number in (2, 5, 8)]
-        assert refused(broker, "orders") == [(body, "1") for body in mended]
+        assert refused(broker, "example-orders") == [(body, "1") for body in mended]
         assert refused(broker, "readings") == [(b"21.5", "1")]
         with BlockingClient(server) as client:
             batches = [one for one in client.fetch("events", 0, 3).batches if not parse_header(one).is_control]
         (record,) = iterate_records(batches[0])
         assert (len(batches), record.value, record.headers) == (1, b"poison", [("x-times-back", b"1")])
         back("reason = 'rejected'", times_max=2)
-        assert refused(broker, "orders") == [(body, "2") for body in mended]
+        assert refused(broker, "example-orders") == [(body, "2") for body in mended]
         back("reason = 'rejected'", times_max=2)
-        assert refused(broker, "orders") == []
+        assert refused(broker, "example-orders") == []
 
 
 def refused(broker: BrokerProcess, queue: str) -> list[tuple[bytes, str]]:
