@@ -1,8 +1,8 @@
 """TLS by keys that both sides know beforehand instead of certificates (RFC 4279; RFC 8446, section 2.2): for devices
 that cannot verify a certificate, or have no room for one.
 
-1. A door has keys or certificates. Who has no key that is in the file gets no connection, and everybody knows for sure
-   who the other is: the identity of the key is the name that a client's certificate would have.
+1. A door has keys or certificates. Who has no key that is in the file gets no connection; the identity of the key is
+   the name that a client's certificate would have.
 2. Each connection has a context of its own, for it is the context that is asked for a key. Nothing of a connection is
    resumed by another: that one would never say whose key it is, and a handshake without certificates is cheap.
 3. The file is Mosquitto's `psk_file`: `IDENTITY:KEY` a line, the key in hexadecimal. It is read as a whole and replaced
