@@ -21,6 +21,10 @@ ExchangeKind = Callable[[str, str], str | None]
 """Virtual host and name of an exchange -> its type, if it is there."""
 
 REMEMBERED_MAX = 4096
+_LEVELS_AS_WORDS = str.maketrans("/.", "./")
+"""How a name is written in a key that is part of an MQTT topic."""
+_MQTT_WILDCARDS = frozenset("+#")
+_NOTHING = "^$"
 DEFAULT_EXCHANGE = "amq.default"
 
 
@@ -50,13 +54,18 @@ class Grants:
         "vhost",
     )  # fmt: skip
 
-    def __init__(self, user: str, vhost: str, kind_of: ExchangeKind, variables: Mapping[str, str]) -> None:
+    def __init__(self, user: str, vhost: str, kind_of: ExchangeKind, client_id: str | None) -> None:
         self.user = user
         self.vhost = vhost
         self.publishable: set[str] = set()
         """Exchanges that may be published to with any key."""
         self._kind_of = kind_of
-        self._variables = {"username": user, "vhost": vhost, **variables}
+        self._variables: dict[str, str | None] = {"username": user, "vhost": vhost}
+        if client_id is not None:
+            self._variables["client_id"] = client_id.translate(_LEVELS_AS_WORDS)
+            for variable, value in self._variables.items():
+                if value and not _MQTT_WILDCARDS.isdisjoint(value):
+                    self._variables[variable] = None
         self._permission: Permission | None = None
         self._topics: Mapping[str, TopicPermission] = {}
         self._rules: dict[tuple[str, bool], NameRule] = {}
@@ -120,13 +129,15 @@ class Grants:
             self.publishable.clear()
         self.publishable.add(exchange)
 
-    def _matches(self, expression: str, name: str, variables: Mapping[str, str]) -> bool:
+    def _matches(self, expression: str, name: str, variables: Mapping[str, str | None]) -> bool:
         key = (expression, bool(variables))
         rule = self._rules.get(key)
         if rule is None:
             for variable, value in variables.items():
-                expression = expression.replace("{" + variable + "}", re.escape(value))
-            rule = self._rules[key] = kept_rule(expression or "^$")
+                mention = "{" + variable + "}"
+                if mention in expression:
+                    expression = _NOTHING if value is None else expression.replace(mention, re.escape(value))
+            rule = self._rules[key] = kept_rule(expression or _NOTHING)
         return rule.matches(name)
 
     def _remember(self, key: tuple[str, ...], found: bool) -> None:

@@ -88,8 +88,8 @@ class Rights(Users):
     def grants(self, name: str, vhost: str = "/", *, client_id: str | None = None) -> Grants:
         """What a user may do in a virtual host; keep it as long as you act for the user.
 
-        `client_id` stands for "{client_id}" in topic permissions. Raises NotAllowed when the user has no permission in
-        the virtual host at all, or there is no such virtual host.
+        `client_id` is that of an MQTT client, and stands for "{client_id}" in topic permissions. Raises NotAllowed when
+        the user has no permission in the virtual host at all, or there is no such virtual host.
         """
         if vhost not in self._vhosts:
             raise NotAllowed(f"vhost {vhost} not found")
@@ -100,7 +100,7 @@ class Rights(Users):
             found = self._shared.get((vhost, name))
             if found is not None:
                 return found
-        grants = Grants(name, vhost, self._kind_of, {} if client_id is None else {"client_id": client_id})
+        grants = Grants(name, vhost, self._kind_of, client_id)
         grants.set_rules(permission, self._topics.get((vhost, name), {}))
         self._all_grants.add(grants)
         if client_id is None:

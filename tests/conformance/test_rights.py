@@ -150,9 +150,11 @@ def test_changes_and_deletion_count_at_once(broker: BrokerProcess) -> None:
 # --- MQTT --------------------------------------------------------------------------------
 
 
-def mqtt(broker: BrokerProcess, user: str = "ada", password: str = "x") -> tuple[paho.Client, dict[str, Any]]:
+def mqtt(
+    broker: BrokerProcess, user: str = "ada", password: str = "x", client_id: str = ""
+) -> tuple[paho.Client, dict[str, Any]]:
     """A client that has heard the answer to its CONNECT, and what happened to it."""
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2, reconnect_on_failure=False)
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id, reconnect_on_failure=False)
     client.username_pw_set(user, password)
     found: dict[str, Any] = {
         "connected": threading.Event(),
@@ -200,6 +202,23 @@ def test_mqtt_without_permission_is_not_authorized(broker: BrokerProcess) -> Non
             assert found["code"] == 0x87, "paho's word for return code 5"
         finally:
             client.administer("users.delete", name="mia")
+
+
+def test_a_client_gets_at_no_others_topics_by_what_it_calls_itself(broker: BrokerProcess) -> None:
+    own = {"write": r"^{client_id}\.", "read": r"^{client_id}\."}
+    with administrator(broker) as client:
+        client.administer("users.add", name="dev", password="x")
+        client.administer("permissions.set", vhost="/", name="dev", configure="", write="^amq.topic", read="^amq.topic")
+        client.administer("topic-permissions.set", vhost="/", name="dev", exchange="amq.topic", **own)
+        try:
+            for client_id, granted in (("+", 0x80), ("sensor.7", 1)):
+                device, found = mqtt(broker, "dev", client_id=client_id)
+                device.subscribe(f"{client_id}/#", 1)
+                assert found["subscribed"].wait(10)
+                device.loop_stop()
+                assert found["codes"] == [granted], client_id
+        finally:
+            client.administer("users.delete", name="dev")
 
 
 # --- native ------------------------------------------------------------------------------

@@ -181,14 +181,31 @@ async def test_keys_of_topic_exchanges() -> None:
             "access to topic 'bob.1' in exchange 'amq.topic' in vhost '/' refused for user 'ada'"
         )
         grants.require_publish("amq.direct", ["any"])  # keys of other exchanges are not limited
-        grants.require_keys("read", "amq.topic", ["dev.7"])
+        grants.require_keys("read", "amq.topic", ["dev/7"])  # the topic dev.7
+        for key in ("dev.7", "devx7"):
+            with pytest.raises(AccessRefused):
+                grants.require_keys("read", "amq.topic", [key])
         with pytest.raises(AccessRefused):
-            grants.require_keys("read", "amq.topic", ["devx7"])
-        with pytest.raises(AccessRefused):
-            rights.grants("ada").require_keys("read", "amq.topic", ["dev.7"])
+            rights.grants("ada").require_keys("read", "amq.topic", ["dev/7"])
         await rights.clear_topic_permissions("/", "ada", "amq.topic")
         grants.require_publish("amq.topic", ["bob.1"])
         assert [row[2] for row in rights.topic_permissions()] == ["amq.direct"]
+
+
+@pytest.mark.parametrize("name", ["+", "#", "+/+", "dev#"])
+async def test_a_client_that_is_called_by_a_wildcard_has_no_rights_by_its_name(name: str) -> None:
+    async with open_rights() as rights:
+        await rights.add_user(name, b"x")
+        await rights.set_permission("/", name, EVERYTHING)
+        limited = TopicPermission(r"^{client_id}\.|^news\.", r"^{username}\.|^news\.")
+        await rights.set_topic_permission("/", name, "amq.topic", limited)
+        key = name.replace("/", ".") + ".temp"
+        client = rights.grants(name, client_id=name)
+        assert not client.allows_key("write", "amq.topic", key)
+        assert not client.allows_key("read", "amq.topic", key)
+        assert not client.allows_key("read", "amq.topic", "news.today"), "nothing by a rule that mentions it"
+        assert rights.grants(name, client_id="dev").allows_key("write", "amq.topic", "news.today")
+        assert rights.grants(name).allows_key("read", "amq.topic", f"{name}.temp"), "a word like any other in AMQP"
 
 
 # --- what cannot be, and what stays ------------------------------------------------------
